@@ -1,0 +1,1 @@
+"""Penstock: credit-based flow control for vLLM fleets. The public package."""

@@ -1,0 +1,1 @@
+"""The services: queue, scheduler and worker, and what they share."""

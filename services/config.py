@@ -1,0 +1,120 @@
+"""Settings shared by the services: where to listen, what to log, which channels exist.
+
+Every setting has three sources; the first that names it wins: command line,
+environment (`PENSTOCK_…`), default. Names not listed here are refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
+"""`HOST:PORT`; the host may be empty or a bracketed IPv6 address."""
+
+DEFAULT_QUEUE_ADDRESS = "127.0.0.1:7410"
+DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:7420"
+
+EX_CONFIG = 78
+"""Exit status of a service that was configured wrongly (sysexits.h)."""
+
+
+class ChannelSettings(BaseModel):
+    """One virtual channel: its weight, its guaranteed share and its ceiling."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    weight: float = Field(1.0, gt=0, description="Relative share of blocks when every channel has work.")
+    guaranteed_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of a worker's blocks nobody else may hold while this channel has work.",
+    )
+    ceiling_share: float = Field(1.0, gt=0, le=1, description="Most of a worker's blocks this channel may hold.")
+
+
+def default_channels() -> dict[str, ChannelSettings]:
+    """Return the channels of an unconfigured fleet: people first, files behind."""
+    return {
+        "interactive": ChannelSettings(weight=4.0, guaranteed_share=0.1),
+        "batch": ChannelSettings(weight=1.0),
+    }
+
+
+def check_channels(channels: dict[str, ChannelSettings]) -> dict[str, ChannelSettings]:
+    """Return `channels`; raises ValueError if there are none or the guarantees exceed the whole."""
+    if not channels:
+        raise ValueError("at least one channel is needed")
+    total = sum(channel.guaranteed_share for channel in channels.values())
+    if total > 1 + 1e-9:
+        raise ValueError(f"guaranteed_share adds up to {total:.3f}; at most 1 can be guaranteed")
+    for name, channel in channels.items():
+        if channel.ceiling_share < channel.guaranteed_share:
+            raise ValueError(f"channel {name!r}: ceiling_share is below guaranteed_share")
+    return channels
+
+
+class ServiceSettings(BaseSettings):
+    """What every service can be told."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=False,
+        nested_model_default_partial_update=False,
+    )
+
+    metrics_listen: str = Field(
+        "",
+        description="HOST:PORT of the Prometheus endpoint; empty means no endpoint.",
+        pattern=rf"{LISTEN_PATTERN}|^$",
+    )
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Least severity that is logged.")
+    shutdown_grace_s: float = Field(
+        20.0, gt=0, description="Seconds between SIGTERM and the end of what has not finished."
+    )
+
+
+class ChannelledSettings(ServiceSettings):
+    """Settings of a service that knows the virtual channels."""
+
+    channels: dict[str, ChannelSettings] = Field(
+        default_factory=default_channels,
+        validation_alias="PENSTOCK_CHANNELS",
+        description='Channels as JSON: {"name": {"weight": 1, "guaranteed_share": 0, "ceiling_share": 1}}.',
+    )
+
+    @field_validator("channels")
+    @classmethod
+    def _channels_fit(cls, value: dict[str, ChannelSettings]) -> dict[str, ChannelSettings]:
+        return check_channels(value)
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def load_settings(kind: type[S], program: str, arguments: list[str] | None = None) -> S:
+    """Read settings of `kind` from command line and environment.
+
+    Prints one line per wrong setting and raises SystemExit(78) if any is wrong.
+    """
+    try:
+        return CliApp.run(kind, cli_args=sys.argv[1:] if arguments is None else arguments)
+    except ValidationError as error:
+        for problem in error.errors():
+            where = ".".join(str(part) for part in problem["loc"]) or "settings"
+            print(f"{program}: {where}: {problem['msg']} (got {shown(problem.get('input'))})", file=sys.stderr)
+    except SettingsError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+    raise SystemExit(EX_CONFIG)
+
+
+def shown(value: Any) -> str:
+    """Return `value` for an error line, cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

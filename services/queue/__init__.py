@@ -1,0 +1,1 @@
+"""The durable request queue service."""

@@ -1,0 +1,1 @@
+"""The pure core of the queue: lifecycle table and state machine."""

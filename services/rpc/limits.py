@@ -1,0 +1,54 @@
+"""Limits of every stream and the reason for each number."""
+
+from __future__ import annotations
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""One gRPC frame. A 1M-token prompt as text is about 4 MiB, as token ids about 5 MiB; this leaves room for both."""
+
+MAX_REQUEST_BYTES = 12 * 1024 * 1024
+"""One encoded request; below MAX_MESSAGE_BYTES so that a delivered request fits a frame with its lease."""
+
+MAX_FRAME_MESSAGES = 512
+"""Messages in one frame: past a few hundred the cost per frame no longer shows beside the cost per message."""
+
+TARGET_FRAME_BYTES = 1024 * 1024
+"""A frame is closed once it holds this much, so that frames of large prompts stay far below MAX_MESSAGE_BYTES."""
+
+MAX_METADATA_BYTES = 16 * 1024
+"""Request headers; a W3C trace context and a few tenant headers take well under 1 KiB."""
+
+KEEPALIVE_TIME_MS = 20_000
+"""Idle streams are probed this often, so that a vanished host is noticed without a TCP timeout of minutes."""
+
+KEEPALIVE_TIMEOUT_MS = 10_000
+"""A probe unanswered for this long closes the connection."""
+
+BACKOFF_FIRST_S = 0.05
+"""First pause before a reconnect: a restarted service is back within a fraction of a second."""
+
+BACKOFF_MOST_S = 2.0
+"""Longest pause between reconnects: bounds how long a returned peer stays unnoticed."""
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Reconnect pauses of the channel itself; without these gRPC waits up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
+    ("grpc.min_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(BACKOFF_MOST_S * 1000)),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),
+    # Two servers on one port would share clients at random; the second must fail to start.
+    ("grpc.so_reuseport", 0),
+]

@@ -1,0 +1,98 @@
+"""A gRPC server as every service starts it: limits, health, reflection, clear bind errors."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.rpc.limits import SERVER_OPTIONS
+
+EX_UNAVAILABLE = 69
+"""Exit status of a service that cannot get its port or its data (sysexits.h)."""
+
+
+@dataclass
+class Server:
+    """A bound server with its health servicer; the port is the real one if 0 was asked for."""
+
+    grpc_server: grpc.aio.Server
+    port: int
+    service_names: Sequence[str]
+    _health: health.aio.HealthServicer = field(repr=False)
+
+    async def start(self) -> None:
+        """Serve, and report every service as SERVING."""
+        await self.grpc_server.start()
+        for name in ("", *self.service_names):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Report NOT_SERVING, then end open calls after `grace_s` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc_server.stop(grace_s)
+
+
+def bind(
+    listen: str,
+    service_names: Sequence[str],
+    add: Callable[[grpc.aio.Server], None],
+) -> Server:
+    """Make a server on `listen` ("HOST:PORT"); `add` registers the servicers.
+
+    Prints the reason and raises SystemExit(69) if the port cannot be had.
+    """
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add(server)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    address = listen if not listen.startswith(":") else f"0.0.0.0{listen}"
+    try:
+        _probe(address)
+        port = server.add_insecure_port(address)
+    except (OSError, RuntimeError) as error:
+        print(f"cannot listen on {listen}: {_reason(error)}", file=sys.stderr)
+        raise SystemExit(EX_UNAVAILABLE) from None
+    return Server(server, port, service_names, health_servicer)
+
+
+def _probe(address: str) -> None:
+    """Bind and release the port, because gRPC's own bind error does not say why it failed."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, int(port)))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        in_use = error.errno == 98
+        return "the port is in use by another process" if in_use else error.strerror
+    return str(error)
+
+
+def stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def request_stop() -> None:
+        if stop.is_set():
+            loop.remove_signal_handler(signal.SIGTERM)
+            loop.remove_signal_handler(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, request_stop)
+    return stop

@@ -1,0 +1,155 @@
+"""Traces, metrics and logs as every service sets them up.
+
+Traces go out over OTLP when the standard environment variables name an
+endpoint, else they cost one attribute check. W3C trace context travels in the
+messages themselves (`traceparent`), because one request crosses processes and
+restarts that no call stack spans.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import prometheus_client
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+Attribute: TypeAlias = str | bool | int | float | Sequence[str]
+
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+LATENCY_BUCKETS_S = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    30,
+    60,
+    300,
+    1800,
+    7200,
+)
+"""Edges in seconds: from one decode step of a small model to two hours in a long batch's line."""
+
+_propagator = TraceContextTextMapPropagator()
+
+
+class Telemetry:
+    """Spans of one service. With no endpoint configured every method is a cheap no-op."""
+
+    def __init__(self, provider: TracerProvider | None) -> None:
+        """Export through `provider`, or nothing if it is None."""
+        self._provider = provider
+        self._tracer = provider.get_tracer("penstock") if provider else None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether spans are exported."""
+        return self._tracer is not None
+
+    def start(
+        self,
+        name: str,
+        parent: str,
+        start_ns: int,
+        attributes: Mapping[str, Attribute] | None = None,
+        kind: trace.SpanKind = trace.SpanKind.INTERNAL,
+    ) -> trace.Span:
+        """Start a span at Unix time `start_ns`, child of the traceparent `parent` (a new trace if empty)."""
+        if self._tracer is None:
+            return trace.INVALID_SPAN
+        return self._tracer.start_span(
+            name, context=parent_context(parent), start_time=start_ns, attributes=attributes, kind=kind
+        )
+
+    def record(
+        self,
+        name: str,
+        parent: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, Attribute] | None = None,
+        error: str = "",
+    ) -> str:
+        """Export a span that is already over; return its traceparent (or `parent` when disabled)."""
+        if self._tracer is None:
+            return parent
+        span = self.start(name, parent, start_ns, attributes)
+        if error:
+            span.set_status(trace.StatusCode.ERROR, error)
+        span.end(end_time=max(start_ns, end_ns))
+        return traceparent_of(span) or parent
+
+    def close(self) -> None:
+        """Export what is buffered and stop."""
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+def parent_context(traceparent: str, tracestate: str = "") -> otel_context.Context:
+    """Return the context of a W3C traceparent; an empty one if it is empty or malformed."""
+    carrier = {"traceparent": traceparent}
+    if tracestate:
+        carrier["tracestate"] = tracestate
+    return _propagator.extract(carrier, context=otel_context.Context())
+
+
+def traceparent_of(span: trace.Span) -> str:
+    """Return the W3C traceparent of `span`, empty if it has none."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, trace.set_span_in_context(span, otel_context.Context()))
+    return carrier.get("traceparent", "")
+
+
+def start_telemetry(service: str, instance: str = "") -> Telemetry:
+    """Set up traces for `service` from the standard OTEL_… environment variables."""
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if disabled or not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
+        return Telemetry(None)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    attributes = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or f"penstock-{service}"}
+    if instance:
+        attributes["service.instance.id"] = instance
+    provider = TracerProvider(resource=Resource.create(attributes))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Telemetry(provider)
+
+
+def start_metrics(listen: str) -> None:
+    """Serve Prometheus metrics on "HOST:PORT"; nothing if empty. Raises SystemExit if the port cannot be had."""
+    if not listen:
+        return
+    host, _, port = listen.rpartition(":")
+    try:
+        prometheus_client.start_http_server(int(port), addr=host or "0.0.0.0")
+    except OSError as error:
+        print(f"cannot serve metrics on {listen}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(69) from None
+
+
+def start_logging(level: str) -> None:
+    """Log to stderr, one line a record, at `level` and above."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        force=True,
+    )
