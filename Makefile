@@ -1,0 +1,74 @@
+# Everything a newcomer needs: `make run`, `make test`. `make help` lists the rest.
+# Each target sets up what it needs; a second call finds it done.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+BUF_VERSION := 1.75.0
+BUF    := .buf/node_modules/.bin/buf
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+# Work that the run and the benchmarks leave behind; `make clean` removes it.
+RUN_DIR ?= .run
+INPUT   ?= examples/requests.jsonl
+OUTPUT  ?= $(RUN_DIR)/results.jsonl
+
+READY := $(VENV)/.ready-$(shell cat requirements/*.txt pyproject.toml tools/install_cpu.sh 2>/dev/null | cksum | cut -d' ' -f1)
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(READY) ## Make the virtual environment with everything in it (vLLM's CPU build included)
+
+$(READY):
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh tools/install_cpu.sh
+	@rm -f $(VENV)/.ready-* && touch $@
+
+.PHONY: run
+run: $(READY) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUTPUT, stop them
+	@$(BIN)/penstock run-batch --up --data-dir $(RUN_DIR) -i $(INPUT) -o $(OUTPUT)
+
+.PHONY: test
+test: $(READY) ## Run the tests
+	@$(BIN)/python -m pytest -q
+
+.PHONY: check
+check: lint types protos-check test ## Lint, types, proto drift, tests
+
+.PHONY: lint
+lint: $(READY) $(BUF) ## ruff and buf
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BUF) lint
+
+.PHONY: types
+types: $(READY) ## mypy, strict
+	@$(BIN)/mypy penstock services tools benchmarks tests examples
+
+.PHONY: protos
+protos: $(READY) ## Generate the wire modules from protos/
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/generate_protos.py
+
+.PHONY: protos-check
+protos-check: $(READY) ## Fail if the wire modules are out of date
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/generate_protos.py --check
+
+.PHONY: format
+format: $(READY) ## Format the code
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+$(BUF):
+	@command -v npm >/dev/null || { echo "buf lint needs npm (Node.js 18 or newer) to install buf $(BUF_VERSION)"; exit 1; }
+	@npm install --silent --no-save --prefix .buf @bufbuild/buf@$(BUF_VERSION) >/dev/null
+
+.PHONY: clean
+clean: ## Remove the queue's data, results and caches, keep the virtual environment
+	@rm -rf $(RUN_DIR) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: distclean
+distclean: clean ## Remove the virtual environment as well
+	@rm -rf $(VENV) .buf

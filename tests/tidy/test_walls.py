@@ -1,0 +1,75 @@
+"""The walls between the modules: who may import what."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted([*ROOT.glob("services/**/*.py"), *ROOT.glob("penstock/**/*.py")])
+CORES = sorted(ROOT.glob("services/*/core/*.py"))
+
+IMPURE = {"time", "random", "asyncio", "threading", "socket", "os", "io", "pathlib", "subprocess", "datetime",
+          "secrets", "uuid", "logging", "tempfile", "signal"}  # fmt: skip
+"""Standard modules through which a clock, chance or the outside world could enter a core."""
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the dotted names a file imports, relative ones resolved."""
+    package = list(path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def name(path: Path) -> str:
+    """Return the path as shown in a test's name."""
+    return str(path.relative_to(ROOT))
+
+
+def test_there_are_cores_to_check() -> None:
+    assert {path.parent.parent.name for path in CORES} >= {"queue", "scheduler", "worker"}
+
+
+@pytest.mark.parametrize("path", CORES, ids=name)
+def test_a_core_knows_only_the_standard_library_and_its_own_core(path: Path) -> None:
+    own = ".".join(path.relative_to(ROOT).parent.parts)
+    for module in imports(path):
+        top = module.split(".")[0]
+        assert top not in IMPURE, f"{name(path)} imports {module}"
+        assert top in sys.stdlib_module_names or module == own or module.startswith(own + "."), (
+            f"{name(path)} imports {module}"
+        )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_vllm_and_torch_are_imported_in_one_module_alone(path: Path) -> None:
+    if name(path) == "services/worker/vllm_engine.py" or name(path).startswith("services/worker/vllm"):
+        return
+    heavy = {module for module in imports(path) if module.split(".")[0] in {"vllm", "torch"}}
+    assert not heavy, f"{name(path)} imports {heavy}"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if name(p).startswith("penstock/")], ids=name)
+def test_the_public_package_does_not_import_the_services(path: Path) -> None:
+    assert not {module for module in imports(path) if module.split(".")[0] == "services"}
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if name(p).startswith("services/")], ids=name)
+def test_a_service_does_not_import_another_service(path: Path) -> None:
+    parts = path.relative_to(ROOT).parts
+    others = {"queue", "scheduler", "worker"} - {parts[1]}
+    if parts[1] not in {"queue", "scheduler", "worker"}:
+        others = {"queue", "scheduler", "worker"}
+    for module in imports(path):
+        pieces = module.split(".")
+        assert not (pieces[0] == "services" and len(pieces) > 1 and pieces[1] in others), f"{name(path)}: {module}"
