@@ -56,7 +56,7 @@ WHY_LEFT_OUT = """\
 def closure(roots: list[str]) -> set[str]:
     """Return the names of `roots` and of everything they need, without LEFT_OUT."""
     seen: set[str] = set()
-    waiting = [canonicalize_name(root) for root in roots]
+    waiting = [str(canonicalize_name(root)) for root in roots]
     while waiting:
         name = waiting.pop()
         if name in seen or name in LEFT_OUT:
@@ -68,22 +68,22 @@ def closure(roots: list[str]) -> set[str]:
 
 def needs(name: str) -> list[str]:
     """Return the direct requirements of the installed package `name` that apply on this machine."""
-    found = []
+    found: list[str] = []
     for line in importlib.metadata.distribution(name).requires or []:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            found.append(canonicalize_name(requirement.name))
+            found.append(str(canonicalize_name(requirement.name)))
             found += extras(requirement)
     return found
 
 
 def extras(requirement: Requirement) -> list[str]:
     """Return what the extras named in `requirement` add, as far as it is installed."""
-    added = []
+    added: list[str] = []
     for line in importlib.metadata.distribution(requirement.name).requires or [] if requirement.extras else []:
         inner = Requirement(line)
         if inner.marker and any(inner.marker.evaluate({"extra": extra}) for extra in requirement.extras):
-            added.append(canonicalize_name(inner.name))
+            added.append(str(canonicalize_name(inner.name)))
     return added
 
 
