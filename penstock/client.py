@@ -1,0 +1,268 @@
+"""The asynchronous client of a Penstock queue (and, for the state of the fleet, of its scheduler)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self, TypeAlias, Unpack
+
+from opentelemetry import trace
+
+from penstock.connection import Connection
+from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.fields import RequestFields, build_request
+from penstock.queue.v1 import queue_pb2 as pb
+from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub, QueueServiceStub
+from penstock.request.v1 import request_pb2
+from penstock.results import (
+    Cancelled,
+    DeadLetter,
+    RequestInfo,
+    Requeued,
+    Result,
+    Submitted,
+    TokenDelta,
+    info_from,
+)
+from penstock.scheduler.v1 import scheduler_pb2
+from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub, SchedulerServiceStub
+from penstock.submitting import SubmitSession
+from penstock.tracing import SubmitTracer
+from penstock.watching import Event, WatchSession
+
+DEFAULT_QUEUE_ADDRESS = "127.0.0.1:7410"
+DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:7420"
+
+DEFAULT_RETRY_FOR_S = 60.0
+"""A killed queue service is supervised back within seconds; this leaves room for a slow disk's recovery."""
+
+DEAD_PAGE_SIZE = 500
+
+AnyRequest: TypeAlias = RequestFields | request_pb2.Request
+
+
+class Client:
+    """Submits requests and reads results. Use as `async with Client("HOST:PORT") as client:`.
+
+    Calls are retried while the service is unavailable, at most `retry_for_s`
+    seconds after the last answer; every submit carries an idempotency key
+    (drawn if none is given), so that a retry never submits twice.
+    """
+
+    def __init__(
+        self,
+        queue: str = DEFAULT_QUEUE_ADDRESS,
+        scheduler: str = DEFAULT_SCHEDULER_ADDRESS,
+        *,
+        retry_for_s: float = DEFAULT_RETRY_FOR_S,
+    ) -> None:
+        """Talk to the queue and scheduler at these "HOST:PORT" addresses; nothing is sent yet."""
+        self._queue = Connection(queue, retry_for_s)
+        self._scheduler = Connection(scheduler, retry_for_s)
+        self._stub: QueueServiceAsyncStub = QueueServiceStub(self._queue.channel)
+        self._fleet: SchedulerServiceAsyncStub = SchedulerServiceStub(self._scheduler.channel)
+        self._tracer = SubmitTracer()
+        self._name = f"{socket.gethostname()}/{os.getpid()}"
+
+    async def __aenter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the client."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; open streams end."""
+        await self._queue.close()
+        await self._scheduler.close()
+        self._tracer.close()
+
+    async def submit(self, **fields: Unpack[RequestFields]) -> str:
+        """Submit one request and return its id once it is durable.
+
+        Raises InvalidRequest naming the field, or Unavailable.
+        """
+        request, span = self._prepared(fields)
+        message = pb.SubmitUnaryRequest(requests=[request])
+        with trace.use_span(span, end_on_exit=True):
+            response = await self._queue.call(lambda: self._stub.SubmitUnary(message))
+            ack = response.acks[0]
+            if ack.status == pb.SUBMIT_STATUS_INVALID:
+                raise InvalidRequest(ack.error.message, ack.error.param, ack.error.code)
+            if ack.status == pb.SUBMIT_STATUS_UNAVAILABLE:
+                raise Unavailable(ack.error.message or "the queue takes no submits now")
+            span.set_attribute("penstock.request.id", ack.request_id)
+        return ack.request_id
+
+    async def submit_many(self, requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest]) -> AsyncIterator[Submitted]:
+        """Submit requests over one stream, batched; yield an ack for each once it is durable or refused.
+
+        Reads `requests` only as fast as the queue takes them. A wrong field
+        raises InvalidRequest; a request the queue refuses has `error` in its ack.
+        """
+        session = SubmitSession(self._stub, self._queue, self._name)
+        async with aclosing(session.acks(self._prepare_each(requests))) as acks:
+            async for ack in acks:
+                yield ack
+
+    async def generate(self, **fields: Unpack[RequestFields]) -> Result:
+        """Submit one request and return its result, however it ended."""
+        return await self.result(await self.submit(**fields))
+
+    async def result(self, request_id: str) -> Result:
+        """Wait until the request has ended and return its result. Raises NotFound."""
+        async with aclosing(self.watch(request_ids=[request_id])) as results:
+            async for result in results:
+                return result
+        raise NotFound(f"{request_id}: the queue has no result for it")
+
+    async def get(self, request_id: str | None = None, *, idempotency_key: str = "", tenant: str = "") -> RequestInfo:
+        """Return the state of a request, named by its id or by its idempotency key. Raises NotFound."""
+        request = pb.GetRequest()
+        if request_id is not None:
+            request.request_id = request_id
+        else:
+            request.idempotency_key.CopyFrom(pb.IdempotencyKey(tenant=tenant, key=idempotency_key))
+        return info_from(await self._queue.call(lambda: self._stub.Get(request)))
+
+    async def watch(
+        self,
+        batch: str | None = None,
+        *,
+        request_ids: Sequence[str] = (),
+        cursor: int = 0,
+        follow: bool = False,
+    ) -> AsyncGenerator[Result, None]:
+        """Yield results of a batch, or of the named requests, in completion order.
+
+        Resume a batch with the `cursor` of the last result seen. Ends when
+        everything has ended, never for a batch with `follow`.
+        """
+        async with aclosing(self.events(batch, request_ids=request_ids, cursor=cursor, follow=follow)) as events:
+            async for event in events:
+                if isinstance(event, Result):
+                    yield event
+
+    async def events(
+        self,
+        batch: str | None = None,
+        *,
+        request_ids: Sequence[str] = (),
+        cursor: int = 0,
+        follow: bool = False,
+        tokens: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """Yield results, progress and (with `tokens`) token deltas; see `watch`."""
+        async with aclosing(self._session(batch, request_ids, cursor, tokens, follow).events()) as events:
+            async for event in events:
+                yield event
+
+    async def wire_results(self, batch: str, cursor: int = 0) -> AsyncGenerator[pb.WatchResult, None]:
+        """Yield results of a batch after `cursor` as wire messages, for ever; for bulk readers."""
+        async with aclosing(self._session(batch, (), cursor, False, True).wire_events()) as events:
+            async for event in events:
+                if event.WhichOneof("event") == "result":
+                    yield event.result
+
+    async def tokens(self, request_id: str) -> AsyncGenerator[TokenDelta, None]:
+        """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.
+
+        A delta with a higher `attempt` means that the request started again
+        on another worker: discard the text of the attempt before.
+        """
+        async with aclosing(self.events(request_ids=[request_id], tokens=True)) as events:
+            async for event in events:
+                if isinstance(event, TokenDelta):
+                    yield event
+
+    async def cancel(self, *request_ids: str, batch: str | None = None) -> Cancelled:
+        """Cancel the named requests, or everything of a batch that has not ended."""
+        request = pb.CancelRequest()
+        if batch is not None:
+            request.batch = batch
+        else:
+            request.request_ids.ids.extend(request_ids)
+        response = await self._queue.call(lambda: self._stub.Cancel(request))
+        return Cancelled(response.cancelled, response.aborting, tuple(response.not_cancelled))
+
+    async def delete(self, *request_ids: str, batch: str | None = None) -> int:
+        """Delete results that have been read, with their idempotency keys; return how many."""
+        request = pb.DeleteRequest()
+        if batch is not None:
+            request.batch = batch
+        else:
+            request.request_ids.ids.extend(request_ids)
+        return (await self._queue.call(lambda: self._stub.Delete(request))).deleted
+
+    async def dead_letters(self) -> AsyncIterator[DeadLetter]:
+        """Yield the dead letters, oldest first."""
+        request = pb.ListDeadRequest(page_size=DEAD_PAGE_SIZE)
+        while True:
+            page = await self._queue.call(lambda: self._stub.ListDead(request))
+            for dead in page.letters:
+                yield DeadLetter(
+                    dead.request_id, dead.channel, dead.batch, dead.attempts, dead.last_error, dead.died_unix_ns
+                )
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def requeue(self, *request_ids: str, all_dead: bool = False) -> Requeued:
+        """Put dead letters back to the front of their lines: the named ones, or all."""
+        request = pb.RequeueDeadRequest()
+        if all_dead:
+            request.all = True
+        else:
+            request.request_ids.ids.extend(request_ids)
+        response = await self._queue.call(lambda: self._stub.RequeueDead(request))
+        return Requeued(response.requeued, tuple(response.not_dead))
+
+    async def stats(self) -> pb.StatsResponse:
+        """Return the queue's counts per channel."""
+        return await self._queue.call(lambda: self._stub.Stats(pb.StatsRequest()))
+
+    async def fleet(self) -> scheduler_pb2.StatusResponse:
+        """Return the scheduler's view of workers, channels and credits."""
+        return await self._scheduler.call(lambda: self._fleet.Status(scheduler_pb2.StatusRequest()))
+
+    async def drain_worker(self, worker_id: str) -> int:
+        """Stop granting to a worker; return how many reservations it still has. Raises NotFound."""
+        request = scheduler_pb2.DrainWorkerRequest(worker_id=worker_id)
+        return (await self._scheduler.call(lambda: self._fleet.DrainWorker(request))).reservations
+
+    def _session(
+        self, batch: str | None, request_ids: Sequence[str], cursor: int, tokens: bool, follow: bool
+    ) -> WatchSession:
+        if batch is None and not request_ids:
+            raise PenstockError("nothing to watch: give a batch or request ids")
+        return WatchSession(self._stub, self._queue, batch, request_ids, cursor, tokens, follow)
+
+    async def _prepare_each(
+        self, requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest]
+    ) -> AsyncIterator[request_pb2.Request]:
+        if isinstance(requests, AsyncIterable):
+            async for request in requests:
+                prepared, span = self._prepared(request)
+                span.end()
+                yield prepared
+            return
+        for request in requests:
+            prepared, span = self._prepared(request)
+            span.end()
+            yield prepared
+
+    def _prepared(self, fields: AnyRequest) -> tuple[request_pb2.Request, trace.Span]:
+        request = fields if isinstance(fields, request_pb2.Request) else build_request(fields)
+        if not request.idempotency_key:
+            request.idempotency_key = uuid.uuid4().hex
+        span: trace.Span = trace.INVALID_SPAN
+        if not request.traceparent:
+            request.traceparent, request.tracestate, span = self._tracer.context()
+        return request, span

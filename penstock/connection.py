@@ -1,0 +1,109 @@
+"""A connection to one service: channel options, retries, and the client's view of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+
+from penstock.errors import Unavailable, from_rpc
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""One gRPC frame; the services use the same number."""
+
+TARGET_FRAME_BYTES = 1024 * 1024
+"""A frame is closed once it holds this much, so that frames of large prompts stay far below MAX_MESSAGE_BYTES."""
+
+MAX_FRAME_MESSAGES = 512
+"""Requests in one frame: past a few hundred the cost per frame no longer shows beside the cost per request."""
+
+FIRST_PAUSE_S = 0.05
+"""First pause before a retry: a restarted service is back within a fraction of a second."""
+
+MOST_PAUSE_S = 2.0
+"""Longest pause between retries: bounds how long a returned service stays unnoticed."""
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # An idle Watch may be silent for hours; the probe notices a vanished host. Servers allow one in 5 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Without these gRPC itself pauses up to two minutes between attempts to connect.
+    ("grpc.initial_reconnect_backoff_ms", int(FIRST_PAUSE_S * 1000)),
+    ("grpc.min_reconnect_backoff_ms", int(FIRST_PAUSE_S * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(MOST_PAUSE_S * 1000)),
+]
+
+T = TypeVar("T")
+
+
+class Patience:
+    """Jittered, doubling pauses, until nothing has succeeded for `retry_for_s` seconds."""
+
+    def __init__(self, retry_for_s: float, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Give up `retry_for_s` seconds after the last success; `pause` waits (tests pass their own)."""
+        self._retry_for_s = retry_for_s
+        self._pause = pause
+        self._step_s = FIRST_PAUSE_S
+        self._until: float | None = None
+
+    def succeeded(self) -> None:
+        """Forget the failures: the peer answered."""
+        self._step_s = FIRST_PAUSE_S
+        self._until = None
+
+    async def wait_or_raise(self, error: Exception) -> None:
+        """Pause before the next attempt; raises `error` if patience has run out."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._retry_for_s
+        pause_s = self._step_s * random.uniform(0.5, 1.0)
+        if now + pause_s > self._until:
+            raise error
+        self._step_s = min(self._step_s * 2, MOST_PAUSE_S)
+        await self._pause(pause_s)
+
+
+class Connection:
+    """A channel to "HOST:PORT" and the patience of its calls."""
+
+    def __init__(self, address: str, retry_for_s: float) -> None:
+        """Connect lazily; calls are retried on UNAVAILABLE for `retry_for_s` seconds."""
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._retry_for_s = retry_for_s
+
+    def patience(self) -> Patience:
+        """Return fresh patience for one call or stream."""
+        return Patience(self._retry_for_s)
+
+    async def call(self, method: Callable[[], Awaitable[T]]) -> T:
+        """Return what `method` answers, called again while the service is unavailable; it must be safe to repeat.
+
+        Raises the client's error for anything else.
+        """
+        patience = self.patience()
+        while True:
+            try:
+                return await method()
+            except grpc.aio.AioRpcError as error:
+                problem = from_rpc(error, self.address)
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise problem from None
+            await patience.wait_or_raise(problem)
+
+    async def wait_or_raise(self, patience: Patience, error: grpc.aio.AioRpcError) -> None:
+        """Pause before a stream is opened again; raises the client's error if it cannot help."""
+        problem = from_rpc(error, self.address)
+        if not isinstance(problem, Unavailable):
+            raise problem from None
+        await patience.wait_or_raise(problem)
+
+    async def close(self) -> None:
+        """Close the channel; open calls are cancelled."""
+        await self.channel.close()

@@ -1,0 +1,236 @@
+"""Builds a wire request from plain named fields, the names those of the protos."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from penstock.errors import InvalidRequest
+from penstock.request.v1 import request_pb2 as pb
+
+
+class RequestFields(TypedDict, total=False):
+    """Everything a request can say. Exactly one of `prompt` (text or token ids) and `messages` is needed.
+
+    What is left out takes the queue's, the model's or vLLM's own default.
+    Units and ranges are those of `penstock.request.v1.Request` and `SamplingParams`.
+    """
+
+    prompt: str | Sequence[int]
+    messages: Sequence[Mapping[str, Any]]
+    chat_template: str
+    chat_template_kwargs: Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    add_special_tokens: bool
+    channel: str
+    tenant: str
+    idempotency_key: str
+    model: str
+    batch: str
+    priority: int
+    deadline_unix_ns: int
+    traceparent: str
+    tracestate: str
+    echo: bool
+    client_reference: str
+    n: int
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    logprobs: int
+    prompt_logprobs: int
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
+    structured_outputs: Mapping[str, Any]
+    truncate_prompt_tokens: int
+    thinking_token_budget: int
+    extra_args: Mapping[str, Any]
+
+
+CHAT_ONLY = ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+
+PLAIN = (
+    "channel",
+    "tenant",
+    "idempotency_key",
+    "model",
+    "batch",
+    "priority",
+    "deadline_unix_ns",
+    "traceparent",
+    "tracestate",
+    "echo",
+    "client_reference",
+)
+"""Fields copied to the request as they are."""
+
+SCALARS = (
+    "n",
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logprobs",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "thinking_token_budget",
+)
+"""Fields copied to the sampling parameters as they are."""
+
+LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
+"""Fields whose items are copied to the sampling parameters."""
+
+JSON_KINDS = ("json_schema", "structural_tag")
+TEXT_KINDS = ("regex", "grammar")
+STRUCTURE_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
+def build_request(fields: RequestFields) -> pb.Request:
+    """Return the wire request; raises InvalidRequest naming the field if one is unknown or of the wrong type."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    request = pb.Request()
+    _put_prompt(request, given)
+    for name, value in given.items():
+        setter = SETTERS.get(name)
+        if setter is None:
+            raise InvalidRequest(f"{name}: there is no such field", name, "unknown_field")
+        try:
+            setter(request, name, value)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InvalidRequest(f"{name}: {error}", name, "invalid_type") from None
+    return request
+
+
+def _put_prompt(request: pb.Request, given: dict[str, Any]) -> None:
+    """Take the prompt and everything that shapes it out of `given`."""
+    prompt, messages = given.pop("prompt", None), given.pop("messages", None)
+    if (prompt is None) == (messages is None):
+        raise InvalidRequest("prompt: exactly one of prompt and messages is needed", "prompt")
+    if messages is not None:
+        _put_chat(request, messages, given)
+        return
+    for name in CHAT_ONLY:
+        if name in given:
+            raise InvalidRequest(f"{name}: only a chat (messages) has it", name)
+    add_special_tokens = given.pop("add_special_tokens", None)
+    if add_special_tokens is not None:
+        request.sampling.add_special_tokens = add_special_tokens
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidRequest("prompt: is empty", "prompt")
+        request.text = prompt
+        return
+    try:
+        request.token_ids.ids.extend(prompt)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"prompt: neither text nor token ids ({error})", "prompt", "invalid_type") from None
+    if not request.token_ids.ids:
+        raise InvalidRequest("prompt: has no tokens", "prompt")
+
+
+def _put_chat(request: pb.Request, messages: Any, given: dict[str, Any]) -> None:
+    chat = request.chat
+    chat.messages_json = _json("messages", messages)
+    try:
+        chat.chat_template = given.pop("chat_template", "")
+        if "chat_template_kwargs" in given:
+            chat.chat_template_kwargs_json = _json("chat_template_kwargs", given.pop("chat_template_kwargs"))
+        chat.continue_final_message = given.pop("continue_final_message", False)
+        for name in ("add_generation_prompt", "add_special_tokens"):
+            if name in given:
+                setattr(chat, name, given.pop(name))
+    except TypeError as error:
+        raise InvalidRequest(f"messages: {error}", "messages", "invalid_type") from None
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{name}: not JSON ({error})", name, "invalid_type") from None
+
+
+def _plain(request: pb.Request, name: str, value: Any) -> None:
+    setattr(request, name, value)
+
+
+def _scalar(request: pb.Request, name: str, value: Any) -> None:
+    setattr(request.sampling, name, value)
+
+
+def _items(request: pb.Request, name: str, value: Any) -> None:
+    if isinstance(value, str):
+        raise TypeError("a list is needed")
+    getattr(request.sampling, name).extend(value)
+
+
+def _stop(request: pb.Request, _name: str, value: Any) -> None:
+    request.sampling.stop.extend([value] if isinstance(value, str) else value)
+
+
+def _logit_bias(request: pb.Request, _name: str, value: Mapping[Any, Any]) -> None:
+    for token_id, bias in value.items():
+        request.sampling.logit_bias[int(token_id)] = bias
+
+
+def _extra_args(request: pb.Request, name: str, value: Any) -> None:
+    request.sampling.extra_args_json = _json(name, value)
+
+
+def _structured(request: pb.Request, name: str, value: Mapping[str, Any]) -> None:
+    target = request.sampling.structured_outputs
+    kinds = 0
+    for kind, constraint in value.items():
+        if kind in STRUCTURE_OPTIONS:
+            setattr(target, kind, constraint)
+            continue
+        kinds += 1
+        if kind in JSON_KINDS:
+            setattr(target, kind, constraint if isinstance(constraint, str) else _json(f"{name}.{kind}", constraint))
+        elif kind in TEXT_KINDS:
+            setattr(target, kind, constraint)
+        elif kind == "choice":
+            target.choice.values.extend(constraint)
+        elif kind == "json_object" and constraint is True:
+            target.json_object = True
+        else:
+            raise InvalidRequest(f"{name}.{kind}: there is no such constraint", f"{name}.{kind}", "unknown_field")
+    if kinds != 1:
+        raise InvalidRequest(f"{name}: exactly one constraint is needed, got {kinds}", name)
+
+
+SETTERS: dict[str, Callable[[pb.Request, str, Any], None]] = {
+    **dict.fromkeys(PLAIN, _plain),
+    **dict.fromkeys(SCALARS, _scalar),
+    **dict.fromkeys(LISTS, _items),
+    "stop": _stop,
+    "logit_bias": _logit_bias,
+    "extra_args": _extra_args,
+    "structured_outputs": _structured,
+}

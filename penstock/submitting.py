@@ -1,0 +1,160 @@
+"""Submits many requests over one stream: batched, bounded in flight, resumed over reconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from contextlib import aclosing
+from typing import TypeAlias
+
+import grpc
+
+from penstock.connection import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES, Connection, Patience
+from penstock.errors import Unavailable
+from penstock.queue.v1 import queue_pb2 as pb
+from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
+from penstock.request.v1 import request_pb2
+from penstock.results import Submitted, error_from
+
+Source: TypeAlias = AsyncIterable[request_pb2.Request] | Iterable[request_pb2.Request]
+
+WINDOW_REQUESTS = 4096
+"""Most requests without an ack: two group commits of the queue at full speed, so the stream never idles."""
+
+WINDOW_BYTES = 32 * 1024 * 1024
+"""Most bytes without an ack; they are kept until then, because a lost stream sends them again."""
+
+
+class SubmitSession:
+    """One `submit_many`: requests in, acks out, each request acked exactly once.
+
+    Requests without an ack are sent again when the stream breaks; their
+    idempotency keys make that harmless, so every request must have one.
+    """
+
+    def __init__(self, stub: QueueServiceAsyncStub, connection: Connection, client_id: str) -> None:
+        """Submit through `stub` with the patience of `connection`."""
+        self._stub = stub
+        self._connection = connection
+        self._client_id = client_id
+        self._held: dict[int, pb.TaggedRequest] = {}
+        self._bytes_held = 0
+        self._to_send: deque[int] = deque()
+        self._exhausted = False
+        self._sender_wake = asyncio.Event()
+        self._room = asyncio.Event()
+
+    @property
+    def _finished(self) -> bool:
+        return self._exhausted and not self._held
+
+    async def acks(self, source: Source) -> AsyncGenerator[Submitted, None]:
+        """Yield the ack of every request of `source`, in the order the queue acked them.
+
+        Raises what `source` raises, once what it gave before is acked, and
+        Unavailable if the queue stays away or full.
+        """
+        filling = asyncio.create_task(self._fill(source))
+        patience = self._connection.patience()
+        try:
+            while not self._finished:
+                self._to_send = deque(self._held)
+                try:
+                    async with aclosing(self._one_stream(patience)) as acks:
+                        async for ack in acks:
+                            yield ack
+                except grpc.aio.AioRpcError as error:
+                    await self._connection.wait_or_raise(patience, error)
+                else:
+                    if not self._finished:
+                        await patience.wait_or_raise(Unavailable(f"{self._connection.address} ended the submit stream"))
+            await filling
+        finally:
+            filling.cancel()
+            await asyncio.wait([filling])
+
+    async def _fill(self, source: Source) -> None:
+        """Take requests from the source while the window has room."""
+        tag = 0
+        try:
+            async for request in _each(source):
+                while len(self._held) >= WINDOW_REQUESTS or self._bytes_held >= WINDOW_BYTES:
+                    self._room.clear()
+                    await self._room.wait()
+                self._held[tag] = pb.TaggedRequest(tag=tag, request=request)
+                self._bytes_held += request.ByteSize()
+                self._to_send.append(tag)
+                self._sender_wake.set()
+                tag += 1
+        finally:
+            self._exhausted = True
+            self._sender_wake.set()
+
+    async def _one_stream(self, patience: Patience) -> AsyncGenerator[Submitted, None]:
+        call = self._stub.Submit(self._frames())
+        try:
+            async for response in call:
+                refused = ""
+                for ack in response.acks.acks:
+                    if ack.status == pb.SUBMIT_STATUS_UNAVAILABLE:
+                        refused = ack.error.message or "the queue takes no submits now"
+                        self._to_send.append(ack.tag)
+                        continue
+                    patience.succeeded()
+                    if (submitted := self._take(ack)) is not None:
+                        yield submitted
+                if refused:
+                    await patience.wait_or_raise(Unavailable(refused))
+                self._sender_wake.set()
+        finally:
+            call.cancel()
+
+    def _take(self, ack: pb.SubmitAck) -> Submitted | None:
+        """Return the ack for the caller; None if its request had one already."""
+        held = self._held.pop(ack.tag, None)
+        if held is None:
+            return None
+        self._bytes_held -= held.request.ByteSize()
+        self._room.set()
+        invalid = ack.status == pb.SUBMIT_STATUS_INVALID
+        return Submitted(
+            ack.tag,
+            ack.request_id,
+            duplicate=ack.status == pb.SUBMIT_STATUS_DUPLICATE,
+            error=error_from(ack.error) if invalid else None,
+        )
+
+    async def _frames(self) -> AsyncIterator[pb.SubmitRequest]:
+        """Yield the opening, then batches until every request is acked."""
+        yield pb.SubmitRequest(open=pb.SubmitOpen(client_id=self._client_id))
+        while True:
+            while not self._to_send and not self._finished:
+                self._sender_wake.clear()
+                await self._sender_wake.wait()
+            if self._finished:
+                return
+            yield pb.SubmitRequest(batch=self._batch())
+
+    def _batch(self) -> pb.SubmitBatch:
+        batch = pb.SubmitBatch()
+        frame_bytes = 0
+        while self._to_send and len(batch.requests) < MAX_FRAME_MESSAGES:
+            request = self._held.get(self._to_send[0])
+            if request is not None:
+                size = request.ByteSize()
+                if frame_bytes and frame_bytes + size > TARGET_FRAME_BYTES:
+                    break
+                frame_bytes += size
+                batch.requests.append(request)
+            self._to_send.popleft()
+        return batch
+
+
+async def _each(source: Source) -> AsyncIterator[request_pb2.Request]:
+    if isinstance(source, AsyncIterable):
+        async for request in source:
+            yield request
+        return
+    for request in source:
+        yield request

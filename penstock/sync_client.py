@@ -1,0 +1,169 @@
+"""The client for code without an event loop: the same names, blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from penstock.client import (
+    DEFAULT_QUEUE_ADDRESS,
+    DEFAULT_RETRY_FOR_S,
+    DEFAULT_SCHEDULER_ADDRESS,
+    AnyRequest,
+    Client,
+)
+from penstock.fields import RequestFields
+from penstock.queue.v1 import queue_pb2
+from penstock.results import Cancelled, DeadLetter, RequestInfo, Requeued, Result, Submitted, TokenDelta
+from penstock.scheduler.v1 import scheduler_pb2
+from penstock.watching import Event
+
+T = TypeVar("T")
+
+END = object()
+"""What a finished stream hands over instead of an item."""
+
+
+class SyncClient:
+    """Blocking facade of `Client`. Use as `with SyncClient("HOST:PORT") as client:`; safe to share between threads."""
+
+    def __init__(
+        self,
+        queue: str = DEFAULT_QUEUE_ADDRESS,
+        scheduler: str = DEFAULT_SCHEDULER_ADDRESS,
+        *,
+        retry_for_s: float = DEFAULT_RETRY_FOR_S,
+    ) -> None:
+        """Start the thread that talks to the services at these "HOST:PORT" addresses."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-client", daemon=True)
+        self._thread.start()
+        self._client = self._run(_made(queue, scheduler, retry_for_s))
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the client."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the thread; a second call does nothing."""
+        if self._loop.is_closed():
+            return
+        self._run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def submit(self, **fields: Unpack[RequestFields]) -> str:
+        """Submit one request and return its id once it is durable."""
+        return self._run(self._client.submit(**fields))
+
+    def submit_many(self, requests: Iterable[AnyRequest]) -> Iterator[Submitted]:
+        """Submit requests over one stream; yield an ack for each once it is durable or refused."""
+        return self._each(self._client.submit_many(requests))
+
+    def generate(self, **fields: Unpack[RequestFields]) -> Result:
+        """Submit one request and return its result, however it ended."""
+        return self._run(self._client.generate(**fields))
+
+    def result(self, request_id: str) -> Result:
+        """Wait until the request has ended and return its result."""
+        return self._run(self._client.result(request_id))
+
+    def get(self, request_id: str | None = None, *, idempotency_key: str = "", tenant: str = "") -> RequestInfo:
+        """Return the state of a request, named by its id or by its idempotency key."""
+        return self._run(self._client.get(request_id, idempotency_key=idempotency_key, tenant=tenant))
+
+    def watch(
+        self, batch: str | None = None, *, request_ids: Sequence[str] = (), cursor: int = 0, follow: bool = False
+    ) -> Iterator[Result]:
+        """Yield results of a batch, or of the named requests, in completion order."""
+        return self._each(self._client.watch(batch, request_ids=request_ids, cursor=cursor, follow=follow))
+
+    def events(
+        self,
+        batch: str | None = None,
+        *,
+        request_ids: Sequence[str] = (),
+        cursor: int = 0,
+        follow: bool = False,
+        tokens: bool = False,
+    ) -> Iterator[Event]:
+        """Yield results, progress and (with `tokens`) token deltas."""
+        return self._each(
+            self._client.events(batch, request_ids=request_ids, cursor=cursor, follow=follow, tokens=tokens)
+        )
+
+    def tokens(self, request_id: str) -> Iterator[TokenDelta]:
+        """Yield the tokens of one request while they are generated, until it has ended."""
+        return self._each(self._client.tokens(request_id))
+
+    def cancel(self, *request_ids: str, batch: str | None = None) -> Cancelled:
+        """Cancel the named requests, or everything of a batch that has not ended."""
+        return self._run(self._client.cancel(*request_ids, batch=batch))
+
+    def delete(self, *request_ids: str, batch: str | None = None) -> int:
+        """Delete results that have been read; return how many."""
+        return self._run(self._client.delete(*request_ids, batch=batch))
+
+    def dead_letters(self) -> Iterator[DeadLetter]:
+        """Yield the dead letters, oldest first."""
+        return self._each(self._client.dead_letters())
+
+    def requeue(self, *request_ids: str, all_dead: bool = False) -> Requeued:
+        """Put dead letters back to the front of their lines: the named ones, or all."""
+        return self._run(self._client.requeue(*request_ids, all_dead=all_dead))
+
+    def stats(self) -> queue_pb2.StatsResponse:
+        """Return the queue's counts per channel."""
+        return self._run(self._client.stats())
+
+    def fleet(self) -> scheduler_pb2.StatusResponse:
+        """Return the scheduler's view of workers, channels and credits."""
+        return self._run(self._client.fleet())
+
+    def drain_worker(self, worker_id: str) -> int:
+        """Stop granting to a worker; return how many reservations it still has."""
+        return self._run(self._client.drain_worker(worker_id))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """Yield what the asynchronous iterator yields; closing this generator closes it."""
+        try:
+            while True:
+                item = self._run(_next(items))
+                if item is END:
+                    return
+                yield item  # type: ignore[misc]
+        finally:
+            self._run(_close(items))
+
+
+async def _made(queue: str, scheduler: str, retry_for_s: float) -> Client:
+    """Make the client on the loop its channels will live on."""
+    return Client(queue, scheduler, retry_for_s=retry_for_s)
+
+
+async def _next(items: AsyncIterator[T]) -> T | object:
+    return await anext(items, END)
+
+
+async def _close(items: AsyncIterator[Any]) -> None:
+    close = getattr(items, "aclose", None)
+    if close is not None:
+        await close()

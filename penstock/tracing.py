@@ -1,0 +1,65 @@
+"""The client's end of a request's trace: whose child the request is."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+_propagator = TraceContextTextMapPropagator()
+
+
+class SubmitTracer:
+    """Gives each submit its trace context.
+
+    Inside a span of the caller's, that span is the parent. Outside any, and
+    with an OTLP endpoint in the environment, a `penstock.submit` span is made.
+    """
+
+    def __init__(self) -> None:
+        """Export spans if the standard environment variables name an endpoint."""
+        self._provider = _provider()
+        self._tracer = self._provider.get_tracer("penstock") if self._provider else None
+
+    def context(self) -> tuple[str, str, trace.Span]:
+        """Return (traceparent, tracestate, span); end the span when the submit is durable."""
+        current = trace.get_current_span()
+        if current.get_span_context().is_valid:
+            span: trace.Span = trace.INVALID_SPAN
+            scope = otel_context.get_current()
+        elif self._tracer is not None:
+            span = self._tracer.start_span("penstock.submit", kind=trace.SpanKind.PRODUCER)
+            scope = trace.set_span_in_context(span)
+        else:
+            return "", "", trace.INVALID_SPAN
+        carrier: dict[str, str] = {}
+        _propagator.inject(carrier, scope)
+        return carrier.get("traceparent", ""), carrier.get("tracestate", ""), span
+
+    def close(self) -> None:
+        """Export what is buffered and stop."""
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+def _provider() -> TracerProvider | None:
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if disabled or not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
+        return None
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    name = os.environ.get("OTEL_SERVICE_NAME") or "penstock-client"
+    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider

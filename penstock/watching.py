@@ -1,0 +1,124 @@
+"""Watches requests over reconnects: every result once, tokens in order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeAlias
+
+import grpc
+
+from penstock.connection import Connection, Patience
+from penstock.queue.v1 import queue_pb2 as pb
+from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
+from penstock.request.v1 import request_pb2
+from penstock.results import Progress, Result, TokenDelta, result_from, tokens_from
+
+Event: TypeAlias = Result | TokenDelta | Progress
+
+
+class WatchSession:
+    """One watch of a batch or of named requests.
+
+    A batch is resumed after the last result's cursor; of named requests only
+    those without a result are asked for again.
+    """
+
+    def __init__(
+        self,
+        stub: QueueServiceAsyncStub,
+        connection: Connection,
+        batch: str | None,
+        request_ids: Sequence[str],
+        cursor: int = 0,
+        tokens: bool = False,
+        follow: bool = False,
+    ) -> None:
+        """Watch `batch`, or `request_ids` if it is None."""
+        self._stub = stub
+        self._connection = connection
+        self._batch = batch
+        self._open_ids = dict.fromkeys(request_ids)
+        self._cursor = cursor
+        self._tokens = tokens
+        self._follow = follow
+        self._seen = TokenPositions()
+
+    async def wire_events(self) -> AsyncGenerator[pb.WatchEvent, None]:
+        """Yield events as they come off the wire, results and tokens never twice, until the watch is over.
+
+        Raises NotFound for an unknown id and Unavailable if the queue stays away.
+        """
+        patience = self._connection.patience()
+        while self._batch is not None or self._open_ids:
+            try:
+                async with aclosing(self._one_stream(patience)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except grpc.aio.AioRpcError as error:
+                await self._connection.wait_or_raise(patience, error)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Yield results, tokens and progress as plain objects."""
+        async with aclosing(self.wire_events()) as wire:
+            async for event in wire:
+                match event.WhichOneof("event"):
+                    case "result":
+                        yield result_from(event.result.result, event.result.cursor)
+                    case "tokens":
+                        yield tokens_from(event.tokens)
+                    case "progress":
+                        yield Progress(event.progress.waiting, event.progress.running)
+
+    async def _one_stream(self, patience: Patience) -> AsyncGenerator[pb.WatchEvent, None]:
+        call = self._stub.Watch(self._request())
+        try:
+            async for response in call:
+                patience.succeeded()
+                for event in response.events:
+                    if self._is_new(event):
+                        yield event
+        finally:
+            call.cancel()
+
+    def _request(self) -> pb.WatchRequest:
+        request = pb.WatchRequest(cursor=self._cursor, tokens=self._tokens, follow=self._follow)
+        if self._batch is not None:
+            request.batch = self._batch
+        else:
+            request.cursor = 0
+            request.request_ids.ids.extend(self._open_ids)
+        return request
+
+    def _is_new(self, event: pb.WatchEvent) -> bool:
+        match event.WhichOneof("event"):
+            case "result":
+                self._cursor = max(self._cursor, event.result.cursor)
+                self._seen.forget(event.result.result.request_id)
+                if self._batch is None:
+                    return self._open_ids.pop(event.result.result.request_id, 0) is None
+            case "tokens":
+                return self._seen.advance(event.tokens)
+        return True
+
+
+class TokenPositions:
+    """How far the tokens of each running completion have been handed on."""
+
+    def __init__(self) -> None:
+        """Nothing seen yet."""
+        self._next: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def advance(self, delta: request_pb2.TokenDelta) -> bool:
+        """Whether `delta` has tokens not seen before; a higher attempt starts again, a lower one is over."""
+        positions = self._next.setdefault(delta.request_id, {})
+        attempt, offset = positions.get(delta.index, (0, 0))
+        if delta.attempt < attempt or (delta.attempt == attempt and delta.offset < offset):
+            return False
+        positions[delta.index] = (delta.attempt, delta.offset + len(delta.token_ids))
+        return True
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is known of a request that has ended."""
+        self._next.pop(request_id, None)
