@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
 from opentelemetry import trace
 
@@ -16,7 +16,7 @@ from penstock.connection import Connection
 from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.fields import RequestFields, build_request
 from penstock.queue.v1 import queue_pb2 as pb
-from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub, QueueServiceStub
+from penstock.queue.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.request.v1 import request_pb2
 from penstock.results import (
     Cancelled,
@@ -29,10 +29,14 @@ from penstock.results import (
     info_from,
 )
 from penstock.scheduler.v1 import scheduler_pb2
-from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub, SchedulerServiceStub
+from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.submitting import SubmitSession
 from penstock.tracing import SubmitTracer
 from penstock.watching import Event, WatchSession
+
+if TYPE_CHECKING:
+    from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
+    from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
 
 DEFAULT_QUEUE_ADDRESS = "127.0.0.1:7410"
 DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:7420"

@@ -6,16 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import aclosing
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
 from penstock.connection import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES, Connection, Patience
 from penstock.errors import Unavailable
 from penstock.queue.v1 import queue_pb2 as pb
-from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
 from penstock.request.v1 import request_pb2
 from penstock.results import Submitted, error_from
+
+if TYPE_CHECKING:
+    from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
 
 Source: TypeAlias = AsyncIterable[request_pb2.Request] | Iterable[request_pb2.Request]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
 from penstock.connection import Connection, Patience
 from penstock.queue.v1 import queue_pb2 as pb
-from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
 from penstock.request.v1 import request_pb2
 from penstock.results import Progress, Result, TokenDelta, result_from, tokens_from
+
+if TYPE_CHECKING:
+    from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
 
 Event: TypeAlias = Result | TokenDelta | Progress
 
