@@ -739,6 +739,7 @@ class WorkerStatus(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
+    MODEL_ALIASES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker."""
     epoch: _builtins.int
@@ -767,6 +768,10 @@ class WorkerStatus(_message.Message):
     def engine(self) -> Global___EngineReport:
         """Last engine report."""
 
+    @_builtins.property
+    def model_aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other names the model answers to."""
+
     def __init__(
         self,
         *,
@@ -782,10 +787,11 @@ class WorkerStatus(_message.Message):
         draining: _builtins.bool = ...,
         block_size: _builtins.int = ...,
         connected: _builtins.bool = ...,
+        model_aliases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "capacity_blocks", b"capacity_blocks", "connected", b"connected", "draining", b"draining", "drift_blocks", b"drift_blocks", "engine", b"engine", "epoch", b"epoch", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "model", b"model", "reservations", b"reservations", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "capacity_blocks", b"capacity_blocks", "connected", b"connected", "draining", b"draining", "drift_blocks", b"drift_blocks", "engine", b"engine", "epoch", b"epoch", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "model", b"model", "model_aliases", b"model_aliases", "reservations", b"reservations", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
