@@ -1,0 +1,1 @@
+"""Benchmarks: paired, alternating, ratios with spread, one JSON line at the end."""
