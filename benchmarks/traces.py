@@ -67,6 +67,7 @@ def _read(path: Path, count: int) -> list[Lengths]:
     with path.open(newline="") as source:
         rows = csv.DictReader(source)
         found = [Lengths(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in islice(rows, count)]
+    if len(found) < count:
         raise SystemExit(f"{path} has {len(found)} requests, {count} are wanted")
     return found
 
