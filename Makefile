@@ -37,7 +37,7 @@ test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -q
 
 .PHONY: check
-check: lint types protos-check test ## Lint, types, proto drift, tests
+check: lint types protos-check docs-check test ## Lint, types, proto drift, tests
 
 .PHONY: lint
 lint: $(READY) $(BUF) ## ruff and buf
@@ -56,6 +56,26 @@ protos: $(READY) ## Generate the wire modules from protos/
 .PHONY: protos-check
 protos-check: $(READY) ## Fail if the wire modules are out of date
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/generate_protos.py --check
+
+.PHONY: docs
+docs: $(READY) ## Write the settings tables of docs/configuration.md
+	@$(BIN)/python tools/document_settings.py
+
+.PHONY: docs-check
+docs-check: $(READY) ## Fail if docs/configuration.md is out of date
+	@$(BIN)/python tools/document_settings.py --check
+
+.PHONY: sim
+sim: $(READY) ## Simulate queue, scheduler and workers with faults: SEEDS=n runs n seeds, SEED=k replays one
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
+
+.PHONY: bench-main
+bench-main: $(READY) ## 2,000 requests with production lengths through the whole stack on real vLLM
+	@$(BIN)/python -m benchmarks.bench_main
+
+.PHONY: bench-ratio
+bench-ratio: $(READY) ## The same requests through plain vLLM and through Penstock, alternating
+	@$(BIN)/python -m benchmarks.bench_ratio
 
 .PHONY: format
 format: $(READY) ## Format the code

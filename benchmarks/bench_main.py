@@ -1,0 +1,93 @@
+"""The main job at size: 2,000 requests with production lengths through queue, scheduler and real vLLM.
+
+Usage: python -m benchmarks.bench_main [--requests 2000] [--policy virtual-channels] [--workers 1]
+
+Prints what `penstock run-batch` prints, then checks that every line has one answer, and ends with one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import traces, workload
+
+WINDOW_TOKENS = 1024
+"""`max_model_len` of the run."""
+
+FACTOR = 0.2
+"""Scales the trace to the window: its 99th percentile, 4142 + 601 tokens, becomes 949."""
+
+MOST_OUTPUT = 200
+"""The trace's longest output, 1,000 tokens, times FACTOR; every request asks for this as max_tokens."""
+
+BLOCKS = 257
+"""256 usable blocks of 32 tokens: eight whole windows, so that KV-cache blocks are what is scarce."""
+
+
+def engine_flags(model: Path) -> list[str]:
+    """Return the worker's engine arguments."""
+    flags = {
+        "--model": str(model),
+        "--served-model-name": "tiny",
+        "--dtype": "float32",
+        "--max-model-len": str(WINDOW_TOKENS),
+        "--block-size": "32",
+        "--num-gpu-blocks-override": str(BLOCKS),
+        "--logits-processors": "benchmarks.force_length:ForceLength",
+    }
+    return ["--enforce-eager", *(part for pair in flags.items() for part in pair)]
+
+
+def penstock(*arguments: str, environment: dict[str, str] | None = None) -> None:
+    """Run the `penstock` command; raises CalledProcessError if it fails."""
+    command = [sys.executable, "-m", "penstock", *arguments]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})})
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--policy", default="virtual-channels")
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        print(json.dumps(run(Path(name), options.requests, options.policy, options.workers)))
+
+
+def run(directory: Path, requests: int, policy: str, workers: int) -> dict[str, Any]:
+    """Run the job once below `directory`; return its summary."""
+    model = directory / "model"
+    penstock("tiny-model", str(model))
+    lengths = traces.load(requests, FACTOR, WINDOW_TOKENS - MOST_OUTPUT, MOST_OUTPUT)
+    print(f"workload: {lengths.source}; max_tokens {MOST_OUTPUT}, window {WINDOW_TOKENS}, policy {policy}")
+    source = workload.write(
+        workload.batch_lines(lengths, model / "tokenizer.json", MOST_OUTPUT), directory / "requests.jsonl"
+    )
+    output, summary_file = directory / "results.jsonl", directory / "summary.json"
+    penstock(
+        "run-batch", "--up", "--workers", str(workers), "--data-dir", str(directory / "data"), "-i", str(source),
+        "-o", str(output), "--summary-json", str(summary_file), *engine_flags(model),
+        environment={"PENSTOCK_SCHEDULER_POLICY": policy},
+    )  # fmt: skip
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [a["custom_id"] for a in answers] == [f"request-{i}" for i in range(requests)], "a line is lost or repeated"
+    failed = [a for a in answers if a["error"] is not None]
+    wrong_length = sum(
+        a["response"]["body"]["usage"]["completion_tokens"] != min(length.output, MOST_OUTPUT)
+        for a, length in zip(answers, lengths.lengths, strict=True)
+        if a["error"] is None
+    )
+    summary = dict(json.loads(summary_file.read_text()))
+    return {"benchmark": "main", "policy": policy, "failed": len(failed), "wrong_length": wrong_length, **summary}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Fleets of real processes, shared where a test leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import Fleet, penstock
+
+ENGINE_FLAGS = [
+    "--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512",
+    "--block-size", "32", "--num-gpu-blocks-override", "129",
+]  # fmt: skip
+"""One small engine: 128 usable blocks of 32 tokens, eight whole windows."""
+
+SIMULATED_FLAGS = ["--engine", "simulated", "--served-model-name", "tiny"]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model") / "tiny"
+    made = penstock("tiny-model", str(directory))
+    assert made.returncode == 0, made.stderr
+    return directory
+
+
+@pytest.fixture(scope="session")
+def engine_flags(tiny_model: Path) -> list[str]:
+    return ["--model", str(tiny_model), *ENGINE_FLAGS]
+
+
+@pytest.fixture(scope="module")
+def vllm_fleet(tmp_path_factory: pytest.TempPathFactory, engine_flags: list[str]) -> Iterator[Fleet]:
+    """Queue, scheduler and one real vLLM worker for the tests of a module that do not kill anything."""
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
+    try:
+        fleet.start_core()
+        fleet.add_worker("w1", engine_flags)
+        yield fleet
+    finally:
+        fleet.close()
+
+
+@pytest.fixture
+def make_fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    """Return a maker of fleets with queue and scheduler running; all end with the test."""
+    fleets: list[Fleet] = []
+
+    def make(**options: object) -> Fleet:
+        fleet = Fleet(tmp_path / f"fleet-{len(fleets)}", **options)  # type: ignore[arg-type]
+        fleets.append(fleet)
+        fleet.start_core()
+        return fleet
+
+    yield make
+    for fleet in fleets:
+        fleet.close()

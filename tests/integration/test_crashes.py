@@ -1,0 +1,85 @@
+"""The rows of the failure table that a kill -9 can show, on real processes.
+
+The engine is simulated: what is tested is the bookkeeping between the processes. Real vLLM workers are
+killed in test_worker_death.py and test_resume.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock as public
+from penstock.request.v1.request_pb2 import OUTCOME_COMPLETED
+from tests.integration.conftest import SIMULATED_FLAGS
+from tests.support.fleet import Fleet, penstock
+from tests.support.waiting import wait_for_async
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+REQUESTS = 300
+
+
+def status(fleet: Fleet) -> dict[str, Any]:
+    """Return the scheduler's and the queue's status, as the command prints it."""
+    shown = penstock("status", "--json", "--queue", fleet.queue.address, "--scheduler", fleet.scheduler.address)
+    assert shown.returncode == 0, shown.stderr
+    return dict(json.loads(shown.stdout))
+
+
+async def run_through(fleet: Fleet, blow: Callable[[], None], after: int) -> dict[str, public.Result]:
+    """Submit requests, strike once `after` of them have ended, and return every result by client reference."""
+    results: dict[str, public.Result] = {}
+    async with public.Client(fleet.queue.address, retry_for_s=60) as client:
+        for i in range(REQUESTS):
+            await client.submit(
+                prompt=f"request number {i}", max_tokens=40, batch="crash", channel="batch",
+                idempotency_key=f"k{i}", client_reference=str(i),
+            )  # fmt: skip
+        struck = False
+        async for result in client.watch(batch="crash"):
+            assert result.client_reference not in results, "one result per request"
+            results[result.client_reference] = result
+            if len(results) >= after and not struck:
+                struck = True
+                await asyncio.to_thread(blow)
+            if len(results) == REQUESTS:
+                break
+    return results
+
+
+@pytest.mark.parametrize("victim", ["queue", "scheduler", "worker-w1"])
+async def test_kill_9_loses_nothing_and_repeats_nothing(make_fleet: Callable[..., Fleet], victim: str) -> None:
+    fleet = make_fleet(queue_flags=["--worker-grace-s", "0.5"])
+    fleet.add_worker("w1", SIMULATED_FLAGS)
+    fleet.add_worker("w2", SIMULATED_FLAGS)
+
+    def blow() -> None:
+        fleet.services[victim].kill()
+        fleet.services[victim].start()
+
+    results = await run_through(fleet, blow, after=REQUESTS // 5)
+    assert len(results) == REQUESTS
+    assert {result.outcome for result in results.values()} == {OUTCOME_COMPLETED}, fleet.logs()
+
+    async def credits_home() -> bool:
+        now = await asyncio.to_thread(status, fleet)
+        workers = now["scheduler"]["workers"]
+        return bool(workers) and all(w["free_blocks"] == w["capacity_blocks"] for w in workers)
+
+    await wait_for_async(credits_home, "every credit to come home")
+    assert int(status(fleet)["scheduler"].get("audit_violations", 0)) == 0
+
+
+async def test_sigterm_drains_and_exits_0(make_fleet: Callable[..., Fleet]) -> None:
+    fleet = make_fleet()
+    worker = fleet.add_worker("w1", SIMULATED_FLAGS)
+    async with public.Client(fleet.queue.address) as client:
+        await client.generate(prompt="warm", max_tokens=4)
+    assert worker.stop() == 0
+    assert fleet.scheduler.stop() == 0
+    assert fleet.queue.stop() == 0
