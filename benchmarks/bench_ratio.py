@@ -1,0 +1,143 @@
+"""The same requests through plain vLLM and through Penstock, alternating, on the same KV cache.
+
+Usage: python -m benchmarks.bench_ratio [--requests 400] [--rounds 3] [--policy virtual-channels]
+
+Plain vLLM gets every request at once (what `vllm run-batch` does); Penstock gets the same file through
+`penstock run-batch`. Both engines stay up; rounds alternate and swap who begins. Prints the ratio of
+requests per second, Penstock over plain, with its spread, then one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import traces, workload
+from benchmarks.bench_main import FACTOR, MOST_OUTPUT, WINDOW_TOKENS, engine_flags, penstock
+
+BASE_PORT = 17410
+
+
+@contextmanager
+def plain(flags: list[str]) -> Iterator[Any]:
+    """Yield a function that runs a batch file through plain vLLM."""
+    command = [sys.executable, "-m", "benchmarks.plain_vllm", *flags]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+        answer(stdout)
+
+        def run(path: Path) -> dict[str, Any]:
+            stdin.write(f"{path}\n")
+            stdin.flush()
+            return answer(stdout)
+
+        yield run
+        stdin.close()
+
+
+def answer(stdout: Any) -> dict[str, Any]:
+    """Return the next JSON object of a stream, passing over anything else a library prints."""
+    for line in stdout:
+        if line.startswith("{"):
+            return dict(json.loads(line))
+    raise SystemExit("plain vLLM ended early")
+
+
+@contextmanager
+def through_penstock(directory: Path, flags: list[str], policy: str) -> Iterator[Any]:
+    """Yield a function that runs a batch file through a running Penstock."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PENSTOCK_SCHEDULER_POLICY": policy}
+    command = [sys.executable, "-m", "penstock", "up", "--data-dir", str(directory / "data")]
+    command += ["--base-port", str(BASE_PORT), *flags]
+    with (directory / "up.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    rounds = 0
+
+    def run(path: Path) -> dict[str, Any]:
+        nonlocal rounds
+        rounds += 1
+        summary = directory / f"summary-{rounds}.json"
+        penstock(
+            "run-batch", "--fresh", "--queue", f"127.0.0.1:{BASE_PORT}", "--scheduler", f"127.0.0.1:{BASE_PORT + 10}",
+            "--wait-s", "120", "-i", str(path), "-o", str(directory / f"out-{rounds}.jsonl"),
+            "--summary-json", str(summary),
+        )  # fmt: skip
+        return dict(json.loads(summary.read_text()))
+
+    try:
+        yield run
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--policy", default="virtual-channels")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        print(json.dumps(compare(Path(name), options.requests, options.rounds, options.policy)))
+
+
+def compare(directory: Path, requests: int, rounds: int, policy: str) -> dict[str, Any]:
+    """Alternate both sides; return ratios and counts."""
+    model = directory / "model"
+    penstock("tiny-model", str(model))
+    lengths = traces.load(requests, FACTOR, WINDOW_TOKENS - MOST_OUTPUT, MOST_OUTPUT)
+    print(f"workload: {lengths.source}; max_tokens {MOST_OUTPUT}, window {WINDOW_TOKENS}, policy {policy}")
+    lines = workload.batch_lines(lengths, model / "tokenizer.json", MOST_OUTPUT)
+    source = workload.write(lines, directory / "requests.jsonl")
+    # Rounds repeat the same prompts: without this the later ones would find them in the prefix cache.
+    flags = [*engine_flags(model), "--no-enable-prefix-caching"]
+    sides: dict[str, list[dict[str, Any]]] = {"plain": [], "penstock": []}
+    with plain(flags) as run_plain, through_penstock(directory, flags, policy) as run_penstock:
+        runners = {"plain": run_plain, "penstock": run_penstock}
+        for warm_up in runners.values():
+            warm_up(source)
+        for round_number in range(rounds):
+            for side in list(runners)[:: 1 if round_number % 2 == 0 else -1]:
+                sides[side].append(runners[side](source))
+    return report(sides, policy)
+
+
+def report(sides: dict[str, list[dict[str, Any]]], policy: str) -> dict[str, Any]:
+    """Print a table and return the closing JSON object."""
+    ratios = [
+        (b["requests"] / b["elapsed_s"]) / (a["requests"] / a["elapsed_s"])
+        for a, b in zip(sides["plain"], sides["penstock"], strict=True)
+    ]
+    print(f"{'side':10} {'preemptions':>12} {'KV usage':>9}")
+    for side, runs in sides.items():
+        preemptions = [run["preemptions"] for run in runs]
+        print(f"{side:10} {statistics.mean(preemptions):12.1f} {statistics.mean(r['kv_usage'] for r in runs):9.2f}")
+    median = statistics.median(ratios)
+    print(
+        f"requests/s, penstock over plain: {median:.2f} [{min(ratios):.2f}-{max(ratios):.2f}] over {len(ratios)} rounds"
+    )
+    return {
+        "benchmark": "ratio",
+        "policy": policy,
+        "rps_ratio_vs_plain": round(median, 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "preemptions": {side: [run["preemptions"] for run in runs] for side, runs in sides.items()},
+        "kv_usage": {side: [round(run["kv_usage"], 3) for run in runs] for side, runs in sides.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()
