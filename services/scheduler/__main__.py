@@ -1,0 +1,88 @@
+"""Starts the credit scheduler: `python -m services.scheduler`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from penstock.scheduler.v1 import scheduler_pb2_grpc
+from services.clock import SystemClock
+from services.config import load_settings
+from services.rpc.server import bind, stop_on_signals
+from services.scheduler.core.channel import Share
+from services.scheduler.core.machine import Machine
+from services.scheduler.core.policy import POLICIES
+from services.scheduler.links import BacklogLink
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.runner import Runner
+from services.scheduler.servicer import SERVICE_NAME, SchedulerServicer
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.tracing import CreditSpans
+from services.telemetry import Telemetry, start_logging, start_metrics, start_telemetry
+
+EX_SOFTWARE = 70
+"""Exit status after an internal failure (sysexits.h)."""
+
+log = logging.getLogger("scheduler")
+
+
+def make_runner(settings: SchedulerSettings, telemetry: Telemetry, metrics: SchedulerMetrics) -> Runner:
+    """Build the machine that `settings` describe, and its runner."""
+    clock = SystemClock()
+    machine = Machine(
+        POLICIES[settings.policy],
+        {
+            name: Share(channel.weight, channel.guaranteed_share, channel.ceiling_share)
+            for name, channel in settings.channels.items()
+        },
+        int(settings.epoch_grace_s * 1e9),
+        clock.now_ns(),
+        settings.sequence_slack,
+    )
+    return Runner(machine, clock, CreditSpans(telemetry), metrics, settings.report_interval_ms * 1_000_000)
+
+
+async def serve(settings: SchedulerSettings, telemetry: Telemetry) -> int:
+    """Serve until a signal or a defect; return the exit status."""
+    stop = stop_on_signals()
+    runner = make_runner(settings, telemetry, SchedulerMetrics())
+    servicer = SchedulerServicer(runner)
+    server = bind(
+        settings.listen,
+        [SERVICE_NAME],
+        lambda grpc_server: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, grpc_server),
+    )
+    start_metrics(settings.metrics_listen)
+    await server.start()
+    loop_task = asyncio.create_task(runner.run())
+    link_task = asyncio.create_task(BacklogLink(settings.queue_address, "scheduler", runner).run())
+    stop_task = asyncio.create_task(stop.wait())
+    print(f"ready: scheduler on {settings.listen.rpartition(':')[0]}:{server.port}", flush=True)
+    await asyncio.wait([loop_task, link_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
+    status = 0 if stop_task.done() else EX_SOFTWARE
+    for ended in (loop_task, link_task):
+        if ended.done() and (error := ended.exception()) is not None:
+            log.critical("the scheduler has failed", exc_info=error)
+    runner.stop()
+    await server.stop(settings.shutdown_grace_s)
+    loop_task.cancel()
+    link_task.cancel()
+    stop_task.cancel()
+    await asyncio.gather(loop_task, link_task, stop_task, return_exceptions=True)
+    return status
+
+
+def main() -> int:
+    """Read settings, serve, and return the exit status."""
+    settings = load_settings(SchedulerSettings, "scheduler")
+    start_logging(settings.log_level)
+    telemetry = start_telemetry("scheduler")
+    try:
+        return asyncio.run(serve(settings, telemetry))
+    finally:
+        telemetry.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Every request the scheduler knows of that has not been claimed yet, and where it is in that part of its life.
+
+    absent ── announced ──▶ waiting ── booked ──▶ granted ── claimed ──▶ absent
+
+The two streams a request is heard of on, Backlog and Credits, are ordered each
+in itself but not with each other, and both can break. Two more states keep that
+harmless. The rule behind them: *a request may wait only if the queue announced
+it on the present Backlog stream*, because only then will `Gone` tell of its end.
+
+- unlisted: a worker holds credits for it, the queue has not announced it on the present stream
+  (it was granted under an earlier one, or is known from a worker's inventory only);
+- relisted: a worker holds credits for it, and the queue has announced it since. If the credits come home for
+  whatever reason and the queue has not said `Gone`, it still waits. A claim too many is refused by the queue;
+  a request forgotten here would wait for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+
+from services.scheduler.core.messages import Announced, EngineShape
+
+
+class State(enum.Enum):
+    """Where a request is between its announcement and its claim."""
+
+    ABSENT = "absent"
+    WAITING = "waiting"
+    GRANTED = "granted"
+    UNLISTED = "unlisted"
+    RELISTED = "relisted"
+
+
+class Event(enum.Enum):
+    """What can happen to it."""
+
+    ANNOUNCED = "announced"  # for the first time, or again with the attempt that is known
+    REATTEMPTED = "reattempted"  # announced with a higher attempt: the granted one has failed meanwhile
+    BOOKED = "booked"
+    ADOPTED = "adopted"  # a worker's inventory names it
+    CLAIMED = "claimed"
+    ENDED = "ended"
+    RETURNED = "returned"  # its credits came home and nobody has claimed it
+    RELEASED = "released"  # its credits came home after the claim, or because the claim was refused
+    BACKLOG_LOST = "backlog_lost"
+
+
+class Action(enum.Enum):
+    """What the machine must do besides changing the state."""
+
+    NONE = "none"
+    ENTER = "enter"  # its line, at its position
+    LEAVE = "leave"  # its line
+    REENTER = "reenter"  # leave, take the new metadata, enter
+    RECALL = "recall"  # the grant, from its worker
+
+
+LIFECYCLE: dict[tuple[State, Event], tuple[State, Action]] = {
+    (State.ABSENT, Event.ANNOUNCED): (State.WAITING, Action.ENTER),
+    (State.ABSENT, Event.ADOPTED): (State.UNLISTED, Action.NONE),
+    (State.WAITING, Event.ANNOUNCED): (State.WAITING, Action.REENTER),
+    (State.WAITING, Event.BOOKED): (State.GRANTED, Action.LEAVE),
+    (State.WAITING, Event.ADOPTED): (State.RELISTED, Action.LEAVE),
+    (State.WAITING, Event.CLAIMED): (State.ABSENT, Action.LEAVE),
+    (State.WAITING, Event.ENDED): (State.ABSENT, Action.LEAVE),
+    (State.WAITING, Event.BACKLOG_LOST): (State.ABSENT, Action.LEAVE),
+    (State.GRANTED, Event.ANNOUNCED): (State.RELISTED, Action.NONE),
+    (State.GRANTED, Event.REATTEMPTED): (State.WAITING, Action.ENTER),
+    (State.GRANTED, Event.CLAIMED): (State.ABSENT, Action.NONE),
+    (State.GRANTED, Event.ENDED): (State.ABSENT, Action.RECALL),
+    (State.GRANTED, Event.RETURNED): (State.WAITING, Action.ENTER),
+    (State.GRANTED, Event.RELEASED): (State.ABSENT, Action.NONE),
+    (State.GRANTED, Event.BACKLOG_LOST): (State.UNLISTED, Action.NONE),
+    (State.UNLISTED, Event.ANNOUNCED): (State.RELISTED, Action.NONE),
+    (State.UNLISTED, Event.REATTEMPTED): (State.WAITING, Action.ENTER),
+    (State.UNLISTED, Event.RETURNED): (State.ABSENT, Action.NONE),
+    (State.UNLISTED, Event.RELEASED): (State.ABSENT, Action.NONE),
+    (State.UNLISTED, Event.BACKLOG_LOST): (State.UNLISTED, Action.NONE),
+    (State.RELISTED, Event.ANNOUNCED): (State.RELISTED, Action.NONE),
+    (State.RELISTED, Event.REATTEMPTED): (State.WAITING, Action.ENTER),
+    (State.RELISTED, Event.CLAIMED): (State.ABSENT, Action.NONE),
+    (State.RELISTED, Event.ENDED): (State.ABSENT, Action.RECALL),
+    (State.RELISTED, Event.RETURNED): (State.WAITING, Action.ENTER),
+    (State.RELISTED, Event.RELEASED): (State.WAITING, Action.ENTER),
+    (State.RELISTED, Event.BACKLOG_LOST): (State.UNLISTED, Action.NONE),
+}
+"""(state, event) -> (next state, action). A pair that is absent is refused: it changes nothing and is counted."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request: what was announced of it, its state, and the epoch that holds credits for it (0: none).
+
+    `request` is None for a request known from an inventory only. `bookings` keeps
+    the policy's answer per engine shape, which a waiting head is asked for at every pass.
+    """
+
+    request_id: str
+    state: State = State.ABSENT
+    request: Announced | None = None
+    announced_ns: int = 0
+    epoch: int = 0
+    bookings: dict[EngineShape, int] = field(default_factory=dict)
+
+    @property
+    def announced(self) -> Announced:
+        """What was announced of it; raises LookupError if nothing was."""
+        if self.request is None:
+            raise LookupError(f"{self.request_id} has not been announced")
+        return self.request
+
+    def announce(self, request: Announced, now_ns: int) -> None:
+        """Take new metadata, announced at `now_ns`."""
+        self.request = request
+        self.announced_ns = now_ns
+        self.bookings.clear()
+
+
+class Backlog:
+    """The entries by request name, and how many wait in each channel."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._entries: dict[str, Entry] = {}
+        self.waiting: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """Return the number of requests known."""
+        return len(self._entries)
+
+    def get(self, request_id: str) -> Entry | None:
+        """Return the entry of the request, None if it is absent."""
+        return self._entries.get(request_id)
+
+    def entries(self) -> list[Entry]:
+        """Return all entries; a copy, so that they may change state while it is read."""
+        return list(self._entries.values())
+
+    def apply(self, request_id: str, event: Event) -> tuple[Entry, Action] | None:
+        """Move the request through the table; None if the table refuses.
+
+        The entry's channel and epoch are its caller's to keep, the waiting counts are kept here.
+        """
+        entry = self._entries.get(request_id) or Entry(request_id)
+        step = LIFECYCLE.get((entry.state, event))
+        if step is None:
+            self.refused[event.value] += 1
+            return None
+        if entry.state is State.WAITING:
+            self.waiting[entry.announced.channel] -= 1
+        entry.state, action = step
+        if entry.state is State.ABSENT:
+            self._entries.pop(request_id, None)
+        else:
+            self._entries[request_id] = entry
+        return entry, action
+
+    def count(self, entry: Entry) -> None:
+        """Count an entry that now stands in its line."""
+        self.waiting[entry.announced.channel] += 1

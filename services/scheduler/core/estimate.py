@@ -1,0 +1,88 @@
+"""How many blocks a request may need: what is proven before its prompt is tokenized.
+
+A request peaks at `min(prompt + output, max_model_len) - 1` tokens (the KV of
+the last token is never written), plus what the engine may run ahead of its
+output. Each of its `n` completions is counted with a prompt of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.scheduler.core.messages import Announced, EngineShape, RejectRequest
+
+
+def need_blocks(tokens: int, block_size: int) -> int:
+    """Return the blocks that hold `tokens` tokens."""
+    return -(-tokens // block_size)
+
+
+def output_tokens(request: Announced, shape: EngineShape) -> int:
+    """Return the most output tokens of one completion."""
+    return min(request.max_tokens or shape.max_model_len, shape.max_model_len)
+
+
+def prompt_bound_tokens(request: Announced, shape: EngineShape) -> int:
+    """Return a number of tokens the prompt cannot exceed if the request can run at all.
+
+    Exact for token ids; bytes plus special tokens for plain text under a tokenizer
+    proven to make no more tokens than bytes; else whatever the output leaves of the window.
+    """
+    if request.prompt_tokens:
+        return request.prompt_tokens
+    if shape.byte_bounded_tokenizer and not request.chat and request.prompt_bytes:
+        return request.prompt_bytes + shape.special_tokens
+    return shape.max_model_len - output_tokens(request, shape)
+
+
+def peak_blocks(prompt_tokens: int, request: Announced, shape: EngineShape) -> int:
+    """Return the blocks that all completions hold at their peak, for a prompt of `prompt_tokens`."""
+    total = min(prompt_tokens + output_tokens(request, shape), shape.max_model_len)
+    written = total - 1 + shape.lookahead_tokens
+    return max(request.n, 1) * max(need_blocks(written, shape.block_size), 1)
+
+
+def worst_case_blocks(request: Announced, shape: EngineShape) -> int:
+    """Return the blocks the request can need at most, whatever its prompt turns out to be."""
+    return peak_blocks(prompt_bound_tokens(request, shape), request, shape)
+
+
+def window_blocks(request: Announced, shape: EngineShape) -> int:
+    """Return the blocks of the model's whole window for each completion."""
+    return peak_blocks(shape.max_model_len, request, shape)
+
+
+def least_blocks(request: Announced, shape: EngineShape) -> int:
+    """Return the blocks the request is proven to need at least: its prompt has one token or the number known."""
+    return peak_blocks(max(request.prompt_tokens, 1), request, shape)
+
+
+def could_hold(request: Announced, shape: EngineShape) -> bool:
+    """Return whether an idle engine of this shape could hold the request, by what is proven of its size."""
+    return request.prompt_tokens < shape.max_model_len and least_blocks(request, shape) <= shape.capacity_blocks
+
+
+def rejection(request: Announced, shapes: Sequence[EngineShape]) -> RejectRequest | None:
+    """Return why none of the engines that serve the request's model could ever hold it, with both numbers.
+
+    None if one could, or if there is none to ask.
+    """
+    if not shapes or any(could_hold(request, shape) for shape in shapes):
+        return None
+    window_tokens = max(shape.max_model_len for shape in shapes)
+    if request.prompt_tokens >= window_tokens:
+        return RejectRequest(
+            request.request_id,
+            "context_length_exceeded",
+            f"the prompt has {request.prompt_tokens} tokens; the model's window has {window_tokens},"
+            " of which at least one is for output",
+            "prompt",
+        )
+    largest = max(shapes, key=lambda shape: shape.capacity_blocks)
+    return RejectRequest(
+        request.request_id,
+        "pool_too_small",
+        f"the request needs at least {least_blocks(request, largest)} KV-cache blocks;"
+        f" the largest worker has {largest.capacity_blocks}",
+        "sampling.n" if request.n > 1 else "prompt",
+    )

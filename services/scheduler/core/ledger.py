@@ -1,0 +1,225 @@
+"""The credit ledger of one worker epoch.
+
+A credit is the right to occupy one KV-cache block. Every credit of a worker is
+in exactly one place: free, or held by one named reservation. The law that every
+operation keeps, and `audit` recomputes from scratch, is
+
+    free + sum(held) == capacity + overcommitted
+
+`overcommitted` is zero unless a worker came back with more blocks in use than it
+now has (it was restarted with other settings while its scheduler was away, say).
+Such blocks exist in no pool, so they are named for what they are instead of
+letting `free` go below zero: nothing can be booked until releases have paid
+them off, and `free` and `overcommitted` are never both above zero.
+
+Operations check first and change afterwards: one that is refused leaves the
+ledger as it was. ACKs carry absolute values and a sequence number that grows
+with every ACK of a request; the highest one wins, so a lost, repeated or
+reordered ACK can neither mint a credit nor lose one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.scheduler.core.messages import Holding
+
+RELEASES_REMEMBERED = 16_384
+"""Released names kept to tell a late ACK from an unknown one: some seconds of traffic at thousands of requests/s."""
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The credits booked for one request: `booked` at the grant, `held` now."""
+
+    channel: str
+    booked_blocks: int
+    held_blocks: int
+    sequences: int
+    seq: int
+    settled: bool = False
+
+
+class Verdict(enum.Enum):
+    """What became of an ACK. Only APPLIED changed anything."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+    UNKNOWN = "unknown"
+    NO_ROOM = "no_room"
+
+
+class Change(NamedTuple):
+    """Outcome of an ACK: blocks that came home (negative: blocks taken by a grown settle)."""
+
+    verdict: Verdict
+    refunded_blocks: int = 0
+
+
+class Ledger:
+    """Free and held credits of one worker, by reservation and by channel. One owner; not shared."""
+
+    def __init__(self, capacity_blocks: int) -> None:
+        """Start with all of `capacity_blocks` free; raises ValueError below 1."""
+        if capacity_blocks < 1:
+            raise ValueError(f"capacity_blocks must be at least 1, got {capacity_blocks}")
+        self.capacity_blocks = capacity_blocks
+        self.free_blocks = capacity_blocks
+        self.overcommitted_blocks = 0
+        self.sequences = 0
+        self._reservations: dict[str, Reservation] = {}
+        self._held_by_channel: dict[str, int] = {}
+        self._last_seqs: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """Return the number of reservations."""
+        return len(self._reservations)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether the request has a reservation."""
+        return request_id in self._reservations
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the requests that hold credits."""
+        return iter(self._reservations)
+
+    def reservation(self, request_id: str) -> Reservation | None:
+        """Return the request's reservation, to be read and not changed, or None."""
+        return self._reservations.get(request_id)
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks held by all reservations."""
+        return self.capacity_blocks + self.overcommitted_blocks - self.free_blocks
+
+    def held_by(self, channel: str) -> int:
+        """Return the blocks held by the channel's reservations."""
+        return self._held_by_channel.get(channel, 0)
+
+    def held_by_channel(self) -> dict[str, int]:
+        """Return a copy of the blocks held per channel, channels that hold none left out."""
+        return {channel: blocks for channel, blocks in self._held_by_channel.items() if blocks}
+
+    def reservations_by_channel(self) -> Counter[str]:
+        """Return the number of reservations per channel."""
+        return Counter(reservation.channel for reservation in self._reservations.values())
+
+    # ---- operations ----
+
+    def book(self, request_id: str, channel: str, blocks: int, sequences: int = 1) -> bool:
+        """Book `blocks` for the request; False, changing nothing, if they are not free or it has a reservation.
+
+        Raises ValueError for fewer than one block.
+        """
+        if blocks < 1:
+            raise ValueError(f"a booking takes at least 1 block, got {blocks} for {request_id}")
+        if request_id in self._reservations or blocks > self.free_blocks:
+            return False
+        # A second booking of one name goes on where the first one's sequence ended, so that no ACK of the first counts.
+        seq = self._last_seqs.pop(request_id, 0)
+        self._reservations[request_id] = Reservation(channel, blocks, 0, sequences, seq)
+        self.sequences += sequences
+        self._move(self._reservations[request_id], blocks)
+        return True
+
+    def settle(self, request_id: str, seq: int, held_blocks: int) -> Change:
+        """Set what the request holds, as its tokenizer ACK says; growth beyond what is free is refused."""
+        reservation = self._reservations.get(request_id)
+        if reservation is None:
+            return Change(self._why_absent(request_id))
+        if seq <= reservation.seq:
+            return Change(Verdict.DUPLICATE)
+        growth = held_blocks - reservation.held_blocks
+        if growth > self.free_blocks and growth > 0:
+            return Change(Verdict.NO_ROOM)
+        reservation.seq = seq
+        reservation.settled = True
+        self._move(reservation, growth)
+        return Change(Verdict.APPLIED, -growth)
+
+    def release(self, request_id: str, seq: int) -> Change:
+        """End the reservation: everything it still holds comes home."""
+        reservation = self._reservations.get(request_id)
+        if reservation is None:
+            return Change(self._why_absent(request_id))
+        if seq <= reservation.seq:
+            return Change(Verdict.DUPLICATE)
+        refund = reservation.held_blocks
+        self._remove(request_id, reservation)
+        self._remember(request_id, seq)
+        return Change(Verdict.APPLIED, refund)
+
+    def adopt(self, inventory: Iterable[Holding]) -> None:
+        """Take over what a worker says it holds, also beyond the capacity; names already known are left alone."""
+        for holding in inventory:
+            if holding.request_id in self._reservations:
+                continue
+            # How many completions the request has is not in the inventory; one is the least.
+            reservation = Reservation(holding.channel, holding.held_blocks, 0, 1, holding.seq)
+            self._reservations[holding.request_id] = reservation
+            self.sequences += 1
+            self._move(reservation, holding.held_blocks)
+
+    def drop(self) -> dict[str, int]:
+        """End every reservation, because the epoch is over; return the blocks that came home by request."""
+        refunds = {request_id: reservation.held_blocks for request_id, reservation in self._reservations.items()}
+        for request_id, reservation in list(self._reservations.items()):
+            self._remove(request_id, reservation)
+        return refunds
+
+    # ---- the law ----
+
+    def audit(self) -> list[str]:
+        """Recompute every total from the reservations; return one sentence per violation, none if all is well."""
+        held: dict[str, int] = {}
+        for reservation in self._reservations.values():
+            held[reservation.channel] = held.get(reservation.channel, 0) + reservation.held_blocks
+        total = sum(held.values())
+        violations = []
+        if self.free_blocks + total != self.capacity_blocks + self.overcommitted_blocks:
+            violations.append(
+                f"free {self.free_blocks} + held {total} != capacity {self.capacity_blocks}"
+                f" + overcommitted {self.overcommitted_blocks}"
+            )
+        if min(self.free_blocks, self.overcommitted_blocks) != 0:
+            violations.append(
+                f"free {self.free_blocks}, overcommitted {self.overcommitted_blocks}: the lesser must be 0"
+            )
+        if self.held_by_channel() != {channel: blocks for channel, blocks in held.items() if blocks}:
+            violations.append(f"per-channel totals {self.held_by_channel()} differ from the reservations {held}")
+        sequences = sum(reservation.sequences for reservation in self._reservations.values())
+        if sequences != self.sequences:
+            violations.append(f"sequences {self.sequences} differ from the reservations' {sequences}")
+        return violations
+
+    # ---- the only places where blocks change hands ----
+
+    def _move(self, reservation: Reservation, blocks: int) -> None:
+        """Move `blocks` from free to the reservation; a negative number moves them back."""
+        held_before = self.held_blocks
+        reservation.held_blocks += blocks
+        self._held_by_channel[reservation.channel] = self._held_by_channel.get(reservation.channel, 0) + blocks
+        balance = self.free_blocks - self.overcommitted_blocks - blocks
+        self.free_blocks = max(balance, 0)
+        self.overcommitted_blocks = max(-balance, 0)
+        assert self.held_blocks == held_before + blocks, "credits were minted or lost"
+
+    def _remove(self, request_id: str, reservation: Reservation) -> None:
+        self._move(reservation, -reservation.held_blocks)
+        self.sequences -= reservation.sequences
+        del self._reservations[request_id]
+        if self._held_by_channel[reservation.channel] == 0:
+            del self._held_by_channel[reservation.channel]
+
+    def _remember(self, request_id: str, seq: int) -> None:
+        self._last_seqs[request_id] = seq
+        if len(self._last_seqs) > RELEASES_REMEMBERED:
+            del self._last_seqs[next(iter(self._last_seqs))]
+
+    def _why_absent(self, request_id: str) -> Verdict:
+        return Verdict.LATE if request_id in self._last_seqs else Verdict.UNKNOWN

@@ -1,0 +1,373 @@
+"""The scheduler as a pure machine: messages in, effects out.
+
+The shell feeds every message that is ready through `step`, then calls
+`arbitrate` once; both return effects in the order in which they are to happen.
+All state is soft: streams that open again rebuild it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.scheduler.core import messages as m
+from services.scheduler.core.arbiter import Arbiter, Placement, quantum_blocks
+from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
+from services.scheduler.core.channel import Channel, Share
+from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, TOKENIZER_ACK, Counters
+from services.scheduler.core.estimate import rejection
+from services.scheduler.core.fleet import Fleet, Worker
+from services.scheduler.core.ledger import Change, Ledger, Verdict
+from services.scheduler.core.policy import Policy
+
+LEAST_WINDOW_REQUESTS = 64
+"""Announcements a channel may have waiting even for a tiny fleet, so that lines stay visible before a worker comes."""
+
+WINDOW_FACTOR = 2
+"""Windows hold this many times what the fleet runs at once: if all of it ended in one step, as many more are known."""
+
+PARKED_STEP_REQUESTS = 64
+"""Windows grow in steps of this many for requests that wait for a model nobody serves, so that they change rarely."""
+
+MOST_PARKED_REQUESTS = 16_384
+"""Requests for models nobody serves that a window makes room for; beyond it they hold their channel up."""
+
+UNCLAIMED_PAUSE_NS = 500_000_000
+"""A worker that handed a grant back unclaimed cannot reach the queue; granting at once again would only spin."""
+
+SHARED_LINE = ""
+"""Name of the one arbitration channel of a policy that keeps no channels apart."""
+
+
+class Machine:
+    """Owns the fleet's ledgers, the backlog, the channels and the arbiter."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        shares: Mapping[str, Share],
+        epoch_grace_ns: int,
+        started_ns: int,
+        sequence_slack: float = 1.0,
+    ) -> None:
+        """Start with no worker and no queue.
+
+        `epoch_grace_ns` is how long the credits of a broken stream wait for its worker. For as long after
+        `started_ns` nothing is rejected as too large, because larger workers may still be on their way back.
+        """
+        self.policy = policy
+        self.shares = dict(shares)
+        self.counters = Counters()
+        self.fleet = Fleet(sequence_slack)
+        self.backlog = Backlog()
+        self.queue_connected = False
+        self._epoch_grace_ns = epoch_grace_ns
+        self._fleet_known_ns = started_ns + epoch_grace_ns
+        self._fleet_known = False
+        self._queue_channels: tuple[str, ...] = ()
+        self._windows: dict[str, int] = {}
+        self._least_weight = min((share.weight for share in shares.values()), default=1.0)
+        self._channels: dict[str, Channel] = {}
+        self._arbiter = Arbiter(policy, self.fleet, ())
+        for name in shares if policy.channels_apart else (SHARED_LINE,):
+            self._channel(name)
+        self._effects: list[m.Effect] = []
+        self._handlers: dict[type, Callable[[Any, int], None]] = {
+            m.WorkerOpened: self._worker_opened,
+            m.WorkerClosed: self._worker_closed,
+            m.WorkerDraining: self._worker_draining,
+            m.TokenizerAck: self._tokenizer_ack,
+            m.CompletionAck: self._completion_ack,
+            m.EngineReport: self._engine_report,
+            m.QueueOpened: self._queue_opened,
+            m.QueueClosed: self._queue_closed,
+            m.Announced: self._announced,
+            m.Gone: self._gone,
+            m.DrainRequested: self._drain_requested,
+            m.Tick: self._tick,
+        }
+
+    def step(self, message: m.Input, now_ns: int) -> list[m.Effect]:
+        """Take one message and return what it causes, grants excepted."""
+        self._handlers[type(message)](message, now_ns)
+        return self._taken_effects()
+
+    def arbitrate(self, now_ns: int) -> list[m.Effect]:
+        """Grant everything that fits now."""
+        if self.queue_connected:
+            self._arbiter.begin(now_ns)
+            while (placement := self._arbiter.next()) is not None:
+                self._grant(placement)
+        return self._taken_effects()
+
+    def channel(self, name: str) -> Channel:
+        """Return the arbitration channel that requests of channel `name` wait in."""
+        return self._channel(name if self.policy.channels_apart else SHARED_LINE)
+
+    def _taken_effects(self) -> list[m.Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _channel(self, name: str) -> Channel:
+        channel = self._channels.get(name)
+        if channel is None:
+            # A channel the configuration does not know (removed from it, say) gets an ordinary share, not silence.
+            share = self.shares.get(name, Share()) if self.policy.channels_apart else Share()
+            channel = self._channels[name] = Channel(name, share, quantum_blocks(share.weight, self._least_weight))
+            self._arbiter.add(channel)
+        return channel
+
+    # ---- grants ----
+
+    def _grant(self, placement: Placement) -> None:
+        entry, worker, blocks = placement.entry, placement.worker, placement.blocks
+        request = entry.announced
+        if not worker.ledger.book(entry.request_id, request.channel, blocks, max(request.n, 1)):
+            raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks are not free")
+        self._arbiter.placed(placement)
+        self._move(entry.request_id, Event.BOOKED)
+        entry.epoch = worker.epoch
+        self.counters.grants[request.channel] += 1
+        self._effects.append(
+            m.Grant(
+                worker.epoch,
+                worker.worker_id,
+                entry.request_id,
+                request.channel,
+                blocks,
+                self.policy.settles,
+                request.attempt,
+                request.traceparent,
+                entry.announced_ns,
+            )
+        )
+
+    # ---- the queue ----
+
+    def _queue_opened(self, opened: m.QueueOpened, now_ns: int) -> None:
+        self._queue_closed(m.QueueClosed(), now_ns)
+        self.queue_connected = True
+        self._queue_channels = opened.channels
+        self._set_windows()
+
+    def _queue_closed(self, _closed: m.QueueClosed, _now_ns: int) -> None:
+        self.queue_connected = False
+        self._queue_channels = ()
+        self._windows.clear()
+        for entry in self.backlog.entries():
+            self._move(entry.request_id, Event.BACKLOG_LOST)
+
+    def _announced(self, request: m.Announced, now_ns: int) -> None:
+        known = self.backlog.get(request.request_id)
+        newer = known is not None and known.state is not State.WAITING and self._is_newer(request, known)
+        self._move(request.request_id, Event.REATTEMPTED if newer else Event.ANNOUNCED, request, now_ns)
+        self._reject_if_hopeless(request)
+
+    @staticmethod
+    def _is_newer(request: m.Announced, known: Entry) -> bool:
+        return known.request is not None and request.attempt > known.request.attempt
+
+    def _gone(self, gone: m.Gone, _now_ns: int) -> None:
+        self._move(gone.request_id, Event.CLAIMED if gone.reason is m.GoneReason.CLAIMED else Event.ENDED)
+
+    def _set_windows(self) -> None:
+        """Tell the queue each channel's window if it has changed."""
+        base = max(LEAST_WINDOW_REQUESTS, WINDOW_FACTOR * self.fleet.sequences())
+        for name in self._queue_channels:
+            limit = base + self._parked(self.channel(name))
+            if self._windows.get(name) != limit:
+                self._windows[name] = limit
+                self._effects.append(m.SetWindow(name, limit))
+
+    def _parked(self, channel: Channel) -> int:
+        """Return how many requests wait for a model nobody serves, rounded up to a step."""
+        if not len(self.fleet):
+            return 0
+        parked = sum(len(line) for line in channel.lines.values() if not self.fleet.serving(line.model))
+        steps = -(-parked // PARKED_STEP_REQUESTS)
+        return min(steps * PARKED_STEP_REQUESTS, MOST_PARKED_REQUESTS)
+
+    # ---- what can never fit ----
+
+    def _reject_if_hopeless(self, request: m.Announced) -> None:
+        """Reject a waiting request that no worker of the fleet could ever hold, once the fleet is known."""
+        entry = self.backlog.get(request.request_id)
+        if not self._fleet_known or entry is None or entry.state is not State.WAITING:
+            return
+        reject = rejection(request, [worker.shape for worker in self.fleet.serving(request.model)])
+        if reject is not None:
+            self._move(request.request_id, Event.ENDED)
+            self.counters.rejected[reject.code] += 1
+            self._effects.append(reject)
+
+    def _review_waiting(self) -> None:
+        """Look again at everything that waits, after the fleet has changed; windows bound how much that is."""
+        if self._fleet_known:
+            for entry in self.backlog.entries():
+                if entry.state is State.WAITING:
+                    self._reject_if_hopeless(entry.announced)
+
+    # ---- workers ----
+
+    def _worker_opened(self, opened: m.WorkerOpened, _now_ns: int) -> None:
+        before = self.fleet.named(opened.worker_id)
+        if before is not None:
+            if before.closed_ns is None:
+                self._effects.append(m.EndStream(before.epoch))
+            self._end_epoch(before)
+        worker = self.fleet.open(opened)
+        for holding in opened.inventory:
+            self._adopt(holding.request_id, worker)
+        if before is not None and before.draining and before.instance_id == opened.instance_id:
+            self._drain(worker)
+        self._review_waiting()
+        self._set_windows()
+
+    def _adopt(self, request_id: str, worker: Worker) -> None:
+        if self._move(request_id, Event.ADOPTED):
+            entry = self.backlog.get(request_id)
+            if entry is not None:
+                entry.epoch = worker.epoch
+
+    def _worker_closed(self, closed: m.WorkerClosed, now_ns: int) -> None:
+        worker = self.fleet.get(closed.epoch)
+        if worker is not None:
+            worker.closed_ns = now_ns
+            self._set_windows()
+
+    def _end_epoch(self, worker: Worker) -> None:
+        """Send everything the epoch holds home; what of it was not claimed waits again."""
+        self.fleet.remove(worker)
+        for request_id, blocks in worker.ledger.drop().items():
+            self.counters.refunded(EPOCH_END, blocks)
+            self._effects.append(m.Released(worker.epoch, request_id, None, blocks))
+            entry = self.backlog.get(request_id)
+            if entry is not None and entry.epoch == worker.epoch:
+                self._move(request_id, Event.RETURNED)
+
+    def _worker_draining(self, message: m.WorkerDraining, _now_ns: int) -> None:
+        worker = self.fleet.get(message.epoch)
+        if worker is None:
+            self.counters.stale["draining"] += 1
+        else:
+            worker.draining = True
+            self._recall_unclaimed(worker)
+
+    def _drain_requested(self, request: m.DrainRequested, _now_ns: int) -> None:
+        worker = self.fleet.named(request.worker_id)
+        if worker is not None:
+            self._drain(worker)
+
+    def _drain(self, worker: Worker) -> None:
+        worker.draining = True
+        self._effects.append(m.Drain(worker.epoch))
+        self._recall_unclaimed(worker)
+
+    def _recall_unclaimed(self, worker: Worker) -> None:
+        for request_id in worker.ledger:
+            entry = self.backlog.get(request_id)
+            if entry is not None and entry.epoch == worker.epoch:
+                self._effects.append(m.Recall(worker.epoch, request_id))
+
+    def _engine_report(self, report: m.EngineReport, _now_ns: int) -> None:
+        worker = self._live(report.stream, report.epoch, "engine_report")
+        if worker is not None:
+            worker.observe(report)
+
+    def _live(self, stream: int, epoch: int, kind: str) -> Worker | None:
+        """Return the worker a message is about; count it as stale if its epoch is over or not its stream's."""
+        worker = self.fleet.get(epoch) if stream == epoch else None
+        if worker is None:
+            self.counters.stale[kind] += 1
+        return worker
+
+    # ---- ACKs ----
+
+    def _tokenizer_ack(self, ack: m.TokenizerAck, _now_ns: int) -> None:
+        worker = self._live(ack.stream, ack.epoch, TOKENIZER_ACK)
+        if worker is None:
+            return
+        if not self.policy.settles:
+            self.counters.refused_settles += 1
+            return
+        change = worker.ledger.settle(ack.request_id, ack.seq, ack.held_blocks)
+        if change.verdict is not Verdict.APPLIED:
+            self._absorb(change, TOKENIZER_ACK)
+            return
+        self.counters.refunded(TOKENIZER_ACK, change.refunded_blocks)
+        self._refund_channel(worker.ledger, ack.request_id, change.refunded_blocks)
+        self._effects.append(m.Settled(ack.epoch, ack.request_id, ack.held_blocks, change.refunded_blocks))
+
+    def _refund_channel(self, ledger: Ledger, request_id: str, blocks: int) -> None:
+        reservation = ledger.reservation(request_id)
+        if reservation is not None:
+            self.channel(reservation.channel).refund(blocks)
+
+    def _completion_ack(self, ack: m.CompletionAck, now_ns: int) -> None:
+        worker = self._live(ack.stream, ack.epoch, COMPLETION_ACK)
+        if worker is None:
+            return
+        returned = ack.cause in (m.ReleaseCause.UNCLAIMED, m.ReleaseCause.RECALLED)
+        reservation = worker.ledger.reservation(ack.request_id)
+        change = worker.ledger.release(ack.request_id, ack.seq)
+        if change.verdict is not Verdict.APPLIED:
+            self._absorb(change, COMPLETION_ACK)
+            return
+        self.counters.refunded(ack.cause.name.lower(), change.refunded_blocks)
+        self._effects.append(m.Released(ack.epoch, ack.request_id, ack.cause, change.refunded_blocks))
+        if returned and reservation is not None:
+            self.channel(reservation.channel).refund(change.refunded_blocks)
+        if ack.cause is m.ReleaseCause.UNCLAIMED:
+            worker.paused_until_ns = now_ns + UNCLAIMED_PAUSE_NS
+        entry = self.backlog.get(ack.request_id)
+        if entry is not None and entry.epoch == ack.epoch:
+            self._move(ack.request_id, Event.RETURNED if returned else Event.RELEASED)
+
+    def _absorb(self, change: Change, kind: str) -> None:
+        """Count an ACK that changed nothing."""
+        if change.verdict is Verdict.NO_ROOM:
+            self.counters.refused_settles += 1
+        elif change.verdict is Verdict.UNKNOWN:
+            self.counters.unknown[kind] += 1
+        else:
+            late_release = change.verdict is Verdict.LATE and kind == COMPLETION_ACK
+            self.counters.duplicates["second_release" if late_release else kind] += 1
+
+    # ---- time ----
+
+    def _tick(self, _tick: m.Tick, now_ns: int) -> None:
+        for worker in list(self.fleet):
+            if worker.closed_ns is not None and now_ns - worker.closed_ns >= self._epoch_grace_ns:
+                self._end_epoch(worker)
+        if not self._fleet_known and now_ns >= self._fleet_known_ns:
+            self._fleet_known = True
+            self._review_waiting()
+        self._set_windows()
+        self._audit()
+
+    def _audit(self) -> None:
+        for worker in self.fleet:
+            violations = worker.ledger.audit()
+            if violations:
+                self.counters.audit_violations += len(violations)
+                self._effects.append(m.AuditFailed(worker.worker_id, tuple(violations)))
+
+    # ---- the life of a request, by its table ----
+
+    def _move(self, request_id: str, event: Event, request: m.Announced | None = None, now_ns: int = 0) -> bool:
+        """Move the request through its table and do what the table says; False if the table refuses."""
+        moved = self.backlog.apply(request_id, event)
+        if moved is None:
+            return False
+        entry, action = moved
+        if action in (Action.LEAVE, Action.REENTER):
+            self.channel(entry.announced.channel).leave(entry)
+        if request is not None:
+            entry.announce(request, now_ns)
+        if action is Action.RECALL:
+            self._effects.append(m.Recall(entry.epoch, request_id))
+        if entry.state is State.WAITING:
+            entry.epoch = 0
+            self.backlog.count(entry)
+            self.channel(entry.announced.channel).enter(entry)
+        return True

@@ -1,0 +1,261 @@
+"""What the machine is told and what it answers: every input and every effect.
+
+Messages are named tuples, cheap to make by the thousand. `epoch` names one
+life of a worker's stream; blocks are KV-cache blocks of that worker's engine;
+times are Unix time in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, TypeAlias
+
+
+class ReleaseCause(enum.IntEnum):
+    """Why the credits of a reservation come home; numbers as on the wire."""
+
+    COMPLETED = 1
+    REJECTED = 2
+    CANCELLED = 3
+    EXPIRED = 4
+    FAILED = 5
+    CLAIM_REFUSED = 6
+    LEASE_LOST = 7
+    RECALLED = 8
+    UNCLAIMED = 9
+
+
+class GoneReason(enum.IntEnum):
+    """Why an announced request left its line; numbers as on the wire."""
+
+    CLAIMED = 1
+    ENDED = 2
+
+
+class EngineShape(NamedTuple):
+    """The sizes of a worker's engine that decide how many blocks a request needs."""
+
+    capacity_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    lookahead_tokens: int = 0
+    byte_bounded_tokenizer: bool = False
+    special_tokens: int = 0
+
+
+class Holding(NamedTuple):
+    """One reservation as its worker sees it."""
+
+    request_id: str
+    channel: str
+    held_blocks: int
+    seq: int
+
+
+# ---- inputs: from workers ----
+
+
+class WorkerOpened(NamedTuple):
+    """A worker opened a stream. `models` are the names it answers to, its own first."""
+
+    epoch: int
+    worker_id: str
+    instance_id: str
+    models: tuple[str, ...]
+    shape: EngineShape
+    inventory: tuple[Holding, ...] = ()
+
+
+class WorkerClosed(NamedTuple):
+    """The stream of this epoch ended."""
+
+    epoch: int
+
+
+class WorkerDraining(NamedTuple):
+    """The worker takes no new grants."""
+
+    epoch: int
+    reason: str
+
+
+class TokenizerAck(NamedTuple):
+    """The prompt's length is known. `stream` is the epoch of the stream it came on, `epoch` the one it names."""
+
+    stream: int
+    epoch: int
+    request_id: str
+    seq: int
+    held_blocks: int
+
+
+class CompletionAck(NamedTuple):
+    """The request's blocks are free. `stream` is the epoch of the stream it came on, `epoch` the one it names."""
+
+    stream: int
+    epoch: int
+    request_id: str
+    seq: int
+    cause: ReleaseCause
+
+
+class EngineReport(NamedTuple):
+    """What the engine says of itself; `blocks_free` is None while unknown."""
+
+    stream: int
+    epoch: int
+    blocks_free: int | None = None
+    running: int = 0
+    waiting: int = 0
+    preemptions: int = 0
+    step_ns: int = 0
+    kv_cache_usage: float = 0.0
+    kv_cache_usage_ns: float = 0.0
+    busy_ns: int = 0
+
+
+# ---- inputs: from the queue ----
+
+
+class QueueOpened(NamedTuple):
+    """A Backlog stream is open; `channels` are those the queue knows."""
+
+    channels: tuple[str, ...]
+
+
+class QueueClosed(NamedTuple):
+    """The Backlog stream ended: what it announced may have changed since."""
+
+
+class Announced(NamedTuple):
+    """A request waits. Sizes in tokens and bytes; `max_tokens` 0 means up to the window, `model` "" accepts any."""
+
+    request_id: str
+    channel: str
+    priority: int
+    position: int
+    attempt: int
+    model: str
+    prompt_bytes: int
+    prompt_tokens: int
+    max_tokens: int
+    n: int
+    chat: bool
+    traceparent: str = ""
+
+
+class Gone(NamedTuple):
+    """An announced request no longer waits."""
+
+    request_id: str
+    reason: GoneReason
+
+
+# ---- inputs: from operators and the clock ----
+
+
+class DrainRequested(NamedTuple):
+    """An operator wants a worker to finish what it has."""
+
+    worker_id: str
+
+
+class Tick(NamedTuple):
+    """Time passed."""
+
+
+Input: TypeAlias = (
+    WorkerOpened
+    | WorkerClosed
+    | WorkerDraining
+    | TokenizerAck
+    | CompletionAck
+    | EngineReport
+    | QueueOpened
+    | QueueClosed
+    | Announced
+    | Gone
+    | DrainRequested
+    | Tick
+)
+
+
+# ---- effects ----
+
+
+class Grant(NamedTuple):
+    """To a worker: claim this request, its credits are booked."""
+
+    epoch: int
+    worker_id: str
+    request_id: str
+    channel: str
+    booked_blocks: int
+    settles: bool
+    attempt: int
+    traceparent: str
+    announced_ns: int
+
+
+class Recall(NamedTuple):
+    """To a worker: give the grant back if it has not been claimed."""
+
+    epoch: int
+    request_id: str
+
+
+class Drain(NamedTuple):
+    """To a worker: finish what you have and expect nothing more."""
+
+    epoch: int
+
+
+class EndStream(NamedTuple):
+    """A newer stream of the same worker has replaced this epoch's."""
+
+    epoch: int
+
+
+class SetWindow(NamedTuple):
+    """To the queue: at most `limit` requests of the channel announced and still waiting."""
+
+    channel: str
+    limit: int
+
+
+class RejectRequest(NamedTuple):
+    """To the queue: no worker could ever hold the request."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str
+
+
+class Settled(NamedTuple):
+    """A tokenizer ACK sent `refunded_blocks` home."""
+
+    epoch: int
+    request_id: str
+    held_blocks: int
+    refunded_blocks: int
+
+
+class Released(NamedTuple):
+    """A reservation ended and `released_blocks` came home; no cause means that its epoch ended."""
+
+    epoch: int
+    request_id: str
+    cause: ReleaseCause | None
+    released_blocks: int
+
+
+class AuditFailed(NamedTuple):
+    """The conservation law does not hold for a worker: a defect, one sentence per violation."""
+
+    worker_id: str
+    violations: tuple[str, ...]
+
+
+Effect: TypeAlias = Grant | Recall | Drain | EndStream | SetWindow | RejectRequest | Settled | Released | AuditFailed

@@ -1,0 +1,122 @@
+"""The machine's state at one moment, copied out for status and metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from services.scheduler.core.channel import Share
+from services.scheduler.core.machine import Machine
+from services.scheduler.core.messages import EngineReport
+
+
+class WorkerView(NamedTuple):
+    """One worker epoch; blocks as its ledger has them, `report` as its engine last said."""
+
+    worker_id: str
+    epoch: int
+    model: str
+    block_size: int
+    capacity_blocks: int
+    free_blocks: int
+    usable_blocks: int
+    overcommitted_blocks: int
+    held_blocks: dict[str, int]
+    reservations: int
+    drift_blocks: int
+    report: EngineReport | None
+    draining: bool
+    connected: bool
+
+
+class ChannelView(NamedTuple):
+    """One channel over all workers; `waiting` and `running` in requests."""
+
+    channel: str
+    share: Share
+    waiting: int
+    running: int
+    held_blocks: int
+    grants: int
+
+
+class Snapshot(NamedTuple):
+    """Everything status and metrics show. Counts are since the start, by kind, cause or channel."""
+
+    policy: str
+    workers: tuple[WorkerView, ...]
+    channels: tuple[ChannelView, ...]
+    queue_connected: bool
+    audit_violations: int
+    refused_settles: int
+    grants: dict[str, int]
+    refunds: dict[str, int]
+    refunded_blocks: dict[str, int]
+    stale: dict[str, int]
+    duplicates: dict[str, int]
+    unknown: dict[str, int]
+    refused: dict[str, int]
+    rejected: dict[str, int]
+
+
+def take_snapshot(machine: Machine) -> Snapshot:
+    """Return a copy of the machine's state that later steps do not change. Takes O(workers + reservations)."""
+    counters = machine.counters
+    return Snapshot(
+        machine.policy.name,
+        tuple(sorted(_workers(machine))),
+        tuple(_channels(machine)),
+        machine.queue_connected,
+        counters.audit_violations,
+        counters.refused_settles,
+        dict(counters.grants),
+        dict(counters.refunds),
+        dict(counters.refunded_blocks),
+        dict(counters.stale),
+        dict(counters.duplicates),
+        dict(counters.unknown),
+        dict(machine.backlog.refused),
+        dict(counters.rejected),
+    )
+
+
+def _workers(machine: Machine) -> list[WorkerView]:
+    return [
+        WorkerView(
+            worker.worker_id,
+            worker.epoch,
+            worker.models[0],
+            worker.shape.block_size,
+            worker.ledger.capacity_blocks,
+            worker.ledger.free_blocks,
+            worker.usable_blocks,
+            worker.ledger.overcommitted_blocks,
+            worker.ledger.held_by_channel(),
+            len(worker.ledger),
+            worker.drift_blocks,
+            worker.report,
+            worker.draining,
+            worker.closed_ns is None,
+        )
+        for worker in machine.fleet
+    ]
+
+
+def _channels(machine: Machine) -> list[ChannelView]:
+    held: Counter[str] = Counter()
+    running: Counter[str] = Counter()
+    for worker in machine.fleet:
+        held.update(worker.ledger.held_by_channel())
+        running.update(worker.ledger.reservations_by_channel())
+    names = {*machine.shares, *held, *machine.backlog.waiting, *machine.counters.grants}
+    return [
+        ChannelView(
+            name,
+            machine.shares.get(name, Share()),
+            machine.backlog.waiting[name],
+            running[name],
+            held[name],
+            machine.counters.grants[name],
+        )
+        for name in sorted(names)
+    ]

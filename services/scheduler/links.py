@@ -1,0 +1,80 @@
+"""The scheduler's stream to the queue: kept open, opened again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+
+from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
+from services.rpc.backoff import Backoff
+from services.rpc.limits import CHANNEL_OPTIONS
+from services.rpc.outbox import Outbox
+from services.scheduler import wire
+from services.scheduler.core.messages import QueueOpened
+from services.scheduler.runner import Runner
+
+log = logging.getLogger("scheduler")
+
+
+class BacklogLink:
+    """Keeps one Backlog stream open and feeds what it says to the runner. Logs changes of state, not retries."""
+
+    def __init__(self, address: str, name: str, runner: Runner) -> None:
+        """Connect to the queue at `address`, calling ourselves `name`."""
+        self._address = address
+        self._name = name
+        self._runner = runner
+        self._backoff = Backoff()
+        self._waiting_logged = False
+
+    async def run(self) -> None:
+        """Open the stream again and again until cancelled."""
+        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+            stub = queue_pb2_grpc.QueueServiceStub(channel)
+            while True:
+                reason = await self._serve(stub)
+                if not self._waiting_logged:
+                    self._waiting_logged = True
+                    log.warning("waiting for the queue at %s: %s", self._address, reason)
+                await asyncio.sleep(self._backoff.next_s())
+
+    async def _serve(self, stub: queue_pb2_grpc.QueueServiceAsyncStub) -> str:
+        """Run one stream to its end; return why it ended."""
+        outbox: Outbox[queue_pb2.SchedulerToQueue] = Outbox()
+        outbox.put(wire.backlog_open(self._name))
+        call = stub.Backlog(_frames(outbox))
+        opened = False
+        try:
+            async for frame in call:
+                messages = [wire.from_queue(message) for message in frame.messages]
+                if not opened and messages:
+                    self._check_first(messages[0])
+                    self._runner.open_queue(outbox)
+                    opened = True
+                self._runner.feed(messages)
+            return "it ended the stream"
+        except grpc.aio.AioRpcError as error:
+            return error.details() or error.code().name
+        except wire.InvalidFieldError as error:
+            return f"it broke the protocol: {error}"
+        finally:
+            outbox.close()
+            call.cancel()
+            if opened:
+                self._runner.close_queue()
+
+    def _check_first(self, message: object) -> None:
+        """Note the connection; raises wire.InvalidFieldError if the stream does not begin as it should."""
+        if not isinstance(message, QueueOpened):
+            raise wire.InvalidFieldError("open: the first message must be `open`")
+        self._backoff.reset()
+        self._waiting_logged = False
+        log.info("connected to the queue at %s", self._address)
+
+
+async def _frames(outbox: Outbox[queue_pb2.SchedulerToQueue]) -> AsyncIterator[queue_pb2.BacklogRequest]:
+    async for messages in outbox.frames():
+        yield queue_pb2.BacklogRequest(messages=messages)

@@ -1,0 +1,131 @@
+"""Prometheus metrics of the scheduler.
+
+Latencies are observed as they happen; everything else is read from a snapshot
+when Prometheus asks, so that counting costs the hot path nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.scheduler.core.snapshot import Snapshot, WorkerView
+from services.telemetry import LATENCY_BUCKETS_S
+
+ARBITRATION_BUCKETS_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+"""Edges in seconds: from a pass that finds nothing to one that grants to a whole idle fleet."""
+
+PREFIX = "penstock_scheduler_"
+
+WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
+    ("capacity_blocks", "Blocks that may be booked.", lambda worker: worker.capacity_blocks),
+    ("free_blocks", "Blocks not booked.", lambda worker: worker.free_blocks),
+    ("usable_blocks", "Free blocks that ledger and engine agree on.", lambda worker: worker.usable_blocks),
+    ("overcommitted_blocks", "Blocks held beyond the capacity.", lambda worker: worker.overcommitted_blocks),
+    ("drift_blocks", "Blocks by which the ledger is more optimistic.", lambda worker: worker.drift_blocks),
+    ("reservations", "Requests that hold credits.", lambda worker: worker.reservations),
+    ("worker_connected", "1 while the worker's stream is open.", lambda worker: worker.connected),
+    ("worker_draining", "1 while the worker takes no new grants.", lambda worker: worker.draining),
+)
+
+REPORT_GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("kv_cache_usage_ratio", "Share of KV-cache blocks in use, as the engine reports.", "kv_cache_usage"),
+    ("engine_running_requests", "Requests running in the engine.", "running"),
+    ("engine_waiting_requests", "Requests waiting in the engine.", "waiting"),
+)
+
+
+class SchedulerMetrics(Collector):
+    """Histograms fed by the runner, and a collector over `snapshot`."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        """Register in `registry`; what is collected stays empty until `source` is set."""
+        self.source: Callable[[], Snapshot] | None = None
+        self.grant_wait = Histogram(
+            f"{PREFIX}grant_wait_seconds",
+            "Announcement to grant.",
+            ["channel"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.arbitration = Histogram(
+            f"{PREFIX}arbitration_seconds",
+            "One arbitration pass.",
+            buckets=ARBITRATION_BUCKETS_S,
+            registry=registry,
+        )
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric that is read from the snapshot."""
+        if self.source is None:
+            return
+        snapshot = self.source()
+        yield from _workers(snapshot)
+        yield from _channels(snapshot)
+        yield from _counts(snapshot)
+
+
+def _workers(snapshot: Snapshot) -> Iterator[Metric]:
+    for name, text, read in WORKER_GAUGES:
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["worker"])
+        for worker in snapshot.workers:
+            gauge.add_metric([worker.worker_id], read(worker))
+        yield gauge
+    held = GaugeMetricFamily(f"{PREFIX}held_blocks", "Blocks held.", labels=["worker", "channel"])
+    for worker in snapshot.workers:
+        for channel, blocks in worker.held_blocks.items():
+            held.add_metric([worker.worker_id, channel], blocks)
+    yield held
+    reported = [(worker.worker_id, worker.report) for worker in snapshot.workers if worker.report is not None]
+    for name, text, attribute in REPORT_GAUGES:
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["worker"])
+        for worker_id, report in reported:
+            gauge.add_metric([worker_id], getattr(report, attribute))
+        yield gauge
+    preemptions = CounterMetricFamily(
+        f"{PREFIX}worker_preemptions", "Preemptions since the worker started.", labels=["worker"]
+    )
+    for worker_id, report in reported:
+        preemptions.add_metric([worker_id], report.preemptions)
+    yield preemptions
+
+
+def _channels(snapshot: Snapshot) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(f"{PREFIX}waiting_requests", "Announced requests not yet granted.", labels=["channel"])
+    running = GaugeMetricFamily(f"{PREFIX}running_requests", "Requests that hold credits.", labels=["channel"])
+    for view in snapshot.channels:
+        waiting.add_metric([view.channel], view.waiting)
+        running.add_metric([view.channel], view.running)
+    yield waiting
+    yield running
+    yield GaugeMetricFamily(
+        f"{PREFIX}queue_connected", "1 while the Backlog stream is open.", value=snapshot.queue_connected
+    )
+
+
+def _counts(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _counter("grants", "Grants.", "channel", snapshot.grants)
+    yield _counter("refunds", "ACKs and epoch ends that sent blocks home.", "cause", snapshot.refunds)
+    yield _counter("refunded_blocks", "Blocks sent home.", "cause", snapshot.refunded_blocks)
+    yield _counter("stale_messages", "Messages of an epoch that is over.", "kind", snapshot.stale)
+    yield _counter("duplicate_acks", "ACKs repeated or overtaken.", "kind", snapshot.duplicates)
+    yield _counter("unknown_acks", "ACKs of requests that hold nothing.", "kind", snapshot.unknown)
+    yield _counter("refused_events", "Events a request's lifecycle had no use for.", "event", snapshot.refused)
+    yield _counter("rejected_requests", "Requests no worker could ever hold.", "code", snapshot.rejected)
+    yield CounterMetricFamily(
+        f"{PREFIX}refused_settles", "Tokenizer ACKs refused for want of room.", value=snapshot.refused_settles
+    )
+    yield CounterMetricFamily(
+        f"{PREFIX}audit_violations", "Violations of the conservation law; must be 0.", value=snapshot.audit_violations
+    )
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, int]) -> CounterMetricFamily:
+    counter = CounterMetricFamily(PREFIX + name, text, labels=[label])
+    for key, value in sorted(values.items()):
+        counter.add_metric([key], value)
+    return counter

@@ -1,0 +1,194 @@
+"""The one loop that owns the machine: everything ready goes in, effects go out to the streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from penstock.queue.v1 import queue_pb2
+from penstock.scheduler.v1 import scheduler_pb2
+from services.clock import Clock
+from services.rpc.outbox import Outbox
+from services.scheduler import wire
+from services.scheduler.core import messages as m
+from services.scheduler.core.machine import Machine
+from services.scheduler.core.snapshot import Snapshot, take_snapshot
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.tracing import CreditSpans
+
+TICK_S = 0.2
+"""Pause between ticks, which end grace periods and audit the ledgers: short against any grace worth configuring."""
+
+log = logging.getLogger("scheduler")
+
+
+class WorkerStream:
+    """The sending half of one Credits stream, and whether a newer stream has replaced it."""
+
+    def __init__(self, epoch: int, worker_id: str) -> None:
+        """Make the stream of `epoch` with nothing to send yet."""
+        self.epoch = epoch
+        self.worker_id = worker_id
+        self.outbox: Outbox[scheduler_pb2.SchedulerToWorker] = Outbox()
+        self.replaced = False
+
+
+class Runner:
+    """Feeds the machine and delivers its effects. Single owner of the machine; one event loop."""
+
+    def __init__(
+        self, machine: Machine, clock: Clock, spans: CreditSpans, metrics: SchedulerMetrics, report_interval_ns: int
+    ) -> None:
+        """Run `machine`; workers are told to report at most every `report_interval_ns`."""
+        self._machine = machine
+        self._clock = clock
+        self._spans = spans
+        self._metrics = metrics
+        self._report_interval_ns = report_interval_ns
+        self._inbox: list[m.Input] = []
+        self._ready = asyncio.Event()
+        self._last_epoch = 0
+        self._streams: dict[int, WorkerStream] = {}
+        self._queue: Outbox[queue_pb2.SchedulerToQueue] | None = None
+        self.stopping = False
+        self._snapshot = take_snapshot(machine)
+        metrics.source = lambda: self._snapshot
+        self._deliver: dict[type, Callable[[Any], None]] = {
+            m.Grant: self._send_grant,
+            m.Recall: lambda effect: self._send(effect.epoch, wire.recall(effect)),
+            m.Drain: lambda effect: self._send(effect.epoch, wire.drain()),
+            m.EndStream: self._end_stream,
+            m.SetWindow: lambda effect: self._send_queue(wire.window(effect)),
+            m.RejectRequest: self._send_reject,
+            m.Settled: self._spans.settled,
+            m.Released: lambda effect: self._spans.released(effect, self._clock.now_ns()),
+            m.AuditFailed: _report_audit,
+        }
+
+    # ---- used by servicer and links ----
+
+    def feed(self, messages: Iterable[m.Input]) -> None:
+        """Queue messages for the machine, in order."""
+        self._inbox.extend(messages)
+        self._ready.set()
+
+    def open_worker(self, first: scheduler_pb2.WorkerToScheduler) -> WorkerStream:
+        """Start an epoch for a worker's first message; raises wire.InvalidFieldError if the message is wrong.
+
+        Epochs start at the present time, so they stay unique over restarts of the scheduler.
+        """
+        opened = wire.worker_opened(first, max(self._clock.now_ns(), self._last_epoch + 1))
+        self._last_epoch = opened.epoch
+        stream = WorkerStream(opened.epoch, opened.worker_id)
+        stream.outbox.put(wire.credits_opened(opened.epoch, self._machine.policy.name, self._report_interval_ns))
+        self._streams[opened.epoch] = stream
+        self.feed([opened])
+        log.info(
+            "worker %s opened epoch %d: model %s, %d blocks of %d tokens, %d reservations",
+            opened.worker_id,
+            opened.epoch,
+            opened.models[0],
+            opened.shape.capacity_blocks,
+            opened.shape.block_size,
+            len(opened.inventory),
+        )
+        return stream
+
+    def close_worker(self, stream: WorkerStream) -> None:
+        """Note that a worker's stream has ended."""
+        stream.outbox.close()
+        if self._streams.pop(stream.epoch, None) is not None:
+            self.feed([m.WorkerClosed(stream.epoch)])
+            log.info("worker %s: stream of epoch %d ended", stream.worker_id, stream.epoch)
+
+    def open_queue(self, outbox: Outbox[queue_pb2.SchedulerToQueue]) -> None:
+        """Send what the queue is to hear through `outbox` from now on."""
+        self._queue = outbox
+
+    def close_queue(self) -> None:
+        """Note that the Backlog stream has ended."""
+        self._queue = None
+        self.feed([m.QueueClosed()])
+
+    def snapshot(self) -> Snapshot:
+        """Return the machine's state now."""
+        return take_snapshot(self._machine)
+
+    def knows(self, worker_id: str) -> bool:
+        """Return whether the worker has a live epoch."""
+        return self._machine.fleet.named(worker_id) is not None
+
+    def stop(self) -> None:
+        """Grant nothing more and end every worker's stream once it has sent what is queued."""
+        self.stopping = True
+        for stream in self._streams.values():
+            stream.outbox.close()
+
+    # ---- the loop ----
+
+    async def run(self) -> None:
+        """Run until cancelled; an exception is a defect, and the process must not go on with a ledger in doubt."""
+        ticker = asyncio.create_task(self._tick())
+        try:
+            while True:
+                await self._ready.wait()
+                self._ready.clear()
+                self.wake()
+        finally:
+            ticker.cancel()
+
+    def wake(self) -> None:
+        """Feed the machine everything that is ready, arbitrate once, deliver the effects."""
+        messages, self._inbox = self._inbox, []
+        now_ns = self._clock.now_ns()
+        for message in messages:
+            self._deliver_all(self._machine.step(message, now_ns))
+        if not self.stopping:
+            started_s = time.perf_counter()
+            grants = self._machine.arbitrate(now_ns)
+            self._metrics.arbitration.observe(time.perf_counter() - started_s)
+            self._deliver_all(grants)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.feed([m.Tick()])
+            self._snapshot = take_snapshot(self._machine)
+
+    # ---- effects ----
+
+    def _deliver_all(self, effects: list[m.Effect]) -> None:
+        for effect in effects:
+            self._deliver[type(effect)](effect)
+
+    def _send(self, epoch: int, message: scheduler_pb2.SchedulerToWorker) -> None:
+        stream = self._streams.get(epoch)
+        if stream is not None:
+            stream.outbox.put(message)
+
+    def _send_queue(self, message: queue_pb2.SchedulerToQueue) -> None:
+        if self._queue is not None:
+            self._queue.put(message)
+
+    def _send_grant(self, effect: m.Grant) -> None:
+        now_ns = self._clock.now_ns()
+        self._metrics.grant_wait.labels(effect.channel).observe(max(now_ns - effect.announced_ns, 0) / 1e9)
+        self._send(effect.epoch, wire.grant(effect, self._spans.granted(effect, now_ns)))
+
+    def _send_reject(self, effect: m.RejectRequest) -> None:
+        log.info("rejected %s: %s", effect.request_id, effect.message)
+        self._send_queue(wire.reject(effect))
+
+    def _end_stream(self, effect: m.EndStream) -> None:
+        stream = self._streams.pop(effect.epoch, None)
+        if stream is not None:
+            stream.replaced = True
+            stream.outbox.close()
+
+
+def _report_audit(effect: m.AuditFailed) -> None:
+    for violation in effect.violations:
+        log.error("ledger of worker %s is wrong: %s", effect.worker_id, violation)

@@ -1,0 +1,100 @@
+"""The scheduler's gRPC face: Credits streams, Status, DrainWorker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from penstock.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.scheduler import wire
+from services.scheduler.core import messages as m
+from services.scheduler.runner import Runner, WorkerStream
+
+SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Turns streams into messages for the runner, and the runner's outboxes into streams."""
+
+    def __init__(self, runner: Runner) -> None:
+        """Serve for `runner`, on whose event loop every call runs."""
+        self._runner = runner
+
+    async def Credits(
+        self, requests: AsyncIterator[scheduler_pb2.CreditsRequest], context: Context
+    ) -> AsyncIterator[scheduler_pb2.CreditsResponse]:
+        """Serve one epoch of one worker. One reader, one writer, until either side ends the stream."""
+        if self._runner.stopping:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down")
+        first = await _first_frame(requests, context)
+        try:
+            stream = self._runner.open_worker(first.messages[0])
+        except wire.InvalidFieldError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        reader = asyncio.create_task(self._read(first, requests, stream))
+        try:
+            async for frame in stream.outbox.frames():
+                yield scheduler_pb2.CreditsResponse(messages=frame)
+            await self._say_why(stream, reader, context)
+        finally:
+            reader.cancel()
+            self._runner.close_worker(stream)
+
+    async def _read(
+        self,
+        first: scheduler_pb2.CreditsRequest,
+        requests: AsyncIterator[scheduler_pb2.CreditsRequest],
+        stream: WorkerStream,
+    ) -> None:
+        """Feed the runner until the worker closes its half; raises wire.InvalidFieldError at a wrong message."""
+        try:
+            self._runner.feed([wire.from_worker(message, stream.epoch) for message in first.messages[1:]])
+            async for frame in requests:
+                self._runner.feed([wire.from_worker(message, stream.epoch) for message in frame.messages])
+        finally:
+            stream.outbox.close()
+
+    async def _say_why(self, stream: WorkerStream, reader: asyncio.Task[None], context: Context) -> None:
+        """End the call with the reason for which its outbox was closed; plainly, if the worker ended it."""
+        if stream.replaced:
+            text = f"a newer stream of worker {stream.worker_id} has replaced this one"
+            await context.abort(grpc.StatusCode.ABORTED, text)
+        if not reader.done():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down")
+        error = reader.exception()
+        if isinstance(error, wire.InvalidFieldError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        elif error is not None:
+            raise error
+
+    async def Status(self, request: scheduler_pb2.StatusRequest, context: Context) -> scheduler_pb2.StatusResponse:
+        """Return the ledger, channels and workers as they are now."""
+        del request, context
+        return wire.status(self._runner.snapshot())
+
+    async def DrainWorker(
+        self, request: scheduler_pb2.DrainWorkerRequest, context: Context
+    ) -> scheduler_pb2.DrainWorkerResponse:
+        """Stop granting to a worker and tell it to finish what it has."""
+        for view in self._runner.snapshot().workers:
+            if view.worker_id == request.worker_id:
+                self._runner.feed([m.DrainRequested(request.worker_id)])
+                return scheduler_pb2.DrainWorkerResponse(reservations=view.reservations)
+        return await context.abort(grpc.StatusCode.NOT_FOUND, f"worker_id: no worker is called {request.worker_id!r}")
+
+
+async def _first_frame(
+    requests: AsyncIterator[scheduler_pb2.CreditsRequest], context: Context
+) -> scheduler_pb2.CreditsRequest:
+    """Return the first frame, which holds at least one message; ends the call if there is none."""
+    async for frame in requests:
+        if frame.messages:
+            return frame
+        break
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "open: the first message must be `open`, got nothing")
+    raise AssertionError("abort returned")

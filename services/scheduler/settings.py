@@ -1,0 +1,42 @@
+"""What the credit scheduler can be told."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.config import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, LISTEN_PATTERN, ChannelledSettings
+from services.scheduler.core.policy import DEFAULT_POLICY, POLICIES
+
+
+class SchedulerSettings(ChannelledSettings):
+    """Settings of the credit scheduler; environment names start with PENSTOCK_SCHEDULER_."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_SCHEDULER_", cli_prog_name="services.scheduler")
+
+    listen: str = Field(
+        DEFAULT_SCHEDULER_ADDRESS, pattern=LISTEN_PATTERN, description="HOST:PORT to serve on; port 0 picks a free one."
+    )
+    queue_address: str = Field(
+        DEFAULT_QUEUE_ADDRESS, min_length=1, description="Address of the queue service, as gRPC takes it."
+    )
+    policy: str = Field(DEFAULT_POLICY, description=f"Admission policy: {', '.join(POLICIES)}.")
+    epoch_grace_s: float = Field(
+        5.0, ge=0, description="Seconds the credits of a broken worker stream wait for the worker's return."
+    )
+    report_interval_ms: int = Field(
+        20, ge=1, le=10_000, description="Least time between two engine reports of one worker, in milliseconds."
+    )
+    sequence_slack: float = Field(
+        1.0,
+        gt=0,
+        description="Completions reserved on a worker at once, as a multiple of its max_num_seqs;"
+        " above 1 some wait inside the engine.",
+    )
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_exists(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(f"no such policy; choose one of {', '.join(POLICIES)}")
+        return value

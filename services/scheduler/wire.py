@@ -1,0 +1,269 @@
+"""Protobuf to core messages and back. Everything a peer can get wrong is refused here, by field name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from penstock.scheduler.v1 import scheduler_pb2
+from services.scheduler.core import messages as m
+from services.scheduler.core.snapshot import ChannelView, Snapshot, WorkerView
+
+MAX_NAME_BYTES = 512
+"""Longest worker, instance, model, channel or request name: as long as the queue allows a model or key to be."""
+
+MAX_MODEL_NAMES = 64
+"""Names one worker may answer to; they are searched for every head that asks for a model."""
+
+
+class InvalidFieldError(ValueError):
+    """A message carries a value that cannot be meant; the text names the field."""
+
+
+# ---- from workers ----
+
+
+def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.WorkerOpened:
+    """Decode the first message of a Credits stream; raises InvalidFieldError naming the field."""
+    if message.WhichOneof("message") != "open":
+        found = message.WhichOneof("message") or "nothing"
+        raise InvalidFieldError(f"open: the first message must be `open`, got {found}")
+    opened = message.open
+    for name in ("worker_id", "instance_id", "model"):
+        _check_name(f"open.{name}", getattr(opened, name))
+    for name in ("capacity_blocks", "block_size", "max_model_len", "max_num_seqs"):
+        if getattr(opened, name) < 1:
+            raise InvalidFieldError(f"open.{name}: must be at least 1")
+    if opened.role != scheduler_pb2.WORKER_ROLE_UNIFIED:
+        raise InvalidFieldError(f"open.role: must be WORKER_ROLE_UNIFIED, got {opened.role}")
+    if len(opened.model_aliases) >= MAX_MODEL_NAMES:
+        raise InvalidFieldError(f"open.model_aliases: at most {MAX_MODEL_NAMES - 1}, got {len(opened.model_aliases)}")
+    for index, alias in enumerate(opened.model_aliases):
+        _check_name(f"open.model_aliases[{index}]", alias)
+    return m.WorkerOpened(
+        epoch,
+        opened.worker_id,
+        opened.instance_id,
+        (opened.model, *opened.model_aliases),
+        m.EngineShape(
+            opened.capacity_blocks,
+            opened.block_size,
+            opened.max_model_len,
+            opened.max_num_seqs,
+            opened.lookahead_tokens,
+            opened.byte_bounded_tokenizer,
+            opened.special_tokens,
+        ),
+        _inventory(opened.inventory),
+    )
+
+
+def _inventory(inventory: Iterable[scheduler_pb2.Holding]) -> tuple[m.Holding, ...]:
+    holdings: dict[str, m.Holding] = {}
+    for index, holding in enumerate(inventory):
+        where = f"open.inventory[{index}]"
+        _check_name(f"{where}.request_id", holding.request_id)
+        _check_name(f"{where}.channel", holding.channel)
+        if holding.request_id in holdings:
+            raise InvalidFieldError(f"{where}.request_id: {holding.request_id!r} is listed twice")
+        holdings[holding.request_id] = m.Holding(holding.request_id, holding.channel, holding.held_blocks, holding.seq)
+    return tuple(holdings.values())
+
+
+def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Input:
+    """Decode a later message of the Credits stream with epoch `stream`; raises InvalidFieldError naming the field."""
+    kind = message.WhichOneof("message")
+    if kind == "tokenizer_ack":
+        settle = message.tokenizer_ack
+        _check_name("tokenizer_ack.request_id", settle.request_id)
+        return m.TokenizerAck(stream, settle.epoch, settle.request_id, settle.seq, settle.held_blocks)
+    if kind == "completion_ack":
+        release = message.completion_ack
+        _check_name("completion_ack.request_id", release.request_id)
+        return m.CompletionAck(stream, release.epoch, release.request_id, release.seq, _cause(release.cause))
+    if kind == "engine_report":
+        return _engine_report(message.engine_report, stream)
+    if kind == "draining":
+        return m.WorkerDraining(stream, message.draining.reason)
+    if kind == "open":
+        raise InvalidFieldError("open: only the first message may be `open`")
+    raise InvalidFieldError("message: not set, or of a kind this scheduler does not know")
+
+
+def _cause(number: int) -> m.ReleaseCause:
+    try:
+        return m.ReleaseCause(number)
+    except ValueError:
+        raise InvalidFieldError(f"completion_ack.cause: {number} is not a release cause") from None
+
+
+def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineReport:
+    return m.EngineReport(
+        stream,
+        report.epoch,
+        report.blocks_free if report.HasField("blocks_free") else None,
+        report.running,
+        report.waiting,
+        report.preemptions,
+        report.step_ns,
+        report.kv_cache_usage,
+        report.kv_cache_usage_ns,
+        report.busy_ns,
+    )
+
+
+def _check_name(field: str, value: str) -> None:
+    if not value:
+        raise InvalidFieldError(f"{field}: must not be empty")
+    if len(value.encode()) > MAX_NAME_BYTES:
+        raise InvalidFieldError(f"{field}: at most {MAX_NAME_BYTES} bytes, got {len(value.encode())}")
+
+
+# ---- to workers ----
+
+
+def credits_opened(epoch: int, policy: str, report_interval_ns: int) -> scheduler_pb2.SchedulerToWorker:
+    """Encode the first message to a worker."""
+    return scheduler_pb2.SchedulerToWorker(
+        open=scheduler_pb2.CreditsOpened(epoch=epoch, policy=policy, report_interval_ns=report_interval_ns)
+    )
+
+
+def grant(effect: m.Grant, traceparent: str) -> scheduler_pb2.SchedulerToWorker:
+    """Encode a grant, with the trace context of its span."""
+    return scheduler_pb2.SchedulerToWorker(
+        grant=scheduler_pb2.Grant(
+            request_id=effect.request_id,
+            channel=effect.channel,
+            booked_blocks=effect.booked_blocks,
+            settles=effect.settles,
+            attempt=effect.attempt,
+            traceparent=traceparent,
+        )
+    )
+
+
+def recall(effect: m.Recall) -> scheduler_pb2.SchedulerToWorker:
+    """Encode a recall."""
+    return scheduler_pb2.SchedulerToWorker(recall=scheduler_pb2.Recall(request_id=effect.request_id))
+
+
+def drain() -> scheduler_pb2.SchedulerToWorker:
+    """Encode a drain."""
+    return scheduler_pb2.SchedulerToWorker(drain=scheduler_pb2.Drain())
+
+
+# ---- the queue ----
+
+
+def backlog_open(name: str) -> queue_pb2.SchedulerToQueue:
+    """Encode the first message to the queue."""
+    return queue_pb2.SchedulerToQueue(open=queue_pb2.BacklogOpen(name=name))
+
+
+def window(effect: m.SetWindow) -> queue_pb2.SchedulerToQueue:
+    """Encode a channel's window."""
+    return queue_pb2.SchedulerToQueue(window=queue_pb2.Window(channel=effect.channel, limit=effect.limit))
+
+
+def reject(effect: m.RejectRequest) -> queue_pb2.SchedulerToQueue:
+    """Encode a rejection."""
+    error = request_pb2.RequestError(code=effect.code, message=effect.message, param=effect.param)
+    return queue_pb2.SchedulerToQueue(reject=queue_pb2.Reject(request_id=effect.request_id, error=error))
+
+
+def from_queue(message: queue_pb2.QueueToScheduler) -> m.Input:
+    """Decode one message of a Backlog stream; raises InvalidFieldError naming the field."""
+    kind = message.WhichOneof("message")
+    if kind == "announce":
+        a = message.announce
+        return m.Announced(
+            a.request_id,
+            a.channel,
+            a.priority,
+            a.position,
+            a.attempt,
+            a.model,
+            a.prompt_bytes,
+            a.prompt_tokens,
+            a.max_tokens,
+            max(a.n, 1),
+            a.chat,
+            a.traceparent,
+        )
+    if kind == "gone":
+        try:
+            return m.Gone(message.gone.request_id, m.GoneReason(message.gone.reason))
+        except ValueError:
+            raise InvalidFieldError(f"gone.reason: {message.gone.reason} is not a reason") from None
+    if kind == "open":
+        return m.QueueOpened(tuple(message.open.channels))
+    raise InvalidFieldError("message: not set, or of a kind this scheduler does not know")
+
+
+# ---- status ----
+
+
+def status(snapshot: Snapshot) -> scheduler_pb2.StatusResponse:
+    """Encode the scheduler's state."""
+    tokenizer_ack = "tokenizer_ack"
+    causes = [cause.name.lower() for cause in m.ReleaseCause]
+    return scheduler_pb2.StatusResponse(
+        policy=snapshot.policy,
+        workers=[_worker(view) for view in snapshot.workers],
+        channels=[_channel(view) for view in snapshot.channels],
+        queue_connected=snapshot.queue_connected,
+        audit_violations=snapshot.audit_violations,
+        stale_messages=sum(snapshot.stale.values()),
+        duplicate_acks=sum(snapshot.duplicates.values()),
+        tokenizer_refund_blocks=snapshot.refunded_blocks.get(tokenizer_ack, 0),
+        completion_refund_blocks=sum(snapshot.refunded_blocks.get(cause, 0) for cause in causes),
+        tokenizer_refunds=snapshot.refunds.get(tokenizer_ack, 0),
+        completion_refunds=sum(snapshot.refunds.get(cause, 0) for cause in causes),
+        grants=sum(snapshot.grants.values()),
+    )
+
+
+def _worker(view: WorkerView) -> scheduler_pb2.WorkerStatus:
+    return scheduler_pb2.WorkerStatus(
+        worker_id=view.worker_id,
+        epoch=view.epoch,
+        model=view.model,
+        capacity_blocks=view.capacity_blocks,
+        free_blocks=view.free_blocks,
+        held_blocks=view.held_blocks,
+        reservations=view.reservations,
+        drift_blocks=view.drift_blocks,
+        engine=None if view.report is None else _report(view.report),
+        draining=view.draining,
+        block_size=view.block_size,
+        connected=view.connected,
+    )
+
+
+def _report(report: m.EngineReport) -> scheduler_pb2.EngineReport:
+    return scheduler_pb2.EngineReport(
+        epoch=report.epoch,
+        blocks_free=report.blocks_free,
+        running=report.running,
+        waiting=report.waiting,
+        preemptions=report.preemptions,
+        step_ns=report.step_ns,
+        kv_cache_usage=report.kv_cache_usage,
+        kv_cache_usage_ns=report.kv_cache_usage_ns,
+        busy_ns=report.busy_ns,
+    )
+
+
+def _channel(view: ChannelView) -> scheduler_pb2.ChannelStatus:
+    return scheduler_pb2.ChannelStatus(
+        channel=view.channel,
+        weight=view.share.weight,
+        guaranteed_share=view.share.guaranteed_share,
+        ceiling_share=view.share.ceiling_share,
+        waiting=view.waiting,
+        running=view.running,
+        held_blocks=view.held_blocks,
+        grants=view.grants,
+    )
