@@ -1,0 +1,344 @@
+"""Owner of every live request: the only place where a request changes its state.
+
+Each change goes through the lifecycle table and leaves, as effects, the store
+writes that make it durable. A request is in exactly one of the families `ready`,
+`leases` and `dead`, or it has ended and only its result is left.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from services.queue.core import records
+from services.queue.core.effects import Announce, Effect, Ended, Gone, GoneReason, PutResult, WentBack, Write
+from services.queue.core.entry import Entry, Failure, LeaseRef, Recovered, RequestMeta, parse_request_id, request_id_of
+from services.queue.core.lifecycle import Action, Input, Outcome, State, transition
+from services.queue.core.lines import Line
+
+
+class Change(NamedTuple):
+    """One input to one request, with what its action needs."""
+
+    event: Input
+    now_ns: int
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    body: object = None
+    worker_id: str = ""
+    instance_id: str = ""
+
+
+class Book:
+    """Live requests with their lines, leases and dead letters."""
+
+    def __init__(
+        self, store_id: str, channels: Iterable[str], lease_ns: int, recovered: Recovered, now_ns: int
+    ) -> None:
+        """Take over what the store holds; every recovered lease gets a fresh `lease_ns`."""
+        self.store_id = store_id
+        self.counters = recovered.counters
+        self.entries: dict[int, Entry] = {}
+        self.lines: dict[str, Line] = {channel: Line() for channel in channels}
+        self.leases: OrderedDict[int, int] = OrderedDict()
+        """When each lease expires, soonest first: every renewal moves its lease to the end."""
+        self.holdings: defaultdict[str, set[int]] = defaultdict(set)
+        """Leases by worker."""
+        self.dead: dict[int, None] = {}
+        """Dead letters, oldest first."""
+        self.batches: defaultdict[str, set[int]] = defaultdict(set)
+        """Requests of each batch that wait or run."""
+        self.leased_by_batch: defaultdict[str, int] = defaultdict(int)
+        self.leased_by_channel: defaultdict[str, int] = defaultdict(int)
+        self.changed_batches: set[str] = set()
+        self.backlog_stream: int | None = None
+        self._lease_ns = lease_ns
+        self._out: list[Effect] = []
+        self._touched_lines: set[str] = set()
+        self._actions: dict[Action, Callable[[Entry, Change], None]] = {
+            Action.STORE: self._store,
+            Action.LEASE: self._lease,
+            Action.RECORD: self._record,
+            Action.REQUEUE: self._requeue,
+            Action.RETURN: self._return,
+            Action.STOP: self._stop,
+            Action.END: self._end,
+            Action.END_STOPPED: self._end_stopped,
+            Action.BURY: self._bury,
+            Action.REVIVE: self._revive,
+            Action.ERASE: self._forget_letter,
+            Action.KEEP: self._keep,
+        }
+        for entry in sorted(recovered.entries, key=_by_death):
+            self._adopt(entry, now_ns)
+
+    def _adopt(self, entry: Entry, now_ns: int) -> None:
+        self.entries[entry.seq] = entry
+        if entry.state is State.READY:
+            self._enter_line(entry)
+        elif entry.state is State.DEAD:
+            self.dead[entry.seq] = None
+        else:
+            self._enter_lease(entry, now_ns)
+
+    # ---- what the machine asks ----
+
+    def emit(self, effect: Effect) -> None:
+        """Add one effect to the present step."""
+        self._out.append(effect)
+
+    def take_effects(self) -> list[Effect]:
+        """Announce what the windows let through, then return the effects of the step."""
+        if self._touched_lines:
+            self._announce()
+        effects, self._out = self._out, []
+        return effects
+
+    def name_of(self, seq: int) -> str:
+        """Return the name of request `seq`."""
+        return request_id_of(self.store_id, seq)
+
+    def find(self, request_id: str) -> Entry | None:
+        """Return the live request of this name, or None."""
+        return self.entries.get(parse_request_id(self.store_id, request_id))
+
+    def lease_of(self, entry: Entry) -> LeaseRef:
+        """Return the name of the lease that `entry` is under."""
+        return LeaseRef(self.name_of(entry.seq), entry.attempts, entry.fencing_token)
+
+    def leased(self, lease: LeaseRef) -> Entry | None:
+        """Return the request if `lease` is still its lease, else None."""
+        entry = self.find(lease.request_id)
+        if entry is None or entry.seq not in self.leases:
+            return None
+        current = entry.attempts == lease.attempt and entry.fencing_token == lease.fencing_token
+        return entry if current else None
+
+    def renew(self, seq: int, now_ns: int) -> None:
+        """Give a lease its full length again."""
+        self.leases[seq] = now_ns + self._lease_ns
+        self.leases.move_to_end(seq)
+
+    def add(self, meta: RequestMeta, payload: bytes, now_ns: int) -> Entry:
+        """Store a new request and let it wait."""
+        self.counters.seq += 1
+        entry = Entry(self.counters.seq, meta._replace(submitted_ns=now_ns), State.ABSENT)
+        self._write(records.PAYLOADS, records.seq_key(entry.seq), payload)
+        self.apply(entry, Change(Input.SUBMIT, now_ns))
+        return entry
+
+    def apply(self, entry: Entry, change: Change) -> bool:
+        """Do what the lifecycle table says; return False, with nothing changed, if the input is refused."""
+        found = transition(entry.state, change.event)
+        if found is None:
+            return False
+        state, action = found
+        self._actions[action](entry, change)
+        entry.state = state
+        return True
+
+    def touch(self, channel: str) -> None:
+        """Have the channel's line announced at the end of the step."""
+        self._touched_lines.add(channel)
+
+    # ---- actions ----
+
+    def _store(self, entry: Entry, _change: Change) -> None:
+        key = records.seq_key(entry.seq)
+        self.entries[entry.seq] = entry
+        self._write(records.REQUESTS, key, records.encode_meta(entry.meta))
+        if entry.meta.idempotency_key:
+            name = records.idempotency_key(entry.meta.tenant, entry.meta.idempotency_key)
+            self._write(records.IDEMPOTENCY, name, key)
+        self._wait(entry)
+
+    def _lease(self, entry: Entry, change: Change) -> None:
+        self._leave_line(entry, GoneReason.CLAIMED)
+        self.counters.fencing_token += 1
+        entry.attempts += 1
+        entry.fencing_token = self.counters.fencing_token
+        entry.worker_id = change.worker_id
+        entry.instance_id = change.instance_id
+        entry.leased_ns = change.now_ns
+        self._write(records.LEASES, records.seq_key(entry.seq), records.encode_lease(entry))
+        self._enter_lease(entry, change.now_ns)
+
+    def _record(self, entry: Entry, change: Change) -> None:
+        self._leave_lease(entry)
+        self._finish(entry, change)
+
+    def _requeue(self, entry: Entry, change: Change) -> None:
+        self._leave_lease(entry)
+        if change.failure is not None:
+            entry.last_error = change.failure.message
+        self._wait(entry)
+        self.emit(WentBack(entry.meta.channel, change.event.value))
+
+    def _return(self, entry: Entry, change: Change) -> None:
+        self._leave_lease(entry)
+        entry.attempts -= 1
+        self._wait(entry)
+        self.emit(WentBack(entry.meta.channel, change.event.value))
+
+    def _stop(self, entry: Entry, change: Change) -> None:
+        entry.stop_outcome = change.outcome
+        self._write(records.LEASES, records.seq_key(entry.seq), records.encode_lease(entry))
+
+    def _end(self, entry: Entry, change: Change) -> None:
+        self._leave_line(entry, GoneReason.ENDED)
+        self._finish(entry, change)
+
+    def _end_stopped(self, entry: Entry, change: Change) -> None:
+        outcome = entry.stop_outcome
+        self._leave_lease(entry)
+        self._finish(entry, change._replace(outcome=outcome, failure=stop_failure(outcome), body=None))
+
+    def _bury(self, entry: Entry, change: Change) -> None:
+        self._leave_lease(entry)
+        failure = change.failure or Failure("attempts_exhausted", "every attempt failed")
+        entry.last_error = failure.message
+        entry.died_ns = change.now_ns
+        self._put_result(entry, change._replace(outcome=Outcome.DEAD, failure=failure, body=None))
+        entry.completion_seq = self.counters.completion_seq
+        self._write(records.DEAD, records.seq_key(entry.completion_seq), records.encode_dead(entry))
+        self.dead[entry.seq] = None
+
+    def _revive(self, entry: Entry, change: Change) -> None:
+        self._erase_result(entry)
+        self._write(records.DEAD, records.seq_key(entry.completion_seq), None)
+        del self.dead[entry.seq]
+        entry.attempts = 0
+        entry.stop_outcome = None
+        self._wait(entry)
+        self.emit(WentBack(entry.meta.channel, change.event.value))
+
+    def _forget_letter(self, entry: Entry, _change: Change) -> None:
+        self._write(records.DEAD, records.seq_key(entry.completion_seq), None)
+        del self.dead[entry.seq]
+        self._forget(entry)
+
+    def _keep(self, _entry: Entry, _change: Change) -> None:
+        """Nothing changes."""
+
+    # ---- parts of actions ----
+
+    def _write(self, family: str, key: bytes, value: bytes | None) -> None:
+        self._out.append(Write(family, key, value))
+
+    def _wait(self, entry: Entry) -> None:
+        self._write(records.READY, records.ready_key(entry), records.encode_ready(entry))
+        self._enter_line(entry)
+
+    def _enter_line(self, entry: Entry) -> None:
+        channel = entry.meta.channel
+        line = self.lines.get(channel)
+        if line is None:  # a channel that is no longer configured but still has requests
+            line = self.lines[channel] = Line()
+        line.enter(entry.seq, entry.meta.priority)
+        self._touched_lines.add(channel)
+        self.batches[entry.meta.batch].add(entry.seq)
+        self.changed_batches.add(entry.meta.batch)
+
+    def _leave_line(self, entry: Entry, reason: GoneReason) -> None:
+        self._write(records.READY, records.ready_key(entry), None)
+        announced = self.lines[entry.meta.channel].leave(entry.seq)
+        self._touched_lines.add(entry.meta.channel)
+        self._leave_batch(entry)
+        if announced and self.backlog_stream is not None:
+            self.emit(Gone(self.backlog_stream, self.name_of(entry.seq), reason, entry.attempts + 1))
+
+    def _enter_lease(self, entry: Entry, now_ns: int) -> None:
+        self.renew(entry.seq, now_ns)
+        self.holdings[entry.worker_id].add(entry.seq)
+        self.leased_by_batch[entry.meta.batch] += 1
+        self.leased_by_channel[entry.meta.channel] += 1
+        self.batches[entry.meta.batch].add(entry.seq)
+        self.changed_batches.add(entry.meta.batch)
+
+    def _leave_lease(self, entry: Entry) -> None:
+        self._write(records.LEASES, records.seq_key(entry.seq), None)
+        del self.leases[entry.seq]
+        held = self.holdings[entry.worker_id]
+        held.discard(entry.seq)
+        if not held:
+            del self.holdings[entry.worker_id]
+        self.leased_by_channel[entry.meta.channel] -= 1
+        self.leased_by_batch[entry.meta.batch] -= 1
+        if not self.leased_by_batch[entry.meta.batch]:
+            del self.leased_by_batch[entry.meta.batch]
+        self._leave_batch(entry)
+
+    def _leave_batch(self, entry: Entry) -> None:
+        live = self.batches[entry.meta.batch]
+        live.discard(entry.seq)
+        if not live:
+            del self.batches[entry.meta.batch]
+        self.changed_batches.add(entry.meta.batch)
+
+    def _finish(self, entry: Entry, change: Change) -> None:
+        self._put_result(entry, change)
+        self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        key = records.seq_key(entry.seq)
+        self._write(records.REQUESTS, key, None)
+        self._write(records.PAYLOADS, key, None)
+        del self.entries[entry.seq]
+
+    def _put_result(self, entry: Entry, change: Change) -> None:
+        assert change.outcome is not None, "a request ends with an outcome"
+        self.counters.completion_seq += 1
+        self.counters.results += 1
+        position = self.counters.completion_seq
+        key = records.seq_key(entry.seq)
+        name = self.name_of(entry.seq)
+        ran = entry.state in {State.LEASED, State.STOPPING}
+        self._write(records.COMPLETIONS, records.completion_key(entry.meta.batch, position), key)
+        self._write(records.EXPIRY, records.expiry_key(change.now_ns, entry.seq), b"")
+        self.emit(
+            PutResult(
+                name,
+                entry.seq,
+                entry.meta,
+                change.outcome,
+                change.failure,
+                entry.attempts,
+                entry.worker_id if ran else "",
+                entry.leased_ns if ran else 0,
+                change.now_ns,
+                position,
+                change.body,
+            )
+        )
+        self.emit(
+            Ended(entry.seq, name, entry.meta, change.outcome, entry.attempts, change.now_ns, position, change.body)
+        )
+
+    def _erase_result(self, entry: Entry) -> None:
+        self.counters.results -= 1
+        self._write(records.RESULTS, records.seq_key(entry.seq), None)
+        self._write(records.COMPLETIONS, records.completion_key(entry.meta.batch, entry.completion_seq), None)
+        self._write(records.EXPIRY, records.expiry_key(entry.died_ns, entry.seq), None)
+
+    def _announce(self) -> None:
+        touched, self._touched_lines = self._touched_lines, set()
+        if self.backlog_stream is None:
+            return
+        for channel in sorted(touched):
+            for seq in self.lines[channel].announce():
+                entry = self.entries[seq]
+                name = self.name_of(seq)
+                self.emit(Announce(self.backlog_stream, name, seq, entry.attempts + 1, entry.meta))
+
+
+def stop_failure(outcome: Outcome | None) -> Failure:
+    """Return the error of a request that was stopped with `outcome`."""
+    if outcome is Outcome.EXPIRED:
+        return Failure("deadline_exceeded", "the request's deadline passed before it was answered", "deadline_unix_ns")
+    return Failure("cancelled", "the client cancelled the request")
+
+
+def _by_death(entry: Entry) -> tuple[int, int]:
+    """Sort dead letters by death and leave the rest in front, in order of submit."""
+    return (entry.completion_seq, entry.seq)

@@ -1,0 +1,277 @@
+"""What the machine answers: writes for the store, and what to say once they are durable.
+
+Streams and tickets are numbers the shell gave out.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from services.queue.core.entry import Entry, Failure, LeaseRef, RequestMeta
+from services.queue.core.lifecycle import Outcome, State
+
+
+class Write(NamedTuple):
+    """Put a row, or delete it if `value` is None."""
+
+    family: str
+    key: bytes
+    value: bytes | None
+
+
+class PutResult(NamedTuple):
+    """Put a result; the shell encodes it."""
+
+    request_id: str
+    seq: int
+    meta: RequestMeta
+    outcome: Outcome
+    failure: Failure | None
+    attempts: int
+    worker_id: str
+    delivered_ns: int
+    completed_ns: int
+    completion_seq: int
+    body: object
+
+
+class Submitted(NamedTuple):
+    """Answer to Submit: (request_id, was new) for each, in order."""
+
+    ticket: int
+    acks: tuple[tuple[str, bool], ...]
+
+
+class Accepted(NamedTuple):
+    """A new request is stored."""
+
+    request_id: str
+    meta: RequestMeta
+
+
+class Cancelled(NamedTuple):
+    """Answer to Cancel."""
+
+    ticket: int
+    cancelled: int
+    aborting: int
+    not_cancelled: tuple[str, ...]
+
+
+class Deleted(NamedTuple):
+    """Answer to Delete."""
+
+    ticket: int
+    deleted: int
+
+
+class Requeued(NamedTuple):
+    """Answer to RequeueDead."""
+
+    ticket: int
+    requeued: int
+    not_dead: tuple[str, ...]
+
+
+class View(NamedTuple):
+    """Where a live request is."""
+
+    request_id: str
+    seq: int
+    state: State
+    attempts: int
+    worker_id: str
+    last_error: str
+    channel: str
+
+
+class Inspected(NamedTuple):
+    """Answer to Inspect: a view of each, None if it is not live (ended or unknown)."""
+
+    ticket: int
+    views: tuple[View | None, ...]
+
+
+class LineView(NamedTuple):
+    """Counts of one channel."""
+
+    channel: str
+    ready: int
+    leased: int
+    oldest_submitted_ns: int
+    """0 if none waits."""
+
+
+class QueueView(NamedTuple):
+    """Answer to InspectQueue."""
+
+    ticket: int
+    lines: tuple[LineView, ...]
+    dead: int
+    results: int
+    workers: int
+    scheduler_connected: bool
+
+
+class RefusedReason(Enum):
+    """Why a claim was refused; the values are the wire's numbers."""
+
+    LEASED = 1
+    ENDED = 2
+    UNKNOWN = 3
+    TOO_MANY = 4
+
+
+class StopReason(Enum):
+    """Why a run must stop; the values are the wire's numbers."""
+
+    CLIENT = 1
+    DEADLINE = 2
+    LEASE_LOST = 3
+
+
+class WorkOpened(NamedTuple):
+    """Answer to WorkerOpened."""
+
+    stream: int
+
+
+class Deliver(NamedTuple):
+    """The request, with its lease."""
+
+    stream: int
+    seq: int
+    lease: LeaseRef
+    watched: bool
+    submitted_ns: int
+    leased_ns: int
+    meta: RequestMeta
+
+
+class Refused(NamedTuple):
+    """The claim got nothing."""
+
+    stream: int
+    request_id: str
+    reason: RefusedReason
+
+
+class StopRun(NamedTuple):
+    """Stop working on a lease."""
+
+    stream: int
+    lease: LeaseRef
+    reason: StopReason
+
+
+class Recorded(NamedTuple):
+    """Answer to Complete."""
+
+    stream: int
+    lease: LeaseRef
+    accepted: bool
+
+
+class TokensWatched(NamedTuple):
+    """Whether the tokens of a running request are wanted."""
+
+    stream: int
+    request_id: str
+    watched: bool
+
+
+class BacklogReady(NamedTuple):
+    """Answer to BacklogOpened."""
+
+    stream: int
+
+
+class Announce(NamedTuple):
+    """A request waits."""
+
+    stream: int
+    request_id: str
+    seq: int
+    attempt: int
+    meta: RequestMeta
+
+
+class GoneReason(Enum):
+    """Why an announced request no longer waits; the values are the wire's numbers."""
+
+    CLAIMED = 1
+    ENDED = 2
+
+
+class Gone(NamedTuple):
+    """An announced request left its line."""
+
+    stream: int
+    request_id: str
+    reason: GoneReason
+    attempt: int
+
+
+class EndStream(NamedTuple):
+    """End a stream: a newer one replaced it."""
+
+    stream: int
+    reason: str
+
+
+class Ended(NamedTuple):
+    """A request ended, durably."""
+
+    seq: int
+    request_id: str
+    meta: RequestMeta
+    outcome: Outcome
+    attempts: int
+    completed_ns: int
+    completion_seq: int
+    body: object
+
+
+class WentBack(NamedTuple):
+    """A leased or dead request waits again."""
+
+    channel: str
+    cause: str
+
+
+class StaleCompletion(NamedTuple):
+    """A completion under a lease that is no longer valid was dropped."""
+
+
+Effect: TypeAlias = (
+    Write
+    | PutResult
+    | Submitted
+    | Accepted
+    | Cancelled
+    | Deleted
+    | Requeued
+    | Inspected
+    | QueueView
+    | WorkOpened
+    | Deliver
+    | Refused
+    | StopRun
+    | Recorded
+    | TokensWatched
+    | BacklogReady
+    | Announce
+    | Gone
+    | EndStream
+    | Ended
+    | WentBack
+    | StaleCompletion
+)
+
+
+def view_of(entry: Entry, request_id: str) -> View:
+    """Return what Get shows of a live request."""
+    return View(
+        request_id, entry.seq, entry.state, entry.attempts, entry.worker_id, entry.last_error, entry.meta.channel
+    )

@@ -1,0 +1,103 @@
+"""A live request as the machine keeps it in memory: its unchanging metadata and where it is in its life."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.queue.core.lifecycle import Outcome, State
+
+NO_SEQ = -1
+"""What `parse_request_id` returns for a name that is not this store's."""
+
+
+class RequestMeta(NamedTuple):
+    """What the queue knows of a request besides its payload; fixed at submit."""
+
+    tenant: str
+    idempotency_key: str
+    channel: str
+    model: str
+    batch: str
+    priority: int
+    deadline_ns: int
+    """Unix time; 0 means never."""
+    traceparent: str
+    client_reference: str
+    prompt_bytes: int
+    """Size of a text prompt in UTF-8; 0 if given as token ids."""
+    prompt_tokens: int
+    """Exact number of prompt tokens; 0 if unknown."""
+    max_tokens: int
+    """Per completion; 0 means up to the window."""
+    n: int
+    chat: bool
+    prefix_digest: int
+    submitted_ns: int = 0
+
+
+class Failure(NamedTuple):
+    """What went wrong, in the words of the OpenAI error object."""
+
+    code: str
+    message: str
+    param: str = ""
+
+
+class LeaseRef(NamedTuple):
+    """Names one lease."""
+
+    request_id: str
+    attempt: int
+    fencing_token: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """A ready, leased, stopping or dead request."""
+
+    seq: int
+    meta: RequestMeta
+    state: State = State.READY
+    attempts: int = 0
+    last_error: str = ""
+    fencing_token: int = 0
+    worker_id: str = ""
+    instance_id: str = ""
+    leased_ns: int = 0
+    stop_outcome: Outcome | None = None
+    completion_seq: int = 0
+    """Position of a dead letter in the completion log."""
+    died_ns: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Numbers that only grow, and the count of results; kept in the store so that a restart goes on from them."""
+
+    seq: int = 0
+    fencing_token: int = 0
+    completion_seq: int = 0
+    results: int = 0
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What a store holds of live requests, read at start-up."""
+
+    counters: Counters = field(default_factory=Counters)
+    entries: list[Entry] = field(default_factory=list)
+
+
+def request_id_of(store_id: str, seq: int) -> str:
+    """Return the name of request `seq` of store `store_id`."""
+    return f"{store_id}-{seq:012x}"
+
+
+def parse_request_id(store_id: str, request_id: str) -> int:
+    """Return the sequence number in `request_id`, or NO_SEQ if it is not a name this store gave."""
+    prefix, dash, digits = request_id.partition("-")
+    if not dash or prefix != store_id or len(digits) < 12 or not set(digits) <= set("0123456789abcdef"):
+        return NO_SEQ
+    seq = int(digits, 16)
+    return seq if request_id == request_id_of(store_id, seq) else NO_SEQ

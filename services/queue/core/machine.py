@@ -1,0 +1,270 @@
+"""The queue as a state machine: `step(message, now_ns)` returns what must be written and said.
+
+Nothing here waits or fails: a refused input has an answer that says so. The
+effects of a step are released by the shell only after its writes are on disk.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from services.queue.core import records
+from services.queue.core.book import Book, Change, stop_failure
+from services.queue.core.effects import (
+    Accepted,
+    BacklogReady,
+    Cancelled,
+    Deleted,
+    Effect,
+    EndStream,
+    Inspected,
+    LineView,
+    QueueView,
+    Requeued,
+    Submitted,
+    Write,
+    view_of,
+)
+from services.queue.core.entry import Entry, Recovered
+from services.queue.core.lifecycle import Input, Outcome, State
+from services.queue.core.messages import (
+    BacklogClosed,
+    BacklogOpened,
+    Cancel,
+    Claim,
+    Complete,
+    Delete,
+    GiveBack,
+    Inspect,
+    InspectQueue,
+    Message,
+    NewRequest,
+    Reject,
+    Renew,
+    RequeueDead,
+    SetWindow,
+    Submit,
+    Tick,
+    WatchTokens,
+    WorkerClosed,
+    WorkerOpened,
+)
+from services.queue.core.workers import Rules, Workers
+
+HEAP_SLACK = 64
+"""Deadlines of ended requests the heap may keep beyond the live ones before it is rebuilt."""
+
+
+class Sealed(NamedTuple):
+    """What a batch of steps changed, beyond the effects of its steps."""
+
+    counters: Write
+    progress: dict[str, tuple[int, int]]
+    """(waiting, running) of every batch that changed."""
+
+
+class Machine:
+    """All decisions of the queue. Owned by one loop; never called from two places at once."""
+
+    def __init__(self, store_id: str, rules: Rules, recovered: Recovered, now_ns: int) -> None:
+        """Take over what the store holds."""
+        self.book = Book(store_id, rules.channels, rules.lease_ns, recovered, now_ns)
+        self._workers = Workers(self.book, rules)
+        self._fresh_keys: dict[tuple[str, str], int] = {}
+        self._deadlines: list[tuple[int, int]] = []
+        self._handlers: dict[type, Callable[[Any, int], None]] = {
+            Submit: self._submit,
+            WorkerOpened: self._workers.worker_opened,
+            WorkerClosed: self._workers.worker_closed,
+            Claim: self._workers.claim,
+            Complete: self._workers.complete,
+            Renew: self._workers.renew,
+            GiveBack: self._workers.give_back,
+            BacklogOpened: self._backlog_opened,
+            BacklogClosed: self._backlog_closed,
+            SetWindow: self._set_window,
+            Reject: self._reject,
+            Cancel: self._cancel,
+            Delete: self._delete,
+            RequeueDead: self._requeue_dead,
+            Inspect: self._inspect,
+            InspectQueue: self._inspect_queue,
+            WatchTokens: self._workers.watch_tokens,
+            Tick: self._tick,
+        }
+        for entry in self.book.entries.values():
+            self._remember_deadline(entry)
+
+    def step(self, message: Message, now_ns: int) -> list[Effect]:
+        """Take one message and return what follows from it."""
+        self._handlers[type(message)](message, now_ns)
+        return self.book.take_effects()
+
+    def seal(self) -> Sealed:
+        """End a batch of steps: what follows is looked up in the store, no longer here."""
+        book = self.book
+        self._fresh_keys.clear()
+        progress = {}
+        for batch in book.changed_batches:
+            running = book.leased_by_batch.get(batch, 0)
+            progress[batch] = (len(book.batches.get(batch, ())) - running, running)
+        book.changed_batches.clear()
+        return Sealed(Write(records.META, records.COUNTERS_KEY, records.encode_counters(book.counters)), progress)
+
+    def runs(self, request_id: str, attempt: int) -> Entry | None:
+        """Return the request if it is leased in this attempt, else None."""
+        entry = self.book.find(request_id)
+        if entry is None or entry.seq not in self.book.leases or entry.attempts != attempt:
+            return None
+        return entry
+
+    # ---- clients ----
+
+    def _submit(self, message: Submit, now_ns: int) -> None:
+        acks = tuple(self._add(new, now_ns) for new in message.requests)
+        self.book.emit(Submitted(message.ticket, acks))
+
+    def _add(self, new: NewRequest, now_ns: int) -> tuple[str, bool]:
+        key = (new.meta.tenant, new.meta.idempotency_key)
+        known = new.known_seq
+        if key[1] and known is None:
+            known = self._fresh_keys.get(key)
+        if known is not None:
+            return self.book.name_of(known), False
+        entry = self.book.add(new.meta, new.payload, now_ns)
+        if key[1]:
+            self._fresh_keys[key] = entry.seq
+        self._remember_deadline(entry)
+        name = self.book.name_of(entry.seq)
+        self.book.emit(Accepted(name, entry.meta))
+        return name, True
+
+    def _cancel(self, message: Cancel, now_ns: int) -> None:
+        cancelled = aborting = 0
+        unknown: list[str] = []
+        for request_id in self._names(message.request_ids, message.batch):
+            entry = self.book.find(request_id)
+            if entry is None or not self._stop(entry, Input.CANCEL, Outcome.CANCELLED, now_ns):
+                unknown.append(request_id)
+            elif entry.state is State.DONE:
+                cancelled += 1
+            else:
+                aborting += 1
+        self.book.emit(Cancelled(message.ticket, cancelled, aborting, tuple(unknown)))
+
+    def _names(self, request_ids: tuple[str, ...] | None, batch: str) -> Iterable[str]:
+        if request_ids is not None:
+            return request_ids
+        return [self.book.name_of(seq) for seq in sorted(self.book.batches.get(batch, ()))]
+
+    def _stop(self, entry: Entry, event: Input, outcome: Outcome, now_ns: int) -> bool:
+        was = entry.state
+        change = Change(event, now_ns, outcome=outcome, failure=stop_failure(outcome))
+        if not self.book.apply(entry, change):
+            return False
+        if was is State.LEASED:
+            self._workers.tell_stop(entry)
+        return True
+
+    def _delete(self, message: Delete, now_ns: int) -> None:
+        deleted = 0
+        for row in message.rows:
+            entry = self.book.entries.get(row.seq)
+            if entry is not None and not self.book.apply(entry, Change(Input.DELETE, now_ns)):
+                continue  # a dead letter that was revived after the shell read its result
+            key = records.seq_key(row.seq)
+            self._erase(records.RESULTS, key)
+            self._erase(records.COMPLETIONS, records.completion_key(row.batch, row.completion_seq))
+            self._erase(records.EXPIRY, records.expiry_key(row.completed_ns, row.seq))
+            if row.idempotency_key:
+                self._erase(records.IDEMPOTENCY, records.idempotency_key(row.tenant, row.idempotency_key))
+            self.book.counters.results -= 1
+            deleted += 1
+        self.book.emit(Deleted(message.ticket, deleted))
+
+    def _erase(self, family: str, key: bytes) -> None:
+        self.book.emit(Write(family, key, None))
+
+    def _requeue_dead(self, message: RequeueDead, now_ns: int) -> None:
+        names = message.request_ids
+        if names is None:
+            names = tuple(self.book.name_of(seq) for seq in self.book.dead)
+        not_dead = []
+        for request_id in names:
+            entry = self.book.find(request_id)
+            if entry is None or not self.book.apply(entry, Change(Input.REQUEUE, now_ns)):
+                not_dead.append(request_id)
+            else:
+                self._remember_deadline(entry)
+        self.book.emit(Requeued(message.ticket, len(names) - len(not_dead), tuple(not_dead)))
+
+    def _inspect(self, message: Inspect, _now_ns: int) -> None:
+        found = [(request_id, self.book.find(request_id)) for request_id in message.request_ids]
+        views = tuple(view_of(entry, request_id) if entry else None for request_id, entry in found)
+        self.book.emit(Inspected(message.ticket, views))
+
+    def _inspect_queue(self, message: InspectQueue, _now_ns: int) -> None:
+        self.book.emit(self.overview(message.ticket))
+
+    def overview(self, ticket: int = 0) -> QueueView:
+        """Return the counts of the queue."""
+        book = self.book
+        lines = []
+        for channel, line in book.lines.items():
+            oldest = line.oldest()
+            since_ns = book.entries[oldest].meta.submitted_ns if oldest is not None else 0
+            lines.append(LineView(channel, len(line), book.leased_by_channel[channel], since_ns))
+        connected = book.backlog_stream is not None
+        return QueueView(ticket, tuple(lines), len(book.dead), book.counters.results, len(self._workers), connected)
+
+    # ---- the scheduler ----
+
+    def _backlog_opened(self, message: BacklogOpened, _now_ns: int) -> None:
+        if self.book.backlog_stream is not None:
+            self.book.emit(EndStream(self.book.backlog_stream, "a newer Backlog stream replaced this one"))
+        self._reset_backlog(message.stream)
+        self.book.emit(BacklogReady(message.stream))
+
+    def _backlog_closed(self, message: BacklogClosed, _now_ns: int) -> None:
+        if message.stream == self.book.backlog_stream:
+            self._reset_backlog(None)
+
+    def _reset_backlog(self, stream: int | None) -> None:
+        self.book.backlog_stream = stream
+        for line in self.book.lines.values():
+            line.forget_announcements()
+
+    def _set_window(self, message: SetWindow, _now_ns: int) -> None:
+        line = self.book.lines.get(message.channel)
+        if message.stream == self.book.backlog_stream and line is not None:
+            line.limit = message.limit
+            self.book.touch(message.channel)
+
+    def _reject(self, message: Reject, now_ns: int) -> None:
+        entry = self.book.find(message.request_id)
+        if message.stream == self.book.backlog_stream and entry is not None:
+            change = Change(Input.REJECT, now_ns, outcome=Outcome.REJECTED, failure=message.failure)
+            self.book.apply(entry, change)
+
+    # ---- time ----
+
+    def _tick(self, _message: Tick, now_ns: int) -> None:
+        self._pass_deadlines(now_ns)
+        self._workers.tick(now_ns)
+
+    def _remember_deadline(self, entry: Entry) -> None:
+        if not entry.meta.deadline_ns or entry.state is State.DEAD:
+            return
+        heapq.heappush(self._deadlines, (entry.meta.deadline_ns, entry.seq))
+        if len(self._deadlines) > 2 * len(self.book.entries) + HEAP_SLACK:
+            live = (e for e in self.book.entries.values() if e.meta.deadline_ns and e.state is not State.DEAD)
+            self._deadlines = sorted((e.meta.deadline_ns, e.seq) for e in live)
+
+    def _pass_deadlines(self, now_ns: int) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, seq = heapq.heappop(self._deadlines)
+            entry = self.book.entries.get(seq)
+            if entry is not None:
+                self._stop(entry, Input.DEADLINE, Outcome.EXPIRED, now_ns)

@@ -1,0 +1,179 @@
+"""What the machine is told. Streams and tickets are numbers the shell gave out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from services.queue.core.entry import Failure, LeaseRef, RequestMeta
+from services.queue.core.lifecycle import Outcome
+
+
+class NewRequest(NamedTuple):
+    """One request to store."""
+
+    meta: RequestMeta
+    payload: bytes
+    known_seq: int | None = None
+    """Request that has this idempotency key in the store already."""
+
+
+class Submit(NamedTuple):
+    """Requests of one frame, all valid; one answer for all."""
+
+    ticket: int
+    requests: tuple[NewRequest, ...]
+
+
+class WorkerOpened(NamedTuple):
+    """A worker opened a Work stream."""
+
+    stream: int
+    worker_id: str
+    instance_id: str
+    held: tuple[LeaseRef, ...]
+
+
+class WorkerClosed(NamedTuple):
+    """A Work stream ended."""
+
+    stream: int
+
+
+class Claim(NamedTuple):
+    """A worker asks for a granted request."""
+
+    stream: int
+    request_id: str
+
+
+class Complete(NamedTuple):
+    """An attempt ended with a result (`outcome` set) or with a failure."""
+
+    stream: int
+    lease: LeaseRef
+    outcome: Outcome | None
+    failure: Failure | None
+    body: object
+    """The worker's result, opaque to the machine."""
+
+
+class Renew(NamedTuple):
+    """Leases that are still being worked on."""
+
+    stream: int
+    leases: tuple[LeaseRef, ...]
+
+
+class GiveBack(NamedTuple):
+    """Leases handed back unharmed."""
+
+    stream: int
+    leases: tuple[LeaseRef, ...]
+
+
+class BacklogOpened(NamedTuple):
+    """A scheduler opened a Backlog stream; it replaces the one before."""
+
+    stream: int
+
+
+class BacklogClosed(NamedTuple):
+    """A Backlog stream ended."""
+
+    stream: int
+
+
+class SetWindow(NamedTuple):
+    """Absolute window of one channel, in requests."""
+
+    stream: int
+    channel: str
+    limit: int
+
+
+class Reject(NamedTuple):
+    """The scheduler found that no worker could ever hold the request."""
+
+    stream: int
+    request_id: str
+    failure: Failure
+
+
+class Cancel(NamedTuple):
+    """Cancel requests by name, or all of a batch if `request_ids` is None."""
+
+    ticket: int
+    request_ids: tuple[str, ...] | None
+    batch: str = ""
+
+
+class EndedRow(NamedTuple):
+    """A stored result as deleting it needs it."""
+
+    seq: int
+    completion_seq: int
+    completed_ns: int
+    tenant: str
+    idempotency_key: str
+    batch: str
+
+
+class Delete(NamedTuple):
+    """Delete results that the shell found in the store."""
+
+    ticket: int
+    rows: tuple[EndedRow, ...]
+
+
+class RequeueDead(NamedTuple):
+    """Revive dead letters by name, or all if `request_ids` is None."""
+
+    ticket: int
+    request_ids: tuple[str, ...] | None
+
+
+class Inspect(NamedTuple):
+    """Ask where requests are."""
+
+    ticket: int
+    request_ids: tuple[str, ...]
+
+
+class InspectQueue(NamedTuple):
+    """Ask for the counts of the queue."""
+
+    ticket: int
+
+
+class WatchTokens(NamedTuple):
+    """A watcher of token deltas came (`on`) or went, for requests or for a batch (`seqs` None)."""
+
+    on: bool
+    seqs: tuple[int, ...] | None
+    batch: str = ""
+
+
+class Tick(NamedTuple):
+    """Time passes: deadlines, leases, workers that did not return."""
+
+
+Message: TypeAlias = (
+    Submit
+    | WorkerOpened
+    | WorkerClosed
+    | Claim
+    | Complete
+    | Renew
+    | GiveBack
+    | BacklogOpened
+    | BacklogClosed
+    | SetWindow
+    | Reject
+    | Cancel
+    | Delete
+    | RequeueDead
+    | Inspect
+    | InspectQueue
+    | WatchTokens
+    | Tick
+)

@@ -1,0 +1,210 @@
+"""Keys and rows of the store. Keys are big-endian, so that the store's byte order is the order we want.
+
+Rows of metadata are short JSON arrays that open with a version number; a row of
+the families `ready`, `leases` and `dead` says what state its request is in, and
+the row in `requests` never changes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple
+
+from services.queue.core.entry import Counters, Entry, RequestMeta
+from services.queue.core.lifecycle import Outcome, State
+
+SCHEMA_VERSION = 1
+"""Of the whole store; a store with a higher one is refused at start-up."""
+
+REQUESTS = "requests"
+PAYLOADS = "payloads"
+READY = "ready"
+LEASES = "leases"
+RESULTS = "results"
+COMPLETIONS = "completions"
+EXPIRY = "expiry"
+IDEMPOTENCY = "idempotency"
+DEAD = "dead"
+META = "meta"
+
+FAMILIES = (REQUESTS, PAYLOADS, READY, LEASES, RESULTS, COMPLETIONS, EXPIRY, IDEMPOTENCY, DEAD, META)
+
+SCHEMA_KEY = b"schema_version"
+STORE_ID_KEY = b"store_id"
+COUNTERS_KEY = b"counters"
+
+_ROW_VERSION = 1
+_SEQ = struct.Struct(">Q")
+_PAIR = struct.Struct(">QQ")
+_LENGTH = struct.Struct(">H")
+_LINE = struct.Struct(">IQ")
+_COUNTERS = struct.Struct(">QQQQ")
+_RESULT = struct.Struct(">BQQH")
+_PRIORITY_ZERO = 1 << 31
+"""Added to priorities, so that negative ones sort first as unsigned numbers."""
+
+
+class ResultHead(NamedTuple):
+    """What stands before an encoded result: all that deleting it needs."""
+
+    completion_seq: int
+    completed_ns: int
+    tenant: str
+    idempotency_key: str
+    batch: str
+
+
+def _row(*values: Any) -> bytes:
+    return json.dumps((_ROW_VERSION, *values), separators=(",", ":")).encode()
+
+
+def _values(row: bytes) -> list[Any]:
+    values: list[Any] = json.loads(row)
+    version = values.pop(0)
+    if version != _ROW_VERSION:
+        raise ValueError(f"row has version {version}; this program reads version {_ROW_VERSION}")
+    return values
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+def seq_key(seq: int) -> bytes:
+    """Return the key of request `seq` in `requests`, `payloads`, `leases` and `results`."""
+    return _SEQ.pack(seq)
+
+
+def seq_of(key: bytes) -> int:
+    """Return the number that `seq_key` encoded."""
+    return int.from_bytes(key, "big")
+
+
+def ready_key(entry: Entry) -> bytes:
+    """Return the key in `ready`: channel, priority, position."""
+    return _text(entry.meta.channel) + _LINE.pack(entry.meta.priority + _PRIORITY_ZERO, entry.seq)
+
+
+def ready_seq(key: bytes) -> int:
+    """Return the request of a key in `ready`."""
+    return seq_of(key[-8:])
+
+
+def idempotency_key(tenant: str, key: str) -> bytes:
+    """Return the key in `idempotency`."""
+    return _text(tenant) + key.encode()
+
+
+def completion_key(batch: str, completion_seq: int) -> bytes:
+    """Return the key in `completions`; those of one batch are in completion order."""
+    return _text(batch) + _SEQ.pack(completion_seq)
+
+
+def completion_seq_of(key: bytes) -> int:
+    """Return the position in the log of a key in `completions` or `dead`."""
+    return seq_of(key[-8:])
+
+
+def expiry_key(completed_ns: int, seq: int) -> bytes:
+    """Return the key in `expiry`: results by age."""
+    return _PAIR.pack(completed_ns, seq)
+
+
+def expiry_of(key: bytes) -> tuple[int, int]:
+    """Return (completed_ns, seq) of a key in `expiry`."""
+    completed_ns, seq = _PAIR.unpack(key)
+    return completed_ns, seq
+
+
+def encode_meta(meta: RequestMeta) -> bytes:
+    """Return the row in `requests`."""
+    return _row(*meta)
+
+
+def decode_meta(row: bytes) -> RequestMeta:
+    """Read a row of `requests`; raises ValueError if it is not one."""
+    return RequestMeta(*_values(row))
+
+
+def encode_ready(entry: Entry) -> bytes:
+    """Return the row in `ready`."""
+    return _row(entry.attempts, entry.last_error)
+
+
+def restore_ready(entry: Entry, row: bytes) -> None:
+    """Set what a row of `ready` says."""
+    entry.state = State.READY
+    entry.attempts, entry.last_error = _values(row)
+
+
+def encode_lease(entry: Entry) -> bytes:
+    """Return the row in `leases`."""
+    stop = int(entry.stop_outcome or 0)
+    return _row(
+        entry.attempts,
+        entry.last_error,
+        entry.fencing_token,
+        entry.worker_id,
+        entry.instance_id,
+        entry.leased_ns,
+        stop,
+    )
+
+
+def restore_lease(entry: Entry, row: bytes) -> None:
+    """Set what a row of `leases` says."""
+    (
+        entry.attempts,
+        entry.last_error,
+        entry.fencing_token,
+        entry.worker_id,
+        entry.instance_id,
+        entry.leased_ns,
+        stop,
+    ) = _values(row)
+    entry.stop_outcome = Outcome(stop) if stop else None
+    entry.state = State.STOPPING if stop else State.LEASED
+
+
+def encode_dead(entry: Entry) -> bytes:
+    """Return the row in `dead`."""
+    return _row(entry.seq, entry.attempts, entry.last_error, entry.died_ns)
+
+
+def restore_dead(entry: Entry, row: bytes) -> None:
+    """Set what a row of `dead` says, except its completion_seq, which is the key."""
+    entry.state = State.DEAD
+    _, entry.attempts, entry.last_error, entry.died_ns = _values(row)
+
+
+def dead_seq(row: bytes) -> int:
+    """Return the request of a row of `dead`."""
+    return int(_values(row)[0])
+
+
+def encode_counters(counters: Counters) -> bytes:
+    """Return the row of the counters in `meta`."""
+    return _COUNTERS.pack(counters.seq, counters.fencing_token, counters.completion_seq, counters.results)
+
+
+def decode_counters(row: bytes) -> Counters:
+    """Read the row of the counters."""
+    return Counters(*_COUNTERS.unpack(row))
+
+
+def encode_result(head: ResultHead, body: bytes) -> bytes:
+    """Return the row in `results`: the head, then the encoded result."""
+    names = json.dumps((head.tenant, head.idempotency_key, head.batch), separators=(",", ":")).encode()
+    return _RESULT.pack(_ROW_VERSION, head.completion_seq, head.completed_ns, len(names)) + names + body
+
+
+def decode_result(row: bytes) -> tuple[ResultHead, bytes]:
+    """Return the head and the encoded result of a row of `results`."""
+    version, completion_seq, completed_ns, length = _RESULT.unpack_from(row)
+    if version != _ROW_VERSION:
+        raise ValueError(f"result row has version {version}; this program reads version {_ROW_VERSION}")
+    start = _RESULT.size
+    tenant, key, batch = json.loads(row[start : start + length])
+    return ResultHead(completion_seq, completed_ns, tenant, key, batch), row[start + length :]

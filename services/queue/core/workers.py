@@ -1,0 +1,226 @@
+"""Workers, their streams and their leases: claims, completions, and what happens when one of them is lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from services.queue.core.book import Book, Change
+from services.queue.core.effects import (
+    Deliver,
+    EndStream,
+    Recorded,
+    Refused,
+    RefusedReason,
+    StaleCompletion,
+    StopReason,
+    StopRun,
+    TokensWatched,
+    WorkOpened,
+)
+from services.queue.core.entry import Entry, Failure, parse_request_id
+from services.queue.core.lifecycle import Input, Outcome, State
+from services.queue.core.messages import Claim, Complete, GiveBack, Renew, WatchTokens, WorkerClosed, WorkerOpened
+
+STOP_REASONS = {Outcome.CANCELLED: StopReason.CLIENT, Outcome.EXPIRED: StopReason.DEADLINE}
+
+
+class Rules(NamedTuple):
+    """What the machine is configured with."""
+
+    channels: tuple[str, ...]
+    max_attempts: int
+    lease_ns: int
+    worker_grace_ns: int
+    max_inflight: int
+    """Most leases of one worker."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker and its Work stream, if it has one."""
+
+    worker_id: str
+    instance_id: str
+    stream: int | None
+    return_by_ns: int = 0
+    """When the leases of a worker without a stream are requeued."""
+
+
+class Workers:
+    """The workers the queue knows: those with a Work stream, and those that may return in time."""
+
+    def __init__(self, book: Book, rules: Rules) -> None:
+        """Know no worker yet; recovered leases wait for theirs, or expire."""
+        self._book = book
+        self._rules = rules
+        self._workers: dict[str, Worker] = {}
+        self._by_stream: dict[int, Worker] = {}
+        self._watched_seqs: defaultdict[int, int] = defaultdict(int)
+        self._watched_batches: defaultdict[str, int] = defaultdict(int)
+
+    def __len__(self) -> int:
+        """Return the number of workers with an open stream."""
+        return len(self._by_stream)
+
+    def worker_opened(self, message: WorkerOpened, now_ns: int) -> None:
+        """Take a worker in: adopt the leases it still holds, requeue those it does not."""
+        known = self._workers.get(message.worker_id)
+        if known is not None and known.stream is not None:
+            self._book.emit(EndStream(known.stream, "a newer Work stream of this worker replaced this one"))
+            del self._by_stream[known.stream]
+        worker = Worker(message.worker_id, message.instance_id, message.stream)
+        self._workers[message.worker_id] = worker
+        self._by_stream[message.stream] = worker
+        self._book.emit(WorkOpened(message.stream))
+        adopted = self._adopt(worker, message, now_ns)
+        for seq in sorted(self._book.holdings.get(message.worker_id, set()) - adopted):
+            self._lose(self._book.entries[seq], Input.WORKER_LOST, "the worker restarted without the request", now_ns)
+
+    def _adopt(self, worker: Worker, message: WorkerOpened, now_ns: int) -> set[int]:
+        """Keep the leases the worker still holds, and tell it of those that are lost."""
+        adopted = set()
+        for lease in message.held:
+            entry = self._book.leased(lease)
+            ours = entry is not None and entry.worker_id == worker.worker_id
+            if entry is None or not ours or entry.instance_id != worker.instance_id:
+                self._book.emit(StopRun(message.stream, lease, StopReason.LEASE_LOST))
+                continue
+            adopted.add(entry.seq)
+            self._book.renew(entry.seq, now_ns)
+            self.tell_stop(entry)
+            self._tell_watched(entry, self._is_watched(entry))
+        return adopted
+
+    def worker_closed(self, message: WorkerClosed, now_ns: int) -> None:
+        """Give a worker whose stream ended some time to return."""
+        worker = self._by_stream.pop(message.stream, None)
+        if worker is None:
+            return
+        worker.stream = None
+        worker.return_by_ns = now_ns + self._rules.worker_grace_ns
+        if worker.worker_id not in self._book.holdings:
+            del self._workers[worker.worker_id]
+
+    def claim(self, message: Claim, now_ns: int) -> None:
+        """Lease a waiting request to the worker, or refuse."""
+        worker = self._by_stream.get(message.stream)
+        if worker is None:
+            return  # its stream has ended meanwhile
+        entry = self._book.find(message.request_id)
+        reason = self._refusal(worker, entry, message.request_id)
+        if entry is None or reason is not None:
+            self._book.emit(Refused(message.stream, message.request_id, reason or RefusedReason.UNKNOWN))
+            return
+        change = Change(Input.CLAIM, now_ns, worker_id=worker.worker_id, instance_id=worker.instance_id)
+        self._book.apply(entry, change)
+        lease = self._book.lease_of(entry)
+        watched = self._is_watched(entry)
+        submitted_ns = entry.meta.submitted_ns
+        self._book.emit(Deliver(message.stream, entry.seq, lease, watched, submitted_ns, now_ns, entry.meta))
+
+    def _refusal(self, worker: Worker, entry: Entry | None, request_id: str) -> RefusedReason | None:
+        if entry is None:
+            seq = parse_request_id(self._book.store_id, request_id)
+            return RefusedReason.ENDED if 0 < seq <= self._book.counters.seq else RefusedReason.UNKNOWN
+        if entry.state is State.DEAD:
+            return RefusedReason.ENDED
+        if entry.state is not State.READY:
+            return RefusedReason.LEASED
+        if len(self._book.holdings.get(worker.worker_id, ())) >= self._rules.max_inflight:
+            return RefusedReason.TOO_MANY
+        return None
+
+    def complete(self, message: Complete, now_ns: int) -> None:
+        """Record how an attempt ended, unless its lease is stale."""
+        entry = self._book.leased(message.lease)
+        if entry is None:
+            self._book.emit(StaleCompletion())
+        elif message.outcome is None:
+            failure = message.failure or Failure("worker_error", "the worker gave no reason")
+            self._lose(entry, Input.FAIL, failure, now_ns)
+        else:
+            change = Change(Input.COMPLETE, now_ns, message.outcome, message.failure, message.body)
+            self._book.apply(entry, change)
+        self._book.emit(Recorded(message.stream, message.lease, entry is not None))
+
+    def _lose(self, entry: Entry, event: Input, failure: Failure | str, now_ns: int) -> None:
+        """End an attempt without a result: another attempt, or the end if this was the last."""
+        if isinstance(failure, str):
+            failure = Failure(event.value, failure)
+        if entry.attempts >= self._rules.max_attempts:
+            event = Input.EXHAUST
+        self._book.apply(entry, Change(event, now_ns, failure=failure))
+
+    def renew(self, message: Renew, now_ns: int) -> None:
+        """Give leases their full length again; tell the worker of those it has lost."""
+        for lease in message.leases:
+            entry = self._book.leased(lease)
+            if entry is None:
+                self._book.emit(StopRun(message.stream, lease, StopReason.LEASE_LOST))
+            else:
+                self._book.renew(entry.seq, now_ns)
+
+    def give_back(self, message: GiveBack, now_ns: int) -> None:
+        """Let handed-back requests wait again; the attempt does not count."""
+        for lease in message.leases:
+            entry = self._book.leased(lease)
+            if entry is not None:
+                self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
+
+    def tick(self, now_ns: int) -> None:
+        """Requeue what ran out of lease, and the leases of workers that did not return."""
+        while self._book.leases:
+            seq, expires_ns = next(iter(self._book.leases.items()))
+            if expires_ns > now_ns:
+                break
+            self._expire_lease(self._book.entries[seq], now_ns)
+        for worker in [w for w in self._workers.values() if w.stream is None and w.return_by_ns <= now_ns]:
+            del self._workers[worker.worker_id]
+            for seq in sorted(self._book.holdings.get(worker.worker_id, ())):
+                self._lose(self._book.entries[seq], Input.WORKER_LOST, "the worker was lost", now_ns)
+
+    def _expire_lease(self, entry: Entry, now_ns: int) -> None:
+        lease = self._book.lease_of(entry)
+        worker = self._workers.get(entry.worker_id)
+        if worker is not None and worker.stream is not None:
+            self._book.emit(StopRun(worker.stream, lease, StopReason.LEASE_LOST))
+        self._lose(entry, Input.LEASE_EXPIRED, "the lease expired", now_ns)
+
+    def tell_stop(self, entry: Entry) -> None:
+        """Tell the worker of a stopping request, if it is connected."""
+        worker = self._workers.get(entry.worker_id)
+        if worker is not None and worker.stream is not None and entry.stop_outcome is not None:
+            reason = STOP_REASONS[entry.stop_outcome]
+            self._book.emit(StopRun(worker.stream, self._book.lease_of(entry), reason))
+
+    def watch_tokens(self, message: WatchTokens, _now_ns: int) -> None:
+        """Count who watches tokens, and tell the workers concerned."""
+        if message.seqs is None:
+            _count(self._watched_batches, message.batch, message.on)
+            concerned: Iterable[int] = self._book.batches.get(message.batch, ())
+        else:
+            for seq in message.seqs:
+                _count(self._watched_seqs, seq, message.on)
+            concerned = message.seqs
+        for seq in sorted(concerned):
+            if seq in self._book.leases:
+                self._tell_watched(self._book.entries[seq], message.on)
+
+    def _is_watched(self, entry: Entry) -> bool:
+        return entry.seq in self._watched_seqs or entry.meta.batch in self._watched_batches
+
+    def _tell_watched(self, entry: Entry, on: bool) -> None:
+        """Tell the worker; also when someone watches already: the new watcher needs everything from the start."""
+        watched = self._is_watched(entry)
+        worker = self._workers.get(entry.worker_id)
+        if watched is on and worker is not None and worker.stream is not None:
+            self._book.emit(TokensWatched(worker.stream, self._book.name_of(entry.seq), watched))
+
+
+def _count(counts: defaultdict[Any, int], key: object, on: bool) -> None:
+    counts[key] += 1 if on else -1
+    if counts[key] <= 0:
+        del counts[key]

@@ -1,0 +1,62 @@
+"""A store that keeps everything in memory, for tests and simulations."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from services.queue.core.effects import Write
+from services.queue.core.records import FAMILIES
+from services.queue.store import Row
+
+
+class MemoryStore:
+    """Families as dictionaries with sorted keys; durable for as long as the object lives."""
+
+    def __init__(self, disk_free_bytes: int = 1 << 40) -> None:
+        """Make an empty store that reports `disk_free_bytes`."""
+        self.free_bytes = disk_free_bytes
+        self._rows: dict[str, dict[bytes, bytes]] = {family: {} for family in FAMILIES}
+        self._keys: dict[str, list[bytes]] = {family: [] for family in FAMILIES}
+        self._guard = threading.Lock()
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """Return the row of `key`, or None."""
+        with self._guard:
+            return self._rows[family].get(key)
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the rows of `keys`, in order, None where there is none."""
+        with self._guard:
+            return [self._rows[family].get(key) for key in keys]
+
+    def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Return at most `limit` rows with start <= key < end, by key."""
+        with self._guard:
+            keys = self._keys[family]
+            first = bisect_left(keys, start)
+            last = bisect_left(keys, end) if end else len(keys)
+            return [(key, self._rows[family][key]) for key in keys[first : min(last, first + limit)]]
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Apply all writes."""
+        with self._guard:
+            for family, key, value in writes:
+                rows, keys = self._rows[family], self._keys[family]
+                if value is not None:
+                    if key not in rows:
+                        insort(keys, key)
+                    rows[key] = value
+                elif rows.pop(key, None) is not None:
+                    del keys[bisect_left(keys, key)]
+
+    def disk_free_bytes(self) -> int:
+        """Return what the constructor was told."""
+        return self.free_bytes
+
+    def reopen(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""

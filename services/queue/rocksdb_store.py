@@ -1,0 +1,175 @@
+"""The durable store: RocksDB through rocksdict, one write batch with one fsync per commit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import rocksdict
+
+from services.queue.core.effects import Write
+from services.queue.core.records import FAMILIES, META, PAYLOADS, RESULTS, SCHEMA_KEY, SCHEMA_VERSION
+from services.queue.store import Row, StoreError, StoreUnusable
+
+WRITE_BUFFER_BYTES = 32 * 1024 * 1024
+"""Of one family in memory: a few thousand requests between flushes, and a bound on replay at start-up."""
+
+BLOB_BYTES = 4096
+"""Payloads and results from this size on are kept in blob files, so that compaction does not copy them again and again."""
+
+MAX_WAL_BYTES = 256 * 1024 * 1024
+"""Bounds the log that a start replays, which is what bounds the time of a start after a kill."""
+
+INFO_LOGS_KEPT = 2
+"""RocksDB's own text logs; one for this run and one for the run before."""
+
+
+class RocksdbStore:
+    """A store in one directory. The directory belongs to one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the store in `path`.
+
+        Raises StoreUnusable if the directory is locked, cannot be written, or
+        has a schema this program does not know.
+        """
+        self._path = path
+        self._sync = rocksdict.WriteOptions()
+        self._sync.sync = True
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnusable(f"data directory {path}: {error.strerror}") from None
+        self._open()
+        try:
+            self._check_schema()
+        except StoreUnusable:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        try:
+            families = {name: _family_options(name) for name in FAMILIES}
+            self._db: Any = rocksdict.Rdict(str(self._path), _database_options(), column_families=families)
+            self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
+            self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+        except Exception as error:  # rocksdict raises plain Exception for every failure
+            raise StoreUnusable(_open_reason(self._path, str(error))) from None
+
+    def _check_schema(self) -> None:
+        found = self.get(META, SCHEMA_KEY)
+        if found is None:
+            self.write([Write(META, SCHEMA_KEY, str(SCHEMA_VERSION).encode())])
+            return
+        if not found.isdigit() or int(found) != SCHEMA_VERSION:
+            raise StoreUnusable(
+                f"data directory {self._path} has schema version {found.decode(errors='replace')}; "
+                f"this program knows version {SCHEMA_VERSION}"
+            )
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """Return the row of `key`, or None."""
+        with _store_errors():
+            value: bytes | None = self._families[family].get(key)
+            return value
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the rows of `keys`, in order, None where there is none."""
+        if not keys:
+            return []
+        with _store_errors():
+            values: list[bytes | None] = self._families[family].get(list(keys))
+            return values
+
+    def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Return at most `limit` rows with start <= key < end, by key; an empty `end` means to the last."""
+        rows: list[Row] = []
+        with _store_errors():
+            options = rocksdict.ReadOptions()
+            if end:
+                options.set_iterate_upper_bound(end)
+            cursor = self._families[family].iter(options)
+            cursor.seek(start)
+            while len(rows) < limit and cursor.valid():
+                rows.append((cursor.key(), cursor.value()))
+                cursor.next()
+            cursor.status()
+        return rows
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Apply all writes in one batch and fsync it."""
+        with _store_errors():
+            batch = rocksdict.WriteBatch(raw_mode=True)
+            for family, key, value in writes:
+                if value is None:
+                    batch.delete(key, self._handles[family])
+                else:
+                    batch.put(key, value, self._handles[family])
+            self._db.write(batch, self._sync)
+
+    def disk_free_bytes(self) -> int:
+        """Return the bytes an unprivileged process may still write."""
+        try:
+            stats = os.statvfs(self._path)
+        except OSError as error:
+            raise StoreError(f"statvfs: {error.strerror}") from None
+        return stats.f_bavail * stats.f_frsize
+
+    def reopen(self) -> None:
+        """Close and open again; raises StoreError if that fails."""
+        self.close()
+        try:
+            self._open()
+        except StoreUnusable as error:
+            raise StoreError(str(error)) from None
+
+    def close(self) -> None:
+        """Flush and release the directory."""
+        # The lock goes when the last handle does, so these go first.
+        self._families = {}
+        self._handles = {}
+        self._db.close()
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:  # rocksdict raises plain Exception, DbClosedError and KeyError
+        raise StoreError(str(error) or type(error).__name__) from error
+
+
+def _open_reason(path: Path, text: str) -> str:
+    if "lock" in text.lower():
+        return f"data directory {path} is locked: another queue service uses it"
+    if "Column families not opened" in text:
+        return f"data directory {path} was written by a newer version of this program ({text})"
+    return f"data directory {path} cannot be opened: {text}"
+
+
+def _database_options() -> Any:
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_max_total_wal_size(MAX_WAL_BYTES)
+    options.set_keep_log_file_num(INFO_LOGS_KEPT)
+    return options
+
+
+def _family_options(name: str) -> Any:
+    options = rocksdict.Options(raw_mode=True)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    table = rocksdict.BlockBasedOptions()
+    table.set_bloom_filter(10, False)
+    options.set_block_based_table_factory(table)
+    if name in {PAYLOADS, RESULTS}:
+        options.set_enable_blob_files(True)
+        options.set_min_blob_size(BLOB_BYTES)
+        options.set_enable_blob_gc(True)
+    return options

@@ -1,0 +1,44 @@
+"""Settings of the queue service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.config import DEFAULT_QUEUE_ADDRESS, LISTEN_PATTERN, ChannelledSettings
+
+
+class QueueSettings(ChannelledSettings):
+    """What the queue service can be told."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_QUEUE_")
+
+    listen: str = Field(
+        DEFAULT_QUEUE_ADDRESS, pattern=LISTEN_PATTERN, description="HOST:PORT to serve on; port 0 picks a free one."
+    )
+    data_dir: Path = Field(Path(".run/queue"), description="Directory of the store; belongs to one process at a time.")
+    default_channel: str = Field("interactive", description="Channel of requests that name none.")
+    max_attempts: int = Field(3, ge=1, le=1000, description="Attempts before a request becomes a dead letter.")
+    lease_s: float = Field(60.0, ge=1, description="Seconds a lease lasts without a renewal.")
+    worker_grace_s: float = Field(
+        10.0, ge=0, description="Seconds a worker whose stream ended has to return before its leases are requeued."
+    )
+    max_inflight: int = Field(
+        4096,
+        ge=1,
+        description="Most leases one worker may hold; beyond what any engine runs at once, so only a runaway meets it.",
+    )
+    result_ttl_s: float = Field(7 * 24 * 3600.0, gt=0, description="Seconds a result is kept.")
+    disk_free_min_bytes: int = Field(
+        256 * 1024 * 1024, ge=0, description="Submits are refused while the store's disk has less free than this."
+    )
+
+    @model_validator(mode="after")
+    def _default_channel_exists(self) -> QueueSettings:
+        if self.default_channel not in self.channels:
+            raise ValueError(
+                f"default_channel {self.default_channel!r} is not one of {', '.join(sorted(self.channels))}"
+            )
+        return self

@@ -1,0 +1,46 @@
+"""What the queue asks of a store: column families of ordered bytes, and atomic durable writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from services.queue.core.effects import Write
+
+Row: TypeAlias = tuple[bytes, bytes]
+
+
+class StoreError(Exception):
+    """The store cannot read or write now."""
+
+
+class StoreUnusable(Exception):
+    """The data directory cannot be used at all: locked, of a newer schema, or damaged."""
+
+
+class Store(Protocol):
+    """An ordered, durable key-value store with the families of `core.records`.
+
+    Methods may be called from any thread. All but `close` raise StoreError if the disk fails.
+    """
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """Return the row of `key`, or None."""
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the rows of `keys`, in order, None where there is none."""
+
+    def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Return at most `limit` rows with start <= key < end, by key; an empty `end` means to the last."""
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Apply all writes, or none; on return they survive a crash of the machine."""
+
+    def disk_free_bytes(self) -> int:
+        """Return the free bytes of the disk under the store."""
+
+    def reopen(self) -> None:
+        """Close and open again, to leave an error the store cannot recover from by itself."""
+
+    def close(self) -> None:
+        """Release the store; nothing may be called after."""
