@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ARGUMENT = "output_tokens"
 
 
-class ForceLength(AdapterLogitsProcessor):
+class ForceLength(AdapterLogitsProcessor):  # type: ignore[misc]
     """Masks end-of-sequence until output token `output_tokens`, then leaves nothing else."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:

@@ -27,14 +27,14 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 PR_SET_PDEATHSIG = 1
 
 
-def make_engine() -> Any:
+def make_engine() -> tuple[Any, Any]:
     """Start AsyncLLM with the flags of the command line; its processes die with this one."""
     from vllm import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    class Usage(StatLoggerBase):
+    class Usage(StatLoggerBase):  # type: ignore[misc]
         """Integrates KV-cache usage over time and counts preemptions."""
 
         latest: Usage
