@@ -1,0 +1,63 @@
+"""Start the worker: `python -m services.worker --model NAME_OR_PATH [engine arguments]`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TextIO
+
+from services.telemetry import start_logging
+from services.worker.processes import children_die_with_us
+from services.worker.service import Parts, serve
+from services.worker.settings import WorkerSettings, load_arguments
+from services.worker.tokenizer import TokenizerPool, TokenizerProcess
+
+
+def main() -> None:
+    """Read the arguments, make the engine, serve; exit 0, 69 (port), 70 (engine) or 78 (settings)."""
+    settings, engine_arguments = load_arguments(sys.argv[1:])
+    start_logging(settings.log_level)
+    announce = reserve_stdout()
+    if settings.engine_threads:
+        os.environ["OMP_NUM_THREADS"] = str(settings.engine_threads)
+    children_die_with_us()
+    make = _simulated if settings.engine == "simulated" else _vllm
+    parts = make(settings, engine_arguments)
+    status = asyncio.run(serve(settings, parts, announce))
+    announce.flush()
+    sys.stderr.flush()
+    # Libraries of the engine leave threads behind that would hold an ordinary exit up.
+    os._exit(status)
+
+
+def reserve_stdout() -> TextIO:
+    """Return standard output for the ready line alone; what libraries print goes to standard error."""
+    announce = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return announce
+
+
+def _simulated(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
+    from services.worker.simulated_engine import ByteRenderer, SimulatedEngine, simulated_settings
+
+    name, *aliases = settings.names() if settings.model else ("simulated",)
+    size = simulated_settings(name, tuple(aliases), engine_arguments)
+    processes = [
+        TokenizerProcess.fork(lambda: ByteRenderer(size.max_model_len)) for _ in range(settings.tokenizer_processes)
+    ]
+    return Parts(lambda: SimulatedEngine(size), TokenizerPool(processes))
+
+
+def _vllm(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
+    from services.worker.vllm_engine import prepare
+
+    prepared = prepare(settings.model, settings.names(), engine_arguments)
+    # The tokenizer is forked first: it must inherit neither the engine's connections nor its threads.
+    processes = [TokenizerProcess.fork(prepared.make_renderer) for _ in range(settings.tokenizer_processes)]
+    engine = prepared.build()
+    return Parts(lambda: engine, TokenizerPool(processes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""One granted request as the session keeps it, and the session's counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.worker.core.lifecycle import State
+from services.worker.core.messages import Cause, Ending, EndingKind, Holding, Lease
+
+
+@dataclass(slots=True)
+class Entry:
+    """A reservation, and the lease that joins it at delivery."""
+
+    request_id: str
+    channel: str
+    held_blocks: int
+    settles: bool
+    granted_ns: int
+    state: State = State.GRANTED
+    seq: int = 0
+    lease: Lease | None = None
+    completions: int = 1
+    max_tokens: int = 0
+    watched: bool = False
+    cause: Cause = Cause.UNCLAIMED
+    ending: Ending | None = None
+    output_tokens: int = 0
+    preemptions: int = 0
+
+    def holding(self) -> Holding:
+        """Return the reservation for the inventory."""
+        return Holding(self.request_id, self.channel, self.held_blocks, self.seq)
+
+    @property
+    def the_lease(self) -> Lease:
+        """The lease; only for states that have one."""
+        assert self.lease is not None, f"{self.request_id} has no lease in state {self.state}"
+        return self.lease
+
+    @property
+    def the_ending(self) -> Ending:
+        """How the attempt ended; only for finished ones."""
+        return self.ending if self.ending is not None else Ending(EndingKind.COMPLETED)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the session has counted since the start; metrics read it."""
+
+    grants: int = 0
+    releases: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
+    refused_claims: int = 0
+    leases_lost: int = 0
+    given_back: int = 0
+    over_need: int = 0
+    stale_completions: int = 0
+    successors: int = 0
+    """Grants for a request whose earlier run was still here."""
+    ignored: int = 0
+    """Messages for something that no longer exists, or refused by the lifecycle table."""
+
+    def released(self, cause: Cause) -> None:
+        """Count one release."""
+        self.releases[cause] += 1

@@ -1,0 +1,97 @@
+"""Life of one granted request on its worker, as a table.
+
+Credits are held in every state up to the one that releases them; a lease is
+held from `TOKENIZING` to the end. What the table does not list is refused:
+nothing changes and the input is counted.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    """Where a granted request is."""
+
+    GRANTED = "granted"
+    """Credits booked; the claim has not been sent."""
+    CLAIMING = "claiming"
+    """The claim is on its way to the queue."""
+    TOKENIZING = "tokenizing"
+    """Leased; the prompt's length is being found out."""
+    RUNNING = "running"
+    """In the engine."""
+    CANCELLING = "cancelling"
+    """Being aborted in the engine; a completion will tell the queue."""
+    DROPPING = "dropping"
+    """Being aborted in the engine; the lease is lost, the queue hears nothing."""
+    HANDING_BACK = "handing-back"
+    """Being aborted in the engine; the lease goes back to the queue unharmed."""
+    FINISHING = "finishing"
+    """Credits are home; the completion waits to be recorded."""
+    GONE = "gone"
+    """Nothing is held."""
+
+
+class Input(Enum):
+    """What can happen to a granted request."""
+
+    CLAIM = "claim"
+    RECALL = "recall"
+    UNCLAIM = "unclaim"
+    DELIVER = "deliver"
+    REFUSE = "refuse"
+    FIT = "fit"
+    END = "end"
+    CANCEL = "cancel"
+    LOSE = "lose"
+    HAND_BACK = "hand-back"
+    ABORTED = "aborted"
+    RECORD = "record"
+
+
+class Action(Enum):
+    """What the session does on a transition."""
+
+    NOTHING = "nothing"
+    SEND_CLAIM = "send-claim"
+    TOKENIZE = "tokenize"
+    START = "start"
+    ABORT = "abort"
+    RELEASE = "release"
+    RELEASE_AND_COMPLETE = "release-and-complete"
+    RELEASE_AND_GIVE_BACK = "release-and-give-back"
+    FORGET = "forget"
+
+
+TABLE: dict[tuple[State, Input], tuple[State, Action]] = {
+    (State.GRANTED, Input.CLAIM): (State.CLAIMING, Action.SEND_CLAIM),
+    (State.GRANTED, Input.RECALL): (State.GONE, Action.RELEASE),
+    (State.GRANTED, Input.UNCLAIM): (State.GONE, Action.RELEASE),
+    # Too late to recall: the claim's answer decides.
+    (State.CLAIMING, Input.RECALL): (State.CLAIMING, Action.NOTHING),
+    (State.CLAIMING, Input.UNCLAIM): (State.GONE, Action.RELEASE),
+    (State.CLAIMING, Input.REFUSE): (State.GONE, Action.RELEASE),
+    (State.CLAIMING, Input.DELIVER): (State.TOKENIZING, Action.TOKENIZE),
+    (State.TOKENIZING, Input.FIT): (State.RUNNING, Action.START),
+    (State.TOKENIZING, Input.END): (State.FINISHING, Action.RELEASE_AND_COMPLETE),
+    (State.TOKENIZING, Input.CANCEL): (State.FINISHING, Action.RELEASE_AND_COMPLETE),
+    (State.TOKENIZING, Input.LOSE): (State.GONE, Action.RELEASE),
+    (State.TOKENIZING, Input.HAND_BACK): (State.GONE, Action.RELEASE_AND_GIVE_BACK),
+    (State.RUNNING, Input.END): (State.FINISHING, Action.RELEASE_AND_COMPLETE),
+    (State.RUNNING, Input.CANCEL): (State.CANCELLING, Action.ABORT),
+    (State.RUNNING, Input.LOSE): (State.DROPPING, Action.ABORT),
+    (State.RUNNING, Input.HAND_BACK): (State.HANDING_BACK, Action.ABORT),
+    # The abort is on its way already; only what the queue will hear changes.
+    (State.CANCELLING, Input.LOSE): (State.DROPPING, Action.NOTHING),
+    (State.HANDING_BACK, Input.LOSE): (State.DROPPING, Action.NOTHING),
+    (State.HANDING_BACK, Input.CANCEL): (State.CANCELLING, Action.NOTHING),
+    (State.CANCELLING, Input.ABORTED): (State.FINISHING, Action.RELEASE_AND_COMPLETE),
+    (State.DROPPING, Input.ABORTED): (State.GONE, Action.RELEASE),
+    (State.HANDING_BACK, Input.ABORTED): (State.GONE, Action.RELEASE_AND_GIVE_BACK),
+    (State.FINISHING, Input.RECORD): (State.GONE, Action.FORGET),
+    (State.FINISHING, Input.LOSE): (State.GONE, Action.FORGET),
+}
+
+IN_ENGINE = frozenset({State.RUNNING, State.CANCELLING, State.DROPPING, State.HANDING_BACK})
+"""States in which the engine may hold blocks of the request."""

@@ -1,0 +1,143 @@
+"""The session's two streams: which is open, and what may be sent on it now."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from services.worker.core import messages as m
+from services.worker.core.engine_view import EngineView
+from services.worker.core.entry import Entry
+
+
+class Stream(Enum):
+    """Where a stream is in its life."""
+
+    DOWN = "down"
+    OPENING = "opening"
+    UP = "up"
+
+
+class Peers:
+    """Writes effects for scheduler and queue, as far as their streams are open.
+
+    ACKs are not kept while the Credits stream is down, for the inventory of the
+    next open says the same. Between that open and its answer the epoch is not
+    known yet: ACKs of this gap wait and go out first, in order.
+    """
+
+    def __init__(self, out: list[m.Effect]) -> None:
+        """Write to `out`, the effects of the step in progress."""
+        self._out = out
+        self._credits = Stream.DOWN
+        self._work = Stream.DOWN
+        self._epoch = 0
+        self._seq = 0
+        self._waiting_acks: list[m.SendTokenizerAck | m.SendCompletionAck] = []
+        self._acked = False
+        self._lease_ns = 0
+        self._renewed_ns = 0
+        self.report_interval_ns = 0
+        self.max_inflight = 0
+
+    @property
+    def scheduler_up(self) -> bool:
+        """Whether ACKs reach the scheduler."""
+        return self._credits is Stream.UP
+
+    @property
+    def queue_up(self) -> bool:
+        """Whether the queue listens."""
+        return self._work is Stream.UP
+
+    @property
+    def renew_due_ns(self) -> int:
+        """When the leases are to be renewed: three times in a lease, so that two renewals may get lost."""
+        return self._renewed_ns + self._lease_ns // 3
+
+    # ---- scheduler ----
+
+    def open_credits(self, inventory: tuple[m.Holding, ...]) -> None:
+        """Open the Credits stream with the whole inventory."""
+        self._credits = Stream.OPENING
+        self._waiting_acks.clear()
+        self._out.append(m.OpenCredits(inventory))
+
+    def credits_opened(self, epoch: int, report_interval_ns: int) -> None:
+        """Take the new epoch and send the ACKs that waited for it."""
+        self._credits = Stream.UP
+        self._epoch = epoch
+        self.report_interval_ns = report_interval_ns
+        for ack in self._waiting_acks:
+            self._send_ack(ack)
+        self._waiting_acks.clear()
+
+    def credits_closed(self) -> None:
+        """Drop what waited; the next inventory replaces it."""
+        self._credits = Stream.DOWN
+        self._waiting_acks.clear()
+
+    def settle(self, entry: Entry, prompt_tokens: int, reserved_output_tokens: int) -> None:
+        """Send a TokenizerAck with what `entry` holds from now on."""
+        self._send_ack(
+            m.SendTokenizerAck(
+                0, entry.request_id, self._next_seq(entry), entry.held_blocks, prompt_tokens, reserved_output_tokens
+            )
+        )
+
+    def release(self, entry: Entry) -> None:
+        """Send a CompletionAck for `entry`."""
+        self._send_ack(
+            m.SendCompletionAck(
+                0, entry.request_id, self._next_seq(entry), entry.cause, entry.output_tokens, entry.preemptions
+            )
+        )
+
+    def report(self, view: EngineView, now_ns: int) -> None:
+        """Send the engine's report if it is due.
+
+        A wake-up that released credits always reports, so that the scheduler's
+        engine view is never older than its ledger; others keep the interval.
+        """
+        if self._credits is not Stream.UP:
+            self._acked = False
+            return
+        if self._acked or (view.changed and now_ns >= view.due_ns(self.report_interval_ns)):
+            self._acked = False
+            self._out.append(view.report(self._epoch, now_ns))
+
+    def _next_seq(self, entry: Entry) -> int:
+        # One sequence for all requests: it grows for each of them, also over a second grant of the same one.
+        self._seq += 1
+        entry.seq = self._seq
+        return self._seq
+
+    def _send_ack(self, ack: m.SendTokenizerAck | m.SendCompletionAck) -> None:
+        if self._credits is Stream.UP:
+            self._acked = self._acked or isinstance(ack, m.SendCompletionAck)
+            self._out.append(ack._replace(epoch=self._epoch))
+        elif self._credits is Stream.OPENING:
+            self._waiting_acks.append(ack)
+
+    # ---- queue ----
+
+    def open_work(self, held: tuple[m.Lease, ...]) -> None:
+        """Open the Work stream with every lease still held."""
+        self._work = Stream.OPENING
+        self._out.append(m.OpenWork(held))
+
+    def work_opened(self, lease_ns: int, max_inflight: int, now_ns: int) -> None:
+        """Take the queue's limits; opening renewed every lease."""
+        self._work = Stream.UP
+        self._lease_ns = lease_ns
+        self._renewed_ns = now_ns
+        self.max_inflight = max_inflight
+
+    def work_closed(self) -> None:
+        """Note that the queue does not listen."""
+        self._work = Stream.DOWN
+
+    def renew(self, leases: tuple[m.Lease, ...], now_ns: int) -> None:
+        """Renew `leases`."""
+        self._renewed_ns = now_ns
+        if leases:
+            self._out.append(m.SendRenew(leases))

@@ -1,0 +1,166 @@
+"""Every reservation and lease of this worker, and the moves the lifecycle table allows."""
+
+from __future__ import annotations
+
+from services.worker.core import messages as m
+from services.worker.core.engine_view import EngineView
+from services.worker.core.entry import Counters, Entry
+from services.worker.core.lifecycle import IN_ENGINE, TABLE, Action, Input, State
+from services.worker.core.messages import Cause, Ending
+from services.worker.core.peers import Peers
+
+
+class Reservations:
+    """Reservations by request, leases by run; an attempt is in both while it holds credits under a lease.
+
+    A reservation leaves in `_release` and nowhere else, so each is released once.
+    """
+
+    def __init__(self, out: list[m.Effect], peers: Peers, view: EngineView, counters: Counters) -> None:
+        """Hold nothing; write effects to `out`."""
+        self.by_request: dict[str, Entry] = {}
+        self.by_run: dict[str, Entry] = {}
+        self.unclaimed: dict[str, Entry] = {}
+        """Grants whose claim has not been sent, oldest first."""
+        self.with_tokens: dict[str, None] = {}
+        """Watched runs with tokens to send at the end of the wake-up."""
+        self.open = True
+        """Whether new grants are taken."""
+        self.in_engine = 0
+        self._claiming = 0
+        self._successors: dict[str, m.Granted] = {}
+        self._out = out
+        self._peers = peers
+        self._view = view
+        self._counters = counters
+
+    def grant(self, message: m.Granted, now_ns: int) -> None:
+        """Take a grant: claim it, keep it until it can be claimed, or return it if nothing new is taken.
+
+        The ledger has one booking per request. If an earlier run of the request
+        is still here, the booking is this grant's now: that run will leave
+        without an ACK, and then the grant is taken up.
+        """
+        if message.request_id in self.by_request:
+            self._successors[message.request_id] = message
+            self._counters.successors += 1
+            return
+        self._counters.grants += 1
+        entry = Entry(message.request_id, message.channel, message.booked_blocks, message.settles, now_ns)
+        self.by_request[entry.request_id] = entry
+        self.unclaimed[entry.request_id] = entry
+        if self.open:
+            self.claim_what_fits(now_ns)
+        else:
+            self.leave(entry, Input.UNCLAIM, Cause.UNCLAIMED, now_ns)
+
+    def recall(self, request_id: str, now_ns: int) -> None:
+        """Give a grant back unless its claim is on its way."""
+        self._successors.pop(request_id, None)
+        entry = self.by_request.get(request_id)
+        if entry is None:
+            self._counters.ignored += 1
+        else:
+            self.leave(entry, Input.RECALL, Cause.RECALLED, now_ns)
+
+    def close(self, now_ns: int) -> None:
+        """Take nothing new, for good, and return what has not been claimed."""
+        self.open = False
+        self.return_unclaimed(list(self.unclaimed.values()), now_ns)
+
+    def return_unclaimed(self, entries: list[Entry], now_ns: int) -> None:
+        """Return grants to the scheduler; their requests still wait."""
+        for entry in entries:
+            self.leave(entry, Input.UNCLAIM, Cause.UNCLAIMED, now_ns)
+
+    def claim_what_fits(self, now_ns: int) -> None:
+        """Claim waiting grants, oldest first, as far as the queue allows leases."""
+        if not (self.open and self._peers.queue_up):
+            return
+        while self.unclaimed and self._claiming + len(self.by_run) < self._peers.max_inflight:
+            self.move(next(iter(self.unclaimed.values())), Input.CLAIM, now_ns)
+
+    def leases(self) -> tuple[m.Lease, ...]:
+        """Return every lease held."""
+        return tuple(entry.the_lease for entry in self.by_run.values())
+
+    def in_states(self, *states: State) -> list[Entry]:
+        """Return the leased entries in one of `states`."""
+        return [entry for entry in self.by_run.values() if entry.state in states]
+
+    def leave(self, entry: Entry, what: Input, cause: Cause, now_ns: int, ending: Ending | None = None) -> None:
+        """Move `entry`; if the table lists it, `cause` and `ending` are what the peers will hear."""
+        if (entry.state, what) in TABLE:
+            entry.cause = cause
+            entry.ending = ending if ending is not None else entry.ending
+        self.move(entry, what, now_ns)
+
+    def move(self, entry: Entry, what: Input, now_ns: int) -> None:
+        """Apply one line of the lifecycle table; what it does not list changes nothing and is counted."""
+        line = TABLE.get((entry.state, what))
+        if line is None:
+            self._counters.ignored += 1
+            return
+        before, (after, action) = entry.state, line
+        entry.state = after
+        self.in_engine += (after in IN_ENGINE) - (before in IN_ENGINE)
+        self._claiming += (after is State.CLAIMING) - (before is State.CLAIMING)
+        if before is State.GRANTED:
+            del self.unclaimed[entry.request_id]
+        self._act(entry, action, now_ns)
+        if before in IN_ENGINE and not self.in_engine:
+            self._view.emptied(now_ns)
+
+    def _act(self, entry: Entry, action: Action, now_ns: int) -> None:
+        if action is Action.SEND_CLAIM:
+            self._out.append(m.SendClaim(entry.request_id))
+        elif action is Action.TOKENIZE:
+            self._out.append(m.Tokenize(entry.the_lease.run_id))
+        elif action is Action.START:
+            self._out.append(m.StartEngine(entry.the_lease.run_id, entry.max_tokens, entry.held_blocks))
+        elif action is Action.ABORT:
+            self._out.append(m.AbortEngine(entry.the_lease.run_id))
+        elif action is Action.FORGET:
+            self._forget(entry, now_ns)
+        elif action is not Action.NOTHING:
+            self._release(entry, now_ns)
+            self._answer(entry, action, now_ns)
+
+    def _release(self, entry: Entry, now_ns: int) -> None:
+        """Send the credits home, once; the first thing done when an attempt ends."""
+        del self.by_request[entry.request_id]
+        self._counters.released(entry.cause)
+        successor = self._successors.pop(entry.request_id, None)
+        if successor is None:
+            self._peers.release(entry)
+        else:
+            self.grant(successor, now_ns)
+
+    def _answer(self, entry: Entry, action: Action, now_ns: int) -> None:
+        """Tell the queue how the lease ended, if there is one and it is still wanted."""
+        if entry.lease is None:
+            self.claim_what_fits(now_ns)
+        elif action is Action.RELEASE_AND_COMPLETE:
+            run_id = entry.lease.run_id
+            self.with_tokens.pop(run_id, None)
+            if self._peers.queue_up:
+                if entry.watched:
+                    self._out.append(m.SendTokens(run_id))
+                self._out.append(m.SendComplete(run_id, entry.the_ending))
+        else:
+            if action is Action.RELEASE_AND_GIVE_BACK:
+                self.give_back(entry.lease, "not run")
+            self._forget(entry, now_ns)
+
+    def give_back(self, lease: m.Lease, reason: str) -> None:
+        """Hand a lease back. With the queue away its absence from the next open says the same."""
+        self._counters.given_back += 1
+        if self._peers.queue_up:
+            self._out.append(m.SendGiveBack((lease,), reason))
+
+    def _forget(self, entry: Entry, now_ns: int) -> None:
+        run_id = entry.the_lease.run_id
+        del self.by_run[run_id]
+        self.with_tokens.pop(run_id, None)
+        self._out.append(m.Forget(run_id))
+        self.claim_what_fits(now_ns)

@@ -1,0 +1,73 @@
+"""How many blocks a tokenized request needs, and whether it can run here at all."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from services.worker.core.messages import Ending, EndingKind
+
+
+class Sizes(NamedTuple):
+    """What bounds a request on this worker."""
+
+    capacity_blocks: int
+    """Blocks that may be booked: usable engine blocks less the watermark."""
+    blocks_total: int
+    """Usable engine blocks."""
+    block_size: int
+    """Tokens per block."""
+    max_model_len: int
+    """Window in tokens, prompt and output together."""
+    lookahead_tokens: int = 0
+    """Tokens a running request may be ahead of what it has returned."""
+    default_max_tokens: int | None = None
+    """Output tokens of a request that asks for no number; None means up to the window."""
+    ceiling_max_tokens: int | None = None
+    """Most output tokens any request may ask for; None means the window."""
+
+
+class Need(NamedTuple):
+    """What a request takes at its peak."""
+
+    blocks: int
+    """Over all completions."""
+    max_tokens: int
+    """Output tokens per completion."""
+
+
+def need_blocks(sizes: Sizes, prompt_tokens: int, max_tokens: int, completions: int) -> int:
+    """Return the blocks held at the peak.
+
+    The KV of the last sampled token is never written, so a completion peaks one
+    token below its length; tokens computed ahead of the output count as well.
+    """
+    peak_tokens = min(prompt_tokens + max_tokens, sizes.max_model_len) - 1 + sizes.lookahead_tokens
+    return completions * max(1, -(-peak_tokens // sizes.block_size))
+
+
+def size(sizes: Sizes, prompt_tokens: int, max_tokens: int, completions: int) -> Need | Ending:
+    """Return the need of a request, or the rejection of one that can never run here.
+
+    `max_tokens` 0 means the default of the model, else up to the window.
+    """
+    room = sizes.max_model_len - prompt_tokens
+    if room < 1:
+        return Ending(
+            EndingKind.REJECTED,
+            "context_length_exceeded",
+            f"the prompt has {prompt_tokens} tokens, the model's window is {sizes.max_model_len} tokens "
+            "and at least one must be left for the output",
+            "prompt",
+        )
+    wanted = max_tokens or sizes.default_max_tokens or room
+    output_tokens = min(wanted, room, sizes.ceiling_max_tokens or room)
+    blocks = need_blocks(sizes, prompt_tokens, output_tokens, completions)
+    if blocks > sizes.capacity_blocks:
+        return Ending(
+            EndingKind.REJECTED,
+            "pool_too_small",
+            f"the request needs {blocks} blocks at its peak ({prompt_tokens} prompt and {output_tokens} output tokens, "
+            f"{completions} completions), the worker's pool has {sizes.capacity_blocks}",
+            "max_tokens",
+        )
+    return Need(blocks, output_tokens)

@@ -1,0 +1,145 @@
+"""What the worker asks of an engine, and of the renderer that turns prompts into token ids."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from penstock.request.v1 import request_pb2 as pb
+from services.worker.core.messages import EngineReported
+
+
+class EngineShape(NamedTuple):
+    """What an engine can hold and how it counts."""
+
+    engine: str
+    """What kind of engine it is."""
+    blocks_total: int
+    """Usable KV-cache blocks (vLLM's null block not counted)."""
+    block_size: int
+    """Tokens per block."""
+    max_model_len: int
+    """Window in tokens, prompt and output together."""
+    max_num_seqs: int
+    """Most sequences the engine runs at once."""
+    lookahead_tokens: int
+    """Tokens a running sequence may be ahead of what it has returned."""
+    model: str
+    """Name the model is served under."""
+    model_aliases: tuple[str, ...] = ()
+    """Other names it answers to."""
+    byte_bounded_tokenizer: bool = False
+    """Whether no text of B UTF-8 bytes has more than B + special_tokens tokens."""
+    special_tokens: int = 0
+    """Special tokens the tokenizer may add to a text prompt."""
+    default_max_tokens: int | None = None
+    """Output tokens when a request asks for no number; None means up to the window."""
+    ceiling_max_tokens: int | None = None
+    """Most output tokens the model's configuration allows; None means the window."""
+
+
+class PromptSpec(NamedTuple):
+    """A prompt and how to render it; crosses to the tokenizer's process. One of the first three is set."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    messages_json: str | None = None
+    chat_template: str = ""
+    chat_template_kwargs_json: str = ""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    max_tokens: int = 0
+    want_text: bool = False
+    """Whether the rendered prompt is wanted as text (echo)."""
+
+
+class Rendered(NamedTuple):
+    """A rendered prompt; `text` is None unless it was asked for."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+class RequestRefusedError(Exception):
+    """The request can never be served as asked; `param` names the field at fault if one is."""
+
+    def __init__(self, code: str, message: str, param: str = "") -> None:
+        """Keep the three parts of the error."""
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+class EngineDeadError(Exception):
+    """The engine is gone, and every run in it."""
+
+
+class Renderer(Protocol):
+    """Turns prompts into token ids as the model's own server would."""
+
+    def render(self, spec: PromptSpec) -> Rendered:
+        """Render one prompt. Raises RequestRefusedError."""
+
+
+class TokenProbability(NamedTuple):
+    """Log probability of a token; `top` holds the likeliest tokens of its position, likeliest first."""
+
+    token_id: int
+    token: str
+    logprob: float
+    rank: int
+    top: tuple[TokenProbability, ...] = ()
+
+
+class ChoiceStep(NamedTuple):
+    """New output of completion number `choice`. `finish_reason` is vLLM's word, None while it runs."""
+
+    choice: int
+    token_ids: Sequence[int]
+    text: str
+    logprobs: Sequence[TokenProbability] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class EngineStep(NamedTuple):
+    """New output of one run. With `finished` the engine holds no block of it any more."""
+
+    choices: Sequence[ChoiceStep]
+    finished: bool
+    cached_tokens: int = 0
+    preemptions: int = 0
+    prompt_logprobs: Sequence[TokenProbability] = ()
+
+
+class EngineRequest(NamedTuple):
+    """A tokenized run. `max_tokens` is per completion and fits the window."""
+
+    run_id: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    sampling: pb.SamplingParams
+    echo: bool = False
+
+
+class Engine(Protocol):
+    """A continuous-batching engine. All calls come from one event loop."""
+
+    @property
+    def shape(self) -> EngineShape:
+        """What the engine can hold."""
+
+    def start(self, on_stats: Callable[[EngineReported], None], on_death: Callable[[str], None]) -> None:
+        """Begin to work on the running loop; `on_stats` is called after each step, before its outputs are seen."""
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
+        """Run a request. Raises RequestRefusedError before the first step, EngineDeadError at any time."""
+
+    async def abort(self, run_id: str) -> None:
+        """Abort a run; on return no later request can be scheduled ahead of the abort. Unknown runs are ignored."""
+
+    async def close(self) -> None:
+        """Stop the engine and free what it holds."""

@@ -1,0 +1,102 @@
+"""Spans of one request in the worker, under the names of the OpenTelemetry generative-AI conventions."""
+
+from __future__ import annotations
+
+from services.telemetry import Attribute, Telemetry
+from services.worker.core.messages import EndingKind
+from services.worker.engine import EngineShape
+from services.worker.run import Run
+
+SAMPLING_ATTRIBUTES = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "seed": "gen_ai.request.seed",
+    "n": "gen_ai.request.choice.count",
+}
+
+
+class RunSpans:
+    """Exports the spans of finished steps; does nothing while telemetry is off."""
+
+    def __init__(self, telemetry: Telemetry, shape: EngineShape, worker_id: str) -> None:
+        """Export through `telemetry`."""
+        self._telemetry = telemetry
+        self._shape = shape
+        self._worker_id = worker_id
+
+    def claimed(self, request_id: str, traceparent: str, claimed_ns: int, answered_ns: int, refused: str = "") -> None:
+        """Export `worker.claim`, child of the grant's span."""
+        if self._telemetry.enabled:
+            attributes: dict[str, Attribute] = {
+                "penstock.request.id": request_id,
+                "penstock.worker.id": self._worker_id,
+            }
+            self._telemetry.record("worker.claim", traceparent, claimed_ns, answered_ns, attributes, refused)
+
+    def tokenized(self, run: Run, error: str = "") -> None:
+        """Export `worker.tokenize`."""
+        if self._telemetry.enabled:
+            attributes = self._common(run) | {"gen_ai.usage.input_tokens": len(run.prompt_ids)}
+            self._telemetry.record(
+                "worker.tokenize", run.request.traceparent, run.delivered_ns, run.tokenized_ns, attributes, error
+            )
+
+    def generated(self, run: Run, prompt_tokens: int, end_ns: int) -> None:
+        """Export the generation with its prefill and decode."""
+        if not self._telemetry.enabled or not run.engine_started_ns:
+            return
+        operation = "chat" if run.request.WhichOneof("prompt") == "chat" else "text_completion"
+        ending = run.ending
+        failed = ending is not None and ending.kind is not EndingKind.COMPLETED
+        attributes = self._common(run) | self._generation(run, operation, prompt_tokens)
+        parent = self._telemetry.record(
+            f"{operation} {self._shape.model}",
+            run.request.traceparent,
+            run.engine_started_ns,
+            end_ns,
+            attributes,
+            ending.message or ending.code if failed and ending is not None else "",
+        )
+        if run.first_token_ns:
+            common = self._common(run)
+            self._telemetry.record("engine.prefill", parent, run.engine_started_ns, run.first_token_ns, common)
+            self._telemetry.record("engine.decode", parent, run.first_token_ns, run.last_token_ns, common)
+
+    def recorded(self, run: Run, now_ns: int) -> None:
+        """Export `worker.complete`: from the completion's sending to the queue's answer."""
+        if self._telemetry.enabled and run.completed_ns:
+            self._telemetry.record(
+                "worker.complete", run.request.traceparent, run.completed_ns, now_ns, self._common(run)
+            )
+
+    def _common(self, run: Run) -> dict[str, Attribute]:
+        return {
+            "penstock.request.id": run.lease.request_id,
+            "penstock.attempt": run.lease.attempt,
+            "penstock.worker.id": self._worker_id,
+        }
+
+    def _generation(self, run: Run, operation: str, prompt_tokens: int) -> dict[str, Attribute]:
+        sampling = run.request.sampling
+        asked: dict[str, Attribute] = {
+            SAMPLING_ATTRIBUTES[field.name]: value
+            for field, value in sampling.ListFields()
+            if field.name in SAMPLING_ATTRIBUTES
+        }
+        return asked | {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": self._shape.engine,
+            "gen_ai.request.model": run.request.model or self._shape.model,
+            "gen_ai.response.model": self._shape.model,
+            "gen_ai.response.finish_reasons": run.output.finish_reasons,
+            "gen_ai.usage.input_tokens": prompt_tokens,
+            "gen_ai.usage.output_tokens": run.output.tokens,
+            "penstock.usage.cached_tokens": run.output.cached_tokens,
+            "penstock.preemptions": run.output.preemptions,
+            "penstock.blocks.booked": run.booked_blocks,
+            "penstock.blocks.settled": run.settled_blocks,
+        }

@@ -1,0 +1,187 @@
+"""The worker's two streams, opened again for as long as the worker lives.
+
+Each link waits for its peer, tells the session that a stream can be opened,
+writes what the session answers, and reports what arrives. One reader and one
+Outbox writer per stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import grpc
+
+from penstock.queue.v1 import queue_pb2 as q
+from penstock.queue.v1 import queue_pb2_grpc
+from penstock.scheduler.v1 import scheduler_pb2 as s
+from penstock.scheduler.v1 import scheduler_pb2_grpc
+from services.rpc.backoff import Backoff
+from services.rpc.limits import CHANNEL_OPTIONS
+from services.rpc.outbox import Outbox
+from services.worker import wire
+from services.worker.core import messages as m
+
+log = logging.getLogger("worker.links")
+
+Up = TypeVar("Up", s.WorkerToScheduler, q.WorkerToQueue)
+
+
+class Dialect(NamedTuple, Generic[Up]):
+    """What differs between the two streams."""
+
+    name: str
+    """The peer, for logs."""
+    reached: m.Message
+    """Said when a stream can be opened."""
+    down: m.Message
+    """Said when a stream has ended."""
+    call: Callable[[grpc.aio.Channel, AsyncIterator[list[Up]]], AsyncIterable[Any]]
+    """Starts the call; yields the peer's frames."""
+    take: Callable[[Any], None]
+    """Takes one frame of the peer."""
+
+
+class Link(Generic[Up]):
+    """One stream to one peer. Messages sent while there is no stream are dropped: the next open says the same."""
+
+    def __init__(self, address: str, dialect: Dialect[Up], post: Callable[[m.Message], None]) -> None:
+        """Connect to `address`; tell `post` of the stream's beginning and end."""
+        self._address = address
+        self._dialect: Dialect[Up] = dialect
+        self._post = post
+        self._outbox: Outbox[Up] = Outbox()
+        self._outbox.close()
+        self._opening: asyncio.Future[Up] | None = None
+        self._waiting = False
+        self._finishing = False
+
+    def open(self, message: Up) -> None:
+        """Open the stream with `message`; the session's answer to `reached`."""
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_result(message)
+
+    def send(self, message: Up) -> None:
+        """Send a message on the stream in progress."""
+        self._outbox.put(message)
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a stream is open or being opened."""
+        return not self._outbox.closed
+
+    def finish(self) -> None:
+        """Send what is queued, end the stream, and let `run` return."""
+        self._finishing = True
+        self._outbox.close()
+
+    async def run(self) -> None:
+        """Keep the stream open until finished or cancelled."""
+        backoff = Backoff()
+        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+            while not self._finishing:
+                await self._connected(channel)
+                reason = await self._stream(channel, backoff)
+                if not self._finishing:
+                    self._say_waiting(reason)
+                    await asyncio.sleep(backoff.next_s())
+
+    async def _connected(self, channel: grpc.aio.Channel) -> None:
+        """Return when the peer accepts connections."""
+        state = channel.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                self._say_waiting("no connection")
+            await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
+
+    async def _stream(self, channel: grpc.aio.Channel, backoff: Backoff) -> str:
+        """Run one stream to its end; return why it ended."""
+        self._outbox = Outbox()
+        self._opening = asyncio.get_running_loop().create_future()
+        self._post(self._dialect.reached)
+        opened = False
+        try:
+            self._outbox.put(await self._opening)
+            async for frame in self._dialect.call(channel, self._outbox.frames()):
+                if not opened:
+                    opened = True
+                    backoff.reset()
+                    self._waiting = False
+                    log.info("%s: connected to %s", self._dialect.name, self._address)
+                self._dialect.take(frame)
+            return "the stream was closed"
+        except grpc.aio.AioRpcError as error:
+            return error.details() or str(error.code())
+        finally:
+            self._outbox.close()
+            self._post(self._dialect.down)
+
+    def _say_waiting(self, reason: str) -> None:
+        """Log, once per loss, that the peer is waited for."""
+        if not self._waiting:
+            self._waiting = True
+            log.warning("%s: waiting for %s (%s)", self._dialect.name, self._address, reason)
+
+
+def scheduler_link(
+    address: str, post: Callable[[m.Message], None], on_grant: Callable[[s.Grant], None]
+) -> Link[s.WorkerToScheduler]:
+    """Return the Credits link; `on_grant` gets each Grant as it is, before the session hears of it."""
+
+    async def requests(frames: AsyncIterator[list[s.WorkerToScheduler]]) -> AsyncIterator[s.CreditsRequest]:
+        async for frame in frames:
+            yield s.CreditsRequest(messages=frame)
+
+    def call(
+        channel: grpc.aio.Channel, frames: AsyncIterator[list[s.WorkerToScheduler]]
+    ) -> AsyncIterable[s.CreditsResponse]:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        return cast(AsyncIterable[s.CreditsResponse], stub.Credits(requests(frames)))
+
+    def take(frame: s.CreditsResponse) -> None:
+        for message in frame.messages:
+            kind = message.WhichOneof("message")
+            if kind == "grant":
+                on_grant(message.grant)
+                post(wire.granted(message.grant))
+            elif kind == "open":
+                post(m.SchedulerUp(message.open.epoch, message.open.report_interval_ns))
+            elif kind == "recall":
+                post(m.Recalled(message.recall.request_id))
+            elif kind == "drain":
+                post(m.DrainAsked("the scheduler asked for it"))
+            else:
+                log.warning("scheduler: a message of an unknown kind was ignored")
+
+    return Link(address, Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), call, take), post)
+
+
+def queue_link(
+    address: str, post: Callable[[m.Message], None], on_deliver: Callable[[q.Deliver], None]
+) -> Link[q.WorkerToQueue]:
+    """Return the Work link; `on_deliver` gets each Deliver as it is, before the session hears of it."""
+
+    async def requests(frames: AsyncIterator[list[q.WorkerToQueue]]) -> AsyncIterator[q.WorkRequest]:
+        async for frame in frames:
+            yield q.WorkRequest(messages=frame)
+
+    def call(channel: grpc.aio.Channel, frames: AsyncIterator[list[q.WorkerToQueue]]) -> AsyncIterable[q.WorkResponse]:
+        stub = queue_pb2_grpc.QueueServiceStub(channel)
+        return cast(AsyncIterable[q.WorkResponse], stub.Work(requests(frames)))
+
+    def take(frame: q.WorkResponse) -> None:
+        for message in frame.messages:
+            if message.WhichOneof("message") == "deliver":
+                on_deliver(message.deliver)
+                post(wire.delivered(message.deliver))
+                continue
+            heard = wire.queue_message(message)
+            if heard is None:
+                log.warning("queue: a message of an unknown kind was ignored")
+            else:
+                post(heard)
+
+    return Link(address, Dialect("queue", m.QueueReached(), m.QueueDown(), call, take), post)

@@ -1,0 +1,136 @@
+"""What a run has generated so far, and the result made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.request.v1 import request_pb2 as pb
+from services.worker.engine import ChoiceStep, EngineStep, TokenProbability
+
+FINISH_REASONS = {
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "abort": pb.FINISH_REASON_ABORT,
+    "error": pb.FINISH_REASON_ERROR,
+    "repetition": pb.FINISH_REASON_REPETITION,
+}
+
+
+@dataclass(slots=True)
+class ChoiceOutput:
+    """Output of one completion; `told_*` is how much of it a watcher has been sent."""
+
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenProbability] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+    told_tokens: int = 0
+    told_texts: int = 0
+
+
+@dataclass(slots=True)
+class RunOutput:
+    """Everything a run has generated."""
+
+    choices: dict[int, ChoiceOutput] = field(default_factory=dict)
+    prompt_logprobs: list[TokenProbability] = field(default_factory=list)
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+    def take(self, step: EngineStep) -> int:
+        """Add the output of a step; return the number of new tokens."""
+        tokens = 0
+        for choice in step.choices:
+            tokens += len(choice.token_ids)
+            self._take_choice(choice)
+        self.cached_tokens = max(self.cached_tokens, step.cached_tokens)
+        self.preemptions = max(self.preemptions, step.preemptions)
+        if step.prompt_logprobs:
+            self.prompt_logprobs = list(step.prompt_logprobs)
+        return tokens
+
+    def _take_choice(self, step: ChoiceStep) -> None:
+        choice = self.choices.setdefault(step.choice, ChoiceOutput())
+        choice.token_ids.extend(step.token_ids)
+        if step.text:
+            choice.texts.append(step.text)
+        choice.logprobs.extend(step.logprobs)
+        if step.finish_reason is not None:
+            choice.finish_reason = step.finish_reason
+            choice.stop_reason = step.stop_reason
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated, summed over the completions."""
+        return sum(len(choice.token_ids) for choice in self.choices.values())
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Finish reasons by completion."""
+        return [self.choices[index].finish_reason for index in sorted(self.choices)]
+
+    def stopped_by_string(self) -> bool:
+        """Whether a stop string ended a completion: the engine's blocks then come free outside a step."""
+        return any(isinstance(choice.stop_reason, str) for choice in self.choices.values())
+
+    def untell(self) -> None:
+        """Begin again at offset 0 for a new watcher."""
+        for choice in self.choices.values():
+            choice.told_tokens = choice.told_texts = 0
+
+    def deltas(self, request_id: str, attempt: int) -> list[pb.TokenDelta]:
+        """Return what the watcher has not been sent, and count it as sent."""
+        found = []
+        for index, choice in self.choices.items():
+            if choice.told_tokens == len(choice.token_ids) and choice.told_texts == len(choice.texts):
+                continue
+            found.append(
+                pb.TokenDelta(
+                    request_id=request_id,
+                    attempt=attempt,
+                    index=index,
+                    offset=choice.told_tokens,
+                    token_ids=choice.token_ids[choice.told_tokens :],
+                    text="".join(choice.texts[choice.told_texts :]),
+                    logprobs=[_logprob(p) for p in choice.logprobs[choice.told_tokens :]],
+                )
+            )
+            choice.told_tokens = len(choice.token_ids)
+            choice.told_texts = len(choice.texts)
+        return found
+
+    def fill(self, result: pb.Result, echo_text: str | None) -> None:
+        """Write choices, usage and prompt log probabilities into `result`.
+
+        The echoed prompt stands in `prompt_text`; a choice has what was generated.
+        """
+        for index in sorted(self.choices):
+            choice = self.choices[index]
+            message = result.choices.add(
+                index=index,
+                text="".join(choice.texts),
+                token_ids=choice.token_ids,
+                finish_reason=FINISH_REASONS.get(choice.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
+                logprobs=[_logprob(p) for p in choice.logprobs],
+            )
+            if isinstance(choice.stop_reason, str):
+                message.stop_string = choice.stop_reason
+            elif choice.stop_reason is not None:
+                message.stop_token_id = choice.stop_reason
+        result.prompt_logprobs.extend(_logprob(p) for p in self.prompt_logprobs)
+        result.preemptions = self.preemptions
+        result.usage.completion_tokens = self.tokens
+        result.usage.cached_tokens = self.cached_tokens
+        if echo_text is not None:
+            result.prompt_text = echo_text
+
+
+def _logprob(entry: TokenProbability) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token_id=entry.token_id,
+        token=entry.token,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top=[_logprob(top) for top in entry.top],
+    )

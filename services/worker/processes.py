@@ -1,0 +1,55 @@
+"""Child processes that cannot outlive the worker."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+"""`prctl` option: signal the caller when the thread that forked it ends (Linux)."""
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that forked it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def children_die_with_us() -> None:
+    """Make every process forked from now on die with its parent; call it in the main thread, which lives longest.
+
+    An engine core would otherwise outlive a killed worker and keep its memory.
+    Spawned processes do not inherit this; `guard_process_group` is for them.
+    """
+    os.register_at_fork(after_in_child=_leave_and_die_with_parent)
+
+
+def _leave_and_die_with_parent() -> None:
+    die_with_parent()
+    # Ctrl-C goes to a whole process group; the engine must go on while the worker drains.
+    os.setpgid(0, 0)
+
+
+def guard_process_group() -> None:
+    """Fork a guard that kills this process group when this process dies.
+
+    For engines that spawn (CUDA): their processes stay in the worker's group,
+    which the worker leads. Call it before the engine is built.
+    """
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
+    group = os.getpid()
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, False)
+    if os.fork() != 0:
+        os.close(reader)
+        # The write end stays open, unused, until this process is gone.
+        return
+    os.close(writer)
+    # The guard must outlive its parent by a moment, to do its work.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    os.read(reader, 1)
+    os.killpg(group, signal.SIGKILL)
+    os._exit(0)

@@ -1,0 +1,105 @@
+"""One attempt as the shell keeps it: the request, what it generated, and the completion made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from penstock.queue.v1 import queue_pb2 as q
+from penstock.request.v1 import request_pb2 as pb
+from services.rpc.limits import MAX_REQUEST_BYTES
+from services.worker import wire
+from services.worker.core.messages import Ending, EndingKind, Lease
+from services.worker.outputs import RunOutput
+
+log = logging.getLogger("worker.run")
+
+
+@dataclass(slots=True)
+class Run:
+    """A delivered request. Times are Unix nanoseconds, 0 until they are known."""
+
+    lease: Lease
+    request: pb.Request
+    submitted_ns: int
+    delivered_ns: int
+    output: RunOutput = field(default_factory=RunOutput)
+    prompt_ids: list[int] = field(default_factory=list)
+    prompt_text: str | None = None
+    watched: bool = False
+    tokenized_ns: int = 0
+    engine_started_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    booked_blocks: int = 0
+    settled_blocks: int = 0
+    completed_ns: int = 0
+    generation: asyncio.Task[None] | None = None
+    complete: q.WorkerToQueue | None = None
+    ending: Ending | None = None
+
+    def finish(self, ending: Ending, worker_id: str, model: str) -> q.WorkerToQueue:
+        """Return the Complete of this run; the same one each time."""
+        if self.complete is None:
+            self.ending = ending
+            self.complete = q.WorkerToQueue(complete=self._complete(ending, worker_id, model))
+            if self.complete.ByteSize() > MAX_REQUEST_BYTES:
+                log.warning("%s: the result is too large: %d bytes", self.lease.run_id, self.complete.ByteSize())
+                self.ending = _too_large(self.complete.ByteSize())
+                self.complete = q.WorkerToQueue(complete=self._complete(self.ending, worker_id, model))
+            # What the completion holds need not be held twice while it waits to be recorded.
+            self.request.ClearField("prompt")
+            self.prompt_ids = []
+        return self.complete
+
+    def _complete(self, ending: Ending, worker_id: str, model: str) -> q.Complete:
+        error = pb.RequestError(code=ending.code, message=ending.message, param=ending.param)
+        if ending.kind is EndingKind.FAILED:
+            return q.Complete(lease=wire.lease_ref(self.lease), failure=error)
+        request = self.request
+        result = pb.Result(
+            request_id=self.lease.request_id,
+            idempotency_key=request.idempotency_key,
+            batch=request.batch,
+            channel=request.channel,
+            client_reference=request.client_reference,
+            outcome=wire.OUTCOMES[ending.kind],
+            usage=pb.Usage(prompt_tokens=len(self.prompt_ids)),
+            timings=pb.Timings(
+                submitted_unix_ns=self.submitted_ns,
+                delivered_unix_ns=self.delivered_ns,
+                engine_started_unix_ns=self.engine_started_ns,
+                first_token_unix_ns=self.first_token_ns,
+                last_token_unix_ns=self.last_token_ns,
+            ),
+            attempts=self.lease.attempt,
+            worker_id=worker_id,
+            model=model,
+        )
+        if ending.kind is EndingKind.COMPLETED:
+            self.output.fill(result, self.prompt_text)
+        else:
+            result.error.CopyFrom(error)
+            result.usage.completion_tokens = self.output.tokens
+        return q.Complete(lease=wire.lease_ref(self.lease), result=result)
+
+    def token_messages(self) -> list[q.WorkerToQueue]:
+        """Return the deltas a watcher has not been sent."""
+        messages = []
+        for delta in self.output.deltas(self.lease.request_id, self.lease.attempt):
+            if delta.ByteSize() > MAX_REQUEST_BYTES:
+                # The whole result will say the same with its own limit; the text still arrives in time.
+                log.warning("%s: a delta's log probabilities are too large and were left out", self.lease.run_id)
+                delta.ClearField("logprobs")
+            messages.append(q.WorkerToQueue(tokens=delta))
+        return messages
+
+
+def _too_large(size_bytes: int) -> Ending:
+    return Ending(
+        EndingKind.REJECTED,
+        "result_too_large",
+        f"the result takes {size_bytes} bytes, at most {MAX_REQUEST_BYTES} can be stored; ask for fewer logprobs",
+        "sampling.logprobs",
+    )

@@ -1,0 +1,345 @@
+"""One loop around the session: everything that is ready goes in, and what it asks for is done.
+
+The runner owns the attempts' data (`Run`); the session owns their lives. One
+wake-up takes all messages that have arrived, then a `Tick` that sends what is
+sent once per wake-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from penstock.queue.v1 import queue_pb2 as q
+from penstock.scheduler.v1 import scheduler_pb2 as s
+from services.clock import Clock
+from services.worker import wire
+from services.worker.core import messages as m
+from services.worker.core.messages import EndingKind
+from services.worker.core.session import Session
+from services.worker.engine import (
+    Engine,
+    EngineDeadError,
+    EngineRequest,
+    EngineStep,
+    PromptSpec,
+    Rendered,
+    RequestRefusedError,
+)
+from services.worker.gen_ai import RunSpans
+from services.worker.metrics import WorkerMetrics
+from services.worker.run import Run
+from services.worker.tokenizer import Answer
+
+log = logging.getLogger("worker")
+
+
+class Identity(NamedTuple):
+    """Who this worker is."""
+
+    worker_id: str
+    instance_id: str
+    capacity_blocks: int
+
+
+class Tokenizer(Protocol):
+    """Where prompts are rendered; the answers come to `Runner.tokenized`."""
+
+    def render(self, name: str, spec: PromptSpec) -> None:
+        """Queue a prompt."""
+
+
+class SchedulerStream(Protocol):
+    """The Credits link as the runner uses it."""
+
+    def open(self, message: s.WorkerToScheduler) -> None:
+        """Open the stream."""
+
+    def send(self, message: s.WorkerToScheduler) -> None:
+        """Send on the stream."""
+
+
+class QueueStream(Protocol):
+    """The Work link as the runner uses it."""
+
+    def open(self, message: q.WorkerToQueue) -> None:
+        """Open the stream."""
+
+    def send(self, message: q.WorkerToQueue) -> None:
+        """Send on the stream."""
+
+
+class _Grant(NamedTuple):
+    """What a grant's span and a run's attributes need to know of it."""
+
+    traceparent: str
+    booked_blocks: int
+    claimed_ns: int
+
+
+class Runner:
+    """Feeds the session and carries out its effects."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        session: Session,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        clock: Clock,
+        metrics: WorkerMetrics,
+        spans: RunSpans,
+    ) -> None:
+        """Bind the parts together; `connect` adds the links."""
+        self._identity = identity
+        self._session = session
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._metrics = metrics
+        self._spans = spans
+        self._inbox: list[m.Message] = []
+        self._ready = asyncio.Event()
+        self._runs: dict[str, Run] = {}
+        self._grants: dict[str, _Grant] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scheduler: SchedulerStream
+        self._queue: QueueStream
+        self.dead_reason = ""
+        """Why the engine or the tokenizer died; empty while they live."""
+        self.idle = asyncio.Event()
+        """Set while nothing is held."""
+        self._do: dict[type[Any], Callable[[Any, int], None]] = {
+            m.OpenCredits: self._open_credits,
+            m.SendTokenizerAck: self._send_tokenizer_ack,
+            m.SendCompletionAck: self._send_completion_ack,
+            m.SendReport: lambda e, _: self._scheduler.send(wire.engine_report(e)),
+            m.SendDraining: lambda e, _: self._scheduler.send(wire.draining(e.reason)),
+            m.OpenWork: self._open_work,
+            m.SendClaim: self._send_claim,
+            m.WatchTokens: self._watch_tokens,
+            m.SendTokens: self._send_tokens,
+            m.SendComplete: self._send_complete,
+            m.SendRenew: lambda e, _: self._queue.send(wire.renew(e.leases)),
+            m.SendGiveBack: lambda e, _: self._queue.send(wire.give_back(e.leases, e.reason)),
+            m.Tokenize: self._tokenize,
+            m.StartEngine: self._start_engine,
+            m.AbortEngine: self._abort_engine,
+            m.Forget: self._forget,
+        }
+
+    def connect(self, scheduler: SchedulerStream, queue: QueueStream) -> None:
+        """Set the links; before `run`."""
+        self._scheduler = scheduler
+        self._queue = queue
+
+    def post(self, message: m.Message) -> None:
+        """Put a message before the session and wake the loop."""
+        self._inbox.append(message)
+        self._ready.set()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            self._wake_up()
+            await self._wait()
+
+    def _wake_up(self) -> None:
+        now_ns = self._clock.now_ns()
+        inbox, self._inbox = self._inbox, []
+        self._ready.clear()
+        for message in (*inbox, m.Tick()):
+            for effect in self._session.step(message, now_ns):
+                self._do[type(effect)](effect, now_ns)
+        if self._session.idle:
+            self.idle.set()
+        else:
+            self.idle.clear()
+
+    async def _wait(self) -> None:
+        """Wait for a message or for what the session has planned."""
+        now_ns = self._clock.now_ns()
+        due_ns = self._session.due_ns(now_ns)
+        if due_ns is None:
+            await self._ready.wait()
+            return
+        try:
+            async with asyncio.timeout((due_ns - now_ns) / 1e9):
+                await self._ready.wait()
+        except TimeoutError:
+            return
+
+    # ---- what arrives ----
+
+    def grant_arrived(self, grant: s.Grant) -> None:
+        """Keep what spans need of a grant; before the session hears of it."""
+        self._grants[grant.request_id] = _Grant(grant.traceparent, grant.booked_blocks, 0)
+
+    def deliver_arrived(self, deliver: q.Deliver) -> None:
+        """Keep the request of a Deliver; before the session hears of it."""
+        lease = wire.lease_of(deliver.lease)
+        now_ns = self._clock.now_ns()
+        run = Run(lease, deliver.request, deliver.submitted_unix_ns, now_ns)
+        grant = self._grants.pop(lease.request_id, None)
+        if grant is not None:
+            run.booked_blocks = grant.booked_blocks
+            self._spans.claimed(lease.request_id, grant.traceparent, grant.claimed_ns or now_ns, now_ns)
+        self._runs[lease.run_id] = run
+
+    def tokenized(self, run_id: str, answer: Answer) -> None:
+        """Take an answer of the tokenizer."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return
+        run.tokenized_ns = self._clock.now_ns()
+        self._metrics.tokenizer.observe((run.tokenized_ns - run.delivered_ns) / 1e9)
+        if isinstance(answer, Rendered):
+            run.prompt_ids = answer.token_ids
+            run.prompt_text = answer.text
+            self._spans.tokenized(run)
+            self.post(m.Tokenized(run_id, len(answer.token_ids)))
+        else:
+            self._spans.tokenized(run, answer.message)
+            self.post(m.TokenizeFailed(run_id, answer.code, answer.message, answer.param))
+
+    def died(self, reason: str) -> None:
+        """Take the death of the engine or the tokenizer."""
+        if not self.dead_reason:
+            self.dead_reason = reason
+            log.error("%s", reason)
+            self.post(m.EngineDied(reason))
+
+    # ---- effects: scheduler ----
+
+    def _open_credits(self, effect: m.OpenCredits, _: int) -> None:
+        who = self._identity
+        self._scheduler.open(
+            wire.credits_open(who.worker_id, who.instance_id, self._engine.shape, who.capacity_blocks, effect.inventory)
+        )
+
+    def _send_tokenizer_ack(self, effect: m.SendTokenizerAck, _: int) -> None:
+        self._scheduler.send(wire.tokenizer_ack(effect))
+
+    def _send_completion_ack(self, effect: m.SendCompletionAck, now_ns: int) -> None:
+        grant = self._grants.pop(effect.request_id, None)
+        if grant is not None and grant.claimed_ns:
+            self._spans.claimed(effect.request_id, grant.traceparent, grant.claimed_ns, now_ns, effect.cause.value)
+        self._scheduler.send(wire.completion_ack(effect))
+
+    # ---- effects: queue ----
+
+    def _open_work(self, effect: m.OpenWork, _: int) -> None:
+        self._queue.open(wire.work_open(self._identity.worker_id, self._identity.instance_id, effect.held))
+
+    def _send_claim(self, effect: m.SendClaim, now_ns: int) -> None:
+        grant = self._grants.get(effect.request_id)
+        if grant is not None:
+            self._grants[effect.request_id] = grant._replace(claimed_ns=now_ns)
+        self._queue.send(wire.claim(effect.request_id))
+
+    def _watch_tokens(self, effect: m.WatchTokens, _: int) -> None:
+        run = self._runs[effect.run_id]
+        run.watched = effect.watched
+        run.output.untell()
+
+    def _send_tokens(self, effect: m.SendTokens, _: int) -> None:
+        for message in self._runs[effect.run_id].token_messages():
+            self._queue.send(message)
+
+    def _send_complete(self, effect: m.SendComplete, now_ns: int) -> None:
+        run = self._runs[effect.run_id]
+        if run.complete is None:
+            end_ns = run.last_token_ns or now_ns
+            run.completed_ns = now_ns
+            self._metrics.request.observe((end_ns - run.delivered_ns) / 1e9)
+            if effect.ending.kind is EndingKind.FAILED:
+                log.warning("%s: the attempt failed: %s", effect.run_id, effect.ending.message)
+            run.ending = effect.ending
+            self._spans.generated(run, len(run.prompt_ids), end_ns)
+        self._queue.send(run.finish(effect.ending, self._identity.worker_id, self._engine.shape.model))
+
+    def _forget(self, effect: m.Forget, now_ns: int) -> None:
+        run = self._runs.pop(effect.run_id, None)
+        if run is not None:
+            self._spans.recorded(run, now_ns)
+
+    # ---- effects: tokenizer and engine ----
+
+    def _tokenize(self, effect: m.Tokenize, _: int) -> None:
+        self._tokenizer.render(effect.run_id, wire.prompt_spec(self._runs[effect.run_id].request))
+
+    def _start_engine(self, effect: m.StartEngine, now_ns: int) -> None:
+        run = self._runs[effect.run_id]
+        run.engine_started_ns = now_ns
+        run.settled_blocks = effect.held_blocks
+        self._metrics.prompt_tokens.inc(len(run.prompt_ids))
+        request = EngineRequest(
+            effect.run_id, run.prompt_ids, effect.max_tokens, run.request.sampling, run.request.echo
+        )
+        run.generation = self._spawn(self._generate(run, request), f"generate {effect.run_id}")
+
+    def _abort_engine(self, effect: m.AbortEngine, _: int) -> None:
+        self._spawn(self._abort(self._runs[effect.run_id]), f"abort {effect.run_id}")
+
+    def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _generate(self, run: Run, request: EngineRequest) -> None:
+        """Iterate one generation and tell the session of what matters to it."""
+        run_id = request.run_id
+        try:
+            async for step in self._engine.generate(request):
+                self._take_step(run, step)
+        except RequestRefusedError as error:
+            self.post(m.EngineFailed(run_id, True, error.code, error.message, error.param, run.output.tokens))
+        except EngineDeadError as error:
+            self.died(str(error) or "the engine is dead")
+        except Exception as error:
+            log.exception("%s: the engine failed", run_id)
+            self.post(m.EngineFailed(run_id, False, "engine_error", f"{type(error).__name__}: {error}"))
+
+    def _take_step(self, run: Run, step: EngineStep) -> None:
+        tokens = run.output.take(step)
+        if tokens:
+            self._observe_tokens(run, tokens)
+        if step.finished:
+            self.post(_end_of(run))
+            self._metrics.cached_tokens.inc(run.output.cached_tokens)
+        elif tokens and run.watched:
+            self.post(m.EngineTokens(run.lease.run_id))
+
+    def _observe_tokens(self, run: Run, tokens: int) -> None:
+        now_ns = self._clock.now_ns()
+        if run.first_token_ns:
+            self._metrics.inter_token.observe((now_ns - run.last_token_ns) / 1e9)
+        else:
+            run.first_token_ns = now_ns
+            self._metrics.time_to_first_token.observe((now_ns - run.engine_started_ns) / 1e9)
+        run.last_token_ns = now_ns
+        self._metrics.generation_tokens.inc(tokens)
+
+    async def _abort(self, run: Run) -> None:
+        """Stop the generation first, so that a start still under way cannot come after the abort."""
+        try:
+            if run.generation is not None:
+                run.generation.cancel()
+                await asyncio.gather(run.generation, return_exceptions=True)
+            await self._engine.abort(run.lease.run_id)
+        except EngineDeadError as error:
+            self.died(str(error))
+        self.post(m.EngineAborted(run.lease.run_id, run.output.tokens, run.output.preemptions))
+
+
+def _end_of(run: Run) -> m.Message:
+    """Return what the session hears at the last output of a run."""
+    run_id, output = run.lease.run_id, run.output
+    reasons = output.finish_reasons
+    if "error" in reasons or "abort" in reasons:
+        text = f"the engine gave up on the request (finish reasons: {', '.join(reasons)})"
+        return m.EngineFailed(run_id, False, "engine_error", text, output_tokens=output.tokens)
+    return m.EngineFinished(run_id, output.tokens, output.preemptions, not output.stopped_by_string())

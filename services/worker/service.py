@@ -1,0 +1,185 @@
+"""The worker as a running service: parts put together, started, drained and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple, TextIO
+
+import grpc
+
+from services.clock import SystemClock
+from services.rpc.server import Server, bind, stop_on_signals
+from services.telemetry import Telemetry, start_metrics, start_telemetry
+from services.worker.core import messages as m
+from services.worker.core.session import Session
+from services.worker.core.sizing import Sizes
+from services.worker.engine import Engine, EngineShape
+from services.worker.gen_ai import RunSpans
+from services.worker.links import Link, queue_link, scheduler_link
+from services.worker.metrics import WorkerMetrics
+from services.worker.runner import Identity, Runner
+from services.worker.settings import PROGRAM, WorkerSettings
+from services.worker.tokenizer import TokenizerPool
+
+EX_SOFTWARE = 70
+"""Exit status of a worker whose engine or tokenizer died (sysexits.h)."""
+
+DEATH_GRACE_S = 5.0
+"""After the engine's death: seconds to tell queue and scheduler, before the process ends without having told them."""
+
+FLUSH_S = 2.0
+"""Seconds for the last frames to leave when everything has ended."""
+
+log = logging.getLogger("worker")
+
+
+class Parts(NamedTuple):
+    """What is made before the event loop runs."""
+
+    make_engine: Callable[[], Engine]
+    tokenizer: TokenizerPool
+
+
+def capacity_of(shape: EngineShape, watermark_blocks: int) -> int:
+    """Return the blocks that may be booked. Raises SystemExit(78) if none are left."""
+    capacity = shape.blocks_total - watermark_blocks
+    if capacity < 1:
+        print(
+            f"{PROGRAM}: watermark_blocks is {watermark_blocks}, the engine has {shape.blocks_total} usable blocks: "
+            "none would be left to book",
+            file=sys.stderr,
+        )
+        raise SystemExit(78)
+    return capacity
+
+
+class Service:
+    """One worker between its engine and its two peers."""
+
+    def __init__(self, settings: WorkerSettings, engine: Engine, tokenizer: TokenizerPool, telemetry: Telemetry):
+        """Put the parts together; nothing runs yet."""
+        shape = engine.shape
+        worker_id = settings.the_worker_id()
+        capacity = capacity_of(shape, settings.watermark_blocks)
+        session = Session(
+            Sizes(
+                capacity,
+                shape.blocks_total,
+                shape.block_size,
+                shape.max_model_len,
+                shape.lookahead_tokens,
+                shape.default_max_tokens,
+                shape.ceiling_max_tokens,
+            )
+        )
+        self._settings = settings
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._telemetry = telemetry
+        self.runner = Runner(
+            Identity(worker_id, uuid.uuid4().hex, capacity),
+            session,
+            engine,
+            tokenizer,
+            SystemClock(),
+            WorkerMetrics(session, capacity),
+            RunSpans(telemetry, shape, worker_id),
+        )
+        self._scheduler = scheduler_link(settings.scheduler_address, self.runner.post, self.runner.grant_arrived)
+        self._queue = queue_link(settings.queue_address, self.runner.post, self.runner.deliver_arrived)
+        self.runner.connect(self._scheduler, self._queue)
+        log.info(
+            "%s serves %s: %d blocks of %d tokens may be booked, window %d tokens",
+            worker_id,
+            shape.model,
+            capacity,
+            shape.block_size,
+            shape.max_model_len,
+        )
+
+    async def run(self, announce: TextIO) -> int:
+        """Serve until a signal or the engine's death; say on `announce` when ready; return the exit status."""
+        stop = stop_on_signals()
+        server = bind(self._settings.listen, [], _no_servicers)
+        dead = asyncio.Event()
+
+        def died(reason: str) -> None:
+            self.runner.died(reason)
+            dead.set()
+
+        self._engine.start(self.runner.post, died)
+        await self._tokenizer.start(self.runner.tokenized, died)
+        await server.start()
+        host = self._settings.listen.rpartition(":")[0]
+        print(f"ready: worker on {host}:{server.port}", file=announce, flush=True)
+        loop = asyncio.get_running_loop()
+        main = loop.create_task(self.runner.run(), name="runner")
+        links = [
+            loop.create_task(self._scheduler.run(), name="scheduler-link"),
+            loop.create_task(self._queue.run(), name="queue-link"),
+        ]
+        waits = [loop.create_task(event.wait()) for event in (stop, dead)]
+        await asyncio.wait([main, *links, *waits], return_when=asyncio.FIRST_COMPLETED)
+        status = await self._wind_down(stop.is_set(), [main, *links])
+        for task in waits:
+            task.cancel()
+        await self._stop(server, [main, *links])
+        return status
+
+    async def _wind_down(self, asked: bool, tasks: list[asyncio.Task[None]]) -> int:
+        """Finish or hand back what is here; return the exit status."""
+        failed = next((task for task in tasks if task.done()), None)
+        if failed is not None:
+            log.error("%s ended", failed.get_name(), exc_info=failed.exception())
+            return EX_SOFTWARE
+        if asked and not self.runner.dead_reason:
+            log.info("draining: at most %g s", self._settings.shutdown_grace_s)
+            self.runner.post(m.ShutdownAsked("the worker was asked to stop"))
+            await self._until_idle(self._settings.shutdown_grace_s)
+            self.runner.post(m.GraceOver())
+            await self._until_idle(FLUSH_S)
+        else:
+            await self._until_idle(DEATH_GRACE_S)
+        return EX_SOFTWARE if self.runner.dead_reason else 0
+
+    async def _until_idle(self, most_s: float) -> None:
+        """Wait until nothing is held, but no longer than `most_s` seconds."""
+        self.runner.idle.clear()
+        self.runner.post(m.Tick())
+        try:
+            async with asyncio.timeout(most_s):
+                await self.runner.idle.wait()
+        except TimeoutError:
+            log.warning("something is still held after %g s", most_s)
+
+    async def _stop(self, server: Server, tasks: list[asyncio.Task[None]]) -> None:
+        """Flush the streams and stop every part."""
+        main, *links = tasks
+        streams: list[Link[Any]] = [self._scheduler, self._queue]
+        flushing = [task for link, task in zip(streams, links, strict=True) if link.streaming]
+        for link in streams:
+            link.finish()
+        if flushing:
+            await asyncio.wait(flushing, timeout=FLUSH_S)
+        for task in (main, *links):
+            task.cancel()
+        await asyncio.gather(main, *links, return_exceptions=True)
+        await server.stop(0.2)
+        await self._tokenizer.close()
+        await self._engine.close()
+        self._telemetry.close()
+
+
+def _no_servicers(_: grpc.aio.Server) -> None:
+    """Add nothing: the worker is a client of both peers and serves health and reflection only."""
+
+
+async def serve(settings: WorkerSettings, parts: Parts, announce: TextIO) -> int:
+    """Run the worker; return its exit status."""
+    start_metrics(settings.metrics_listen)
+    telemetry = start_telemetry("worker", settings.the_worker_id())
+    return await Service(settings, parts.make_engine(), parts.tokenizer, telemetry).run(announce)

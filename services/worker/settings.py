@@ -1,0 +1,111 @@
+"""Settings of the worker. What is not named here is an engine argument, under the engine's own name for it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.config import (
+    DEFAULT_QUEUE_ADDRESS,
+    DEFAULT_SCHEDULER_ADDRESS,
+    EX_CONFIG,
+    LISTEN_PATTERN,
+    ServiceSettings,
+    load_settings,
+)
+
+PROGRAM = "worker"
+
+
+class WorkerSettings(ServiceSettings):
+    """What the worker can be told, besides the engine's own arguments."""
+
+    model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "PENSTOCK_WORKER_"})
+
+    listen: str = Field(
+        "127.0.0.1:7430", pattern=LISTEN_PATTERN, description="HOST:PORT of the health and reflection services."
+    )
+    queue_address: str = Field(DEFAULT_QUEUE_ADDRESS, description="HOST:PORT of the queue.")
+    scheduler_address: str = Field(DEFAULT_SCHEDULER_ADDRESS, description="HOST:PORT of the scheduler.")
+    worker_id: str = Field(
+        "", max_length=256, description="Name of the worker, stable over restarts; empty means HOSTNAME-PORT."
+    )
+    engine: Literal["vllm", "simulated"] = Field(
+        "vllm", description="`simulated` invents tokens; for scale and fault tests only."
+    )
+    model: str = Field("", description="Name or path of the model.")
+    served_model_name: list[str] = Field(
+        default_factory=list,
+        description="Names the model answers to, the first one being reported; empty means `model`.",
+    )
+    watermark_blocks: int = Field(0, ge=0, description="Usable engine blocks that are never booked.")
+    tokenizer_processes: int = Field(1, ge=1, le=64, description="Processes that render and tokenize prompts.")
+    engine_threads: int = Field(
+        0, ge=0, description="OMP_NUM_THREADS of the engine; 0 leaves the environment as it is."
+    )
+
+    def the_worker_id(self) -> str:
+        """Return the worker's name."""
+        return self.worker_id or f"{socket.gethostname()}-{self.listen.rpartition(':')[2]}"
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names the model answers to, the reported one first."""
+        return tuple(self.served_model_name) or (self.model,)
+
+
+class Arguments(NamedTuple):
+    """The worker's settings and the engine's arguments."""
+
+    settings: WorkerSettings
+    engine_arguments: list[str]
+
+
+def load_arguments(arguments: list[str]) -> Arguments:
+    """Read command line and environment.
+
+    Prints what is wrong and raises SystemExit(78) if a setting of the worker is
+    wrong; the engine's arguments are judged by the engine.
+    """
+    ours, engines = split_arguments(arguments)
+    settings = load_settings(WorkerSettings, PROGRAM, ours)
+    if settings.engine == "vllm" and not settings.model:
+        print(f"{PROGRAM}: --model is required: the name or path of the model to serve", file=sys.stderr)
+        raise SystemExit(EX_CONFIG)
+    return Arguments(settings, engines)
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the worker's own arguments and the engine's, each in order.
+
+    A flag is the worker's if it names one of its settings; the values after a
+    flag go with it. `--served-model-name a b` is read as vLLM reads it.
+    """
+    names = {f"--{name.replace('_', '-')}" for name in WorkerSettings.model_fields} | {"--help", "-h"}
+    ours: list[str] = []
+    engines: list[str] = []
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("-") and not _is_number(argument):
+            flag = argument.partition("=")[0].replace("_", "-") if argument.startswith("--") else argument
+            wanted = [flag, *argument.partition("=")[2:]] if "=" in argument and flag in names else [argument]
+            if flag not in names:
+                engines.append(argument)
+            elif flag != "--served-model-name" or len(wanted) > 1:
+                ours.extend(wanted)
+        elif flag == "--served-model-name":
+            ours.extend([flag, argument])
+        else:
+            (ours if flag in names else engines).append(argument)
+    return ours, engines
+
+
+def _is_number(argument: str) -> bool:
+    try:
+        float(argument)
+    except ValueError:
+        return False
+    return True

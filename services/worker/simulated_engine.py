@@ -1,0 +1,350 @@
+"""A stand-in for vLLM: real batching and block arithmetic, invented tokens, seeded.
+
+For scale and fault tests, chosen only by `--engine simulated`. It says nothing
+about how fast vLLM is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import sys
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.config import EX_CONFIG
+from services.worker.core.messages import EngineReported
+from services.worker.engine import (
+    ChoiceStep,
+    EngineDeadError,
+    EngineRequest,
+    EngineShape,
+    EngineStep,
+    PromptSpec,
+    Rendered,
+    RequestRefusedError,
+)
+from services.worker.simulated_batch import Batch, Sequence, StepResult
+
+BYTE_TOKENS = 256
+"""Tokens 0 to 255 are bytes; the one after is the end of sequence."""
+
+EOS_TOKEN = BYTE_TOKENS
+
+WORDS = tuple(f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u"))
+"""What the engine talks in: token n reads as word n modulo the list."""
+
+
+class Profile(NamedTuple):
+    """How long a step takes: by sequences running (piecewise linear), plus the prompt tokens computed."""
+
+    sequences: tuple[int, ...]
+    step_s: tuple[float, ...]
+    prompt_token_s: float
+
+    def duration_s(self, running: int, prompt_tokens: int) -> float:
+        """Return the seconds of a step with `running` sequences and `prompt_tokens` prefilled."""
+        at = min(max(bisect_left(self.sequences, running), 1), len(self.sequences) - 1)
+        left, right = self.sequences[at - 1], self.sequences[at]
+        share = (running - left) / (right - left)
+        step_s = self.step_s[at - 1] + share * (self.step_s[at] - self.step_s[at - 1])
+        return max(0.0, step_s) + prompt_tokens * self.prompt_token_s
+
+
+PROFILES = {
+    "instant": Profile((0, 1), (0.0, 0.0), 0.0),
+    # A 14M-parameter Llama in bf16 on two CPU cores.
+    "cpu-small": Profile(
+        (1, 4, 8, 16, 32, 64, 128), (0.0020, 0.0026, 0.0029, 0.0037, 0.0049, 0.0097, 0.0159), 1 / 17_000
+    ),
+}
+
+
+class SimulatedSettings(NamedTuple):
+    """Size and speed of a simulated engine."""
+
+    model: str = "simulated"
+    model_aliases: tuple[str, ...] = ()
+    num_blocks: int = 1024
+    block_size: int = 16
+    max_model_len: int = 2048
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    seed: int = 0
+    profile: str = "instant"
+
+
+def simulated_settings(model: str, aliases: tuple[str, ...], arguments: list[str]) -> SimulatedSettings:
+    """Read engine arguments, named as vLLM names them. Raises SystemExit(78) naming what is wrong."""
+    parser = argparse.ArgumentParser("worker", allow_abbrev=False, exit_on_error=False, add_help=False)
+    defaults = SimulatedSettings()
+    parser.add_argument("--num-gpu-blocks-override", type=int, default=defaults.num_blocks + 1)
+    parser.add_argument("--block-size", type=int, default=defaults.block_size)
+    parser.add_argument("--max-model-len", type=int, default=defaults.max_model_len)
+    parser.add_argument("--max-num-seqs", type=int, default=defaults.max_num_seqs)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=defaults.max_num_batched_tokens)
+    parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument("--profile", choices=sorted(PROFILES), default=defaults.profile)
+    try:
+        found, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        raise SystemExit(EX_CONFIG) from None
+    if unknown:
+        print(f"worker: unknown arguments for the simulated engine: {' '.join(unknown)}", file=sys.stderr)
+        raise SystemExit(EX_CONFIG)
+    return SimulatedSettings(
+        model,
+        aliases,
+        # vLLM's number counts the null block, which holds nothing.
+        found.num_gpu_blocks_override - 1,
+        found.block_size,
+        found.max_model_len,
+        found.max_num_seqs,
+        found.max_num_batched_tokens,
+        found.seed,
+        found.profile,
+    )
+
+
+class ByteRenderer:
+    """One token per UTF-8 byte; a chat is its messages' contents, each on its own line after its role."""
+
+    def __init__(self, max_model_len: int) -> None:
+        """Refuse prompts longer than `max_model_len` tokens."""
+        self._max_model_len = max_model_len
+
+    def render(self, spec: PromptSpec) -> Rendered:
+        """Render one prompt. Raises RequestRefusedError."""
+        if spec.token_ids is not None:
+            ids = list(spec.token_ids)
+            wrong = next((token for token in ids if token > EOS_TOKEN), None)
+            if wrong is not None:
+                raise RequestRefusedError("invalid_token", f"token id {wrong} is out of vocabulary", "prompt")
+            text = bytes(token for token in ids if token < BYTE_TOKENS).decode(errors="replace")
+        else:
+            text = spec.text if spec.text is not None else _conversation(spec)
+            ids = list(text.encode())
+        if spec.truncate_prompt_tokens is not None:
+            keep = self._max_model_len - 1 if spec.truncate_prompt_tokens < 0 else spec.truncate_prompt_tokens
+            ids = ids[-keep:] if keep else []
+        if len(ids) > self._max_model_len:
+            raise RequestRefusedError(
+                "context_length_exceeded",
+                f"the prompt has {len(ids)} tokens, the model's window is {self._max_model_len} tokens",
+                "prompt",
+            )
+        if not ids:
+            raise RequestRefusedError("empty_prompt", "the prompt has no tokens", "prompt")
+        return Rendered(ids, text if spec.want_text else None)
+
+
+def _conversation(spec: PromptSpec) -> str:
+    try:
+        messages = json.loads(spec.messages_json or "[]")
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RequestRefusedError("invalid_messages", f"messages cannot be read: {error}", "messages") from None
+    return "".join(lines) + ("assistant:" if spec.add_generation_prompt else "")
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run: its sequences, their words, and the steps not yet fetched."""
+
+    request: EngineRequest
+    randoms: list[random.Random]
+    lengths: list[int]
+    open_choices: set[int]
+    steps: asyncio.Queue[EngineStep | EngineDeadError] = field(default_factory=asyncio.Queue)
+    preemptions: int = 0
+
+
+class SimulatedEngine:
+    """The engine: one task that steps the batch while there is work."""
+
+    def __init__(self, settings: SimulatedSettings, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Make an idle engine; `sleep` waits for the seconds a step takes."""
+        self._settings = settings
+        self._sleep = sleep
+        self._profile = PROFILES[settings.profile]
+        self.batch = Batch(
+            settings.num_blocks, settings.block_size, settings.max_num_seqs, settings.max_num_batched_tokens
+        )
+        self._runs: dict[str, _Run] = {}
+        self._work = asyncio.Event()
+        self._on_stats: Callable[[EngineReported], None] = lambda _: None
+        self._on_death: Callable[[str], None] = lambda _: None
+        self._task: asyncio.Task[None] | None = None
+        self._dead = ""
+
+    @property
+    def shape(self) -> EngineShape:
+        """What the engine can hold."""
+        settings = self._settings
+        return EngineShape(
+            engine="simulated",
+            blocks_total=settings.num_blocks,
+            block_size=settings.block_size,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            lookahead_tokens=0,
+            model=settings.model,
+            model_aliases=settings.model_aliases,
+            byte_bounded_tokenizer=True,
+        )
+
+    def start(self, on_stats: Callable[[EngineReported], None], on_death: Callable[[str], None]) -> None:
+        """Begin to work on the running loop."""
+        self._on_stats = on_stats
+        self._on_death = on_death
+        self._task = asyncio.get_running_loop().create_task(self._steps(), name="simulated-engine")
+
+    def die(self, reason: str) -> None:
+        """Fail as an engine core that crashed; for fault tests."""
+        self._dead = reason
+        for run in self._runs.values():
+            run.steps.put_nowait(EngineDeadError(reason))
+        self._runs.clear()
+        self.batch.remove({s.key for s in (*self.batch.running, *self.batch.waiting)})
+        self._on_death(reason)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
+        """Run a request."""
+        if self._dead:
+            raise EngineDeadError(self._dead)
+        run = self._plan(request)
+        self._runs[request.run_id] = run
+        for index, length in enumerate(run.lengths):
+            self.batch.add(Sequence(_key(request.run_id, index), len(request.prompt_ids), length))
+        self._work.set()
+        finished = False
+        try:
+            while not finished:
+                step = await run.steps.get()
+                if isinstance(step, EngineDeadError):
+                    raise step
+                finished = step.finished
+                yield step
+        finally:
+            if not finished:
+                self._drop(request.run_id)
+
+    async def abort(self, run_id: str) -> None:
+        """Abort a run; its iterator ends with finish reason `abort`."""
+        run = self._drop(run_id)
+        if run is not None:
+            ends = [ChoiceStep(index, (), "", finish_reason="abort") for index in sorted(run.open_choices)]
+            run.steps.put_nowait(EngineStep(ends, True, preemptions=run.preemptions))
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _drop(self, run_id: str) -> _Run | None:
+        run = self._runs.pop(run_id, None)
+        if run is not None:
+            self.batch.remove({_key(run_id, index) for index in range(len(run.lengths))})
+        return run
+
+    def _plan(self, request: EngineRequest) -> _Run:
+        """Draw the lengths of the completions, from the seeds alone."""
+        sampling = request.sampling
+        completions = sampling.n if sampling.HasField("n") else 1
+        digest = hashlib.blake2b(
+            repr((self._settings.seed, sampling.seed, tuple(request.prompt_ids))).encode(), digest_size=8
+        ).hexdigest()
+        randoms = [random.Random(f"{digest}:{index}") for index in range(completions)]
+        forced = _forced_length(sampling.extra_args_json)
+        lengths = []
+        for source in randoms:
+            drawn = source.randint(1, request.max_tokens)
+            length = request.max_tokens if sampling.ignore_eos else max(drawn, sampling.min_tokens)
+            lengths.append(min(forced or length, request.max_tokens))
+        return _Run(request, randoms, lengths, set(range(completions)))
+
+    async def _steps(self) -> None:
+        while True:
+            if not self.batch.busy:
+                self._work.clear()
+                await self._work.wait()
+            prompt_tokens = sum(
+                min(s.prompt_tokens - s.computed, self._settings.max_num_batched_tokens)
+                for s in (*self.batch.running, *self.batch.waiting)
+                if s.computed < s.prompt_tokens
+            )
+            prompt_tokens = min(prompt_tokens, self._settings.max_num_batched_tokens)
+            duration_s = self._profile.duration_s(len(self.batch.running), prompt_tokens)
+            await self._sleep(duration_s)
+            result = self.batch.step()
+            self._report(duration_s)
+            self._deliver(result)
+
+    def _report(self, duration_s: float) -> None:
+        batch = self.batch
+        self._on_stats(
+            EngineReported(
+                batch.blocks_free,
+                len(batch.running),
+                len(batch.waiting),
+                batch.preemptions,
+                int(duration_s * 1e9),
+                1 - batch.blocks_free / batch.blocks_total,
+            )
+        )
+
+    def _deliver(self, result: StepResult) -> None:
+        """Hand each run the tokens its sequences got in this step."""
+        ended = {id(sequence) for sequence in result.ended}
+        by_run: dict[str, list[ChoiceStep]] = {}
+        for sequence in result.sampled:
+            run_id, _, index = sequence.key.rpartition("#")
+            run = self._runs[run_id]
+            run.preemptions = max(run.preemptions, sequence.preemptions)
+            choice = self._choice(run, int(index), sequence, id(sequence) in ended)
+            by_run.setdefault(run_id, []).append(choice)
+        for run_id, choices in by_run.items():
+            run = self._runs[run_id]
+            finished = not run.open_choices
+            run.steps.put_nowait(EngineStep(choices, finished, preemptions=run.preemptions))
+            if finished:
+                del self._runs[run_id]
+
+    def _choice(self, run: _Run, index: int, sequence: Sequence, ended: bool) -> ChoiceStep:
+        token = run.randoms[index].randrange(BYTE_TOKENS)
+        text = f" {WORDS[token % len(WORDS)]}"
+        if not ended:
+            return ChoiceStep(index, (token,), text)
+        run.open_choices.discard(index)
+        full = sequence.generated >= run.request.max_tokens
+        reason = "length" if full else "stop"
+        return ChoiceStep(index, (token if full else EOS_TOKEN,), text if full else "", finish_reason=reason)
+
+
+def _key(run_id: str, index: int) -> str:
+    return f"{run_id}#{index}"
+
+
+def _forced_length(extra_args_json: str) -> int | None:
+    """Return `sim_output_tokens` of the extra arguments. Raises RequestRefusedError if they cannot be read."""
+    if not extra_args_json:
+        return None
+    try:
+        extra = json.loads(extra_args_json)
+        value = extra.get("sim_output_tokens")
+    except (ValueError, AttributeError):
+        raise RequestRefusedError(
+            "invalid_parameter", "extra_args_json is not a JSON object", "sampling.extra_args_json"
+        ) from None
+    if value is None or (isinstance(value, int) and value >= 1):
+        return value
+    raise RequestRefusedError(
+        "invalid_parameter", "sim_output_tokens must be a number of tokens, at least 1", "sampling.extra_args_json"
+    )

@@ -1,0 +1,309 @@
+"""vLLM's AsyncLLM in this process, its engine core in a child process. vLLM is imported here and in `vllm_*` alone.
+
+`prepare` reads the engine's arguments and the model's configuration, before
+anything is forked; `build` starts the engine, before any gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from services.config import EX_CONFIG
+from services.worker.core.messages import EngineReported
+from services.worker.engine import (
+    EngineDeadError,
+    EngineRequest,
+    EngineShape,
+    EngineStep,
+)
+from services.worker.processes import guard_process_group
+
+EX_SOFTWARE = 70
+"""Exit status when the engine cannot be started (sysexits.h)."""
+
+CPU_BLOCK_SIZE = "32"
+"""Tokens per block on CPU unless asked otherwise: vLLM's attention there needs a multiple of 32, and its own default
+of 128 makes credits four times as coarse."""
+
+CPU_KV_CACHE_GIB = "1"
+"""KV cache on CPU if nothing says how large: vLLM would take nearly all of the machine's memory."""
+
+HEALTH_INTERVAL_S = 0.5
+"""How often an engine that runs nothing is asked whether it lives; one that runs something says so at once."""
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Defaults for vLLM, set only where the user has set nothing."""
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """Print one line and end the process."""
+    print(f"worker: {message}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def check_model_path(model: str) -> None:
+    """Raise SystemExit(78) if `model` reads like a path and nothing is there; names of the hub pass."""
+    looks_like_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
+    if looks_like_path and not Path(model).expanduser().exists():
+        fail(f"--model: there is nothing at {model}", EX_CONFIG)
+
+
+class Prepared:
+    """A checked configuration, from which the renderer and the engine are made."""
+
+    def __init__(self, config: Any, names: tuple[str, ...], on_cpu: bool) -> None:
+        """Keep vLLM's `config` and the `names` the model answers to."""
+        self._config = config
+        self._names = names
+        self._on_cpu = on_cpu
+
+    def make_renderer(self) -> Any:
+        """Return a renderer for the model; runs in the tokenizer's process."""
+        from services.worker.vllm_renderer import VllmRenderer
+
+        return VllmRenderer(self._config)
+
+    def build(self) -> VllmEngine:
+        """Start the engine core. Raises SystemExit(70) if it does not start."""
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        if self._on_cpu:
+            # vLLM has set `spawn`; a fork has everything imported already, and dies with us.
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        else:
+            guard_process_group()
+        stats = EngineStats(self._config)
+        try:
+            llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=[stats.logger], disable_log_stats=True)
+        except Exception as error:
+            fail(f"the engine did not start: {first_line(error)} (its own lines are above)", EX_SOFTWARE)
+        return VllmEngine(llm, self._names, stats)
+
+
+def prepare(model: str, names: tuple[str, ...], arguments: list[str]) -> Prepared:
+    """Read the engine's arguments with vLLM's own parser, and the model's configuration.
+
+    Raises SystemExit(78) for wrong arguments, 70 for a model that cannot be loaded.
+    """
+    check_model_path(model)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from vllm.platforms import current_platform
+
+    on_cpu = bool(current_platform.is_cpu())
+    if on_cpu:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    engine_args = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu)
+    try:
+        config = engine_args.create_engine_config()
+    except (OSError, RuntimeError) as error:
+        fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
+    except ValueError as error:
+        text = str(error)
+        unknown_model = "repo" in text.lower() or "local directory" in text
+        if unknown_model:
+            fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
+        fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
+    return Prepared(config, names, on_cpu)
+
+
+def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
+    """Return vLLM's AsyncEngineArgs. Raises SystemExit(78) naming the argument that is wrong."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        """vLLM's parser, with errors on one line."""
+
+        def error(self, message: str) -> NoReturn:
+            fail(f"engine arguments: {message}", EX_CONFIG)
+
+    parser = AsyncEngineArgs.add_cli_args(Parser(prog="worker", add_help=False, allow_abbrev=False))
+    found = parser.parse_args(arguments)
+    if on_cpu:
+        if found.block_size is None:
+            found.block_size = int(CPU_BLOCK_SIZE)
+        if found.kv_cache_memory_bytes is None:
+            # Also with a number of blocks given: vLLM checks its share of the memory first.
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)
+    return AsyncEngineArgs.from_cli_args(found)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the sentence of an error that says the most, on one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        return lines[1]
+    return lines[0] if lines else type(error).__name__
+
+
+class EngineStats:
+    """Per-step stats of every engine core of one AsyncLLM, as one report."""
+
+    def __init__(self, config: Any) -> None:
+        """Read block numbers from vLLM's `config` once the engine has set them."""
+        self._config = config
+        self._cores: dict[int, Any] = {}
+        self._preemptions = 0
+        self._last_s = 0.0
+        self.sink: Callable[[EngineReported], None] = lambda _: None
+
+    @property
+    def blocks_total(self) -> int:
+        """Usable blocks: vLLM keeps one per core as its null block."""
+        cores: int = self._config.parallel_config.data_parallel_size
+        blocks: int = self._config.cache_config.num_gpu_blocks
+        return blocks - cores
+
+    def logger(self, *_: Any, **__: Any) -> Any:
+        """Return a stat logger; vLLM calls this once per core, with its configuration and the core's number."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        stats = self
+
+        class Logger(StatLoggerBase):  # type: ignore[misc]
+            """Hands every record to the collector."""
+
+            def __init__(self, *_: Any, **__: Any) -> None:
+                """Keep nothing: the records name their core."""
+
+            def record(
+                self, scheduler_stats: Any, iteration_stats: Any, *_: Any, engine_idx: int = 0, **__: Any
+            ) -> None:
+                stats.record(engine_idx, scheduler_stats, iteration_stats)
+
+            def log_engine_initialized(self) -> None:
+                """Nothing to say: the service logs the engine's size itself."""
+
+        return Logger()
+
+    def record(self, core: int, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """Take one step's stats of one core; either part may be None."""
+        if iteration_stats is not None:
+            self._preemptions += iteration_stats.num_preempted_reqs
+        if scheduler_stats is None:
+            return
+        self._cores[core] = scheduler_stats
+        now_s = time.monotonic()
+        step_ns = int((now_s - self._last_s) * 1e9) if self._last_s else 0
+        running = sum(stats.num_running_reqs for stats in self._cores.values())
+        # The pause before the next step of an idle engine is no step.
+        self._last_s = now_s if running else 0.0
+        usage = sum(stats.kv_cache_usage for stats in self._cores.values()) / len(self._cores)
+        waiting = sum(
+            stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0) for stats in self._cores.values()
+        )
+        free = round((1 - usage) * self.blocks_total)
+        self.sink(EngineReported(free, running, waiting, self._preemptions, step_ns, usage))
+
+
+class VllmEngine:
+    """AsyncLLM behind the worker's engine protocol."""
+
+    def __init__(self, llm: Any, names: tuple[str, ...], stats: EngineStats) -> None:
+        """Serve `llm`."""
+        self._llm = llm
+        self._stats = stats
+        self._defaults: dict[str, Any] = llm.vllm_config.model_config.get_diff_sampling_param()
+        self._shape = self._describe(names)
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def shape(self) -> EngineShape:
+        """What the engine can hold."""
+        return self._shape
+
+    def _describe(self, names: tuple[str, ...]) -> EngineShape:
+        from services.worker.vllm_renderer import byte_bound
+
+        config = self._llm.vllm_config
+        model_config = config.model_config
+        speculative = getattr(config, "speculative_config", None)
+        lookahead = int(bool(config.scheduler_config.async_scheduling))
+        lookahead += getattr(speculative, "num_speculative_tokens", None) or 0
+        bounded, special = byte_bound(self._llm.get_tokenizer())
+        default = self._defaults.get("max_tokens")
+        from_directory = model_config.generation_config not in {"auto", "vllm"}
+        override = getattr(model_config, "override_generation_config", None) or {}
+        return EngineShape(
+            engine="vllm",
+            blocks_total=self._stats.blocks_total,
+            block_size=config.cache_config.block_size,
+            max_model_len=model_config.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            lookahead_tokens=lookahead,
+            model=names[0],
+            model_aliases=names[1:],
+            byte_bounded_tokenizer=bounded,
+            special_tokens=special,
+            default_max_tokens=default,
+            ceiling_max_tokens=default if from_directory else override.get("max_new_tokens"),
+        )
+
+    def start(self, on_stats: Callable[[EngineReported], None], on_death: Callable[[str], None]) -> None:
+        """Begin to work on the running loop."""
+        self._stats.sink = on_stats
+        self._watch = asyncio.get_running_loop().create_task(self._watch_health(on_death), name="engine-health")
+
+    async def _watch_health(self, on_death: Callable[[str], None]) -> None:
+        """Notice the death of an engine that runs nothing; a running one fails its requests at once."""
+        while True:
+            try:
+                await self._llm.check_health()
+            except Exception as error:
+                on_death(f"the engine core is dead: {first_line(error)}")
+                return
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
+        """Run a request."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        from services.worker.vllm_sampling import engine_step, refusal, sampling_params
+
+        params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
+        outputs = self._llm.generate(tokens_input(list(request.prompt_ids)), params, request.run_id)
+        try:
+            async for output in outputs:
+                yield engine_step(output, params.logprobs, params.prompt_logprobs)
+        except VllmDeadError as error:
+            raise EngineDeadError(first_line(error)) from error
+        except VLLMClientError as error:
+            raise refusal(error) from error
+        except EngineGenerateError as error:
+            # vLLM wraps what its own checks of the parameters raise as ValueError.
+            if isinstance(error.__cause__, ValueError | TypeError):
+                raise refusal(error.__cause__) from error
+            raise
+        finally:
+            await outputs.aclose()
+
+    async def abort(self, run_id: str) -> None:
+        """Abort a run."""
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        try:
+            await self._llm.abort(run_id)
+        except VllmDeadError as error:
+            raise EngineDeadError(first_line(error)) from error
+
+    async def close(self) -> None:
+        """Stop the engine core."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await asyncio.to_thread(self._llm.shutdown)

@@ -1,0 +1,96 @@
+"""Prompts rendered by vLLM's own renderer, so that token ids are those its OpenAI server would use."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.renderers import renderer_from_config
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.renderers.params import ChatParams, TokenizeParams, merge_kwargs
+
+from services.worker.engine import PromptSpec, Rendered
+from services.worker.vllm_sampling import refusal
+
+
+class VllmRenderer:
+    """Renders completions and chats for one model."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        """Load the tokenizer of the model of `config`."""
+        self._model_config = config.model_config
+        self._renderer = renderer_from_config(config)
+
+    def render(self, spec: PromptSpec) -> Rendered:
+        """Render one prompt. Raises RequestRefusedError with vLLM's message."""
+        try:
+            prompt = self._chat(spec) if spec.messages_json is not None else self._completion(spec)
+        except (VLLMError, ValueError, TypeError, KeyError) as error:
+            raise refusal(error, "messages" if spec.messages_json is not None else "prompt") from error
+        ids = list(prompt["prompt_token_ids"])
+        text = None
+        if spec.want_text:
+            text = prompt.get("prompt") or self._renderer.get_tokenizer().decode(ids)
+        return Rendered(ids, text)
+
+    def _completion(self, spec: PromptSpec) -> Any:
+        source = list(spec.token_ids) if spec.token_ids is not None else spec.text
+        parsed = parse_model_prompt(self._model_config, source)
+        (rendered,) = self._renderer.render_cmpl([parsed], self._tokenize_params(spec, True))
+        return rendered
+
+    def _chat(self, spec: PromptSpec) -> Any:
+        messages = json.loads(spec.messages_json or "[]")
+        asked = json.loads(spec.chat_template_kwargs_json) if spec.chat_template_kwargs_json else {}
+        if not isinstance(asked, dict):
+            raise VLLMValidationError(
+                "chat_template_kwargs is not a JSON object", parameter="chat.chat_template_kwargs_json"
+            )
+        fixed = {
+            "add_generation_prompt": spec.add_generation_prompt,
+            "continue_final_message": spec.continue_final_message,
+        }
+        parameters = ChatParams(
+            chat_template=spec.chat_template or None, chat_template_kwargs=merge_kwargs(asked, fixed)
+        ).with_defaults({"tokenize": self._template_tokenizes()})
+        _, (rendered,) = self._renderer.render_chat([messages], parameters, self._tokenize_params(spec, False))
+        return rendered
+
+    def _template_tokenizes(self) -> bool:
+        """Whether the template gives token ids (Mistral's own tokenizer) and not text."""
+        from vllm.utils.mistral import is_mistral_tokenizer
+
+        return bool(is_mistral_tokenizer(self._renderer.tokenizer) or self._model_config.enable_prompt_embeds)
+
+    def _tokenize_params(self, spec: PromptSpec, special_by_default: bool) -> TokenizeParams:
+        special = spec.add_special_tokens if spec.add_special_tokens is not None else special_by_default
+        return TokenizeParams(
+            max_total_tokens=self._model_config.max_model_len,
+            max_output_tokens=spec.max_tokens,
+            truncate_prompt_tokens=spec.truncate_prompt_tokens,
+            add_special_tokens=special,
+            needs_detokenization=spec.want_text,
+            max_total_tokens_param="max_model_len",
+            max_output_tokens_param="max_tokens",
+        )
+
+
+def byte_bound(tokenizer: Any) -> tuple[bool, int]:
+    """Return whether no text has more tokens than UTF-8 bytes, and the special tokens that come on top.
+
+    Proven only for byte-level tokenizers that change nothing before they split:
+    every token then covers at least one byte of the text as it is.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or getattr(backend, "normalizer", None) is not None:
+        return False, 0
+    try:
+        state = json.loads(backend.pre_tokenizer.__getstate__())
+        special = int(tokenizer.num_special_tokens_to_add())
+    except (AttributeError, TypeError, ValueError):
+        return False, 0
+    stages = state.get("pretokenizers", [state])
+    byte_level = [stage for stage in stages if stage.get("type") == "ByteLevel"]
+    return bool(byte_level) and not any(stage.get("add_prefix_space") for stage in byte_level), special

@@ -1,0 +1,156 @@
+"""Between the request's sampling parameters and vLLM's, and between vLLM's outputs and the worker's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from penstock.request.v1 import request_pb2 as pb
+from services.worker.engine import ChoiceStep, EngineStep, RequestRefusedError, TokenProbability
+
+MODEL_DEFAULTS: dict[str, float] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+}
+"""Parameters a model's generation config may set, with what holds if neither it nor the request does; as vLLM's
+OpenAI server merges them, so that a request means the same here and there."""
+
+PLAIN_FIELDS = (
+    "n",
+    "min_tokens",
+    "seed",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "thinking_token_budget",
+)
+"""Optional fields that vLLM takes under the same name, and only if they are set."""
+
+LENGTH_PARAMETERS = {"input_text", "input_tokens"}
+"""What vLLM calls the parameter at fault when a prompt is too long."""
+
+
+def sampling_params(
+    sampling: pb.SamplingParams, max_tokens: int, echo: bool, model_defaults: Mapping[str, Any]
+) -> SamplingParams:
+    """Return vLLM's parameters. Raises RequestRefusedError with vLLM's message and the field at fault."""
+    asked = {field.name: value for field, value in sampling.ListFields()}
+    values: dict[str, Any] = {
+        name: asked.get(name, model_defaults.get(name, default)) for name, default in MODEL_DEFAULTS.items()
+    }
+    values.update({name: asked[name] for name in PLAIN_FIELDS if name in asked})
+    if echo and "prompt_logprobs" not in asked and "logprobs" in asked:
+        values["prompt_logprobs"] = sampling.logprobs
+    stop_token_ids = [*sampling.stop_token_ids, *(model_defaults.get("stop_token_ids") or ())]
+    try:
+        return SamplingParams.from_optional(
+            **values,
+            max_tokens=max_tokens,
+            stop=list(sampling.stop) or None,
+            stop_token_ids=stop_token_ids or None,
+            bad_words=list(sampling.bad_words) or None,
+            allowed_token_ids=list(sampling.allowed_token_ids) or None,
+            logit_bias=dict(sampling.logit_bias) or None,
+            structured_outputs=_structured(sampling),
+            extra_args=_extra_args(sampling.extra_args_json),
+            output_kind=RequestOutputKind.DELTA,
+            # Made for this request alone; a copy would cost as much as the rest of the call.
+            skip_clone=True,
+        )
+    except (VLLMError, ValueError, TypeError) as error:
+        raise refusal(error) from None
+
+
+def _structured(sampling: pb.SamplingParams) -> StructuredOutputsParams | None:
+    if not sampling.HasField("structured_outputs"):
+        return None
+    wanted = sampling.structured_outputs
+    kind = wanted.WhichOneof("kind")
+    values: dict[str, Any] = {
+        "disable_any_whitespace": wanted.disable_any_whitespace,
+        "disable_additional_properties": wanted.disable_additional_properties,
+        "whitespace_pattern": wanted.whitespace_pattern or None,
+    }
+    if kind == "choice":
+        values["choice"] = list(wanted.choice.values)
+    elif kind is not None:
+        values["json" if kind == "json_schema" else kind] = getattr(wanted, kind)
+    return StructuredOutputsParams(**values)
+
+
+def _extra_args(text: str) -> dict[str, Any] | None:
+    if not text:
+        return None
+    try:
+        extra = json.loads(text)
+    except ValueError as error:
+        raise VLLMValidationError(f"extra_args_json is not JSON: {error}", parameter="extra_args_json") from None
+    if not isinstance(extra, dict):
+        raise VLLMValidationError("extra_args_json is not a JSON object", parameter="extra_args_json")
+    return extra
+
+
+def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedError:
+    """Return vLLM's complaint in the words of a request error; `where` is the message the field belongs to."""
+    message = str(error.args[0]) if error.args else str(error)
+    parameter = getattr(error, "parameter", None) or ""
+    if parameter in LENGTH_PARAMETERS or "longer than the maximum model length" in message:
+        return RequestRefusedError("context_length_exceeded", message, "prompt")
+    if where == "sampling":
+        return RequestRefusedError("invalid_parameter", message, f"sampling.{parameter}" if parameter else "sampling")
+    return RequestRefusedError("invalid_prompt", message, parameter or where)
+
+
+def engine_step(output: RequestOutput, top: int | None, prompt_top: int | None) -> EngineStep:
+    """Return a delta output of vLLM; `top` and `prompt_top` are the log probabilities asked for, None for none."""
+    metrics = getattr(output, "metrics", None)
+    return EngineStep(
+        [_choice(choice, top) for choice in output.outputs],
+        output.finished,
+        cached_tokens=output.num_cached_tokens or 0,
+        preemptions=getattr(metrics, "num_preemptions", 0),
+        prompt_logprobs=_prompt_logprobs(output, prompt_top),
+    )
+
+
+def _choice(choice: CompletionOutput, top: int | None) -> ChoiceStep:
+    logprobs: Sequence[TokenProbability] = ()
+    if top is not None and choice.logprobs is not None:
+        pairs = zip(choice.token_ids, choice.logprobs, strict=False)
+        logprobs = [_probability(token_id, position, top) for token_id, position in pairs]
+    return ChoiceStep(choice.index, choice.token_ids, choice.text, logprobs, choice.finish_reason, choice.stop_reason)
+
+
+def _prompt_logprobs(output: RequestOutput, top: int | None) -> Sequence[TokenProbability]:
+    if top is None or not output.prompt_logprobs or not output.prompt_token_ids:
+        return ()
+    pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=False)
+    return [
+        # Nothing comes before the first token: it has no probability.
+        TokenProbability(token_id, "", 0.0, 0) if not position else _probability(token_id, position, top)
+        for token_id, position in pairs
+    ]
+
+
+def _probability(token_id: int, position: Mapping[int, Any], top: int) -> TokenProbability:
+    ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
+    likeliest = [_plain(other, entry) for other, entry in ranked if top < 0 or 0 < (entry.rank or 0) <= top]
+    return _plain(token_id, position[token_id])._replace(top=tuple(likeliest))
+
+
+def _plain(token_id: int, entry: Any) -> TokenProbability:
+    return TokenProbability(token_id, entry.decoded_token or "", entry.logprob, entry.rank or 0)

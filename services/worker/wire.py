@@ -1,0 +1,207 @@
+"""Between the protobuf messages of the two streams and the session's plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.queue.v1 import queue_pb2 as q
+from penstock.request.v1 import request_pb2 as pb
+from penstock.scheduler.v1 import scheduler_pb2 as s
+from services.worker.core import messages as m
+from services.worker.core.messages import Cause, EndingKind
+from services.worker.engine import EngineShape, PromptSpec
+
+CAUSES = {
+    Cause.COMPLETED: s.RELEASE_CAUSE_COMPLETED,
+    Cause.REJECTED: s.RELEASE_CAUSE_REJECTED,
+    Cause.CANCELLED: s.RELEASE_CAUSE_CANCELLED,
+    Cause.EXPIRED: s.RELEASE_CAUSE_EXPIRED,
+    Cause.FAILED: s.RELEASE_CAUSE_FAILED,
+    Cause.CLAIM_REFUSED: s.RELEASE_CAUSE_CLAIM_REFUSED,
+    Cause.LEASE_LOST: s.RELEASE_CAUSE_LEASE_LOST,
+    Cause.RECALLED: s.RELEASE_CAUSE_RECALLED,
+    Cause.UNCLAIMED: s.RELEASE_CAUSE_UNCLAIMED,
+}
+
+OUTCOMES = {
+    EndingKind.COMPLETED: pb.OUTCOME_COMPLETED,
+    EndingKind.REJECTED: pb.OUTCOME_REJECTED,
+    EndingKind.CANCELLED: pb.OUTCOME_CANCELLED,
+    EndingKind.EXPIRED: pb.OUTCOME_EXPIRED,
+}
+
+CANCEL_CAUSES = {
+    q.CANCEL_REASON_CLIENT: m.CancelCause.CLIENT,
+    q.CANCEL_REASON_DEADLINE: m.CancelCause.DEADLINE,
+    q.CANCEL_REASON_LEASE_LOST: m.CancelCause.LEASE_LOST,
+}
+
+# ---- scheduler ----
+
+
+def credits_open(
+    worker_id: str, instance_id: str, shape: EngineShape, capacity_blocks: int, inventory: Iterable[m.Holding]
+) -> s.WorkerToScheduler:
+    """Return the first message of a Credits stream."""
+    return s.WorkerToScheduler(
+        open=s.CreditsOpen(
+            worker_id=worker_id,
+            instance_id=instance_id,
+            capacity_blocks=capacity_blocks,
+            block_size=shape.block_size,
+            max_model_len=shape.max_model_len,
+            model=shape.model,
+            role=s.WORKER_ROLE_UNIFIED,
+            inventory=[
+                s.Holding(request_id=h.request_id, channel=h.channel, held_blocks=h.held_blocks, seq=h.seq)
+                for h in inventory
+            ],
+            max_num_seqs=shape.max_num_seqs,
+            lookahead_tokens=shape.lookahead_tokens,
+            byte_bounded_tokenizer=shape.byte_bounded_tokenizer,
+            special_tokens=shape.special_tokens,
+            model_aliases=shape.model_aliases,
+        )
+    )
+
+
+def tokenizer_ack(ack: m.SendTokenizerAck) -> s.WorkerToScheduler:
+    """Return a TokenizerAck."""
+    return s.WorkerToScheduler(
+        tokenizer_ack=s.TokenizerAck(
+            epoch=ack.epoch,
+            request_id=ack.request_id,
+            seq=ack.seq,
+            held_blocks=ack.held_blocks,
+            prompt_tokens=ack.prompt_tokens,
+            reserved_output_tokens=ack.reserved_output_tokens,
+        )
+    )
+
+
+def completion_ack(ack: m.SendCompletionAck) -> s.WorkerToScheduler:
+    """Return a CompletionAck."""
+    return s.WorkerToScheduler(
+        completion_ack=s.CompletionAck(
+            epoch=ack.epoch,
+            request_id=ack.request_id,
+            seq=ack.seq,
+            cause=CAUSES[ack.cause],
+            output_tokens=ack.output_tokens,
+            preemptions=ack.preemptions,
+        )
+    )
+
+
+def engine_report(report: m.SendReport) -> s.WorkerToScheduler:
+    """Return an EngineReport."""
+    return s.WorkerToScheduler(
+        engine_report=s.EngineReport(
+            epoch=report.epoch,
+            blocks_free=report.blocks_free,
+            running=report.running,
+            waiting=report.waiting,
+            preemptions=report.preemptions,
+            step_ns=report.step_ns,
+            kv_cache_usage=report.kv_cache_usage,
+            kv_cache_usage_ns=report.kv_cache_usage_ns,
+            busy_ns=report.busy_ns,
+        )
+    )
+
+
+def draining(reason: str) -> s.WorkerToScheduler:
+    """Return a Draining."""
+    return s.WorkerToScheduler(draining=s.Draining(reason=reason))
+
+
+def granted(grant: s.Grant) -> m.Granted:
+    """Read a Grant."""
+    return m.Granted(grant.request_id, grant.channel, grant.booked_blocks, grant.settles, grant.attempt)
+
+
+# ---- queue ----
+
+
+def lease_of(ref: q.LeaseRef) -> m.Lease:
+    """Read a lease."""
+    return m.Lease(ref.request_id, ref.attempt, ref.fencing_token)
+
+
+def lease_ref(lease: m.Lease) -> q.LeaseRef:
+    """Write a lease."""
+    return q.LeaseRef(request_id=lease.request_id, attempt=lease.attempt, fencing_token=lease.fencing_token)
+
+
+def work_open(worker_id: str, instance_id: str, held: Iterable[m.Lease]) -> q.WorkerToQueue:
+    """Return the first message of a Work stream."""
+    refs = [lease_ref(lease) for lease in held]
+    return q.WorkerToQueue(open=q.WorkOpen(worker_id=worker_id, instance_id=instance_id, held=refs))
+
+
+def claim(request_id: str) -> q.WorkerToQueue:
+    """Return a Claim."""
+    return q.WorkerToQueue(claim=q.Claim(request_id=request_id))
+
+
+def renew(leases: Iterable[m.Lease]) -> q.WorkerToQueue:
+    """Return a Renew."""
+    return q.WorkerToQueue(renew=q.Renew(leases=[lease_ref(lease) for lease in leases]))
+
+
+def give_back(leases: Iterable[m.Lease], reason: str) -> q.WorkerToQueue:
+    """Return a GiveBack."""
+    return q.WorkerToQueue(give_back=q.GiveBack(leases=[lease_ref(lease) for lease in leases], reason=reason))
+
+
+def delivered(deliver: q.Deliver) -> m.Delivered:
+    """Read what the session needs of a Deliver."""
+    sampling = deliver.request.sampling
+    completions = sampling.n if sampling.HasField("n") else 1
+    return m.Delivered(lease_of(deliver.lease), completions, sampling.max_tokens, deliver.watched)
+
+
+def queue_message(message: q.QueueToWorker) -> m.Message | None:
+    """Read a message of the Work stream other than Deliver; None if it is of a kind this worker does not know."""
+    kind = message.WhichOneof("message")
+    if kind == "open":
+        return m.QueueUp(message.open.lease_ns, message.open.max_inflight)
+    if kind == "refused":
+        still_waits = message.refused.reason == q.REFUSED_REASON_TOO_MANY
+        return m.Refused(message.refused.request_id, still_waits)
+    if kind == "cancel":
+        cause = CANCEL_CAUSES.get(message.cancel.reason, m.CancelCause.LEASE_LOST)
+        return m.CancelRun(lease_of(message.cancel.lease), cause)
+    if kind == "recorded":
+        return m.Recorded(lease_of(message.recorded.lease), message.recorded.accepted)
+    if kind == "watched":
+        return m.Watched(message.watched.request_id, message.watched.watched)
+    return None
+
+
+def prompt_spec(request: pb.Request) -> PromptSpec:
+    """Return what the renderer needs of a request."""
+    sampling = request.sampling
+    truncate = sampling.truncate_prompt_tokens if sampling.HasField("truncate_prompt_tokens") else None
+    special = sampling.add_special_tokens if sampling.HasField("add_special_tokens") else None
+    common = PromptSpec(
+        add_special_tokens=special,
+        truncate_prompt_tokens=truncate,
+        max_tokens=sampling.max_tokens,
+        want_text=request.echo,
+    )
+    kind = request.WhichOneof("prompt")
+    if kind == "token_ids":
+        return common._replace(token_ids=tuple(request.token_ids.ids))
+    if kind == "chat":
+        chat = request.chat
+        return common._replace(
+            messages_json=chat.messages_json,
+            chat_template=chat.chat_template,
+            chat_template_kwargs_json=chat.chat_template_kwargs_json,
+            add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            # A template writes its special tokens itself.
+            add_special_tokens=chat.add_special_tokens,
+        )
+    return common._replace(text=request.text)
