@@ -47,6 +47,7 @@ DEFAULT_RETRY_FOR_S = 60.0
 DEAD_PAGE_SIZE = 500
 
 AnyRequest: TypeAlias = RequestFields | request_pb2.Request
+ManyRequests: TypeAlias = AsyncIterable[AnyRequest] | Iterable[AnyRequest]
 
 
 class Client:
@@ -105,7 +106,9 @@ class Client:
             span.set_attribute("penstock.request.id", ack.request_id)
         return ack.request_id
 
-    async def submit_many(self, requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest]) -> AsyncIterator[Submitted]:
+    async def submit_many(
+        self, requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest]
+    ) -> AsyncGenerator[Submitted, None]:
         """Submit requests over one stream, batched; yield an ack for each once it is durable or refused.
 
         Reads `requests` only as fast as the queue takes them. A wrong field
@@ -248,9 +251,7 @@ class Client:
             raise PenstockError("nothing to watch: give a batch or request ids")
         return WatchSession(self._stub, self._queue, batch, request_ids, cursor, tokens, follow)
 
-    async def _prepare_each(
-        self, requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest]
-    ) -> AsyncIterator[request_pb2.Request]:
+    async def _prepare_each(self, requests: ManyRequests) -> AsyncIterator[request_pb2.Request]:
         if isinstance(requests, AsyncIterable):
             async for request in requests:
                 prepared, span = self._prepared(request)

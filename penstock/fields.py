@@ -100,6 +100,7 @@ SCALARS = (
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
     "thinking_token_budget",
+    "add_special_tokens",
 )
 """Fields copied to the sampling parameters as they are."""
 
@@ -138,26 +139,21 @@ def _put_prompt(request: pb.Request, given: dict[str, Any]) -> None:
     for name in CHAT_ONLY:
         if name in given:
             raise InvalidRequest(f"{name}: only a chat (messages) has it", name)
-    add_special_tokens = given.pop("add_special_tokens", None)
-    if add_special_tokens is not None:
-        request.sampling.add_special_tokens = add_special_tokens
-    if isinstance(prompt, str):
-        if not prompt:
-            raise InvalidRequest("prompt: is empty", "prompt")
-        request.text = prompt
-        return
+    if not prompt:
+        raise InvalidRequest("prompt: is empty", "prompt")
     try:
-        request.token_ids.ids.extend(prompt)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.ids.extend(prompt)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"prompt: neither text nor token ids ({error})", "prompt", "invalid_type") from None
-    if not request.token_ids.ids:
-        raise InvalidRequest("prompt: has no tokens", "prompt")
 
 
 def _put_chat(request: pb.Request, messages: Any, given: dict[str, Any]) -> None:
     chat = request.chat
-    chat.messages_json = _json("messages", messages)
     try:
+        chat.messages_json = _json("messages", messages)
         chat.chat_template = given.pop("chat_template", "")
         if "chat_template_kwargs" in given:
             chat.chat_template_kwargs_json = _json("chat_template_kwargs", given.pop("chat_template_kwargs"))
@@ -165,7 +161,7 @@ def _put_chat(request: pb.Request, messages: Any, given: dict[str, Any]) -> None
         for name in ("add_generation_prompt", "add_special_tokens"):
             if name in given:
                 setattr(chat, name, given.pop(name))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidRequest(f"messages: {error}", "messages", "invalid_type") from None
 
 

@@ -7,8 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from penstock.cli import tiny
+from penstock.cli import run_batch, tiny, up
 from penstock.cli.errors import EX_INTERRUPTED, CommandError
+from penstock.cli.interrupt import Interrupted
 
 app = typer.Typer(
     name="penstock",
@@ -18,6 +19,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""For commands that hand flags they do not know to the engine."""
+
+app.command("up", context_settings=PASSES_FLAGS_ON)(up.up)
+app.command("run-batch", context_settings=PASSES_FLAGS_ON)(run_batch.run_batch)
 app.command("tiny-model")(tiny.tiny_model)
 
 
@@ -37,5 +43,9 @@ def main() -> None:
     except CommandError as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(error.status)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         sys.exit(EX_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Files of requests in the OpenAI batch format: read, submit, watch, answer."""

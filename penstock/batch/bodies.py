@@ -1,0 +1,299 @@
+"""The bodies of `/v1/chat/completions` and `/v1/completions`, strictly: what Penstock carries, and nothing else.
+
+Field names and meanings are those of vLLM's own protocol. A field that would
+change the answer but cannot be honoured is refused by name, unless it has the
+value that changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETIONS_URL = "/v1/completions"
+
+COMPLETIONS_MAX_TOKENS = 16
+"""OpenAI's default for completions that name no max_tokens."""
+
+NOT_CARRIED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "cache_salt": (),
+    "echo": (False,),
+    "ec_transfer_params": (),
+    "function_call": ("none",),
+    "functions": (),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logprob_token_ids": (),
+    "media_io_kwargs": (),
+    "mm_payload": ("tensors",),
+    "mm_processor_kwargs": (),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "request_id": (),
+    "return_mm_kwargs": (),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "service_tier": ("auto", "default"),
+    "session_id": (),
+    "store": (False,),
+    "stream": (False,),
+    "stream_interval": (1,),
+    "stream_options": (),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": (),
+    "truncation_side": ("left",),
+    "use_beam_search": (False,),
+    "watermarking": (False,),
+    "web_search_options": (),
+}
+"""Fields of OpenAI's or vLLM's protocol that are refused, and their values that change nothing (null never does)."""
+
+WITHOUT_EFFECT = ("user", "metadata")
+"""Fields that never change an answer; accepted and left out."""
+
+MAX_STOP_STRINGS = 4
+"""vLLM's own limit."""
+
+Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Int32: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Tokens: TypeAlias = Annotated[int, Field(ge=1, le=2**32 - 1)]
+Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Logprobs: TypeAlias = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+NonEmpty: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+class BodyError(ValueError):
+    """A body is wrong; `param` names the field, `code` the problem."""
+
+    def __init__(self, message: str, param: str, code: str = "invalid_value") -> None:
+        """Say what is wrong with which field."""
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class Strict(BaseModel):
+    """No unknown fields, no silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class JsonSchema(Strict):
+    """The `json_schema` of a response format."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """Shape of the output, the OpenAI way; a structural tag keeps whatever fields it has."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_the_type(self) -> ResponseFormat:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("json_schema is needed with type json_schema, and only there")
+        if self.model_extra and self.type != "structural_tag":
+            raise ValueError(f"there is no field {next(iter(self.model_extra))!r} with type {self.type}")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """Shape of the output, the vLLM way: exactly one constraint."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: NonEmpty | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: NonEmpty | None = None
+    json_object: bool | None = None
+    structural_tag: NonEmpty | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class Body(Strict):
+    """What both endpoints take."""
+
+    model: str | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: Tokens | None = None
+    n: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    seed: Int64 | None = None
+    stop: str | list[NonEmpty] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    response_format: ResponseFormat | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    prompt_logprobs: Logprobs | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: list[NonEmpty] | None = None
+    add_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: Int32 | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: Literal[False] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=2**32 - 1)] | None = None
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stop_strings(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if value == "":
+            raise ValueError("a stop string must not be empty")
+        if isinstance(value, list) and len(value) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(value)}")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _keys_are_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for key in value or {}:
+            if not key.isdecimal():
+                raise ValueError(f"{key!r} is not a token id")
+        return value
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> Body:
+        if self.structured_outputs and self.response_format and self.response_format.type != "text":
+            raise ValueError("response_format and structured_outputs exclude each other")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens per completion; None means up to the model's window."""
+        return self.max_tokens
+
+
+class ChatBody(Body):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: NonEmpty | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, str]] | None = None
+    reasoning_effort: str | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _messages_have_roles(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for position, message in enumerate(value):
+            if not isinstance(message.get("role"), str):
+                raise ValueError(f"message {position} has no role")
+        return value
+
+    @model_validator(mode="after")
+    def _logprobs_are_asked_for(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens per completion; None means up to the model's window."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def answer_role(self) -> str:
+        """Role of the answering message."""
+        return "assistant" if self.add_generation_prompt is not False else str(self.messages[-1]["role"])
+
+
+class CompletionBody(Body):
+    """Body of `/v1/completions`."""
+
+    prompt: str | list[TokenId]
+    echo: bool | None = None
+    logprobs: Logprobs | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one_prompt(cls, value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], str | list):
+            if len(value) > 1:
+                raise ValueError("several prompts in one line are not supported; write one line per prompt")
+            value = value[0]
+        if value in ("", []):
+            raise ValueError("the prompt is empty")
+        return value
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens per completion."""
+        return self.max_tokens if self.max_tokens is not None else COMPLETIONS_MAX_TOKENS
+
+
+MODELS: dict[str, type[ChatBody | CompletionBody]] = {CHAT_URL: ChatBody, COMPLETIONS_URL: CompletionBody}
+
+
+def parse_body(url: str, body: dict[str, Any]) -> ChatBody | CompletionBody:
+    """Return the checked body for one of the two endpoints; raises BodyError naming the first wrong field."""
+    kind = MODELS[url]
+    kept = {}
+    for name, value in body.items():
+        if name in WITHOUT_EFFECT:
+            continue
+        if name in NOT_CARRIED and name not in kind.model_fields:
+            if value is None or any(value == neutral for neutral in NOT_CARRIED[name]):
+                continue
+            raise BodyError(f"{name}: not supported in batches", name, "unsupported_parameter")
+        kept[name] = value
+    try:
+        checked = kind.model_validate(kept)
+    except ValidationError as error:
+        raise _body_error(error) from None
+    if checked.min_tokens and checked.most_tokens is not None and checked.min_tokens > checked.most_tokens:
+        raise BodyError(f"min_tokens: {checked.min_tokens} is more than max_tokens {checked.most_tokens}", "min_tokens")
+    return checked
+
+
+def _body_error(error: ValidationError) -> BodyError:
+    """Return the first problem as a BodyError; unions report one per branch, so the field's name is what counts."""
+    problem = error.errors(include_url=False)[0]
+    place = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        return BodyError(f"{'.'.join(place)}: there is no such field", ".".join(place), "unknown_parameter")
+    param = place[0] if place else ""
+    text = problem["msg"].removeprefix("Value error, ")
+    shown = repr(problem.get("input"))
+    got = f" (got {shown if len(shown) <= 80 else shown[:77] + '...'})" if problem["type"] != "value_error" else ""
+    if problem["type"] == "missing":
+        return BodyError(f"{param}: is missing", param, "missing_parameter")
+    if not param:
+        param = text.split()[0]
+    return BodyError(f"{param}: {text}{got}", param)

@@ -1,0 +1,185 @@
+"""The journal beside the output file: which lines are answered, and where to go on watching.
+
+One JSON object a line: a header, then `{"line", "cursor", "out"}` per answered
+input line. It may end anywhere; what is not whole at its end is dropped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from array import array
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from penstock.batch.reader import InputFile
+
+VERSION = 1
+
+NOT_ANSWERED = -1
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Whose journal it is."""
+
+    key: str
+    """What is answered: output path, input content and model, as one name."""
+    batch: str
+    """Under which name: the key, unless the run was begun afresh."""
+    store_id: str
+    """In which store the cursor counts."""
+    input_sha256: str
+    version: int = VERSION
+
+
+def journal_path(output: Path) -> Path:
+    """Return where the journal of `output` is."""
+    return output.with_name(output.name + ".partial")
+
+
+class Journal:
+    """An open, locked journal. `cursor` is where to go on watching; 0 is the beginning."""
+
+    def __init__(self, path: Path, source: InputFile) -> None:
+        """Open the journal at `path`, made if missing. Raises JournalError if another process has it, or OSError."""
+        self.path = path
+        self.header: Header | None = None
+        self.cursor = 0
+        self.answered = 0
+        self._source = source
+        self._offsets = array("q", [NOT_ANSWERED]) * len(source)
+        self._file: BinaryIO = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise JournalError(f"another run is writing {path}") from None
+        self._file.seek(0)
+        self._end = 0
+        self._load()
+
+    def start(self, header: Header) -> None:
+        """Begin, or go on, with this header. Raises JournalError if the journal is of another input.
+
+        In another store the cursor means nothing: watching starts over, and what is answered stays answered.
+        """
+        found = self.header
+        if found is None:
+            self._file.truncate(0)
+            self._end = 0
+            self._write(asdict(header))
+        elif (found.key, found.batch) != (header.key, header.batch):
+            raise JournalError(
+                f"{self.path} is of another run (the input file or the model has changed since); --fresh discards it"
+            )
+        elif found.store_id != header.store_id:
+            self.cursor = 0
+        self.header = header
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.header = None
+        self.cursor = self.answered = self._end = 0
+        self._offsets = array("q", [NOT_ANSWERED]) * len(self._source)
+        self._file.truncate(0)
+
+    def is_answered(self, line: int) -> bool:
+        """Whether input line number `line` has its answer."""
+        at = self._source.position(line)
+        return at is not None and self._offsets[at] != NOT_ANSWERED
+
+    def add(self, line: int, cursor: int, out: dict[str, Any]) -> None:
+        """Note the answer of line number `line`; a second answer of a line is ignored."""
+        self.cursor = max(self.cursor, cursor)
+        at = self._source.position(line)
+        if at is None or self._offsets[at] != NOT_ANSWERED:
+            return
+        self._offsets[at] = self._end
+        self.answered += 1
+        self._write({"line": line, "cursor": self.cursor, "out": out})
+
+    def out(self, line: int) -> dict[str, Any]:
+        """Return the answer of line number `line`, which must have one."""
+        at = self._source.position(line)
+        if at is None or self._offsets[at] == NOT_ANSWERED:
+            raise KeyError(line)
+        self._file.seek(self._offsets[at])
+        found: dict[str, Any] = json.loads(self._file.readline())["out"]
+        return found
+
+    def close(self) -> None:
+        """Close the file and let others have it."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        data = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        self._file.write(data)
+        # To the page cache at once, so that a killed command loses at most the line it was writing.
+        self._file.flush()
+        self._end += len(data)
+
+    def _load(self) -> None:
+        for data in self._file:
+            record = _whole(data)
+            if record is None or not self._take(record):
+                break
+            self._end += len(data)
+        self._file.truncate(self._end)
+
+    def _take(self, record: dict[str, Any]) -> bool:
+        """Whether the record is part of a journal; note what it says."""
+        if self.header is None:
+            if record.get("version") != VERSION:
+                raise JournalError(f"{self.path} is not a journal of this version; --fresh discards it")
+            try:
+                self.header = Header(**record)
+            except TypeError:
+                raise JournalError(f"{self.path} is not a journal; --fresh discards it") from None
+            return True
+        if not {"line", "cursor", "out"} <= record.keys():
+            return False
+        at = self._source.position(record["line"])
+        if at is not None and self._offsets[at] == NOT_ANSWERED:
+            self._offsets[at] = self._end
+            self.answered += 1
+        self.cursor = max(self.cursor, record["cursor"])
+        return True
+
+
+def _whole(data: bytes) -> dict[str, Any] | None:
+    if not data.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(data)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def write_output(journal: Journal, source: InputFile, output: Path) -> None:
+    """Write every line's answer in input order, all or nothing, then remove the journal. Raises OSError."""
+    beside = output.with_name(output.name + ".writing")
+    with beside.open("wb") as file:
+        for line in source.lines:
+            text = json.dumps(journal.out(line), ensure_ascii=False)
+            file.write(text.encode("utf-8", "backslashreplace") + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.rename(output)
+    directory = os.open(output.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    journal.remove()

@@ -1,0 +1,203 @@
+"""Reads a batch file of any size: an index of its lines in one pass, then one line at a time.
+
+Nothing is kept of a line but where it is, so that files far larger than memory work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from penstock.batch.bodies import MODELS, BodyError, ChatBody, CompletionBody, parse_body
+
+LINE_LIMIT_BYTES = 16 * 1024 * 1024
+"""Longest line that is read: what one gRPC frame carries. A longer one is answered with an error, unread."""
+
+CHUNK_BYTES = 1024 * 1024
+"""Read size of the indexing pass."""
+
+LINE_FIELDS = ("custom_id", "method", "url", "body")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A good line."""
+
+    line: int
+    custom_id: str
+    url: str
+    body: ChatBody | CompletionBody
+
+
+class LineError(ValueError):
+    """A line that cannot be asked: where, which field, and why."""
+
+    def __init__(self, line: int, code: str, message: str, param: str = "", custom_id: str | None = None) -> None:
+        """Say what is wrong with line `line`; `custom_id` is set if it could be read."""
+        super().__init__(message)
+        self.line = line
+        self.code = code
+        self.param = param
+        self.custom_id = custom_id
+
+
+class InputFile:
+    """An indexed batch file. Lines are named by their number in the file, from 1; blank ones do not count as lines."""
+
+    def __init__(self, path: Path) -> None:
+        """Index the file. Raises OSError if it cannot be read."""
+        self._numbers = array("q")
+        self._starts = array("q")
+        self._lengths = array("q")
+        self._file = path.open("rb")
+        digest = hashlib.sha256()
+        try:
+            self._index(digest)
+        except BaseException:
+            self._file.close()
+            raise
+        self.sha256 = digest.hexdigest()
+
+    def __len__(self) -> int:
+        """Return the number of lines that get an answer."""
+        return len(self._numbers)
+
+    @property
+    def lines(self) -> array[int]:
+        """Numbers of the lines that get an answer, ascending."""
+        return self._numbers
+
+    def position(self, line: int) -> int | None:
+        """Return where in `lines` line number `line` is; None if it is blank or beyond the end."""
+        at = bisect_left(self._numbers, line)
+        return at if at < len(self._numbers) and self._numbers[at] == line else None
+
+    def ask(self, line: int) -> Ask:
+        """Return line number `line`, checked by itself. Raises LineError."""
+        at = self.position(line)
+        if at is None:
+            raise LineError(line, "missing_line", f"line {line} is not in the file")
+        if self._lengths[at] > LINE_LIMIT_BYTES:
+            size, limit = self._lengths[at], LINE_LIMIT_BYTES // 2**20
+            raise LineError(line, "line_too_long", f"line {line} has {size} bytes; the limit is {limit} MiB")
+        self._file.seek(self._starts[at])
+        return parse_line(self._file.read(self._lengths[at]), line)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _index(self, digest: hashlib._Hash) -> None:
+        number, start, length, blank = 1, 0, 0, True
+        while chunk := self._file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            *ends, rest = chunk.split(b"\n")
+            for piece in ends:
+                self._add(number, start, length + len(piece), blank and not piece.strip())
+                start += length + len(piece) + 1
+                number, length, blank = number + 1, 0, True
+            length += len(rest)
+            blank = blank and not rest.strip()
+        self._add(number, start, length, blank)
+
+    def _add(self, number: int, start: int, length: int, blank: bool) -> None:
+        if not blank:
+            self._numbers.append(number)
+            self._starts.append(start)
+            self._lengths.append(length)
+
+
+class CustomIds:
+    """Finds repeated custom_ids while a file is read from its start; keeps digests, not texts."""
+
+    def __init__(self) -> None:
+        """Nothing seen yet."""
+        self._first_line: dict[bytes, int] = {}
+
+    def check(self, custom_id: str, line: int) -> None:
+        """Note the line's custom_id; raises LineError if an earlier line has it."""
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=12).digest()
+        first = self._first_line.setdefault(digest, line)
+        if first != line:
+            message = f"custom_id {custom_id!r} is already used in line {first}"
+            raise LineError(line, "duplicate_custom_id", message, "custom_id", custom_id)
+
+
+def parse_line(data: bytes, line: int) -> Ask:
+    """Return the checked line. Raises LineError naming the line and the field."""
+    record = _record(data, line)
+    custom_id = record.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        _refuse(line, record, "custom_id", "must be a non-empty text")
+    if not custom_id.isprintable() and not _encodable(custom_id):
+        _refuse(line, {}, "custom_id", "has half a surrogate pair, which UTF-8 cannot say")
+    for name in record:
+        if name not in LINE_FIELDS:
+            _refuse(line, record, name, f"there is no such field; a line has {', '.join(LINE_FIELDS)}")
+    if record.get("method") != "POST":
+        _refuse(line, record, "method", f"must be POST (got {record.get('method')!r})")
+    url = record.get("url")
+    if url not in MODELS:
+        _refuse(line, record, "url", f"must be one of {', '.join(MODELS)} (got {url!r})")
+    body = record.get("body")
+    if not isinstance(body, dict):
+        _refuse(line, record, "body", "must be an object")
+    try:
+        return Ask(line, custom_id, url, parse_body(url, body))
+    except BodyError as error:
+        raise LineError(line, error.code, str(error), f"body.{error.param}", custom_id) from None
+
+
+def _record(data: bytes, line: int) -> dict[str, Any]:
+    if line == 1:
+        data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        record = json.loads(data.decode(), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        message = f"line {line} is not UTF-8 (byte {error.start})"
+        raise LineError(line, "invalid_encoding", message) from None
+    except json.JSONDecodeError as error:
+        message = f"line {line} is not JSON: {error.msg} (column {error.colno})"
+        raise LineError(line, "invalid_json_line", message) from None
+    except (ValueError, RecursionError) as error:
+        raise LineError(line, "invalid_json_line", f"line {line} is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise LineError(line, "invalid_json_line", f"line {line} is not a JSON object")
+    return record
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _refuse(line: int, record: dict[str, Any], field: str, problem: str) -> NoReturn:
+    given = record.get("custom_id")
+    custom_id = given if isinstance(given, str) and given else None
+    code = "missing_field" if field not in record else "invalid_field"
+    raise LineError(line, code, f"{field}: {problem}", field, custom_id)
+
+
+def asks(source: InputFile, wanted: Iterator[int]) -> Iterator[Ask | LineError]:
+    """Yield every line of `wanted` (ascending, all lines up to the last must be covered), checked against repeats."""
+    seen = CustomIds()
+    for line in wanted:
+        try:
+            ask = source.ask(line)
+            seen.check(ask.custom_id, line)
+            yield ask
+        except LineError as error:
+            yield error

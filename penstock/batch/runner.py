@@ -1,0 +1,184 @@
+"""Runs a batch file: submits what has no answer, watches, journals every answer as it comes.
+
+Safe to kill at any point. Every line has the same idempotency key in every
+run, so lines that are submitted again run once; the journal's cursor says
+where to go on watching, so that no answer is read twice or missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from array import array
+from collections.abc import AsyncIterator, Collection
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from penstock.batch.answers import answer, error_line
+from penstock.batch.convert import to_request
+from penstock.batch.journal import Journal
+from penstock.batch.reader import Ask, InputFile, LineError, asks
+from penstock.batch.summary import Tally
+from penstock.client import Client
+from penstock.errors import InvalidRequest
+from penstock.request.v1 import request_pb2 as pb
+from penstock.results import Submitted
+
+MAX_REQUEST_BYTES = 12 * 1024 * 1024
+"""Largest encoded request the queue takes."""
+
+BREATHE_EVERY = 64
+"""Lines parsed before other tasks get a turn: parsing a line takes about 0.1 ms."""
+
+
+class Observer(Protocol):
+    """Is told how the run goes."""
+
+    def progressed(self, answered: int, tally: Tally) -> None:
+        """`answered` lines of the file have their answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do with each line."""
+
+    batch: str
+    channel: str
+    default_model: str
+    served_models: Collection[str] | None
+    """Models the fleet answers to; None if not known."""
+
+
+def batch_name(output: Path, source: InputFile, model: str, salt: str = "") -> str:
+    """Return the batch's name: the same for the same output path, input content, model and salt."""
+    text = "\0".join([str(output.absolute()), source.sha256, model, salt])
+    return "rb-" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class BatchRun:
+    """One run of one file."""
+
+    def __init__(self, client: Client, source: InputFile, journal: Journal, plan: Plan, observer: Observer) -> None:
+        """Prepare; the journal is open and has its header."""
+        self._client = client
+        self._source = source
+        self._journal = journal
+        self._plan = plan
+        self._observer = observer
+        self._submitted_lines = array("q")
+        self._started_ns = time.time_ns()
+        self._finished = asyncio.Event()
+        self.tally = Tally(answered_earlier=journal.answered)
+
+    async def run(self) -> None:
+        """Return once every line has its answer in the journal.
+
+        Raises the client's errors; the journal is then as far as the run got.
+        """
+        if self._done:
+            return
+        submitting = asyncio.create_task(self._submit())
+        watching = asyncio.create_task(self._watch())
+        finished = asyncio.create_task(self._finished.wait())
+        pending: set[asyncio.Task[object]] = {submitting, watching, finished}
+        try:
+            while not finished.done():
+                ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    @property
+    def _done(self) -> bool:
+        return self._journal.answered == len(self._source)
+
+    async def _submit(self) -> None:
+        async with aclosing(self._client.submit_many(self._requests())) as acks:
+            async for ack in acks:
+                if ack.error is not None:
+                    self._refused(self._submitted_lines[ack.index], ack)
+
+    async def _requests(self) -> AsyncIterator[pb.Request]:
+        """Yield the request of every line without an answer; wrong lines are answered here."""
+        for count, item in enumerate(asks(self._source, iter(self._source.lines))):
+            if count % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)
+            line = item.line
+            if self._journal.is_answered(line):
+                continue
+            if isinstance(item, LineError):
+                self._wrong(item)
+                continue
+            try:
+                request = self._request(item)
+            except LineError as error:
+                self._wrong(error)
+                continue
+            self._submitted_lines.append(line)
+            yield request
+
+    def _request(self, ask: Ask) -> pb.Request:
+        """Return the request of a good line. Raises LineError if it cannot be asked after all."""
+        model = ask.body.model or self._plan.default_model
+        served = self._plan.served_models
+        if model and served is not None and model not in served:
+            names = ", ".join(sorted(served))
+            message = f"the model {model!r} is not served here (served: {names})"
+            raise LineError(ask.line, "model_not_found", message, "body.model", ask.custom_id)
+        try:
+            request = to_request(ask.body)
+        except InvalidRequest as error:
+            raise LineError(ask.line, error.code, str(error), f"body.{error.param}", ask.custom_id) from None
+        request.model = model
+        request.batch = self._plan.batch
+        request.channel = self._plan.channel
+        request.idempotency_key = f"{self._plan.batch}:{ask.line}"
+        request.client_reference = str(ask.line)
+        if request.ByteSize() > MAX_REQUEST_BYTES:
+            limit = MAX_REQUEST_BYTES // 2**20
+            message = f"the request has {request.ByteSize()} bytes; the limit is {limit} MiB"
+            raise LineError(ask.line, "request_too_large", message, "body", ask.custom_id)
+        return request
+
+    async def _watch(self) -> None:
+        async with aclosing(self._client.wire_results(self._plan.batch, self._journal.cursor)) as results:
+            async for watched in results:
+                self._answered(watched.cursor, watched.result)
+
+    def _answered(self, cursor: int, result: pb.Result) -> None:
+        line = int(result.client_reference) if result.client_reference.isdecimal() else 0
+        if self._source.position(line) is None or self._journal.is_answered(line):
+            return
+        ask = self._source.ask(line)
+        self.tally.add(result)
+        if 0 < result.timings.completed_unix_ns < self._started_ns:
+            self.tally.answered_earlier += 1
+        self._note(line, cursor, answer(ask.custom_id, line, ask.body, result))
+
+    def _refused(self, line: int, ack: Submitted) -> None:
+        """Answer a line that the queue refused; what is wrong with every line ends the run."""
+        error = ack.error
+        if error is None or self._journal.is_answered(line):
+            return
+        if error.param == "channel":
+            raise InvalidRequest(error.message, error.param, error.code)
+        custom_id = self._source.ask(line).custom_id
+        self._wrong(LineError(line, error.code, error.message, f"body.{error.param}", custom_id))
+
+    def _wrong(self, error: LineError) -> None:
+        self.tally.bad_lines += 1
+        name = f"{self._plan.batch}-{error.line}"
+        out = error_line(name, error.custom_id, error.line, error.code, str(error), error.param)
+        self._note(error.line, 0, out)
+
+    def _note(self, line: int, cursor: int, out: dict[str, object]) -> None:
+        self._journal.add(line, cursor, out)
+        self._observer.progressed(self._journal.answered, self.tally)
+        if self._done:
+            self._finished.set()

@@ -1,0 +1,103 @@
+"""Progress of a batch run: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from penstock.batch.summary import Tally
+
+PLAIN_EVERY_S = 5.0
+"""Time between progress lines in a log."""
+
+RATE_SPAN_S = 10.0
+"""Rates are means over at least this time, so that they can be read."""
+
+
+class Rate:
+    """Requests and tokens per second over the last `RATE_SPAN_S` to twice that."""
+
+    def __init__(self, now_s: float) -> None:
+        """Begin at `now_s` seconds of any clock."""
+        self._older = self._newer = (now_s, 0, 0)
+
+    def update(self, now_s: float, requests: int, tokens: int) -> tuple[float, float]:
+        """Return (requests/s, tokens/s) given the totals so far."""
+        if now_s - self._newer[0] >= RATE_SPAN_S:
+            self._older, self._newer = self._newer, (now_s, requests, tokens)
+        since_s, requests_then, tokens_then = self._older
+        elapsed_s = max(now_s - since_s, 1e-3)
+        return (requests - requests_then) / elapsed_s, (tokens - tokens_then) / elapsed_s
+
+
+class Progress:
+    """Shows how a run goes, on stderr."""
+
+    def __init__(self, lines: int) -> None:
+        """Prepare for a file of `lines` lines."""
+        self._lines = lines
+        self._console = Console(stderr=True, highlight=False)
+        self._bar: Bar | None = None
+        self._rate = Rate(time.monotonic())
+        self._said_s = 0.0
+
+    def __enter__(self) -> Self:
+        """Return the progress."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bar away."""
+        self.close()
+
+    def begin(self, answered: int) -> None:
+        """Show the bar; `answered` lines have their answer already."""
+        self._rate = Rate(time.monotonic())
+        if not self._console.is_terminal:
+            self.say(f"{self._lines} lines, {answered} answered already")
+            return
+        self._bar = Bar(
+            TextColumn("answering"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rates]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._bar.add_task("", total=self._lines, completed=answered, rates="")
+        self._bar.start()
+
+    def progressed(self, answered: int, tally: Tally) -> None:
+        """Show that `answered` lines have their answer."""
+        now_s = time.monotonic()
+        requests_per_s, tokens_per_s = self._rate.update(now_s, tally.requests, tally.completion_tokens)
+        rates = f"{requests_per_s:.1f} requests/s  {tokens_per_s:.0f} tokens/s"
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=answered, rates=rates)
+        elif now_s - self._said_s >= PLAIN_EVERY_S:
+            self._said_s = now_s
+            left_s = (self._lines - answered) / requests_per_s if requests_per_s else 0
+            self.say(f"{answered}/{self._lines} answered  {rates}  about {left_s:.0f} s left")
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Take the bar away; a second call does nothing."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,227 @@
+"""`penstock run-batch`: a file of requests in, a file of answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.batch.journal import Header, Journal, JournalError, journal_path, write_output
+from penstock.batch.reader import InputFile
+from penstock.batch.runner import BatchRun, Plan, batch_name
+from penstock.batch.summary import EngineTotals, Summary, summarize, totals_of
+from penstock.cli.calls import QueueOption, SchedulerOption, call
+from penstock.cli.errors import (
+    EX_CANNOT_WRITE,
+    EX_INTERRUPTED,
+    EX_NO_INPUT,
+    EX_UNAVAILABLE,
+    EX_USAGE,
+    CommandError,
+)
+from penstock.cli.interrupt import Interrupted
+from penstock.cli.progress import Progress
+from penstock.cli.stack import Stack, StackPlan, running_stack
+from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
+from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
+from penstock.connection import Patience
+from penstock.errors import PenstockError, Unavailable
+
+WORKERS_MEET_SCHEDULER_S = 15.0
+"""How long workers that are ready may take to appear at the scheduler."""
+
+SUMMARY_TRIES_S = 2.0
+"""How long the scheduler is asked for its totals; a run does not fail for want of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command was told."""
+
+    source: Path
+    target: Path
+    queue: str
+    scheduler: str
+    channel: str
+    model: str
+    fresh: bool
+    wait_s: float
+    summary_json: Path | None
+    stack: StackPlan | None
+
+
+def run_batch(
+    context: typer.Context,
+    input_file: Annotated[Path, typer.Option("-i", "--input-file", help="Requests, one JSON object a line.")],
+    output_file: Annotated[Path, typer.Option("-o", "--output-file", help="Answers, in input order.")],
+    model: Annotated[
+        str, typer.Option(help="With --up: the model to serve. Without: the model of lines that name none.")
+    ] = "",
+    queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
+    scheduler: SchedulerOption = DEFAULT_SCHEDULER_ADDRESS,
+    channel: Annotated[str, typer.Option(help="Channel the requests wait in.")] = "batch",
+    start: Annotated[bool, typer.Option("--up", help="Start the services for this run, stop them after it.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="With --up: number of workers.")] = 1,
+    data_dir: Annotated[Path, typer.Option(help="With --up: queue data, logs and the tiny model.")] = DEFAULT_DATA_DIR,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run every line again; forget earlier answers.")] = False,
+    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for the services to be there.")] = 0.0,
+    summary_json: Annotated[Path | None, typer.Option(help="Write the summary to this file as well.")] = None,
+) -> None:
+    """Answer a file of requests in the OpenAI batch format. Killed half-way, the same command goes on where it was.
+
+    With --up, unknown flags go to the workers' engine. Exit status 0 means that every line has its answer.
+    """
+    flags = flags_for_the_engine(context)
+    if flags and not start:
+        raise CommandError(f"no such option: {flags[0]} (engine flags need --up)", EX_USAGE)
+    stack = StackPlan(data_dir, workers, model, flags, base_port=0) if start else None
+    options = Options(input_file, output_file, queue, scheduler, channel, model, fresh, wait_s, summary_json, stack)
+    if not output_file.absolute().parent.is_dir():
+        raise CommandError(f"{output_file}: there is no directory {output_file.absolute().parent}", EX_CANNOT_WRITE)
+    try:
+        source = InputFile(input_file)
+    except OSError as error:
+        raise CommandError(f"cannot read {input_file}: {error.strerror}", EX_NO_INPUT) from None
+    try:
+        _with_journal(options, source)
+    finally:
+        source.close()
+
+
+def _with_journal(options: Options, source: InputFile) -> None:
+    path = journal_path(options.target)
+    try:
+        journal = Journal(path, source)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}", EX_CANNOT_WRITE) from None
+    except JournalError as error:
+        raise CommandError(str(error), EX_USAGE) from None
+    try:
+        call(_run(options, source, journal))
+    except Interrupted:
+        done = f"{journal.answered} of {len(source)} lines are answered"
+        raise CommandError(f"interrupted; {done}. The same command goes on from here.", EX_INTERRUPTED) from None
+    except JournalError as error:
+        raise CommandError(str(error), EX_USAGE) from None
+    finally:
+        journal.close()
+        if journal.header is None:
+            # Nothing was begun, so nothing is to be resumed.
+            journal.remove()
+
+
+async def _run(options: Options, source: InputFile, journal: Journal) -> None:
+    async with AsyncExitStack() as resources:
+        progress = resources.enter_context(Progress(len(source)))
+        stack: Stack | None = None
+        if options.stack is not None:
+            stack = await resources.enter_async_context(running_stack(options.stack, progress.say))
+            options = replace(options, queue=stack.queue, scheduler=stack.scheduler)
+        client = await resources.enter_async_context(Client(options.queue, options.scheduler))
+        store_id = await _find_queue(options)
+        header = _header(options, source, journal, store_id)
+        journal.start(header)
+        plan = Plan(
+            header.batch, options.channel, "" if options.stack else options.model, await _served_models(options)
+        )
+        before, started = await _totals(options), time.monotonic()
+        run = BatchRun(client, source, journal, plan, progress)
+        progress.begin(journal.answered)
+        await _unless_services_fail(run.run(), stack)
+        elapsed_s = time.monotonic() - started
+        write(journal, source, options.target)
+        progress.close()
+        summary = summarize(run.tally, elapsed_s, (await _totals(options)).since(before))
+        _report(options, summary, len(source), progress.say)
+
+
+def _header(options: Options, source: InputFile, journal: Journal, store_id: str) -> Header:
+    """Return the journal's header; a run begun with --fresh is resumed under its own name."""
+    key = batch_name(options.target, source, options.model)
+    if options.fresh:
+        journal.clear()
+        batch = batch_name(options.target, source, options.model, secrets.token_hex(8))
+    elif journal.header is not None and journal.header.key == key:
+        batch = journal.header.batch
+    else:
+        batch = key
+    return Header(key, batch, store_id, source.sha256)
+
+
+async def _unless_services_fail(work: Coroutine[Any, Any, None], stack: Stack | None) -> None:
+    """Do the work; raises CommandError as soon as a service of the stack is beyond help."""
+    if stack is None:
+        await work
+        return
+    working, failing = asyncio.create_task(work), asyncio.create_task(stack.supervisor.failed())
+    try:
+        ended, _ = await asyncio.wait({working, failing}, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+    finally:
+        working.cancel()
+        failing.cancel()
+        await asyncio.gather(working, failing, return_exceptions=True)
+
+
+async def _find_queue(options: Options) -> str:
+    """Return the store's name. Raises Unavailable with what to do if no queue answers."""
+    async with Client(options.queue, options.scheduler, retry_for_s=options.wait_s) as client:
+        try:
+            return (await client.stats()).store_id
+        except Unavailable as error:
+            raise CommandError(f"{error}; start the services with `penstock up`, or add --up", EX_UNAVAILABLE) from None
+
+
+async def _served_models(options: Options) -> set[str] | None:
+    """Return the names the connected workers answer to; None if no scheduler or no worker is there to ask.
+
+    Workers that this command started are waited for: they are ready, but may not have met the scheduler yet.
+    """
+    patience = Patience(WORKERS_MEET_SCHEDULER_S if options.stack else min(options.wait_s, SUMMARY_TRIES_S))
+    async with Client(options.queue, options.scheduler, retry_for_s=0) as client:
+        while True:
+            with suppress(PenstockError):
+                status = await client.fleet()
+                if names := {n for worker in status.workers for n in (worker.model, *worker.model_aliases) if n}:
+                    return names
+            try:
+                await patience.wait_or_raise(Unavailable("no worker"))
+            except Unavailable:
+                return None
+
+
+async def _totals(options: Options) -> EngineTotals:
+    async with Client(options.queue, options.scheduler, retry_for_s=SUMMARY_TRIES_S) as client:
+        with suppress(PenstockError):
+            return totals_of(await client.fleet())
+    return EngineTotals()
+
+
+def write(journal: Journal, source: InputFile, target: Path) -> None:
+    """Write the output file; raises CommandError if that fails, the journal being kept."""
+    try:
+        write_output(journal, source, target)
+    except OSError as error:
+        raise CommandError(f"cannot write {target}: {error.strerror}", EX_CANNOT_WRITE) from None
+
+
+def _report(options: Options, summary: Summary, lines: int, say: Callable[[str], None]) -> None:
+    if summary.answered_earlier:
+        say(f"{summary.answered_earlier} of {lines} lines were answered earlier; --fresh runs them again")
+    for text in summary.lines():
+        say(text)
+    say(f"answers      {options.target}")
+    if options.summary_json is not None:
+        try:
+            options.summary_json.write_text(json.dumps(summary.as_dict(), indent=2) + "\n")
+        except OSError as error:
+            raise CommandError(f"cannot write {options.summary_json}: {error.strerror}", EX_CANNOT_WRITE) from None

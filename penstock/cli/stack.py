@@ -1,0 +1,127 @@
+"""The whole of Penstock on one machine: queue, scheduler and workers as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.cli.supervisor import Supervisor
+from penstock.cli.tiny import write_tiny_model
+from penstock.tiny_model import Shape, is_model
+
+TINY_NAME = "tiny"
+"""Name the tiny model is served under."""
+
+TINY_FLAGS = {
+    "--served-model-name": TINY_NAME,
+    "--dtype": "float32",
+    "--max-model-len": "2048",
+    "--block-size": "32",
+    "--num-gpu-blocks-override": "513",
+    "--engine-threads": "1",
+    "--enforce-eager": None,
+}
+"""How the tiny model is served where the user does not say otherwise: 512 usable blocks, eight whole windows."""
+
+SCHEDULER_OFFSET = 10
+WORKER_OFFSET = 20
+"""Ports above the queue's; workers count up from theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """What to start."""
+
+    data_dir: Path
+    workers: int
+    model: str
+    engine_flags: Sequence[str]
+    base_port: int
+    """Port of the queue; 0 picks free ports for everything."""
+    metrics_base_port: int = 0
+    """Port of the queue's metrics; 0 means no metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A running stack."""
+
+    queue: str
+    scheduler: str
+    workers: tuple[str, ...]
+    supervisor: Supervisor
+
+
+@asynccontextmanager
+async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
+    """Start everything, yield once it is ready, stop everything. Raises CommandError if a service does not start."""
+    model_flags = engine_flags(plan, say)
+    supervisor = Supervisor(plan.data_dir / "logs", say)
+    try:
+        metrics = plan.metrics_base_port
+        flags = ["--data-dir", str(plan.data_dir / "queue"), *_metrics(metrics, 0)]
+        queue = await supervisor.ready(supervisor.add("queue", "services.queue", _listen(plan.base_port, 0), flags))
+        flags = ["--queue-address", queue, *_metrics(metrics, 1)]
+        scheduler = await supervisor.ready(
+            supervisor.add("scheduler", "services.scheduler", _listen(plan.base_port, SCHEDULER_OFFSET), flags)
+        )
+        say(f"starting {plan.workers} worker{'s' * (plan.workers > 1)}; the engine may take a while")
+        addresses = ["--queue-address", queue, "--scheduler-address", scheduler]
+        services = [
+            supervisor.add(
+                f"worker-{number}",
+                "services.worker",
+                _listen(plan.base_port, WORKER_OFFSET + number - 1),
+                ["--worker-id", f"worker-{number}", *addresses, *_metrics(metrics, 1 + number), *model_flags],
+            )
+            for number in range(1, plan.workers + 1)
+        ]
+        workers = await asyncio.gather(*(supervisor.ready(service) for service in services))
+        yield Stack(queue, scheduler, tuple(workers), supervisor)
+    finally:
+        await supervisor.stop()
+
+
+def engine_flags(plan: StackPlan, say: Callable[[str], None]) -> list[str]:
+    """Return the workers' model flags; without a model, make the tiny one below the data directory and use it."""
+    given = list(plan.engine_flags)
+    if plan.model:
+        return ["--model", plan.model, *given]
+    if _value(given, "--engine") == "simulated":
+        return given
+    directory = plan.data_dir / "tiny-model"
+    if not is_model(directory):
+        write_tiny_model(directory, Shape())
+    say(f"no --model given: serving the tiny random model in {directory} as {TINY_NAME!r}")
+    return ["--model", str(directory), *missing_flags(given, TINY_FLAGS)]
+
+
+def missing_flags(given: Sequence[str], defaults: dict[str, str | None]) -> list[str]:
+    """Return `given` and those of `defaults` that it does not name, in either spelling of a flag."""
+    named = {flag.partition("=")[0].replace("_", "-") for flag in given if flag.startswith("--")}
+    flags = list(given)
+    for flag, value in defaults.items():
+        if flag not in named:
+            flags += [flag] if value is None else [flag, value]
+    return flags
+
+
+def _value(flags: Sequence[str], name: str) -> str | None:
+    for position, flag in enumerate(flags):
+        if flag == name and position + 1 < len(flags):
+            return flags[position + 1]
+        if flag.startswith(f"{name}="):
+            return flag.partition("=")[2]
+    return os.environ.get("PENSTOCK_WORKER_" + name.strip("-").upper().replace("-", "_"))
+
+
+def _listen(base_port: int, offset: int) -> str:
+    return f"127.0.0.1:{base_port + offset if base_port else 0}"
+
+
+def _metrics(base_port: int, offset: int) -> list[str]:
+    return ["--metrics-listen", f"127.0.0.1:{base_port + offset}"] if base_port else []

@@ -1,0 +1,173 @@
+"""Starts services as child processes, restarts what crashes, stops everything in order."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.errors import EX_SOFTWARE, CommandError
+
+READY = re.compile(rb"^ready: \S+ on (\S+)")
+
+SHUTDOWN_S = 25.0
+"""Longest a service may take to drain: its own grace period is 20 s."""
+
+FIRST_PAUSE_S = 0.5
+MOST_PAUSE_S = 15.0
+"""Pauses before a crashed service is started again double between these."""
+
+MOST_FAILED_STARTS = 5
+"""A service that ends this often without having become ready is given up."""
+
+HOPELESS = (78,)
+"""Exit statuses that another start cannot cure: wrong settings."""
+
+LOG_TAIL_LINES = 15
+"""Lines of a failed service's log that are shown."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Make the kernel kill this process when its parent ends, however the parent ends. Runs in the child."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass
+class ServiceProcess:
+    """One service: how to start it, and where it listens once it is ready."""
+
+    name: str
+    module: str
+    listen: str
+    flags: Sequence[str]
+    log_path: Path
+    process: asyncio.subprocess.Process | None = None
+    keeper: asyncio.Task[None] | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def command(self) -> list[str]:
+        """Command line of the service."""
+        return [sys.executable, "-m", self.module, "--listen", self.listen, *self.flags]
+
+    def log_tail(self) -> str:
+        """Return the last lines of the log."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+
+
+class Supervisor:
+    """A set of services. Start them in the order in which they need each other; they stop in reverse."""
+
+    def __init__(self, log_directory: Path, say: Callable[[str], None]) -> None:
+        """Write each service's log to `log_directory`; `say` gets one line per event a person should see."""
+        self._log_directory = log_directory
+        self._say = say
+        self._services: list[ServiceProcess] = []
+        self._stopping = False
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def add(self, name: str, module: str, listen: str, flags: Sequence[str]) -> ServiceProcess:
+        """Start a service and keep it running; it listens on `listen`, port 0 picking a free one for all its lives."""
+        self._log_directory.mkdir(parents=True, exist_ok=True)
+        service = ServiceProcess(name, module, listen, flags, self._log_directory / f"{name}.log")
+        service.keeper = asyncio.create_task(self._keep(service))
+        self._services.append(service)
+        return service
+
+    async def ready(self, service: ServiceProcess) -> str:
+        """Return the service's HOST:PORT once it is ready. Raises CommandError if it cannot be started."""
+        waiting = asyncio.create_task(service.ready.wait())
+        either: set[asyncio.Future[Any]] = {waiting, self._failure}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._failure.done():
+            self._failure.result()
+        return service.listen
+
+    async def failed(self) -> None:
+        """Wait until a service has failed for good; raises CommandError with the reason."""
+        await asyncio.shield(self._failure)
+
+    async def stop(self) -> None:
+        """Stop the services, last started first; what does not drain in time is killed."""
+        self._stopping = True
+        for service in reversed(self._services):
+            process = service.process
+            if process is not None and process.returncode is None:
+                _signal(process, signal.SIGTERM)
+                try:
+                    async with asyncio.timeout(SHUTDOWN_S):
+                        await process.wait()
+                except TimeoutError:
+                    self._say(f"{service.name} did not stop in {SHUTDOWN_S:.0f} s and was killed")
+                    _signal(process, signal.SIGKILL)
+                    await process.wait()
+            if service.keeper is not None:
+                service.keeper.cancel()
+        await asyncio.gather(*(s.keeper for s in self._services if s.keeper is not None), return_exceptions=True)
+        if not self._failure.done():
+            self._failure.cancel()
+
+    async def _keep(self, service: ServiceProcess) -> None:
+        pause_s, failed_starts = FIRST_PAUSE_S, 0
+        while True:
+            was_ready, status = await self._one_life(service)
+            if self._stopping:
+                return
+            failed_starts = 0 if was_ready else failed_starts + 1
+            never_ready = not service.ready.is_set()
+            if never_ready or status in HOPELESS or failed_starts >= MOST_FAILED_STARTS:
+                self._fail(service, status)
+                return
+            if was_ready:
+                pause_s = FIRST_PAUSE_S
+            self._say(f"{service.name} ended with status {status}; starting it again in {pause_s:.1f} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, MOST_PAUSE_S)
+
+    async def _one_life(self, service: ServiceProcess) -> tuple[bool, int]:
+        """Run the service to its end; return whether it became ready, and its exit status."""
+        with service.log_path.open("ab") as log:
+            service.process = await asyncio.create_subprocess_exec(
+                *service.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                # Ctrl-C in the terminal is for this command alone: it stops the services in order.
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        stdout = service.process.stdout
+        was_ready = False
+        while stdout is not None and (line := await stdout.readline()):
+            found = READY.match(line)
+            if found:
+                was_ready = True
+                service.listen = found.group(1).decode()
+                service.ready.set()
+        return was_ready, await service.process.wait()
+
+    def _fail(self, service: ServiceProcess, status: int) -> None:
+        if self._failure.done():
+            return
+        tail = service.log_tail()
+        message = f"{service.name} ended with status {status}; {service.log_path} ends with:\n{tail}"
+        self._failure.set_exception(CommandError(message, status if status > 0 else EX_SOFTWARE))
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,62 @@
+"""`penstock up`: all services on this machine until Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.errors import EX_USAGE, CommandError
+from penstock.cli.interrupt import Interrupted, run_interruptible
+from penstock.cli.stack import StackPlan, running_stack
+
+DEFAULT_DATA_DIR = Path(".run")
+DEFAULT_BASE_PORT = 7410
+
+
+def up(
+    context: typer.Context,
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers, each with an engine of its own.")] = 1,
+    model: Annotated[
+        str, typer.Option(help="Name or path of the model; without it a tiny random model is made and served.")
+    ] = "",
+    data_dir: Annotated[Path, typer.Option(help="Queue data, logs and the tiny model.")] = DEFAULT_DATA_DIR,
+    base_port: Annotated[
+        int, typer.Option(help="Queue on this port, scheduler 10 above, workers from 20 above; 0 picks free ports.")
+    ] = DEFAULT_BASE_PORT,
+    metrics_base_port: Annotated[
+        int, typer.Option(help="Prometheus: queue on this port, scheduler next, then workers; 0 means none.")
+    ] = 0,
+) -> None:
+    """Start queue, scheduler and workers; stop them on Ctrl-C. Unknown flags go to the workers' engine."""
+    engine_flags = flags_for_the_engine(context)
+    plan = StackPlan(data_dir, workers, model, engine_flags, base_port, metrics_base_port)
+    try:
+        run_interruptible(_serve(plan))
+    except Interrupted:
+        say("stopped")
+
+
+def flags_for_the_engine(context: typer.Context) -> list[str]:
+    """Return what this command does not know itself; the first one must be a flag."""
+    flags = list(context.args)
+    if flags and not flags[0].startswith("-"):
+        raise CommandError(f"unexpected argument {flags[0]!r}", EX_USAGE)
+    return flags
+
+
+async def _serve(plan: StackPlan) -> None:
+    async with running_stack(plan, say) as stack:
+        say(f"queue       {stack.queue}")
+        say(f"scheduler   {stack.scheduler}")
+        for number, address in enumerate(stack.workers, 1):
+            say(f"worker-{number}    {address}")
+        say(f"logs        {plan.data_dir / 'logs'}")
+        say("ready; Ctrl-C stops everything")
+        await stack.supervisor.failed()
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
