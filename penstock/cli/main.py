@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from penstock.cli import run_batch, tiny, up
+from penstock.cli import requests, run_batch, status, tiny, up
 from penstock.cli.errors import EX_INTERRUPTED, CommandError
 from penstock.cli.interrupt import Interrupted
 
@@ -24,6 +24,12 @@ PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command("up", context_settings=PASSES_FLAGS_ON)(up.up)
 app.command("run-batch", context_settings=PASSES_FLAGS_ON)(run_batch.run_batch)
+app.command("submit")(requests.submit)
+app.command("get")(requests.get)
+app.command("watch")(requests.watch)
+app.command("cancel")(requests.cancel)
+app.command("status")(status.status)
+app.add_typer(requests.dead, name="dead")
 app.command("tiny-model")(tiny.tiny_model)
 
 

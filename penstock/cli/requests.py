@@ -1,0 +1,249 @@
+"""`penstock submit | get | watch | cancel | dead`: single requests and dead letters."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import aclosing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.calls import QUICK_RETRY_S, QueueOption, call
+from penstock.cli.errors import EX_INCOMPLETE, EX_USAGE, CommandError
+from penstock.client import DEFAULT_QUEUE_ADDRESS, Client
+from penstock.fields import RequestFields
+from penstock.results import Progress, Result, TokenDelta
+
+dead = typer.Typer(help="Requests whose attempts are used up.", no_args_is_help=True)
+
+Ids = Annotated[list[str], typer.Argument(help="Request ids.", metavar="ID...")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+
+
+def submit(
+    prompt: Annotated[str, typer.Argument(help="Text to continue, or with --chat the user's message.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Send the text as a chat message.")] = False,
+    system: Annotated[str, typer.Option(help="With --chat: a system message before it.")] = "",
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="The text is token ids, separated by commas.")] = False,
+    model: Annotated[str, typer.Option(help="Model asked for; empty takes any.")] = "",
+    channel: Annotated[str, typer.Option(help="Channel to wait in; empty takes the queue's default.")] = "",
+    priority: Annotated[int, typer.Option(help="Lower leaves first within the channel.")] = 0,
+    deadline_s: Annotated[float | None, typer.Option(min=0, help="Seconds after which no answer is wanted.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens; without it, up to the window.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Probability mass to sample from.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of this request's random numbers.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of completions.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end token.")] = False,
+    key: Annotated[str, typer.Option(help="Idempotency key: a second submit with it is the same request.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the result and print its text.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the text while it is generated.")] = False,
+    as_json: AsJson = False,
+    queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
+) -> None:
+    """Submit one request and print its id, or with --wait or --stream its text."""
+    given: dict[str, Any] = {
+        "model": model,
+        "channel": channel,
+        "priority": priority,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop or None,
+        "n": n,
+        "ignore_eos": ignore_eos or None,
+        "idempotency_key": key or None,
+        "deadline_unix_ns": time.time_ns() + int(deadline_s * 1e9) if deadline_s is not None else None,
+    }
+    if chat:
+        opening = [{"role": "system", "content": system}] if system else []
+        given["messages"] = [*opening, {"role": "user", "content": prompt}]
+    else:
+        given["prompt"] = _ids(prompt) if token_ids else prompt
+    fields = RequestFields(**{k: v for k, v in given.items() if v is not None})  # type: ignore[typeddict-item]
+    call(_submit(queue, fields, wait, stream, as_json))
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise CommandError("--token-ids: not a list of numbers separated by commas", EX_USAGE) from None
+
+
+async def _submit(queue: str, fields: RequestFields, wait: bool, stream: bool, as_json: bool) -> None:
+    async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:
+        request_id = await client.submit(**fields)
+        if stream:
+            await _follow(client, request_id)
+        elif wait:
+            _show_result(await client.result(request_id), as_json)
+        else:
+            _print_json({"request_id": request_id}) if as_json else print(request_id)
+
+
+async def _follow(client: Client, request_id: str) -> None:
+    """Print the text of the first completion as it comes; a lost attempt starts a new line."""
+    attempt = 0
+    async with aclosing(client.events(request_ids=[request_id], tokens=True)) as events:
+        async for event in events:
+            if isinstance(event, TokenDelta) and event.index == 0:
+                if attempt and event.attempt != attempt:
+                    print(f"\n[attempt {event.attempt} begins again]")
+                attempt = event.attempt
+                print(event.text, end="", flush=True)
+            elif isinstance(event, Result):
+                if not attempt:
+                    print(event.text, end="")
+                print()
+                _check(event)
+
+
+def get(
+    request_id: Annotated[str, typer.Argument(help="Request id.", metavar="ID")] = "",
+    key: Annotated[str, typer.Option(help="Idempotency key, instead of an id.")] = "",
+    as_json: AsJson = False,
+    queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
+) -> None:
+    """Print where a request is, and its text once it has ended."""
+    if bool(request_id) == bool(key):
+        raise CommandError("give a request id or --key", EX_USAGE)
+
+    async def work() -> None:
+        async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:
+            info = await client.get(request_id or None, idempotency_key=key)
+            if as_json:
+                _print_json(asdict(info))
+                return
+            where = f" on {info.worker_id}" if info.worker_id else ""
+            error = f"; last error: {info.last_error}" if info.last_error else ""
+            print(f"{info.request_id}  {info.state.name.lower()}{where}  attempts {info.attempts}{error}")
+            if info.result is not None:
+                _show_result(info.result, False)
+
+    call(work())
+
+
+def watch(
+    ids: Annotated[list[str] | None, typer.Argument(help="Request ids.", metavar="[ID]...")] = None,
+    batch: Annotated[str | None, typer.Option(help="Watch this batch instead.")] = None,
+    cursor: Annotated[int, typer.Option(min=0, help="With --batch: go on after this cursor.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", help="With --batch: wait for requests to come.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print tokens while they are generated.")] = False,
+    as_json: AsJson = False,
+    queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
+) -> None:
+    """Print results as requests end, in completion order."""
+    if bool(ids) == (batch is not None):
+        raise CommandError("give request ids or --batch", EX_USAGE)
+
+    async def work() -> None:
+        async with Client(queue) as client:
+            stream = client.events(batch, request_ids=ids or (), cursor=cursor, follow=follow, tokens=tokens)
+            async with aclosing(stream) as events:
+                async for event in events:
+                    _show_event(event, as_json)
+
+    call(work())
+
+
+def _show_event(event: Result | TokenDelta | Progress, as_json: bool) -> None:
+    if as_json:
+        _print_json({"event": type(event).__name__, **asdict(event)})
+    elif isinstance(event, Result):
+        print(
+            f"{event.request_id}  {event.outcome.name.lower()}  cursor {event.cursor}  {_one_line(event)}", flush=True
+        )
+    elif isinstance(event, TokenDelta):
+        print(f"{event.request_id}  {event.index}:{event.offset}  {event.text!r}", flush=True)
+
+
+def _one_line(result: Result) -> str:
+    return repr(result.text) if result.error is None else result.error.message
+
+
+def cancel(
+    ids: Annotated[list[str] | None, typer.Argument(help="Request ids.", metavar="[ID]...")] = None,
+    batch: Annotated[str | None, typer.Option(help="Cancel everything of this batch instead.")] = None,
+    queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
+) -> None:
+    """Cancel requests: waiting ones end at once, running ones are aborted in the engine."""
+    if bool(ids) == (batch is not None):
+        raise CommandError("give request ids or --batch", EX_USAGE)
+
+    async def work() -> None:
+        async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:
+            done = await client.cancel(*(ids or ()), batch=batch)
+        print(f"{done.cancelled} cancelled, {done.aborting} being aborted")
+        if done.not_cancelled:
+            raise CommandError(f"unknown or ended already: {', '.join(done.not_cancelled)}", EX_INCOMPLETE)
+
+    call(work())
+
+
+@dead.command("list")
+def dead_list(as_json: AsJson = False, queue: QueueOption = DEFAULT_QUEUE_ADDRESS) -> None:
+    """Print the dead letters, oldest first."""
+
+    async def work() -> None:
+        async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:
+            async for letter in client.dead_letters():
+                if as_json:
+                    _print_json(asdict(letter))
+                    continue
+                died = datetime.fromtimestamp(letter.died_unix_ns / 1e9, UTC).isoformat(timespec="seconds")
+                print(f"{letter.request_id}  {died}  {letter.channel}  attempts {letter.attempts}  {letter.last_error}")
+
+    call(work())
+
+
+@dead.command("requeue")
+def dead_requeue(
+    ids: Annotated[list[str] | None, typer.Argument(help="Request ids.", metavar="[ID]...")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Requeue every dead letter.")] = False,
+    queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
+) -> None:
+    """Put dead letters back to the front of their lines, with fresh attempts."""
+    if bool(ids) == everything:
+        raise CommandError("give request ids or --all", EX_USAGE)
+
+    async def work() -> None:
+        async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:
+            done = await client.requeue(*(ids or ()), all_dead=everything)
+        print(f"{done.requeued} requeued")
+        if done.not_dead:
+            raise CommandError(f"not dead letters: {', '.join(done.not_dead)}", EX_INCOMPLETE)
+
+    call(work())
+
+
+def _show_result(result: Result, as_json: bool) -> None:
+    if as_json:
+        _print_json(asdict(result))
+    else:
+        for choice in result.choices:
+            print(choice.text)
+    _check(result)
+
+
+def _check(result: Result) -> None:
+    """Raise CommandError if the request did not complete."""
+    if not result.completed:
+        why = f": {result.error.message}" if result.error else ""
+        raise CommandError(f"{result.request_id} {result.outcome.name.lower()}{why}", EX_INCOMPLETE)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, ensure_ascii=False, default=_plain), flush=True)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.name.lower()
+    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -1,0 +1,212 @@
+"""`penstock status`: channels × workers × blocks, once or live."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
+from penstock.cli.errors import EX_UNAVAILABLE, CommandError
+from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
+from penstock.errors import PenstockError
+from penstock.queue.v1.queue_pb2 import StatsResponse
+from penstock.scheduler.v1.scheduler_pb2 import StatusResponse, WorkerStatus
+
+REFRESH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What queue and scheduler said at one time; None for one that did not answer, with the reason."""
+
+    at_s: float
+    queue: StatsResponse | None
+    fleet: StatusResponse | None
+    problems: tuple[str, ...]
+
+    def ended(self) -> dict[str, int]:
+        """Return the number of ended requests per channel."""
+        return {c.channel: sum(c.ended_by_outcome) for c in self.queue.channels} if self.queue else {}
+
+    def tokens(self) -> dict[str, int]:
+        """Return the number of generated tokens of ended requests per channel."""
+        return {c.channel: c.completion_tokens for c in self.queue.channels} if self.queue else {}
+
+
+def status(
+    once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print both services' answers as one JSON object.")] = False,
+    queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
+    scheduler: SchedulerOption = DEFAULT_SCHEDULER_ADDRESS,
+) -> None:
+    """Show channels, workers and blocks, live until Ctrl-C."""
+    console = Console()
+    if as_json:
+        call(_print_json(queue, scheduler))
+    elif once or not console.is_terminal:
+        call(_print_once(console, queue, scheduler))
+    else:
+        call(_live(console, queue, scheduler))
+
+
+async def _print_json(queue: str, scheduler: str) -> None:
+    async with Client(queue, scheduler, retry_for_s=QUICK_RETRY_S) as client:
+        snapshot = await take(client)
+    _refuse_silence(snapshot)
+    print(json.dumps(as_object(snapshot), indent=2))
+
+
+async def _print_once(console: Console, queue: str, scheduler: str) -> None:
+    async with Client(queue, scheduler, retry_for_s=QUICK_RETRY_S) as client:
+        snapshot = await take(client)
+    _refuse_silence(snapshot)
+    console.print(render(snapshot, None))
+
+
+async def _live(console: Console, queue: str, scheduler: str) -> None:
+    before: Snapshot | None = None
+    async with Client(queue, scheduler, retry_for_s=0) as client:
+        with Live(console=console, auto_refresh=False, screen=True) as screen:
+            while True:
+                snapshot = await take(client)
+                screen.update(render(snapshot, before), refresh=True)
+                before = snapshot
+                await asyncio.sleep(REFRESH_S)
+
+
+async def take(client: Client) -> Snapshot:
+    """Ask both services at once."""
+    answers = await asyncio.gather(client.stats(), client.fleet(), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, PenstockError):
+            raise answer
+    queue, fleet = answers
+    return Snapshot(
+        time.monotonic(),
+        queue if isinstance(queue, StatsResponse) else None,
+        fleet if isinstance(fleet, StatusResponse) else None,
+        tuple(str(answer) for answer in answers if isinstance(answer, PenstockError)),
+    )
+
+
+def as_object(snapshot: Snapshot) -> dict[str, Any]:
+    """Return both answers as plain objects, every field present, names as in the protos; null for who is silent."""
+    return {"queue": _plain(snapshot.queue), "scheduler": _plain(snapshot.fleet)}
+
+
+def _plain(message: StatsResponse | StatusResponse | None) -> dict[str, Any] | None:
+    if message is None:
+        return None
+    plain: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return {name: _numbers(value) for name, value in plain.items()}
+
+
+def _numbers(value: Any) -> Any:
+    """Return `value` with the 64-bit numbers, which protobuf's JSON writes as texts, as numbers."""
+    if isinstance(value, dict):
+        return {name: _numbers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    if isinstance(value, str) and value.lstrip("-").isdecimal():
+        return int(value)
+    return value
+
+
+def render(now: Snapshot, before: Snapshot | None) -> RenderableType:
+    """Return the tables; rates are since `before`, or none."""
+    parts: list[RenderableType] = [Text(problem, style="red") for problem in now.problems]
+    parts += [_channels(now, before), _workers(now)]
+    if now.fleet is not None:
+        parts.append(Text(_ledger_line(now.fleet)))
+    if now.queue is not None:
+        refused = "; SUBMITS REFUSED, the disk is nearly full" if now.queue.submits_refused else ""
+        parts.append(Text(f"queue: {now.queue.results} results kept, {now.queue.dead} dead letters{refused}"))
+    return Group(*parts)
+
+
+def _channels(now: Snapshot, before: Snapshot | None) -> Table:
+    table = Table(title="channels", title_justify="left")
+    for name in ("channel", "waiting", "oldest", "leased", "reserved", "blocks held", "requests/s", "tokens/s"):
+        table.add_column(name, justify="left" if name == "channel" else "right")
+    queued = {c.channel: c for c in now.queue.channels} if now.queue else {}
+    scheduled = {c.channel: c for c in now.fleet.channels} if now.fleet else {}
+    for name in sorted({*queued, *scheduled}):
+        waits, runs = queued.get(name), scheduled.get(name)
+        table.add_row(
+            name,
+            str(waits.ready) if waits else "-",
+            f"{waits.oldest_ready_age_ns / 1e9:.1f} s" if waits and waits.ready else "-",
+            str(waits.leased) if waits else "-",
+            str(runs.running) if runs else "-",
+            str(runs.held_blocks) if runs else "-",
+            _rate(name, now, before, "ended"),
+            _rate(name, now, before, "tokens"),
+        )
+    return table
+
+
+def _rate(channel: str, now: Snapshot, before: Snapshot | None, what: str) -> str:
+    if before is None or now.queue is None or before.queue is None:
+        return "-"
+    grown = getattr(now, what)().get(channel, 0) - getattr(before, what)().get(channel, 0)
+    return f"{max(grown, 0) / max(now.at_s - before.at_s, 1e-3):.1f}"
+
+
+def _workers(now: Snapshot) -> Table:
+    table = Table(title="workers", title_justify="left")
+    workers = now.fleet.workers if now.fleet else []
+    channels = sorted({channel for worker in workers for channel in worker.held_blocks})
+    for name in ("worker", "model", "state"):
+        table.add_column(name)
+    held = [f"held {channel}" for channel in channels]
+    for name in ("blocks", "free", *held, "drift", "running", "waiting", "KV used", "step", "preempted"):
+        table.add_column(name, justify="right")
+    for worker in workers:
+        engine = worker.engine
+        table.add_row(
+            worker.worker_id,
+            worker.model,
+            _worker_state(worker),
+            str(worker.capacity_blocks),
+            str(worker.free_blocks),
+            *(str(worker.held_blocks.get(channel, 0)) for channel in channels),
+            str(worker.drift_blocks),
+            str(engine.running),
+            str(engine.waiting),
+            f"{engine.kv_cache_usage:.0%}",
+            f"{engine.step_ns / 1e6:.1f} ms",
+            str(engine.preemptions),
+        )
+    return table
+
+
+def _worker_state(worker: WorkerStatus) -> str:
+    if not worker.connected:
+        return "gone"
+    return "draining" if worker.draining else "up"
+
+
+def _ledger_line(fleet: StatusResponse) -> str:
+    queue = "connected" if fleet.queue_connected else "NOT connected"
+    return (
+        f"policy {fleet.policy}, queue {queue}; {fleet.grants} grants; refunds: {fleet.tokenizer_refund_blocks} blocks"
+        f" at {fleet.tokenizer_refunds} tokenizer ACKs, {fleet.completion_refund_blocks} at {fleet.completion_refunds}"
+        f" completion ACKs; audit violations {fleet.audit_violations}"
+    )
+
+
+def _refuse_silence(snapshot: Snapshot) -> None:
+    if snapshot.queue is None and snapshot.fleet is None:
+        raise CommandError(f"{'; '.join(snapshot.problems)}; start the services with `penstock up`", EX_UNAVAILABLE)
