@@ -41,7 +41,7 @@ def reserve_stdout() -> TextIO:
 def _simulated(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
     from services.worker.simulated_engine import ByteRenderer, SimulatedEngine, simulated_settings
 
-    name, *aliases = settings.names() if settings.model else ("simulated",)
+    name, *aliases = settings.names()
     size = simulated_settings(name, tuple(aliases), engine_arguments)
     processes = [
         TokenizerProcess.fork(lambda: ByteRenderer(size.max_model_len)) for _ in range(settings.tokenizer_processes)

@@ -54,7 +54,7 @@ class WorkerSettings(ServiceSettings):
 
     def names(self) -> tuple[str, ...]:
         """Return the names the model answers to, the reported one first."""
-        return tuple(self.served_model_name) or (self.model,)
+        return tuple(self.served_model_name) or (self.model or self.engine,)
 
 
 class Arguments(NamedTuple):
