@@ -8,7 +8,7 @@ from services.queue.core import records
 from services.queue.core.effects import Write
 from services.queue.core.entry import Entry, Recovered
 from services.queue.core.lifecycle import State
-from services.queue.store import Row, Store, StoreUnusable
+from services.queue.store import Row, Store, StoreUnusableError
 
 PAGE_ROWS = 4096
 """Rows read at once: a few MiB, and few enough calls."""
@@ -26,11 +26,11 @@ def rows_of(store: Store, family: str) -> Iterator[Row]:
 
 
 def recover(store: Store) -> Recovered:
-    """Return every live request of `store`; raises StoreUnusable if its rows contradict each other."""
+    """Return every live request of `store`; raises StoreUnusableError if its rows contradict each other."""
     try:
         return _recover(store)
     except (ValueError, TypeError, KeyError) as error:
-        raise StoreUnusable(f"the store is damaged: {error}") from error
+        raise StoreUnusableError(f"the store is damaged: {error}") from error
 
 
 def _recover(store: Store) -> Recovered:

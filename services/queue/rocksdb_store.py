@@ -12,13 +12,13 @@ import rocksdict
 
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES, META, PAYLOADS, RESULTS, SCHEMA_KEY, SCHEMA_VERSION
-from services.queue.store import Row, StoreError, StoreUnusable
+from services.queue.store import Row, StoreError, StoreUnusableError
 
 WRITE_BUFFER_BYTES = 32 * 1024 * 1024
 """Of one family in memory: a few thousand requests between flushes, and a bound on replay at start-up."""
 
 BLOB_BYTES = 4096
-"""Payloads and results from this size on are kept in blob files, so that compaction does not copy them again and again."""
+"""Payloads and results from this size on go to blob files, so that compaction does not copy them."""
 
 MAX_WAL_BYTES = 256 * 1024 * 1024
 """Bounds the log that a start replays, which is what bounds the time of a start after a kill."""
@@ -33,7 +33,7 @@ class RocksdbStore:
     def __init__(self, path: Path) -> None:
         """Open or create the store in `path`.
 
-        Raises StoreUnusable if the directory is locked, cannot be written, or
+        Raises StoreUnusableError if the directory is locked, cannot be written, or
         has a schema this program does not know.
         """
         self._path = path
@@ -42,11 +42,11 @@ class RocksdbStore:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreUnusable(f"data directory {path}: {error.strerror}") from None
+            raise StoreUnusableError(f"data directory {path}: {error.strerror}") from None
         self._open()
         try:
             self._check_schema()
-        except StoreUnusable:
+        except StoreUnusableError:
             self.close()
             raise
 
@@ -57,7 +57,7 @@ class RocksdbStore:
             self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
         except Exception as error:  # rocksdict raises plain Exception for every failure
-            raise StoreUnusable(_open_reason(self._path, str(error))) from None
+            raise StoreUnusableError(_open_reason(self._path, str(error))) from None
 
     def _check_schema(self) -> None:
         found = self.get(META, SCHEMA_KEY)
@@ -65,7 +65,7 @@ class RocksdbStore:
             self.write([Write(META, SCHEMA_KEY, str(SCHEMA_VERSION).encode())])
             return
         if not found.isdigit() or int(found) != SCHEMA_VERSION:
-            raise StoreUnusable(
+            raise StoreUnusableError(
                 f"data directory {self._path} has schema version {found.decode(errors='replace')}; "
                 f"this program knows version {SCHEMA_VERSION}"
             )
@@ -123,7 +123,7 @@ class RocksdbStore:
         self.close()
         try:
             self._open()
-        except StoreUnusable as error:
+        except StoreUnusableError as error:
             raise StoreError(str(error)) from None
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ class StoreError(Exception):
     """The store cannot read or write now."""
 
 
-class StoreUnusable(Exception):
+class StoreUnusableError(Exception):
     """The data directory cannot be used at all: locked, of a newer schema, or damaged."""
 
 

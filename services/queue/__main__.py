@@ -1,0 +1,20 @@
+"""Runs the queue service: `python -m services.queue [--flags]`."""
+
+import asyncio
+
+from services.config import load_settings
+from services.queue.service import serve
+from services.queue.settings import QueueSettings
+from services.telemetry import start_logging, start_metrics
+
+
+def main() -> None:
+    """Read the settings and serve until SIGTERM."""
+    settings = load_settings(QueueSettings, "penstock queue")
+    start_logging(settings.log_level)
+    start_metrics(settings.metrics_listen)
+    asyncio.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

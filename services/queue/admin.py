@@ -1,0 +1,225 @@
+"""Get, Cancel, Delete, Stats and the dead letters, and the sweep of results that are too old."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import grpc
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from services.clock import Clock
+from services.queue import wire
+from services.queue.committer import Committer, Lookup, RefusedError
+from services.queue.core import records
+from services.queue.core.effects import Cancelled, Deleted, Inspected, QueueView, Requeued
+from services.queue.core.entry import parse_request_id, request_id_of
+from services.queue.core.lifecycle import State
+from services.queue.core.messages import Cancel, Delete, EndedRow, Inspect, InspectQueue, RequeueDead
+from services.queue.metrics import QueueMetrics, age_ns
+from services.queue.reader import Reader
+from services.queue.speaker import Speaker
+from services.queue.store import Store
+from services.queue.validate import check_name
+from services.rpc.strict import BadInputError
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+PAGE_DEFAULT = 100
+PAGE_MOST = 1000
+"""Dead letters in one response; a page stays well below one frame."""
+
+DELETE_PAGE = 1000
+"""Results deleted in one commit, so that a large delete does not hold up everybody else's."""
+
+MAX_IDS = 10_000
+"""Names in one call; a frame of 16 MiB could hold half a million, and all would be in one commit."""
+
+
+class Admin:
+    """Calls about requests that are in the queue already."""
+
+    def __init__(
+        self, committer: Committer, reader: Reader, speaker: Speaker, metrics: QueueMetrics, clock: Clock, store_id: str
+    ) -> None:
+        """Ask `committer` for what changes, and read results with `reader`."""
+        self._committer = committer
+        self._reader = reader
+        self._speaker = speaker
+        self._metrics = metrics
+        self._clock = clock
+        self._store_id = store_id
+
+    async def get(self, request: queue_pb2.GetRequest, context: Context) -> queue_pb2.GetResponse:
+        """Return where one request is; NOT_FOUND if it is unknown."""
+        request_id = await self._named(request, context)
+        found: Inspected = await self._ask(context, lambda ticket: Inspect(ticket, (request_id,)))
+        view = found.views[0]
+        response = wire.get_response(view) if view is not None else None
+        if view is None or view.state is State.DEAD:
+            row = await self._reader.result(parse_request_id(self._store_id, request_id))
+            if row is not None:
+                response = response or _ended(row.result)
+                response.result.CopyFrom(row.result)
+        if response is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"request_id: {request_id!r} is unknown")
+        return response
+
+    async def _named(self, request: queue_pb2.GetRequest, context: Context) -> str:
+        kind = request.WhichOneof("key")
+        if kind is None:
+            raise BadInputError("key: exactly one of request_id and idempotency_key must be set")
+        if kind == "request_id":
+            return request.request_id
+        key = request.idempotency_key
+        if not key.key:
+            raise BadInputError("idempotency_key.key: must not be empty")
+        check_name("idempotency_key.key", key.key)
+        check_name("idempotency_key.tenant", key.tenant)
+        seq = await self._reader.known(key.tenant, key.key)
+        if seq is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"idempotency_key: {key.key!r} is unknown")
+        return request_id_of(self._store_id, seq)
+
+    async def cancel(self, request: queue_pb2.CancelRequest, context: Context) -> queue_pb2.CancelResponse:
+        """Cancel by name, or what lives of a batch."""
+        ids = subject_ids(request)
+        check_name("batch", request.batch)
+        done: Cancelled = await self._ask(context, lambda ticket: Cancel(ticket, ids, request.batch))
+        return queue_pb2.CancelResponse(
+            cancelled=done.cancelled, aborting=done.aborting, not_cancelled=done.not_cancelled
+        )
+
+    async def delete(self, request: queue_pb2.DeleteRequest, context: Context) -> queue_pb2.DeleteResponse:
+        """Delete results by name, or every result of a batch."""
+        ids = subject_ids(request)
+        check_name("batch", request.batch)
+        if ids is not None:
+            seqs = [parse_request_id(self._store_id, request_id) for request_id in dict.fromkeys(ids)]
+            known = [seq for seq in seqs if seq >= 0]
+            return queue_pb2.DeleteResponse(deleted=await self._delete(context, known))
+        deleted = 0
+        cursor = 0
+        while page := await self._reader.log(request.batch, cursor, DELETE_PAGE):
+            cursor = page[-1].completion_seq
+            deleted += await self._delete(context, [row.seq for row in page])
+        return queue_pb2.DeleteResponse(deleted=deleted)
+
+    async def _delete(self, context: Context, seqs: Sequence[int]) -> int:
+        if not seqs:
+            return 0
+        done: Deleted = await self._ask(context, lambda ticket: _delete_item(ticket, seqs))
+        return done.deleted
+
+    async def sweep(self, ttl_ns: int) -> int:
+        """Delete one page of results older than `ttl_ns`; return how many were deleted."""
+        old = await self._reader.older_than(self._clock.now_ns() - ttl_ns, DELETE_PAGE)
+        if not old:
+            return 0
+        done: Deleted = await self._committer.ask(lambda ticket: _delete_item(ticket, old))
+        self._metrics.expired_results.inc(done.deleted)
+        return done.deleted
+
+    async def stats(self, context: Context) -> queue_pb2.StatsResponse:
+        """Return counts per channel and of the store."""
+        view: QueueView = await self._ask(context, InspectQueue)
+        now_ns = self._clock.now_ns()
+        self._committer.check_disk()
+        response = queue_pb2.StatsResponse(
+            dead=view.dead,
+            results=view.results,
+            disk_free_bytes=self._committer.disk_free_bytes,
+            store_id=self._store_id,
+            workers=view.workers,
+            scheduler_connected=view.scheduler_connected,
+            submits_refused=self._committer.submits_refused,
+        )
+        for line in view.lines:
+            tally = self._speaker.tallies[line.channel]
+            response.channels.add(
+                channel=line.channel,
+                ready=line.ready,
+                leased=line.leased,
+                oldest_ready_age_ns=age_ns(line.oldest_submitted_ns, now_ns),
+                accepted=tally.accepted,
+                ended_by_outcome=tally.ended,
+                completion_tokens=tally.completion_tokens,
+                prompt_tokens=tally.prompt_tokens,
+            )
+        return response
+
+    async def list_dead(self, request: queue_pb2.ListDeadRequest) -> queue_pb2.ListDeadResponse:
+        """Return a page of dead letters, oldest first."""
+        token = request.page_token
+        if token and not (token.isascii() and token.isdigit() and len(token) < 20):
+            raise BadInputError(f"page_token: {token!r} is not a token of this queue")
+        if request.page_size > PAGE_MOST:
+            raise BadInputError(f"page_size: {request.page_size} is more than {PAGE_MOST}")
+        size = request.page_size or PAGE_DEFAULT
+        letters = await self._reader.dead(int(token or 0), size + 1)
+        response = queue_pb2.ListDeadResponse(letters=[letter for _, letter in letters[:size]])
+        if len(letters) > size:
+            response.next_page_token = str(letters[size - 1][0])
+        return response
+
+    async def requeue_dead(
+        self, request: queue_pb2.RequeueDeadRequest, context: Context
+    ) -> queue_pb2.RequeueDeadResponse:
+        """Revive dead letters."""
+        kind = request.WhichOneof("subject")
+        if kind is None:
+            raise BadInputError("subject: exactly one of request_ids and all must be set")
+        if kind == "all" and not request.all:
+            raise BadInputError("all: must be true if it is set")
+        ids = None if kind == "all" else ids_of(request.request_ids)
+        done: Requeued = await self._ask(context, lambda ticket: RequeueDead(ticket, ids))
+        return queue_pb2.RequeueDeadResponse(requeued=done.requeued, not_dead=done.not_dead)
+
+    async def _ask(self, context: Context, make: Any) -> Any:
+        try:
+            return await self._committer.ask(make)
+        except RefusedError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+
+def _ended(result: request_pb2.Result) -> queue_pb2.GetResponse:
+    return queue_pb2.GetResponse(
+        request_id=result.request_id,
+        state=queue_pb2.REQUEST_STATE_DONE,
+        attempts=result.attempts,
+        worker_id=result.worker_id,
+        channel=result.channel,
+    )
+
+
+def ids_of(request_ids: queue_pb2.RequestIds) -> tuple[str, ...]:
+    """Return the names; raises BadInputError if there are none or too many."""
+    if not request_ids.ids:
+        raise BadInputError("request_ids.ids: at least one is needed")
+    if len(request_ids.ids) > MAX_IDS:
+        raise BadInputError(f"request_ids.ids: {len(request_ids.ids)} given; at most {MAX_IDS} are allowed")
+    return tuple(request_ids.ids)
+
+
+def subject_ids(request: queue_pb2.CancelRequest | queue_pb2.DeleteRequest) -> tuple[str, ...] | None:
+    """Return the names in a request, or None if it is about a batch."""
+    kind = request.WhichOneof("subject")
+    if kind is None:
+        raise BadInputError("subject: exactly one of request_ids and batch must be set")
+    return ids_of(request.request_ids) if kind == "request_ids" else None
+
+
+def _delete_item(ticket: int, seqs: Sequence[int]) -> Lookup:
+    """Return a delete that reads, right before it is stepped, what there is to delete."""
+
+    def read(store: Store) -> Delete:
+        rows = store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs])
+        found = []
+        for seq, row in zip(seqs, rows, strict=True):
+            if row is not None:
+                head, _ = records.decode_result(row)
+                found.append(EndedRow(seq, *head))
+        return Delete(ticket, tuple(found))
+
+    return Lookup(ticket, read)

@@ -1,0 +1,339 @@
+"""The one loop that owns the machine: durable before visible, many requests to a sync.
+
+A wake-up takes everything that is ready, steps the machine through it, writes
+all that follows in one synced batch, and only then releases the effects. What
+arrives meanwhile gathers for the next batch: the slower the disk, the larger the
+batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from services.clock import Clock
+from services.queue import wire
+from services.queue.core import records
+from services.queue.core.effects import (
+    Cancelled,
+    Deleted,
+    Deliver,
+    Effect,
+    Inspected,
+    PutResult,
+    QueueView,
+    Requeued,
+    Submitted,
+    Write,
+)
+from services.queue.core.machine import Machine
+from services.queue.core.messages import (
+    BacklogClosed,
+    Inspect,
+    InspectQueue,
+    Message,
+    Submit,
+    Tick,
+    WatchTokens,
+    WorkerClosed,
+)
+from services.queue.store import Store, StoreError, StoreUnusableError
+
+log = logging.getLogger(__name__)
+
+MAX_INBOX = 8192
+"""Messages that wait for the loop before streams are read no further: about a second of work."""
+
+DISK_CHECK_NS = 200_000_000
+"""Least time between looks at the free disk space: no disk writes the watermark's margin in less."""
+
+HEAL_PAUSE_NS = 1_000_000_000
+"""Between attempts to write again after the store failed."""
+
+ANSWERS = (Submitted, Cancelled, Deleted, Requeued, Inspected, QueueView)
+READ_ONLY = (Inspect, InspectQueue, WatchTokens, WorkerClosed, BacklogClosed)
+"""Messages that are served while the store cannot write."""
+
+T = TypeVar("T")
+
+
+class Lookup(NamedTuple):
+    """A message that needs the store first; `read` runs off the loop."""
+
+    ticket: int
+    read: Callable[[Store], Message]
+
+
+Item: TypeAlias = Message | Lookup
+
+
+class RefusedError(Exception):
+    """The queue cannot write now. `disk_full` tells a full disk from a failing one."""
+
+    def __init__(self, text: str, disk_full: bool) -> None:
+        """Refuse with `text`, for the client."""
+        super().__init__(text)
+        self.disk_full = disk_full
+
+
+class Released(NamedTuple):
+    """What one durable batch lets out."""
+
+    effects: list[Effect]
+    payloads: dict[int, bytes]
+    """Encoded requests of the deliveries, by seq."""
+    progress: dict[str, tuple[int, int]]
+
+
+class Outlet(Protocol):
+    """Where effects go once they are durable."""
+
+    def release(self, released: Released) -> None:
+        """Say what a durable batch says."""
+
+    def reset(self, machine: Machine) -> None:
+        """Start over with a rebuilt machine: end the peers' streams so that they come back."""
+
+    def observe_commit(self, messages: int, seconds: float) -> None:
+        """Note the size and time of one synced batch."""
+
+
+class Committer:
+    """Owner of the machine. `post` and `ask` are called from the loop's own thread only."""
+
+    def __init__(
+        self,
+        store: Store,
+        build: Callable[[], Machine],
+        clock: Clock,
+        outlet: Outlet,
+        disk_free_min_bytes: int,
+    ) -> None:
+        """Own the machine that `build` makes from what the store holds."""
+        self._store = store
+        self._build = build
+        self._clock = clock
+        self._outlet = outlet
+        self._disk_free_min_bytes = disk_free_min_bytes
+        self.machine = build()
+        self.broken = ""
+        """Why the store cannot write; empty if it can."""
+        self.disk_free_bytes = 0
+        self._disk_checked_ns = 0
+        self._heal_at_ns = 0
+        self._inbox: list[Item] = []
+        self._ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._stopping = False
+        self._tickets = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._disk = ThreadPoolExecutor(1, "commit")
+        """One thread: writes are in order, and lookups see all of them."""
+
+    # ---- what servicers call ----
+
+    def post(self, item: Item) -> None:
+        """Have `item` handled in the next batch."""
+        self._inbox.append(item)
+        if len(self._inbox) >= MAX_INBOX:
+            self._room.clear()
+        self._ready.set()
+
+    async def room(self) -> None:
+        """Wait until the inbox has room; readers of streams call this before each frame."""
+        await self._room.wait()
+
+    async def ask(self, make: Callable[[int], Item]) -> Any:
+        """Post the item that `make` builds for a ticket, and return its durable answer.
+
+        Raises RefusedError if the queue cannot write now.
+        """
+        return await self.promise(make)
+
+    def promise(self, make: Callable[[int], Item]) -> asyncio.Future[Any]:
+        """Post the item that `make` builds for a ticket; the future gets its durable answer, or RefusedError."""
+        ticket = next(self._tickets)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers[ticket] = answer
+        self.post(make(ticket))
+        return answer
+
+    @property
+    def submits_refused(self) -> bool:
+        """Whether submits are refused for now."""
+        return bool(self._refusal())
+
+    def check_disk(self) -> None:
+        """Look at the free disk space, unless that was done a moment ago."""
+        now_ns = self._clock.now_ns()
+        if now_ns - self._disk_checked_ns < DISK_CHECK_NS:
+            return
+        self._disk_checked_ns = now_ns
+        try:
+            self.disk_free_bytes = self._store.disk_free_bytes()
+        except StoreError as error:
+            log.error("cannot tell the free disk space: %s", error)
+            self.disk_free_bytes = 0
+
+    # ---- the loop ----
+
+    async def run(self) -> None:
+        """Handle batches until `stop`; then handle what is left and return."""
+        while not (self._stopping and not self._inbox):
+            await self._ready.wait()
+            self._ready.clear()
+            items, self._inbox = self._inbox, []
+            self._room.set()
+            if items:
+                await self._handle(items)
+        self._disk.shutdown()
+
+    def stop(self) -> None:
+        """Let `run` end after what has been posted."""
+        self._stopping = True
+        self._ready.set()
+
+    async def _handle(self, items: Sequence[Item]) -> None:
+        try:
+            messages = await self._look_up(items)
+        except StoreError as error:
+            self._refuse(items, RefusedError(f"the store cannot be read: {error}", False))
+            return
+        if self.broken:
+            await self._heal(messages)
+            messages = self._readable(messages)
+        messages = self._admit(messages)
+        try:
+            await self._commit(messages)
+        except StoreError as error:
+            await self._fail(messages, error)
+
+    async def _look_up(self, items: Sequence[Item]) -> Sequence[Message]:
+        if not any(isinstance(item, Lookup) for item in items):
+            return items  # type: ignore[return-value]  # no Lookup among them
+        return await self._off_loop(
+            lambda: [item.read(self._store) if isinstance(item, Lookup) else item for item in items]
+        )
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    def _admit(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Refuse the submits among `messages` if the disk is too full."""
+        if not any(isinstance(message, Submit) for message in messages):
+            return messages
+        self.check_disk()
+        refusal = self._refusal()
+        if not refusal:
+            return messages
+        self._refuse([m for m in messages if isinstance(m, Submit)], RefusedError(refusal, not self.broken))
+        return [m for m in messages if not isinstance(m, Submit)]
+
+    def _refusal(self) -> str:
+        if self.broken:
+            return self.broken
+        if self.disk_free_bytes < self._disk_free_min_bytes and self._disk_checked_ns:
+            return (
+                f"the queue's disk has {self.disk_free_bytes} bytes free, less than the watermark of "
+                f"{self._disk_free_min_bytes}; submits are refused until there is room"
+            )
+        return ""
+
+    async def _commit(self, messages: Sequence[Message]) -> None:
+        now_ns = self._clock.now_ns()
+        writes: list[Write] = []
+        effects: list[Effect] = []
+        for message in messages:
+            for effect in self.machine.step(message, now_ns):
+                if isinstance(effect, Write):
+                    writes.append(effect)
+                else:
+                    effects.append(effect)
+        sealed = self.machine.seal()
+        results = [effect for effect in effects if isinstance(effect, PutResult)]
+        wanted = [effect.seq for effect in effects if isinstance(effect, Deliver)]
+        payloads: dict[int, bytes] = {}
+        if writes:
+            writes.append(sealed.counters)
+            payloads = await self._off_loop(lambda: self._write(writes, results, wanted))
+            seconds = (self._clock.now_ns() - now_ns) / 1e9
+            self._outlet.observe_commit(len(messages), seconds)
+        self._release(Released(effects, payloads, sealed.progress))
+
+    def _write(self, writes: list[Write], results: list[PutResult], wanted: list[int]) -> dict[int, bytes]:
+        writes.extend(wire.result_write(result) for result in results)
+        self._store.write(writes)
+        keys = [records.seq_key(seq) for seq in wanted]
+        rows = self._store.get_many(records.PAYLOADS, keys)
+        return {seq: row for seq, row in zip(wanted, rows, strict=True) if row is not None}
+
+    def _release(self, released: Released) -> None:
+        for effect in released.effects:
+            if isinstance(effect, ANSWERS):
+                answer = self._answers.pop(effect.ticket, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(effect)
+        self._outlet.release(released)
+
+    # ---- when the store fails ----
+
+    async def _fail(self, messages: Sequence[Message], error: StoreError) -> None:
+        """Forget the batch: what the disk holds is the truth, so the machine is built from it anew."""
+        log.error("the store cannot write, refusing all changes: %s", error)
+        self.broken = f"the queue's store cannot write: {error}"
+        self._heal_at_ns = self._clock.now_ns() + HEAL_PAUSE_NS
+        self._refuse(messages, RefusedError(self.broken, False))
+        await self._rebuild()
+
+    async def _heal(self, messages: Sequence[Message]) -> None:
+        now_ns = self._clock.now_ns()
+        if now_ns < self._heal_at_ns or not any(isinstance(message, Tick) for message in messages):
+            return
+        self._heal_at_ns = now_ns + HEAL_PAUSE_NS
+        try:
+            await self._off_loop(self._probe)
+        except StoreError as error:
+            self.broken = f"the queue's store cannot write: {error}"
+            return
+        if await self._rebuild():
+            self.broken = ""
+            log.warning("the store writes again")
+
+    def _probe(self) -> None:
+        """Write something harmless; if that fails although the disk has room, open the store again and retry."""
+        probe = [Write(records.META, b"probe", b"")]
+        try:
+            self._store.write(probe)
+        except StoreError:
+            if self._store.disk_free_bytes() < self._disk_free_min_bytes:
+                raise
+            self._store.reopen()
+            self._store.write(probe)
+
+    async def _rebuild(self) -> bool:
+        try:
+            self.machine = await self._off_loop(self._build)
+        except (StoreError, StoreUnusableError) as error:
+            log.error("the store cannot be read either: %s", error)
+            return False
+        self._outlet.reset(self.machine)
+        return True
+
+    def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """While the store cannot write, keep only what changes nothing in it."""
+        if not self.broken:
+            return messages
+        refused = [message for message in messages if not isinstance(message, READ_ONLY)]
+        self._refuse(refused, RefusedError(self.broken, False))
+        return [message for message in messages if isinstance(message, READ_ONLY)]
+
+    def _refuse(self, items: Sequence[Item], error: RefusedError) -> None:
+        for item in items:
+            answer = self._answers.pop(getattr(item, "ticket", 0), None)
+            if answer is not None and not answer.done():
+                answer.set_exception(error)

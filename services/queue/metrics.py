@@ -1,0 +1,95 @@
+"""Prometheus metrics of the queue service."""
+
+from __future__ import annotations
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from services.queue.core.effects import QueueView
+from services.telemetry import LATENCY_BUCKETS_S
+
+BATCH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+"""Edges in messages: from a lone request to a full inbox."""
+
+SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+"""Edges in seconds: from a fast SSD to a disk that stalls."""
+
+
+class QueueMetrics:
+    """Every metric of the service, registered once per registry."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        """Register with `registry`."""
+        channel = ["channel"]
+        self.ready = Gauge("penstock_queue_ready_requests", "Requests waiting.", channel, registry=registry)
+        self.leased = Gauge("penstock_queue_leased_requests", "Requests leased.", channel, registry=registry)
+        self.oldest = Gauge(
+            "penstock_queue_oldest_ready_age_seconds", "Age of the oldest waiting request.", channel, registry=registry
+        )
+        self.dead = Gauge("penstock_queue_dead_requests", "Dead letters.", registry=registry)
+        self.results = Gauge("penstock_queue_results_kept", "Results kept.", registry=registry)
+        self.workers = Gauge("penstock_queue_workers_connected", "Open Work streams.", registry=registry)
+        self.scheduler = Gauge(
+            "penstock_queue_scheduler_connected", "1 if a Backlog stream is open, else 0.", registry=registry
+        )
+        self.watchers = Gauge("penstock_queue_watchers_open", "Open Watch streams.", registry=registry)
+        self.disk_free = Gauge("penstock_queue_disk_free_bytes", "Free bytes of the store's disk.", registry=registry)
+        self.accepted = Counter("penstock_queue_accepted_total", "Requests accepted.", channel, registry=registry)
+        self.duplicates = Counter("penstock_queue_duplicates_total", "Submits with a known key.", registry=registry)
+        self.refused_submits = Counter(
+            "penstock_queue_refused_submits_total", "Submits refused, by cause.", ["cause"], registry=registry
+        )
+        self.ended = Counter("penstock_queue_ended_total", "Requests ended.", ["channel", "outcome"], registry=registry)
+        self.requeues = Counter(
+            "penstock_queue_requeues_total", "Requests put back in line.", ["channel", "cause"], registry=registry
+        )
+        self.stale = Counter(
+            "penstock_queue_stale_completions_total", "Completions under a lost lease, dropped.", registry=registry
+        )
+        self.refused_claims = Counter(
+            "penstock_queue_refused_claims_total", "Claims refused, by reason.", ["reason"], registry=registry
+        )
+        self.deltas = Counter(
+            "penstock_queue_token_deltas_total", "Token deltas passed on to watchers.", registry=registry
+        )
+        self.dropped_deltas = Counter(
+            "penstock_queue_dropped_token_deltas_total",
+            "Token deltas nobody watches or of an attempt that is over.",
+            registry=registry,
+        )
+        self.expired_results = Counter(
+            "penstock_queue_expired_results_total", "Results deleted because they were too old.", registry=registry
+        )
+        self.store_failures = Counter(
+            "penstock_queue_store_failures_total", "Commits the store could not write.", registry=registry
+        )
+        self.commit_messages = Histogram(
+            "penstock_queue_commit_messages", "Messages per commit.", buckets=BATCH_BUCKETS, registry=registry
+        )
+        self.commit_seconds = Histogram(
+            "penstock_queue_commit_seconds", "Time of one synced commit.", buckets=SYNC_BUCKETS_S, registry=registry
+        )
+        self.e2e_seconds = Histogram(
+            "penstock_queue_e2e_seconds",
+            "Time from submitted to completed.",
+            channel,
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+
+    def show(self, view: QueueView, now_ns: int, watchers: int, disk_free_bytes: int) -> None:
+        """Set the gauges."""
+        for line in view.lines:
+            self.ready.labels(line.channel).set(line.ready)
+            self.leased.labels(line.channel).set(line.leased)
+            self.oldest.labels(line.channel).set(age_ns(line.oldest_submitted_ns, now_ns) / 1e9)
+        self.dead.set(view.dead)
+        self.results.set(view.results)
+        self.workers.set(view.workers)
+        self.scheduler.set(view.scheduler_connected)
+        self.watchers.set(watchers)
+        self.disk_free.set(disk_free_bytes)
+
+
+def age_ns(since_ns: int, now_ns: int) -> int:
+    """Return the time since `since_ns`, or 0 if that is 0."""
+    return max(0, now_ns - since_ns) if since_ns else 0

@@ -1,0 +1,124 @@
+"""Reads of the store that change nothing, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from penstock.queue.v1 import queue_pb2
+from services.queue import wire
+from services.queue.core import records
+from services.queue.core.entry import Entry, request_id_of
+from services.queue.store import Store
+
+READ_THREADS = 2
+"""Reads at once: enough that one slow page does not hold up the rest."""
+
+T = TypeVar("T")
+
+
+class LogRow(NamedTuple):
+    """One entry of a batch's completion log."""
+
+    completion_seq: int
+    seq: int
+
+
+class Reader:
+    """Reads for Watch, Get and the dead letters. Every method raises StoreError if the store fails."""
+
+    def __init__(self, store: Store, store_id: str) -> None:
+        """Read from `store`."""
+        self._store = store
+        self._store_id = store_id
+        self._threads = ThreadPoolExecutor(READ_THREADS, "read")
+
+    def close(self) -> None:
+        """Wait for reads to end."""
+        self._threads.shutdown()
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def result(self, seq: int) -> queue_pb2.WatchResult | None:
+        """Return the result of one request, or None."""
+        found = await self.results([seq])
+        return found[0] if found else None
+
+    async def results(self, seqs: Sequence[int]) -> list[queue_pb2.WatchResult]:
+        """Return the results there are of these requests, in order of completion."""
+        return await self._off_loop(lambda: self._results(seqs))
+
+    def _results(self, seqs: Sequence[int]) -> list[queue_pb2.WatchResult]:
+        rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs if seq >= 0])
+        found = [wire.read_result(row) for row in rows if row is not None]
+        return sorted(found, key=lambda result: result.cursor)
+
+    async def page(self, batch: str, cursor: int, limit: int) -> tuple[list[queue_pb2.WatchResult], int]:
+        """Return results of a batch after `cursor`, and the cursor after the log entries that were read.
+
+        At most `limit` log entries are read; results deleted meanwhile are left out.
+        """
+
+        def read() -> tuple[list[queue_pb2.WatchResult], int]:
+            log = self._log(batch, cursor, limit)
+            after = log[-1].completion_seq if log else cursor
+            return [r for r in self._results([row.seq for row in log]) if cursor < r.cursor <= after], after
+
+        return await self._off_loop(read)
+
+    async def log(self, batch: str, cursor: int, limit: int) -> list[LogRow]:
+        """Return at most `limit` entries of a batch's completion log after `cursor`."""
+        return await self._off_loop(lambda: self._log(batch, cursor, limit))
+
+    def _log(self, batch: str, cursor: int, limit: int) -> list[LogRow]:
+        if cursor >= LAST:
+            return []
+        start = records.completion_key(batch, cursor + 1)
+        end = records.completion_key(batch, LAST)
+        rows = self._store.scan(records.COMPLETIONS, start, end, limit)
+        return [LogRow(records.completion_seq_of(key), records.seq_of(value)) for key, value in rows]
+
+    async def older_than(self, before_ns: int, limit: int) -> list[int]:
+        """Return at most `limit` requests whose results are older than `before_ns`, oldest first."""
+        if before_ns <= 0:
+            return []
+        end = records.expiry_key(before_ns, 0)
+        rows = await self._off_loop(lambda: self._store.scan(records.EXPIRY, b"", end, limit))
+        return [records.expiry_of(key)[1] for key, _ in rows]
+
+    async def known(self, tenant: str, key: str) -> int | None:
+        """Return the request that was submitted with this idempotency key, or None."""
+        row = await self._off_loop(lambda: self._store.get(records.IDEMPOTENCY, records.idempotency_key(tenant, key)))
+        return records.seq_of(row) if row is not None else None
+
+    async def dead(self, after: int, limit: int) -> list[tuple[int, queue_pb2.DeadLetter]]:
+        """Return at most `limit` dead letters that died after position `after`, each with its position."""
+        return await self._off_loop(lambda: self._dead(after, limit))
+
+    def _dead(self, after: int, limit: int) -> list[tuple[int, queue_pb2.DeadLetter]]:
+        rows = self._store.scan(records.DEAD, records.seq_key(min(after, LAST - 1) + 1), b"", limit)
+        seqs = [records.dead_seq(row) for _, row in rows]
+        metas = self._store.get_many(records.REQUESTS, [records.seq_key(seq) for seq in seqs])
+        letters = []
+        for (key, row), seq, meta_row in zip(rows, seqs, metas, strict=True):
+            if meta_row is None:
+                continue  # requeued between the two reads
+            entry = Entry(seq, records.decode_meta(meta_row))
+            records.restore_dead(entry, row)
+            letter = queue_pb2.DeadLetter(
+                request_id=request_id_of(self._store_id, seq),
+                channel=entry.meta.channel,
+                batch=entry.meta.batch,
+                attempts=entry.attempts,
+                last_error=entry.last_error,
+                died_unix_ns=entry.died_ns,
+            )
+            letters.append((records.completion_seq_of(key), letter))
+        return letters
+
+
+LAST = (1 << 64) - 1
+"""Largest completion_seq a key can hold."""

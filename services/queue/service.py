@@ -1,0 +1,158 @@
+"""The queue service put together: store, machine, committer, servicer, and their lives from start to SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+from collections.abc import Callable
+
+from penstock.queue.v1 import queue_pb2
+from services.clock import SystemClock
+from services.queue.admin import Admin
+from services.queue.committer import Committer, RefusedError
+from services.queue.core.machine import Machine
+from services.queue.core.messages import Tick
+from services.queue.core.workers import Rules
+from services.queue.metrics import QueueMetrics
+from services.queue.reader import Reader
+from services.queue.recovery import recover, store_id_of
+from services.queue.rocksdb_store import RocksdbStore
+from services.queue.servicer import Parts, QueueServicer
+from services.queue.settings import QueueSettings
+from services.queue.speaker import Greeting, Speaker
+from services.queue.store import Store, StoreError, StoreUnusableError
+from services.queue.submit import Intake
+from services.queue.watch import WatchHub
+from services.queue.watching import Watching
+from services.rpc.server import EX_UNAVAILABLE, Server, bind, stop_on_signals
+from services.rpc.strict import add_servicer
+from services.telemetry import Telemetry, start_telemetry
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.2
+"""Between looks at deadlines and leases: what a deadline may be late by."""
+
+HOUSEKEEPING_TICKS = 5
+"""Ticks between updates of gauges and sweeps of old results."""
+
+EX_SOFTWARE = 70
+"""Exit status of a service whose inside failed (sysexits.h)."""
+
+SERVICE = queue_pb2.DESCRIPTOR.services_by_name["QueueService"]
+
+
+class Service:
+    """One queue service. Make it inside the event loop that runs it."""
+
+    def __init__(self, settings: QueueSettings, store: Store, telemetry: Telemetry, metrics: QueueMetrics) -> None:
+        """Take over `store`; raises StoreError or StoreUnusableError if it cannot be read."""
+        self._settings = settings
+        self._store = store
+        self._metrics = metrics
+        self._clock = SystemClock()
+        store_id = store_id_of(store, lambda: secrets.token_hex(4))
+        channels = tuple(settings.channels)
+        lease_ns = int(settings.lease_s * 1e9)
+        rules = Rules(
+            channels, settings.max_attempts, lease_ns, int(settings.worker_grace_s * 1e9), settings.max_inflight
+        )
+        greeting = Greeting(store_id, channels, lease_ns, settings.max_inflight)
+        self._hub = WatchHub()
+        self._speaker = Speaker(self._hub, metrics, telemetry, self._clock, greeting)
+        self.committer = Committer(
+            store,
+            lambda: Machine(store_id, rules, recover(store), self._clock.now_ns()),
+            self._clock,
+            self._speaker,
+            settings.disk_free_min_bytes,
+        )
+        machine = self.committer.machine
+        self._hub.reset(machine.seal().progress)
+        self._warn_of_lost_channels(machine)
+        self._reader = Reader(store, store_id)
+        watching = Watching(self.committer, self._reader, self._hub, store_id)
+        self._speaker.on_reset = watching.renew_interests
+        self._admin = Admin(self.committer, self._reader, self._speaker, metrics, self._clock, store_id)
+        intake = Intake(self.committer, channels, settings.default_channel, self._clock, telemetry, metrics)
+        parts = Parts(self.committer, self._speaker, self._hub, intake, self._admin, watching, metrics, greeting)
+        self.servicer = QueueServicer(parts)
+
+    def _warn_of_lost_channels(self, machine: Machine) -> None:
+        for line in machine.overview().lines:
+            if line.ready and line.channel not in self._settings.channels:
+                log.warning("%d requests wait in channel %r, which is not configured", line.ready, line.channel)
+
+    def bind(self) -> Server:
+        """Return the bound server; raises SystemExit(69) if the port cannot be had."""
+        add: Callable[..., None] = lambda server: add_servicer(SERVICE, self.servicer, server)  # noqa: E731
+        return bind(self._settings.listen, [SERVICE.full_name], add)
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
+        """Serve until `stop`; call `ready` with the port once requests are answered."""
+        server = self.bind()
+        loop = asyncio.create_task(self.committer.run(), name="committer")
+        clockwork = asyncio.create_task(self._tick(), name="clockwork")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        await server.start()
+        ready(server.port)
+        try:
+            # The committer and the clockwork never end by themselves; if one does, it failed.
+            await asyncio.wait({loop, clockwork, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._speaker.end_all("the queue service is stopping")
+            await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
+            for task in (clockwork, stopping):
+                task.cancel()
+            self.committer.stop()
+            await asyncio.gather(loop, clockwork, stopping, return_exceptions=True)
+            self._reader.close()
+            self._store.close()
+        for task in (loop, clockwork):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _tick(self) -> None:
+        ttl_ns = int(self._settings.result_ttl_s * 1e9)
+        ticks = 0
+        while True:
+            self.committer.post(Tick())
+            if ticks % HOUSEKEEPING_TICKS == 0:
+                self.committer.check_disk()
+                view = self.committer.machine.overview()
+                self._metrics.show(view, self._clock.now_ns(), len(self._hub), self.committer.disk_free_bytes)
+                await self._sweep(ttl_ns)
+            ticks += 1
+            await asyncio.sleep(TICK_S)
+
+    async def _sweep(self, ttl_ns: int) -> None:
+        try:
+            await self._admin.sweep(ttl_ns)
+        except (StoreError, RefusedError) as error:
+            log.warning("old results are not deleted now: %s", error)
+
+
+STREAM_GRACE_S = 2.0
+"""Unary calls in flight at SIGTERM get this long; streams are ended at once, and their peers come back."""
+
+
+async def serve(settings: QueueSettings) -> None:
+    """Run the queue service until SIGTERM. Raises SystemExit(69) if data or port cannot be had, 70 if it fails."""
+    stop = stop_on_signals()
+    telemetry = start_telemetry("queue")
+    try:
+        store = RocksdbStore(settings.data_dir)
+        service = Service(settings, store, telemetry, QueueMetrics())
+    except (StoreError, StoreUnusableError) as error:
+        print(f"penstock queue: {error}", file=sys.stderr)
+        raise SystemExit(EX_UNAVAILABLE) from None
+    host = settings.listen.rpartition(":")[0] or "0.0.0.0"
+    try:
+        await service.run(stop, lambda port: print(f"ready: queue on {host}:{port}", flush=True))
+    except Exception:
+        log.exception("the queue service failed")
+        raise SystemExit(EX_SOFTWARE) from None
+    finally:
+        telemetry.close()

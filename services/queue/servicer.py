@@ -1,0 +1,275 @@
+"""The gRPC face of the queue: each method checks its input, posts to the committer and waits for what is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import grpc
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from services.queue import wire
+from services.queue.admin import Admin
+from services.queue.committer import Committer
+from services.queue.core.messages import (
+    BacklogClosed,
+    BacklogOpened,
+    WorkerClosed,
+)
+from services.queue.metrics import QueueMetrics
+from services.queue.speaker import Greeting, Link, Speaker
+from services.queue.submit import Frame, Intake
+from services.queue.watch import WatchHub
+from services.queue.watching import Watching
+from services.rpc.limits import MAX_REQUEST_BYTES
+from services.rpc.strict import BadInputError
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+MAX_UNACKED = 20_000
+"""Requests of one Submit stream that may await their sync; a client that sends faster is read no further."""
+
+MAX_UNARY_REQUESTS = 1000
+"""As the API says; larger sets belong on a stream."""
+
+
+@dataclass
+class Parts:
+    """What the servicer works with."""
+
+    committer: Committer
+    speaker: Speaker
+    hub: WatchHub
+    intake: Intake
+    admin: Admin
+    watching: Watching
+    metrics: QueueMetrics
+    greeting: Greeting
+
+
+class QueueServicer:
+    """Implements `penstock.queue.v1.QueueService`."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Serve with `parts`."""
+        self._parts = parts
+        self._streams = itertools.count(1)
+
+    # ---- Submit ----
+
+    async def Submit(
+        self, requests: AsyncIterator[queue_pb2.SubmitRequest], _context: Context
+    ) -> AsyncIterator[queue_pb2.SubmitResponse]:
+        """Accept batches of requests, and ack them in order once they are durable."""
+        first = await anext(requests, None)
+        if first is None:
+            return
+        if first.WhichOneof("message") != "open":
+            raise BadInputError("message: the first message of a Submit stream must be `open`")
+        yield queue_pb2.SubmitResponse(
+            open=queue_pb2.SubmitOpen(
+                client_id=first.open.client_id,
+                max_request_bytes=MAX_REQUEST_BYTES,
+                store_id=self._parts.greeting.store_id,
+            )
+        )
+        frames: asyncio.Queue[Frame | None] = asyncio.Queue()
+        async with _reading(self._read_submits(requests, frames)) as reader:
+            while (frame := await frames.get()) is not None:
+                acks = await frame.acks()
+                yield queue_pb2.SubmitResponse(acks=queue_pb2.SubmitAcks(acks=acks))
+            await reader
+
+    async def _read_submits(
+        self, requests: AsyncIterator[queue_pb2.SubmitRequest], frames: asyncio.Queue[Frame | None]
+    ) -> None:
+        window = _Window(MAX_UNACKED)
+        try:
+            async for message in requests:
+                if message.WhichOneof("message") != "batch":
+                    raise BadInputError("message: every message after the first must be `batch`")
+                await self._parts.committer.room()
+                tagged = [(item.tag, item.request) for item in message.batch.requests]
+                await window.enter(len(tagged))
+                frame = self._parts.intake.take(tagged)
+                frame.on_acked(partial(window.leave, len(tagged)))
+                frames.put_nowait(frame)
+        finally:
+            frames.put_nowait(None)
+
+    async def SubmitUnary(
+        self, request: queue_pb2.SubmitUnaryRequest, context: Context
+    ) -> queue_pb2.SubmitUnaryResponse:
+        """Accept all requests of one call, or none."""
+        if len(request.requests) > MAX_UNARY_REQUESTS:
+            raise BadInputError(f"requests: {len(request.requests)} given; at most {MAX_UNARY_REQUESTS} are allowed")
+        if not request.requests:
+            raise BadInputError("requests: at least one is needed")
+        frame = self._parts.intake.take(list(enumerate(request.requests)), all_or_none=True)
+        acks = await frame.acks()
+        if acks[0].status == queue_pb2.SUBMIT_STATUS_UNAVAILABLE:
+            full = acks[0].error.code == "disk_full"
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
+            await context.abort(code, acks[0].error.message)
+        return queue_pb2.SubmitUnaryResponse(acks=acks)
+
+    # ---- reads and administration ----
+
+    def Watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[queue_pb2.WatchResponse]:
+        """Stream results after the cursor, and token deltas if asked for."""
+        return self._parts.watching.watch(request, context)
+
+    async def Get(self, request: queue_pb2.GetRequest, context: Context) -> queue_pb2.GetResponse:
+        """Return the state of one request."""
+        return await self._parts.admin.get(request, context)
+
+    async def Cancel(self, request: queue_pb2.CancelRequest, context: Context) -> queue_pb2.CancelResponse:
+        """Cancel requests."""
+        return await self._parts.admin.cancel(request, context)
+
+    async def Delete(self, request: queue_pb2.DeleteRequest, context: Context) -> queue_pb2.DeleteResponse:
+        """Delete results."""
+        return await self._parts.admin.delete(request, context)
+
+    async def Stats(self, _request: queue_pb2.StatsRequest, context: Context) -> queue_pb2.StatsResponse:
+        """Return counts."""
+        return await self._parts.admin.stats(context)
+
+    async def ListDead(self, request: queue_pb2.ListDeadRequest, _context: Context) -> queue_pb2.ListDeadResponse:
+        """Return a page of dead letters."""
+        return await self._parts.admin.list_dead(request)
+
+    async def RequeueDead(
+        self, request: queue_pb2.RequeueDeadRequest, context: Context
+    ) -> queue_pb2.RequeueDeadResponse:
+        """Put dead letters back in line."""
+        return await self._parts.admin.requeue_dead(request, context)
+
+    # ---- Backlog and Work ----
+
+    async def Backlog(
+        self, requests: AsyncIterator[queue_pb2.BacklogRequest], context: Context
+    ) -> AsyncIterator[queue_pb2.BacklogResponse]:
+        """Announce waiting requests to the scheduler."""
+        channels = self._parts.greeting.channels
+        stream = next(self._streams)
+
+        def handle(message: queue_pb2.SchedulerToQueue, first: bool) -> None:
+            if not first:
+                self._parts.committer.post(wire.scheduler_message(stream, message, channels))
+            elif message.WhichOneof("message") == "open":
+                self._parts.committer.post(BacklogOpened(stream))
+            else:
+                raise BadInputError("messages: the first message of a Backlog stream must be `open`")
+
+        async with self._link(stream, requests, handle, context) as link:
+            async for frame in link.outbox.frames():
+                yield queue_pb2.BacklogResponse(messages=frame)
+            await _end(link, context)
+
+    async def Work(
+        self, requests: AsyncIterator[queue_pb2.WorkRequest], context: Context
+    ) -> AsyncIterator[queue_pb2.WorkResponse]:
+        """Deliver claimed requests to a worker and take its completions."""
+        stream = next(self._streams)
+
+        def handle(message: queue_pb2.WorkerToQueue, first: bool) -> None:
+            kind = message.WhichOneof("message")
+            if first:
+                if kind != "open":
+                    raise BadInputError("messages: the first message of a Work stream must be `open`")
+                self._parts.committer.post(wire.worker_opened(stream, message.open))
+            elif kind == "tokens":
+                self._publish(message.tokens)
+            else:
+                self._parts.committer.post(wire.worker_message(stream, message))
+
+        async with self._link(stream, requests, handle, context, WorkerClosed(stream)) as link:
+            async for frame in link.outbox.frames():
+                yield queue_pb2.WorkResponse(messages=frame)
+            await _end(link, context)
+
+    def _publish(self, delta: request_pb2.TokenDelta) -> None:
+        entry = self._parts.committer.machine.runs(delta.request_id, delta.attempt)
+        if entry is not None and self._parts.hub.publish(entry.seq, entry.meta.batch, delta):
+            self._parts.metrics.deltas.inc()
+        else:
+            self._parts.metrics.dropped_deltas.inc()
+
+    @asynccontextmanager
+    async def _link(
+        self,
+        stream: int,
+        requests: AsyncIterator[Any],
+        handle: Callable[[Any, bool], None],
+        context: Context,
+        closed: WorkerClosed | BacklogClosed | None = None,
+    ) -> AsyncIterator[Link]:
+        """Read a stream of framed messages into `handle` while the caller writes what its link gets."""
+        committer = self._parts.committer
+        if committer.broken:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, committer.broken)
+        link = self._parts.speaker.links[stream] = Link()
+
+        async def read() -> None:
+            first = True
+            try:
+                async for frame in requests:
+                    await committer.room()
+                    for message in frame.messages:
+                        handle(message, first)
+                        first = False
+            except BadInputError as error:
+                link.end(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            finally:
+                link.outbox.close()
+
+        try:
+            async with _reading(read()):
+                yield link
+        finally:
+            del self._parts.speaker.links[stream]
+            committer.post(closed or BacklogClosed(stream))
+
+
+class _Window:
+    """Counts what is unacked and makes the reader wait while it is too much."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def enter(self, count: int) -> None:
+        await self._room.wait()
+        self._count += count
+        if self._count >= self._most:
+            self._room.clear()
+
+    def leave(self, count: int) -> None:
+        self._count -= count
+        if self._count < self._most:
+            self._room.set()
+
+
+@asynccontextmanager
+async def _reading(work: Any) -> AsyncIterator[asyncio.Task[None]]:
+    """Run the reader of a stream beside its writer; it ends with the writer at the latest."""
+    task: asyncio.Task[None] = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _end(link: Link, context: Context) -> None:
+    if link.code is not None:
+        await context.abort(link.code, link.reason)

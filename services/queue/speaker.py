@@ -1,0 +1,241 @@
+"""Says what is durable: effects become frames of Work and Backlog streams, news for watchers, metrics and spans."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import grpc
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from services.clock import Clock
+from services.queue import wire
+from services.queue.committer import Released
+from services.queue.core import effects as fx
+from services.queue.core.lifecycle import Outcome
+from services.queue.core.machine import Machine
+from services.queue.metrics import QueueMetrics
+from services.queue.watch import WatchHub
+from services.rpc.outbox import Outbox
+from services.telemetry import Telemetry
+
+
+@dataclass
+class Link:
+    """The way out of one Work or Backlog stream."""
+
+    outbox: Outbox[Any] = field(default_factory=Outbox)
+    code: grpc.StatusCode | None = None
+    """Status the stream ends with once the outbox is empty; None for OK."""
+    reason: str = ""
+
+    def end(self, code: grpc.StatusCode, reason: str) -> None:
+        """End the stream with a status."""
+        if self.code is None:
+            self.code, self.reason = code, reason
+        self.outbox.close()
+
+
+@dataclass
+class Tally:
+    """What one channel has seen since the service started."""
+
+    accepted: int = 0
+    ended: list[int] = field(default_factory=lambda: [0] * (max(Outcome) + 1))
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What the first message on a stream tells the peer."""
+
+    store_id: str
+    channels: tuple[str, ...]
+    lease_ns: int
+    max_inflight: int
+
+
+class Speaker:
+    """The queue's voice. Called by the committer, in order, after each durable batch."""
+
+    def __init__(
+        self, hub: WatchHub, metrics: QueueMetrics, telemetry: Telemetry, clock: Clock, greeting: Greeting
+    ) -> None:
+        """Speak to no one yet."""
+        self._hub = hub
+        self._metrics = metrics
+        self._telemetry = telemetry
+        self._clock = clock
+        self._greeting = greeting
+        self.links: dict[int, Link] = {}
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self.on_reset: Callable[[], None] = _nothing
+        self._payloads: dict[int, bytes] = {}
+        self._say: dict[type, Callable[[Any], None]] = {
+            fx.Submitted: self._submitted,
+            fx.Accepted: self._accepted,
+            fx.WorkOpened: self._work_opened,
+            fx.Deliver: self._deliver,
+            fx.Refused: self._refused,
+            fx.StopRun: self._stop_run,
+            fx.Recorded: self._recorded,
+            fx.TokensWatched: self._tokens_watched,
+            fx.BacklogReady: self._backlog_ready,
+            fx.Announce: self._announce,
+            fx.Gone: self._gone,
+            fx.EndStream: self._end_stream,
+            fx.Ended: self._ended,
+            fx.WentBack: self._went_back,
+            fx.StaleCompletion: self._stale,
+        }
+
+    # ---- Outlet ----
+
+    def release(self, released: Released) -> None:
+        """Say what a durable batch says."""
+        self._payloads = released.payloads
+        self._hub.update(released.progress)
+        for effect in released.effects:
+            say = self._say.get(type(effect))
+            if say is not None:
+                say(effect)
+
+    def reset(self, machine: Machine) -> None:
+        """End every Work and Backlog stream: peers come back and tell what they have."""
+        self._metrics.store_failures.inc()
+        for link in self.links.values():
+            link.end(grpc.StatusCode.UNAVAILABLE, "the queue's store failed; open the stream again")
+        self._hub.reset(machine.seal().progress)
+        self.on_reset()
+
+    def end_all(self, reason: str) -> None:
+        """End every Work and Backlog stream: the service stops."""
+        for link in self.links.values():
+            link.end(grpc.StatusCode.UNAVAILABLE, reason)
+
+    def observe_commit(self, messages: int, seconds: float) -> None:
+        """Note the size and time of one synced batch."""
+        self._metrics.commit_messages.observe(messages)
+        self._metrics.commit_seconds.observe(seconds)
+
+    # ---- clients ----
+
+    def _submitted(self, effect: fx.Submitted) -> None:
+        repeated = sum(1 for _, new in effect.acks if not new)
+        if repeated:
+            self._metrics.duplicates.inc(repeated)
+
+    def _accepted(self, effect: fx.Accepted) -> None:
+        self.tallies[effect.meta.channel].accepted += 1
+        self._metrics.accepted.labels(effect.meta.channel).inc()
+
+    def _ended(self, effect: fx.Ended) -> None:
+        channel = effect.meta.channel
+        tally = self.tallies[channel]
+        tally.ended[effect.outcome] += 1
+        choices = effect.meta.n
+        if effect.body is not None:
+            usage = cast(request_pb2.Result, effect.body).usage
+            tally.prompt_tokens += usage.prompt_tokens
+            tally.completion_tokens += usage.completion_tokens
+        self._metrics.ended.labels(channel, effect.outcome.name.lower()).inc()
+        self._metrics.e2e_seconds.labels(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
+        self._hub.ended(effect.seq, effect.meta.batch, effect.request_id, choices)
+        if self._telemetry.enabled:
+            self._telemetry.record(
+                "queue.complete",
+                effect.meta.traceparent,
+                effect.completed_ns,
+                self._clock.now_ns(),
+                {
+                    "penstock.request.id": effect.request_id,
+                    "penstock.outcome": effect.outcome.name.lower(),
+                    "penstock.attempt": effect.attempts,
+                },
+            )
+
+    def _went_back(self, effect: fx.WentBack) -> None:
+        self._metrics.requeues.labels(effect.channel, effect.cause).inc()
+
+    # ---- workers ----
+
+    def _send(self, stream: int, message: object) -> None:
+        link = self.links.get(stream)
+        if link is not None:
+            link.outbox.put(message)
+
+    def _work_opened(self, effect: fx.WorkOpened) -> None:
+        greeting = self._greeting
+        opened = queue_pb2.WorkOpened(
+            lease_ns=greeting.lease_ns, store_id=greeting.store_id, max_inflight=greeting.max_inflight
+        )
+        self._send(effect.stream, queue_pb2.QueueToWorker(open=opened))
+
+    def _deliver(self, effect: fx.Deliver) -> None:
+        payload = self._payloads.get(effect.seq)
+        if payload is None:
+            # Ended by a later message of the same batch: the worker's Complete or Renew will be told.
+            lease = effect.lease
+            self._stop_run(fx.StopRun(effect.stream, lease, fx.StopReason.LEASE_LOST))
+            return
+        self._send(effect.stream, wire.deliver(effect, payload))
+        if self._telemetry.enabled:
+            self._telemetry.record(
+                "queue.wait",
+                effect.meta.traceparent,
+                effect.submitted_ns,
+                effect.leased_ns,
+                {
+                    "penstock.request.id": effect.lease.request_id,
+                    "penstock.channel": effect.meta.channel,
+                    "penstock.attempt": effect.lease.attempt,
+                },
+            )
+
+    def _refused(self, effect: fx.Refused) -> None:
+        self._metrics.refused_claims.labels(effect.reason.name.lower()).inc()
+        reason = cast(queue_pb2.RefusedReason.ValueType, effect.reason.value)
+        refused = queue_pb2.Refused(request_id=effect.request_id, reason=reason)
+        self._send(effect.stream, queue_pb2.QueueToWorker(refused=refused))
+
+    def _stop_run(self, effect: fx.StopRun) -> None:
+        reason = cast(queue_pb2.CancelReason.ValueType, effect.reason.value)
+        cancel = queue_pb2.CancelRun(lease=wire.lease_ref(effect.lease), reason=reason)
+        self._send(effect.stream, queue_pb2.QueueToWorker(cancel=cancel))
+
+    def _recorded(self, effect: fx.Recorded) -> None:
+        recorded = queue_pb2.Recorded(lease=wire.lease_ref(effect.lease), accepted=effect.accepted)
+        self._send(effect.stream, queue_pb2.QueueToWorker(recorded=recorded))
+
+    def _tokens_watched(self, effect: fx.TokensWatched) -> None:
+        watched = queue_pb2.Watched(request_id=effect.request_id, watched=effect.watched)
+        self._send(effect.stream, queue_pb2.QueueToWorker(watched=watched))
+
+    def _stale(self, _effect: fx.StaleCompletion) -> None:
+        self._metrics.stale.inc()
+
+    # ---- the scheduler ----
+
+    def _backlog_ready(self, effect: fx.BacklogReady) -> None:
+        greeting = self._greeting
+        opened = queue_pb2.BacklogOpen(name="queue", channels=greeting.channels, store_id=greeting.store_id)
+        self._send(effect.stream, queue_pb2.QueueToScheduler(open=opened))
+
+    def _announce(self, effect: fx.Announce) -> None:
+        self._send(effect.stream, wire.announce(effect))
+
+    def _gone(self, effect: fx.Gone) -> None:
+        self._send(effect.stream, wire.gone(effect))
+
+    def _end_stream(self, effect: fx.EndStream) -> None:
+        link = self.links.get(effect.stream)
+        if link is not None:
+            link.end(grpc.StatusCode.ABORTED, effect.reason)
+
+
+def _nothing() -> None:
+    """Do nothing on a reset."""

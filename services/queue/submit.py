@@ -1,0 +1,158 @@
+"""Submits on their way in: check, post to the committer, and turn what became of them into acks in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from services.clock import Clock
+from services.queue import wire
+from services.queue.committer import Committer, Item, Lookup, RefusedError
+from services.queue.core import records
+from services.queue.core.effects import Submitted
+from services.queue.core.entry import Failure
+from services.queue.core.messages import NewRequest, Submit
+from services.queue.metrics import QueueMetrics
+from services.queue.store import Store
+from services.queue.validate import InvalidRequestError, check
+from services.rpc.strict import BadInputError
+from services.telemetry import Telemetry, traceparent_of
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+class _Taken(NamedTuple):
+    """One request of a frame: refused, or on its way to the disk."""
+
+    tag: int
+    failure: Failure | None
+    span: Span | None
+
+
+class Frame:
+    """The requests that came together, and their acks to be."""
+
+    def __init__(self, taken: list[_Taken], answer: asyncio.Future[Submitted] | None, clock: Clock) -> None:
+        """Wait for `answer`, which covers the requests of `taken` that were not refused."""
+        self._taken = taken
+        self._answer = answer
+        self._clock = clock
+        self._on_acked: Callable[[], None] | None = None
+
+    def on_acked(self, call: Callable[[], None]) -> None:
+        """Have `call` called when the fate of the frame is known."""
+        self._on_acked = call
+
+    async def acks(self) -> list[queue_pb2.SubmitAck]:
+        """Return the acks, in order, once everything accepted is durable."""
+        refusal: Failure | None = None
+        durable: list[tuple[str, bool]] = []
+        if self._answer is not None:
+            try:
+                durable = list((await self._answer).acks)
+            except RefusedError as error:
+                refusal = Failure("disk_full" if error.disk_full else "store_unavailable", str(error))
+        if self._on_acked is not None:
+            self._on_acked()
+        fates = iter(durable)
+        return [self._ack(taken, refusal, fates) for taken in self._taken]
+
+    def _ack(self, taken: _Taken, refusal: Failure | None, fates: object) -> queue_pb2.SubmitAck:
+        ack = queue_pb2.SubmitAck(tag=taken.tag)
+        if taken.failure is not None:
+            ack.status = queue_pb2.SUBMIT_STATUS_INVALID
+            ack.error.CopyFrom(wire.error_of(taken.failure))
+        elif refusal is not None:
+            ack.status = queue_pb2.SUBMIT_STATUS_UNAVAILABLE
+            ack.error.CopyFrom(wire.error_of(refusal))
+        else:
+            ack.request_id, new = next(fates)  # type: ignore[call-overload]
+            ack.status = queue_pb2.SUBMIT_STATUS_ACCEPTED if new else queue_pb2.SUBMIT_STATUS_DUPLICATE
+        if taken.span is not None:
+            taken.span.set_attribute("penstock.request.id", ack.request_id)
+            taken.span.end(end_time=self._clock.now_ns())
+        return ack
+
+
+class Intake:
+    """Takes frames of submitted requests."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        channels: tuple[str, ...],
+        default_channel: str,
+        clock: Clock,
+        telemetry: Telemetry,
+        metrics: QueueMetrics,
+    ) -> None:
+        """Post to `committer`; requests without a channel go to `default_channel`."""
+        self._committer = committer
+        self._channels = frozenset(channels)
+        self._default_channel = default_channel
+        self._clock = clock
+        self._telemetry = telemetry
+        self._metrics = metrics
+
+    def take(self, tagged: Sequence[tuple[int, request_pb2.Request]], all_or_none: bool = False) -> Frame:
+        """Check the requests and post the good ones.
+
+        With `all_or_none`, raises BadInputError about the first bad one and posts nothing.
+        """
+        now_ns = self._clock.now_ns()
+        taken: list[_Taken] = []
+        good: list[NewRequest] = []
+        for tag, request in tagged:
+            if not request.channel:
+                request.channel = self._default_channel
+            try:
+                check(request, self._channels, now_ns)
+            except InvalidRequestError as error:
+                self._metrics.refused_submits.labels("invalid").inc()
+                if all_or_none:
+                    raise BadInputError(f"requests[{tag}].{error}") from None
+                taken.append(_Taken(tag, error.failure, None))
+                continue
+            span = self._persist_span(request, now_ns) if self._telemetry.enabled else None
+            good.append(NewRequest(wire.meta_of(request), request.SerializeToString()))
+            taken.append(_Taken(tag, None, span))
+        answer = self._committer.promise(lambda ticket: _item(ticket, tuple(good))) if good else None
+        if answer is not None:
+            answer.add_done_callback(lambda done: self._count_refusal(done, len(good)))
+        return Frame(taken, answer, self._clock)
+
+    def _persist_span(self, request: request_pb2.Request, now_ns: int) -> Span:
+        """Start the span of persisting; it is the root of the trace if the client sent none."""
+        span = self._telemetry.start(
+            "queue.persist", request.traceparent, now_ns, {"penstock.channel": request.channel}
+        )
+        if not request.traceparent:
+            request.traceparent = traceparent_of(span)
+        return span
+
+    def _count_refusal(self, answer: asyncio.Future[Submitted], count: int) -> None:
+        # Reading the exception also keeps asyncio from reporting it when the client has gone.
+        if not answer.cancelled() and answer.exception() is not None:
+            self._metrics.refused_submits.labels("unavailable").inc(count)
+
+
+def _item(ticket: int, requests: tuple[NewRequest, ...]) -> Item:
+    """Return the submit itself, or a look-up of its idempotency keys first if it has any."""
+    if not any(new.meta.idempotency_key for new in requests):
+        return Submit(ticket, requests)
+
+    def read(store: Store) -> Submit:
+        named = [index for index, new in enumerate(requests) if new.meta.idempotency_key]
+        metas = [requests[index].meta for index in named]
+        keys = [records.idempotency_key(meta.tenant, meta.idempotency_key) for meta in metas]
+        looked_up = list(requests)
+        for index, row in zip(named, store.get_many(records.IDEMPOTENCY, keys), strict=True):
+            if row is not None:
+                looked_up[index] = requests[index]._replace(known_seq=records.seq_of(row))
+        return Submit(ticket, tuple(looked_up))
+
+    return Lookup(ticket, read)

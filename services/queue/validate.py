@@ -1,0 +1,189 @@
+"""What a submitted request may look like. Each check names the field it is about, and the first that fails counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, cast
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from penstock.request.v1 import request_pb2
+from services.queue.core.entry import Failure
+from services.rpc.limits import MAX_REQUEST_BYTES
+from services.rpc.strict import BadInputError
+
+MAX_NAME_BYTES = 512
+"""Of tenant, idempotency key, model, batch and trace headers: they are store keys and are kept in memory."""
+
+MAX_REFERENCE_BYTES = 4096
+"""Of client_reference: it is kept in memory while the request lives."""
+
+MAX_COMPLETIONS = 16384
+"""Of `n`: vLLM's own bound on the sequences of one request."""
+
+NAMES = ("tenant", "idempotency_key", "model", "batch", "traceparent", "tracestate")
+
+_RANGES: tuple[tuple[str, float, float, bool], ...] = (
+    # field, least, most, whether the least itself is excluded
+    ("n", 1, MAX_COMPLETIONS, False),
+    ("max_tokens", 1, math.inf, False),
+    ("temperature", 0, math.inf, False),
+    ("top_p", 0, 1, True),
+    ("top_k", -1, math.inf, False),
+    ("min_p", 0, 1, False),
+    ("presence_penalty", -2, 2, False),
+    ("frequency_penalty", -2, 2, False),
+    ("repetition_penalty", 0, math.inf, True),
+    ("logprobs", -1, math.inf, False),
+    ("prompt_logprobs", -1, math.inf, False),
+    ("truncate_prompt_tokens", -1, math.inf, False),
+)
+
+
+class InvalidRequestError(Exception):
+    """A request was refused; `failure` says why."""
+
+    def __init__(self, param: str, message: str, code: str = "invalid_request") -> None:
+        """Refuse because of the field `param`."""
+        super().__init__(f"{param}: {message}")
+        self.failure = Failure(code, f"{param}: {message}", param)
+
+
+def check(request: request_pb2.Request, channels: Collection[str], now_ns: int) -> None:
+    """Raise InvalidRequestError if `request`, whose channel is filled in, cannot be accepted."""
+    size_bytes = request.ByteSize()
+    if size_bytes > MAX_REQUEST_BYTES:
+        raise InvalidRequestError("request", f"{size_bytes} bytes encoded; at most {MAX_REQUEST_BYTES} are allowed")
+    if request.request_id:
+        raise InvalidRequestError("request_id", "must be empty on submit; the queue gives the name")
+    if request.channel not in channels:
+        known = ", ".join(sorted(channels))
+        raise InvalidRequestError("channel", f"{request.channel!r} is unknown; known: {known}", "unknown_channel")
+    _check_sizes(request)
+    _check_deadline(request.deadline_unix_ns, now_ns)
+    _check_prompt(request)
+    if request.HasField("sampling"):
+        _check_sampling(request.sampling)
+    _check_unknown(request, size_bytes)
+
+
+def _check_sizes(request: request_pb2.Request) -> None:
+    for name in NAMES:
+        _check_size(name, getattr(request, name), MAX_NAME_BYTES)
+    _check_size("client_reference", request.client_reference, MAX_REFERENCE_BYTES)
+
+
+def _check_size(name: str, text: str, most_bytes: int) -> None:
+    # A string has at least as many bytes as characters: short ones need no encoding to know.
+    if len(text) * 4 > most_bytes and len(text.encode()) > most_bytes:
+        raise InvalidRequestError(name, f"{len(text.encode())} bytes; at most {most_bytes} are allowed")
+
+
+def check_name(param: str, text: str) -> None:
+    """Raise BadInputError if `text` is too long to name anything in the queue."""
+    if len(text.encode()) > MAX_NAME_BYTES:
+        raise BadInputError(f"{param}: {len(text.encode())} bytes; at most {MAX_NAME_BYTES} are allowed")
+
+
+def _check_deadline(deadline_ns: int, now_ns: int) -> None:
+    if deadline_ns < 0:
+        raise InvalidRequestError("deadline_unix_ns", f"{deadline_ns} is negative")
+    if 0 < deadline_ns <= now_ns:
+        late_s = (now_ns - deadline_ns) / 1e9
+        raise InvalidRequestError("deadline_unix_ns", f"the deadline passed {late_s:.3f} s ago")
+
+
+def _check_prompt(request: request_pb2.Request) -> None:
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise InvalidRequestError("prompt", "exactly one of text, token_ids and chat must be set")
+    if kind == "token_ids" and not request.token_ids.ids:
+        raise InvalidRequestError("token_ids.ids", "at least one token is needed")
+    if kind == "chat":
+        _check_chat(request.chat)
+        if request.echo:
+            raise InvalidRequestError("echo", "is for completions; a chat prompt cannot be echoed")
+
+
+def _check_chat(chat: request_pb2.ChatPrompt) -> None:
+    messages = _json("chat.messages_json", chat.messages_json)
+    objects = isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
+    if not messages or not objects:
+        raise InvalidRequestError("chat.messages_json", "must be a JSON array of at least one object")
+    _check_object("chat.chat_template_kwargs_json", chat.chat_template_kwargs_json)
+
+
+def _check_sampling(sampling: request_pb2.SamplingParams) -> None:
+    fields: Message = sampling
+    for name, least, most, open_ended in _RANGES:
+        if fields.HasField(name):
+            _check_range(f"sampling.{name}", getattr(sampling, name), least, most, open_ended)
+    if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
+        text = f"{sampling.min_tokens} is more than max_tokens ({sampling.max_tokens})"
+        raise InvalidRequestError("sampling.min_tokens", text)
+    for token_id, bias in sampling.logit_bias.items():
+        _check_range(f"sampling.logit_bias[{token_id}]", bias, -100, 100, False)
+    if "" in sampling.stop:
+        raise InvalidRequestError("sampling.stop", "a stop string cannot be empty")
+    _check_object("sampling.extra_args_json", sampling.extra_args_json)
+    if sampling.HasField("structured_outputs"):
+        _check_structured(sampling.structured_outputs)
+
+
+def _check_range(param: str, value: float, least: float, most: float, open_ended: bool) -> None:
+    if math.isfinite(value) and (least < value if open_ended else least <= value) and value <= most:
+        return
+    bounds = [f"above {least:g}" if open_ended else f"at least {least:g}"]
+    if math.isfinite(most):
+        bounds.append(f"at most {most:g}")
+    raise InvalidRequestError(param, f"{value:g} is out of range: must be {' and '.join(bounds)}")
+
+
+def _check_structured(outputs: request_pb2.StructuredOutputs) -> None:
+    param = "sampling.structured_outputs"
+    kind = outputs.WhichOneof("kind")
+    if kind is None:
+        raise InvalidRequestError(param, "exactly one kind must be set")
+    if kind == "json_object" and not outputs.json_object:
+        raise InvalidRequestError(f"{param}.json_object", "must be true if it is set")
+    if kind == "choice" and not outputs.choice.values:
+        raise InvalidRequestError(f"{param}.choice.values", "at least one string is needed")
+    if kind in {"json_schema", "structural_tag"}:
+        _json(f"{param}.{kind}", getattr(outputs, kind))
+
+
+def _json(param: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(param, f"is not JSON: {error}") from None
+
+
+def _check_object(param: str, text: str) -> None:
+    if text and not isinstance(_json(param, text), dict):
+        raise InvalidRequestError(param, "must be a JSON object")
+
+
+def _check_unknown(request: request_pb2.Request, size_bytes: int) -> None:
+    """Refuse fields this version does not know: dropping them would change what was asked for."""
+    known = request_pb2.Request()
+    known.CopyFrom(request)
+    known.DiscardUnknownFields()  # type: ignore[no-untyped-call,unused-ignore]
+    if known.ByteSize() == size_bytes:
+        return
+    names = ", ".join(unknown_fields(request)) or "inside a submessage"
+    raise InvalidRequestError("request", f"has fields this queue does not know: {names}", "unknown_field")
+
+
+def unknown_fields(message: Message, path: str = "") -> Iterator[str]:
+    """Yield the unknown fields of `message` and of the messages in it, as dotted paths that end in a number."""
+    for unknown in cast(Iterable[Any], UnknownFieldSet(message)):
+        yield f"{path}{unknown.field_number}"
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            continue
+        for inner in value if descriptor.is_repeated else (value,):
+            yield from unknown_fields(inner, f"{path}{descriptor.name}.")

@@ -1,0 +1,158 @@
+"""Watch streams: pages of durable results after a cursor, progress, and token deltas in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import grpc
+
+from penstock.queue.v1 import queue_pb2
+from services.queue.admin import ids_of
+from services.queue.committer import Committer, RefusedError
+from services.queue.core.effects import Inspected
+from services.queue.core.entry import NO_SEQ, parse_request_id, request_id_of
+from services.queue.core.lifecycle import State
+from services.queue.core.messages import Inspect, WatchTokens
+from services.queue.reader import Reader
+from services.queue.store import StoreError
+from services.queue.validate import check_name
+from services.queue.watch import Watcher, WatchHub
+from services.rpc.limits import TARGET_FRAME_BYTES
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+PAGE_RESULTS = 256
+"""Results read at once; frames are cut by size besides."""
+
+
+class Watching:
+    """Serves Watch."""
+
+    def __init__(self, committer: Committer, reader: Reader, hub: WatchHub, store_id: str) -> None:
+        """Read results with `reader`, and wait for news from `hub`."""
+        self._committer = committer
+        self._reader = reader
+        self._hub = hub
+        self._store_id = store_id
+        self._interests: dict[int, WatchTokens] = {}
+
+    def renew_interests(self) -> None:
+        """Tell a rebuilt machine whose tokens are watched."""
+        for interest in self._interests.values():
+            self._committer.post(interest)
+
+    async def watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[queue_pb2.WatchResponse]:
+        """Yield frames of events; raises BadInputError if the request is wrong."""
+        try:
+            if request.WhichOneof("subject") == "request_ids":
+                ids = ids_of(request.request_ids)
+                async for frame in self._watch_requests(ids, request.tokens, context):
+                    yield frame
+            else:  # no subject at all is the batch without a name
+                check_name("batch", request.batch)
+                async for frame in self._watch_batch(request):
+                    yield frame
+        except (StoreError, RefusedError) as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def _watch_batch(self, request: queue_pb2.WatchRequest) -> AsyncIterator[queue_pb2.WatchResponse]:
+        batch = request.batch
+        cursor = request.cursor
+        told: tuple[int, int] | None = None
+        interest = WatchTokens(True, None, batch)
+        with self._hub.batch(batch, request.tokens) as watcher, self._interest(interest, request.tokens):
+            while True:
+                watcher.clear()
+                # Read before the log: what ends after this is seen by another round.
+                progress = self._hub.progress(batch)
+                results, after = await self._reader.page(batch, cursor, PAGE_RESULTS)
+                more = after != cursor
+                cursor = after
+                events = _delta_events(watcher) + [queue_pb2.WatchEvent(result=result) for result in results]
+                if told is None or (results and told != progress):
+                    events.append(_progress_event(progress))
+                    told = progress
+                for frame in _frames(events):
+                    yield frame
+                if more:
+                    continue
+                if not request.follow and not any(progress):
+                    return
+                await watcher.wait()
+
+    async def _watch_requests(
+        self, ids: Sequence[str], tokens: bool, context: Context
+    ) -> AsyncIterator[queue_pb2.WatchResponse]:
+        seqs = {parse_request_id(self._store_id, request_id) for request_id in ids}
+        if NO_SEQ in seqs:
+            await self._unknown(ids, context)
+        interest = WatchTokens(True, tuple(sorted(seqs)))
+        with self._hub.requests(seqs, tokens) as watcher, self._interest(interest, tokens):
+            running = await self._live(ids)
+            ended = seqs - running
+            results = await self._reader.results(sorted(ended))
+            if len(results) < len(ended):
+                found = {result.result.request_id for result in results}
+                names = [request_id_of(self._store_id, seq) for seq in sorted(ended)]
+                await self._unknown([name for name in names if name not in found], context)
+            for frame in _frames([queue_pb2.WatchEvent(result=result) for result in results]):
+                yield frame
+            while running:
+                await watcher.wait()
+                watcher.clear()
+                now = watcher.ended & running
+                watcher.ended.clear()
+                running -= now
+                results = await self._reader.results(sorted(now))
+                events = _delta_events(watcher) + [queue_pb2.WatchEvent(result=result) for result in results]
+                for frame in _frames(events):
+                    yield frame
+
+    async def _live(self, ids: Sequence[str]) -> set[int]:
+        """Return those of the requests that have not ended, as of what is durable."""
+        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, tuple(ids)))
+        return {view.seq for view in found.views if view is not None and view.state is not State.DEAD}
+
+    async def _unknown(self, ids: Sequence[str], context: Context) -> None:
+        known = (name for name in ids if parse_request_id(self._store_id, name) == NO_SEQ)
+        name = next(known, ids[0])
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"request_ids: {name!r} is unknown")
+
+    @contextmanager
+    def _interest(self, interest: WatchTokens, tokens: bool) -> Iterator[None]:
+        """Have workers send tokens while the stream is open."""
+        if not tokens:
+            yield
+            return
+        self._interests[id(interest)] = interest
+        self._committer.post(interest)
+        try:
+            yield
+        finally:
+            del self._interests[id(interest)]
+            self._committer.post(interest._replace(on=False))
+
+
+def _delta_events(watcher: Watcher) -> list[queue_pb2.WatchEvent]:
+    return [queue_pb2.WatchEvent(tokens=delta) for delta in watcher.take_deltas()]
+
+
+def _progress_event(progress: tuple[int, int]) -> queue_pb2.WatchEvent:
+    waiting, running = progress
+    return queue_pb2.WatchEvent(progress=queue_pb2.WatchProgress(waiting=waiting, running=running))
+
+
+def _frames(events: Sequence[queue_pb2.WatchEvent]) -> Iterator[queue_pb2.WatchResponse]:
+    """Cut events into frames of bounded size."""
+    frame: list[queue_pb2.WatchEvent] = []
+    size_bytes = 0
+    for event in events:
+        frame.append(event)
+        size_bytes += event.ByteSize()
+        if size_bytes >= TARGET_FRAME_BYTES:
+            yield queue_pb2.WatchResponse(events=frame)
+            frame, size_bytes = [], 0
+    if frame:
+        yield queue_pb2.WatchResponse(events=frame)

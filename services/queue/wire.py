@@ -1,0 +1,247 @@
+"""Protobuf to the machine's messages, and its effects to protobuf."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from typing import cast
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from services.queue.core import records
+from services.queue.core.effects import Announce, Deliver, Gone, PutResult, View, Write
+from services.queue.core.entry import Failure, LeaseRef, RequestMeta
+from services.queue.core.lifecycle import Outcome, State
+from services.queue.core.messages import Claim, Complete, GiveBack, Message, Reject, Renew, SetWindow, WorkerOpened
+from services.rpc.strict import BadInputError
+
+PREFIX_BYTES = 256
+"""Leading part of the prompt that `prefix_digest` covers: long enough to tell system prompts apart."""
+
+WORKER_OUTCOMES: dict[int, Outcome] = {
+    int(outcome): outcome for outcome in (Outcome.COMPLETED, Outcome.REJECTED, Outcome.CANCELLED, Outcome.EXPIRED)
+}
+"""What a worker may report; the queue alone decides that a request is dead."""
+
+STATES = {
+    State.READY: queue_pb2.REQUEST_STATE_READY,
+    State.LEASED: queue_pb2.REQUEST_STATE_LEASED,
+    State.STOPPING: queue_pb2.REQUEST_STATE_LEASED,
+    State.DONE: queue_pb2.REQUEST_STATE_DONE,
+    State.DEAD: queue_pb2.REQUEST_STATE_DEAD,
+}
+
+
+# ---- requests and results ----
+
+
+def meta_of(request: request_pb2.Request) -> RequestMeta:
+    """Return the metadata of a valid request."""
+    kind = request.WhichOneof("prompt")
+    sampling = request.sampling
+    prompt = b""
+    tokens = 0
+    if kind == "token_ids":
+        tokens = len(request.token_ids.ids)
+        prefix = array("I", request.token_ids.ids[: PREFIX_BYTES // 4]).tobytes()
+    else:
+        prompt = (request.text if kind == "text" else request.chat.messages_json).encode()
+        prefix = prompt[:PREFIX_BYTES]
+    return RequestMeta(
+        tenant=request.tenant,
+        idempotency_key=request.idempotency_key,
+        channel=request.channel,
+        model=request.model,
+        batch=request.batch,
+        priority=request.priority,
+        deadline_ns=request.deadline_unix_ns,
+        traceparent=request.traceparent,
+        client_reference=request.client_reference,
+        prompt_bytes=len(prompt),
+        prompt_tokens=tokens,
+        max_tokens=sampling.max_tokens,
+        n=sampling.n if sampling.HasField("n") else 1,
+        chat=kind == "chat",
+        prefix_digest=int.from_bytes(hashlib.blake2b(prefix, digest_size=8).digest(), "big"),
+    )
+
+
+def result_of(put: PutResult) -> request_pb2.Result:
+    """Return the durable result: what the worker said, under the names the queue knows."""
+    result = request_pb2.Result()
+    if put.body is not None:
+        result.CopyFrom(cast(request_pb2.Result, put.body))
+    meta = put.meta
+    result.request_id = put.request_id
+    result.idempotency_key = meta.idempotency_key
+    result.batch = meta.batch
+    result.channel = meta.channel
+    result.client_reference = meta.client_reference
+    result.outcome = cast(request_pb2.Outcome.ValueType, int(put.outcome))
+    result.attempts = put.attempts
+    result.worker_id = put.worker_id
+    result.timings.submitted_unix_ns = meta.submitted_ns
+    result.timings.completed_unix_ns = put.completed_ns
+    if not result.timings.delivered_unix_ns:
+        result.timings.delivered_unix_ns = put.delivered_ns
+    if put.failure is not None:
+        result.error.CopyFrom(error_of(put.failure))
+    return result
+
+
+def result_write(put: PutResult) -> Write:
+    """Return the store write of a result."""
+    meta = put.meta
+    head = records.ResultHead(put.completion_seq, put.completed_ns, meta.tenant, meta.idempotency_key, meta.batch)
+    row = records.encode_result(head, result_of(put).SerializeToString())
+    return Write(records.RESULTS, records.seq_key(put.seq), row)
+
+
+def read_result(row: bytes) -> queue_pb2.WatchResult:
+    """Return the result in a row of `results`, with its cursor."""
+    head, body = records.decode_result(row)
+    return queue_pb2.WatchResult(cursor=head.completion_seq, result=request_pb2.Result.FromString(body))
+
+
+def error_of(failure: Failure) -> request_pb2.RequestError:
+    """Return the wire's form of a failure."""
+    return request_pb2.RequestError(code=failure.code, message=failure.message, param=failure.param)
+
+
+def failure_of(error: request_pb2.RequestError) -> Failure:
+    """Return the machine's form of an error."""
+    return Failure(error.code, error.message, error.param)
+
+
+def get_response(view: View) -> queue_pb2.GetResponse:
+    """Return what Get says of a live request."""
+    return queue_pb2.GetResponse(
+        request_id=view.request_id,
+        state=STATES[view.state],
+        attempts=view.attempts,
+        worker_id=view.worker_id if view.state in {State.LEASED, State.STOPPING} else "",
+        last_error=view.last_error,
+        channel=view.channel,
+    )
+
+
+# ---- the Work stream ----
+
+
+def lease_of(lease: queue_pb2.LeaseRef) -> LeaseRef:
+    """Return the machine's form of a lease's name."""
+    return LeaseRef(lease.request_id, lease.attempt, lease.fencing_token)
+
+
+def lease_ref(lease: LeaseRef) -> queue_pb2.LeaseRef:
+    """Return the wire's form of a lease's name."""
+    return queue_pb2.LeaseRef(request_id=lease.request_id, attempt=lease.attempt, fencing_token=lease.fencing_token)
+
+
+def leases_of(leases: object) -> tuple[LeaseRef, ...]:
+    """Return the machine's form of several leases' names."""
+    return tuple(lease_of(lease) for lease in cast("list[queue_pb2.LeaseRef]", leases))
+
+
+def worker_opened(stream: int, opening: queue_pb2.WorkOpen) -> WorkerOpened:
+    """Return the machine's form of the first message of a Work stream; raises BadInputError."""
+    for name in ("worker_id", "instance_id"):
+        if not getattr(opening, name):
+            raise BadInputError(f"open.{name}: must not be empty")
+    return WorkerOpened(stream, opening.worker_id, opening.instance_id, leases_of(opening.held))
+
+
+def worker_message(stream: int, message: queue_pb2.WorkerToQueue) -> Message:
+    """Return the machine's form of a later message of a Work stream, tokens excepted; raises BadInputError."""
+    match message.WhichOneof("message"):
+        case "claim":
+            return Claim(stream, message.claim.request_id)
+        case "complete":
+            return _complete(stream, message.complete)
+        case "renew":
+            return Renew(stream, leases_of(message.renew.leases))
+        case "give_back":
+            return GiveBack(stream, leases_of(message.give_back.leases))
+        case "open":
+            raise BadInputError("messages.open: only the first message of a stream may be `open`")
+        case _:
+            raise BadInputError("messages.message: none of the known messages is set")
+
+
+def _complete(stream: int, complete: queue_pb2.Complete) -> Complete:
+    lease = lease_of(complete.lease)
+    ending = complete.WhichOneof("ending")
+    if ending == "failure":
+        return Complete(stream, lease, None, failure_of(complete.failure), None)
+    if ending is None:
+        raise BadInputError("messages.complete.ending: exactly one of result and failure must be set")
+    result = complete.result
+    outcome = WORKER_OUTCOMES.get(result.outcome)
+    if outcome is None:
+        raise BadInputError(f"messages.complete.result.outcome: {result.outcome} is not an outcome a worker may report")
+    return Complete(stream, lease, outcome, None, result)
+
+
+def deliver(effect: Deliver, payload: bytes) -> queue_pb2.QueueToWorker:
+    """Return the request with its lease."""
+    request = request_pb2.Request.FromString(payload)
+    request.request_id = effect.lease.request_id
+    return queue_pb2.QueueToWorker(
+        deliver=queue_pb2.Deliver(
+            lease=lease_ref(effect.lease),
+            request=request,
+            watched=effect.watched,
+            submitted_unix_ns=effect.submitted_ns,
+        )
+    )
+
+
+# ---- the Backlog stream ----
+
+
+def scheduler_message(stream: int, message: queue_pb2.SchedulerToQueue, channels: tuple[str, ...]) -> Message:
+    """Return the machine's form of a later message of a Backlog stream; raises BadInputError."""
+    match message.WhichOneof("message"):
+        case "window":
+            if message.window.channel not in channels:
+                known = ", ".join(sorted(channels))
+                raise BadInputError(f"messages.window.channel: {message.window.channel!r} is unknown; known: {known}")
+            return SetWindow(stream, message.window.channel, message.window.limit)
+        case "reject":
+            return Reject(stream, message.reject.request_id, failure_of(message.reject.error))
+        case "open":
+            raise BadInputError("messages.open: only the first message of a stream may be `open`")
+        case _:
+            raise BadInputError("messages.message: none of the known messages is set")
+
+
+def announce(effect: Announce) -> queue_pb2.QueueToScheduler:
+    """Return the metadata of a waiting request."""
+    meta = effect.meta
+    return queue_pb2.QueueToScheduler(
+        announce=queue_pb2.Announce(
+            request_id=effect.request_id,
+            channel=meta.channel,
+            priority=meta.priority,
+            position=effect.seq,
+            attempt=effect.attempt,
+            model=meta.model,
+            prompt_bytes=meta.prompt_bytes,
+            prompt_tokens=meta.prompt_tokens,
+            max_tokens=meta.max_tokens,
+            n=meta.n,
+            chat=meta.chat,
+            deadline_unix_ns=meta.deadline_ns,
+            traceparent=meta.traceparent,
+            submitted_unix_ns=meta.submitted_ns,
+            prefix_digest=meta.prefix_digest,
+        )
+    )
+
+
+def gone(effect: Gone) -> queue_pb2.QueueToScheduler:
+    """Return that an announced request left its line."""
+    reason = cast(queue_pb2.GoneReason.ValueType, effect.reason.value)
+    return queue_pb2.QueueToScheduler(
+        gone=queue_pb2.Gone(request_id=effect.request_id, reason=reason, attempt=effect.attempt)
+    )
