@@ -1,16 +1,16 @@
-"""What the client hands back: results, tokens and states as plain typed objects, named as in the protos."""
+"""What the client hands back: results, tokens and states as typed objects, named and numbered as in the protos."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 
 from penstock.queue.v1 import queue_pb2 as queue_pb
 from penstock.request.v1 import request_pb2 as pb
 
 
-class Outcome(Enum):
+class Outcome(IntEnum):
     """How a request ended."""
 
     COMPLETED = pb.OUTCOME_COMPLETED
@@ -20,7 +20,7 @@ class Outcome(Enum):
     DEAD = pb.OUTCOME_DEAD
 
 
-class FinishReason(Enum):
+class FinishReason(IntEnum):
     """Why one completion stopped."""
 
     UNSPECIFIED = pb.FINISH_REASON_UNSPECIFIED
@@ -31,7 +31,7 @@ class FinishReason(Enum):
     REPETITION = pb.FINISH_REASON_REPETITION
 
 
-class RequestState(Enum):
+class RequestState(IntEnum):
     """Where a request is in its life."""
 
     READY = queue_pb.REQUEST_STATE_READY

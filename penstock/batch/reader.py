@@ -143,7 +143,7 @@ def parse_line(data: bytes, line: int) -> Ask:
     if record.get("method") != "POST":
         _refuse(line, record, "method", f"must be POST (got {record.get('method')!r})")
     url = record.get("url")
-    if url not in MODELS:
+    if not isinstance(url, str) or url not in MODELS:
         _refuse(line, record, "url", f"must be one of {', '.join(MODELS)} (got {url!r})")
     body = record.get("body")
     if not isinstance(body, dict):

@@ -240,10 +240,15 @@ def _check(result: Result) -> None:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False, default=_plain), flush=True)
+    print(json.dumps(_plain(value), ensure_ascii=False), flush=True)
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> Any:
+    """Return `value` with enums as their names."""
     if isinstance(value, Enum):
         return value.name.lower()
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

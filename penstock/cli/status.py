@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -101,26 +102,27 @@ async def take(client: Client) -> Snapshot:
 
 def as_object(snapshot: Snapshot) -> dict[str, Any]:
     """Return both answers as plain objects, every field present, names as in the protos; null for who is silent."""
-    return {"queue": _plain(snapshot.queue), "scheduler": _plain(snapshot.fleet)}
+    return {
+        "queue": None if snapshot.queue is None else plain(snapshot.queue),
+        "scheduler": None if snapshot.fleet is None else plain(snapshot.fleet),
+    }
 
 
-def _plain(message: StatsResponse | StatusResponse | None) -> dict[str, Any] | None:
-    if message is None:
+def plain(message: Message) -> dict[str, Any]:
+    """Return a wire message as plain values; 64-bit numbers stay numbers, unset messages are null."""
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.has_presence and not message.HasField(field.name):
         return None
-    plain: dict[str, Any] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return {name: _numbers(value) for name, value in plain.items()}
-
-
-def _numbers(value: Any) -> Any:
-    """Return `value` with the 64-bit numbers, which protobuf's JSON writes as texts, as numbers."""
-    if isinstance(value, dict):
-        return {name: _numbers(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    if isinstance(value, str) and value.lstrip("-").isdecimal():
-        return int(value)
+    if isinstance(value, Message):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if field.is_repeated:
+        return [plain(item) if isinstance(item, Message) else item for item in value]
     return value
 
 

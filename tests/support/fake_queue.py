@@ -1,0 +1,216 @@
+"""A queue service in memory for tests of the client: real gRPC, scripted behaviour, no engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from penstock.queue.v1 import queue_pb2 as pb
+from penstock.queue.v1 import queue_pb2_grpc
+from penstock.request.v1 import request_pb2
+
+Answerer = Callable[[request_pb2.Request], request_pb2.Result]
+
+
+def completed(request: request_pb2.Request) -> request_pb2.Result:
+    """Answer with the prompt in upper case, a token a word."""
+    prompt = request.text or request.chat.messages_json or str(list(request.token_ids.ids))
+    tokens = len(prompt.split())
+    return request_pb2.Result(
+        outcome=request_pb2.OUTCOME_COMPLETED,
+        choices=[
+            request_pb2.Choice(
+                text=prompt.upper(), token_ids=range(tokens), finish_reason=request_pb2.FINISH_REASON_LENGTH
+            )
+        ],
+        usage=request_pb2.Usage(prompt_tokens=tokens, completion_tokens=tokens),
+        model=request.model or "fake",
+    )
+
+
+class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
+    """Accepts, answers at once (or when told), and breaks on demand. State outlives a restart of its server."""
+
+    def __init__(self, answer: Answerer = completed) -> None:
+        self.answer = answer
+        self.requests: list[request_pb2.Request] = []
+        self.by_key: dict[str, str] = {}
+        self.results: list[request_pb2.Result] = []
+        self.paused = False
+        self.watches: list[pb.WatchRequest] = []
+        self.frames: list[int] = []
+        self.break_submit_after_acks: int | None = None
+        self.break_watch_after_results: int | None = None
+        self.unavailable_calls = 0
+        self.refuse_submits = 0
+        self.tokens: list[request_pb2.TokenDelta] = []
+        self.dead: list[pb.DeadLetter] = []
+        self.changed = asyncio.Condition()
+
+    # ---- submits ----
+
+    async def _accept(self, request: request_pb2.Request, tag: int) -> pb.SubmitAck:
+        if self.refuse_submits:
+            self.refuse_submits -= 1
+            error = request_pb2.RequestError(code="disk_full", message="the disk is nearly full")
+            return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_UNAVAILABLE, error=error)
+        if request.channel == "nowhere":
+            error = request_pb2.RequestError(code="unknown_channel", message="channel: unknown", param="channel")
+            return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_INVALID, error=error)
+        known = self.by_key.get(request.idempotency_key)
+        if known is not None:
+            return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_DUPLICATE, request_id=known)
+        stored = request_pb2.Request()
+        stored.CopyFrom(request)
+        stored.request_id = f"r-{len(self.requests)}"
+        self.by_key[request.idempotency_key] = stored.request_id
+        self.requests.append(stored)
+        if not self.paused:
+            await self.finish(stored)
+        return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_ACCEPTED, request_id=stored.request_id)
+
+    async def finish(self, request: request_pb2.Request) -> None:
+        """End a request with its answer."""
+        result = self.answer(request)
+        result.request_id = request.request_id
+        result.batch = request.batch
+        result.client_reference = request.client_reference
+        result.idempotency_key = request.idempotency_key
+        async with self.changed:
+            self.results.append(result)
+            self.changed.notify_all()
+
+    async def finish_all(self) -> None:
+        """End everything that waits."""
+        ended = {result.request_id for result in self.results}
+        for request in self.requests:
+            if request.request_id not in ended:
+                await self.finish(request)
+
+    async def Submit(self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Any) -> AsyncIterator[Any]:
+        acked = 0
+        async for frame in request_iterator:
+            if frame.HasField("open"):
+                yield pb.SubmitResponse(open=pb.SubmitOpen(store_id="fake"))
+                continue
+            self.frames.append(len(frame.batch.requests))
+            acks = pb.SubmitAcks()
+            for tagged in frame.batch.requests:
+                ack = await self._accept(tagged.request, tagged.tag)
+                if self.break_submit_after_acks is not None and acked >= self.break_submit_after_acks:
+                    # The request is stored, its ack is lost: what a crash between fsync and send looks like.
+                    self.break_submit_after_acks = None
+                    if acks.acks:
+                        yield pb.SubmitResponse(acks=acks)
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+                acks.acks.append(ack)
+                acked += 1
+            yield pb.SubmitResponse(acks=acks)
+
+    async def SubmitUnary(self, request: pb.SubmitUnaryRequest, context: Any) -> pb.SubmitUnaryResponse:
+        acks = [await self._accept(one, tag) for tag, one in enumerate(request.requests)]
+        await self._maybe_unavailable(context)
+        return pb.SubmitUnaryResponse(acks=acks)
+
+    async def _maybe_unavailable(self, context: Any) -> None:
+        if self.unavailable_calls:
+            self.unavailable_calls -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+
+    # ---- watches ----
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
+        self.watches.append(request)
+        wanted = set(request.request_ids.ids)
+        unknown = wanted - {r.request_id for r in self.requests}
+        if unknown:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{min(unknown)}: no such request")
+        cursor, sent = (0 if wanted else request.cursor), 0
+        if request.tokens:
+            for delta in self.tokens:
+                yield pb.WatchResponse(events=[pb.WatchEvent(tokens=delta)])
+        while True:
+            for position, result in enumerate(self.results[cursor:], cursor + 1):
+                cursor = position
+                if (result.request_id in wanted) if wanted else result.batch == request.batch:
+                    if self.break_watch_after_results is not None and sent >= self.break_watch_after_results:
+                        self.break_watch_after_results = None
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+                    sent += 1
+                    event = pb.WatchEvent(result=pb.WatchResult(cursor=position, result=result))
+                    yield pb.WatchResponse(events=[event])
+            if self._over(request, wanted):
+                return
+            async with self.changed:
+                while len(self.results) <= cursor:
+                    await self.changed.wait()
+
+    def _over(self, request: pb.WatchRequest, wanted: set[str]) -> bool:
+        ended = {result.request_id for result in self.results}
+        if wanted:
+            return wanted <= ended
+        return not request.follow and all(r.request_id in ended for r in self.requests if r.batch == request.batch)
+
+    # ---- the rest ----
+
+    async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
+        await self._maybe_unavailable(context)
+        name = request.request_id or self.by_key.get(request.idempotency_key.key, "")
+        for result in self.results:
+            if result.request_id == name:
+                return pb.GetResponse(request_id=name, state=pb.REQUEST_STATE_DONE, attempts=1, result=result)
+        if any(r.request_id == name for r in self.requests):
+            return pb.GetResponse(request_id=name, state=pb.REQUEST_STATE_READY)
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"{name}: no such request")
+        raise AssertionError
+
+    async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
+        known = {r.request_id for r in self.requests}
+        ids = list(request.request_ids.ids)
+        return pb.CancelResponse(
+            cancelled=sum(i in known for i in ids), not_cancelled=[i for i in ids if i not in known]
+        )
+
+    async def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:
+        return pb.DeleteResponse(deleted=len(request.request_ids.ids))
+
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
+        await self._maybe_unavailable(context)
+        return pb.StatsResponse(store_id="fake", channels=[pb.ChannelStats(channel="batch", ready=3)], dead=1)
+
+    async def ListDead(self, request: pb.ListDeadRequest, context: Any) -> pb.ListDeadResponse:
+        start = int(request.page_token or 0)
+        page = self.dead[start : start + 2]
+        more = start + 2 < len(self.dead)
+        return pb.ListDeadResponse(letters=page, next_page_token=str(start + 2) if more else "")
+
+    async def RequeueDead(self, request: pb.RequeueDeadRequest, context: Any) -> pb.RequeueDeadResponse:
+        known = {letter.request_id for letter in self.dead}
+        ids = list(request.request_ids.ids)
+        requeued = len(known) if request.all else sum(i in known for i in ids)
+        return pb.RequeueDeadResponse(requeued=requeued, not_dead=[i for i in ids if i not in known])
+
+    async def Backlog(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.BacklogResponse]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no scheduler here")
+        yield pb.BacklogResponse()
+
+    async def Work(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.WorkResponse]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no worker here")
+        yield pb.WorkResponse()
+
+
+@asynccontextmanager
+async def serving(queue: FakeQueue) -> AsyncIterator[str]:
+    """Serve `queue` on a free port; yield its address."""
+    server = grpc.aio.server()
+    queue_pb2_grpc.add_QueueServiceServicer_to_server(queue, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)

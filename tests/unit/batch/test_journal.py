@@ -1,0 +1,120 @@
+"""The journal: torn anywhere, it is read back whole up to the tear."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.batch.journal import Header, Journal, JournalError, journal_path, write_output
+from penstock.batch.reader import InputFile
+
+HEADER = Header("key", "rb-1", "store", "sha")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> InputFile:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"{}\n\n{}\n{}\n")
+    return InputFile(path)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path, source: InputFile) -> None:
+    path = journal_path(tmp_path / "out.jsonl")
+    journal = Journal(path, source)
+    journal.start(HEADER)
+    journal.add(3, 5, {"a": "é"})
+    journal.add(1, 0, {"b": 1})
+    journal.add(3, 9, {"a": "again"})
+    journal.add(2, 10, {"blank": True})
+    journal.close()
+    again = Journal(path, source)
+    again.start(HEADER)
+    assert (again.answered, again.cursor) == (2, 5)
+    assert again.out(3) == {"a": "é"}
+    assert again.is_answered(1)
+    assert not again.is_answered(4)
+    with pytest.raises(KeyError):
+        again.out(4)
+    again.add(4, 11, {"c": 2})
+    again.close()
+    assert json.loads(path.read_text().splitlines()[-1]) == {"line": 4, "cursor": 11, "out": {"c": 2}}
+
+
+@given(cut=st.integers(0, 400))
+def test_a_torn_journal_keeps_what_is_whole(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    directory = tmp_path_factory.mktemp("journal")
+    (directory / "in").write_bytes(b"{}\n" * 5)
+    source = InputFile(directory / "in")
+    path = directory / "out.partial"
+    journal = Journal(path, source)
+    journal.start(HEADER)
+    for line in range(1, 6):
+        journal.add(line, line * 10, {"text": "x" * line})
+    journal.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    torn = Journal(path, source)
+    expected = max(whole[:cut].count(b"\n") - 1, 0)
+    assert torn.answered == expected
+    assert torn.cursor == expected * 10
+    torn.start(HEADER)
+    for line in range(1, 6):
+        torn.add(line, line * 10, {"text": "x" * line})
+    torn.close()
+    assert path.read_bytes() == whole
+    source.close()
+
+
+def test_another_store_starts_the_watch_over(tmp_path: Path, source: InputFile) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path, source)
+    journal.start(HEADER)
+    journal.add(1, 7, {})
+    journal.close()
+    again = Journal(path, source)
+    again.start(Header("key", "rb-1", "other store", "sha"))
+    assert (again.cursor, again.answered) == (0, 1)
+    again.close()
+
+
+def test_the_journal_of_another_input_is_refused(tmp_path: Path, source: InputFile) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path, source)
+    journal.start(HEADER)
+    journal.close()
+    again = Journal(path, source)
+    with pytest.raises(JournalError, match="--fresh"):
+        again.start(Header("other", "rb-2", "store", "sha"))
+    again.clear()
+    again.start(Header("other", "rb-2", "store", "sha"))
+    again.close()
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, source: InputFile) -> None:
+    path = tmp_path / "j"
+    path.write_text('{"something": "else"}\n')
+    with pytest.raises(JournalError, match="not a journal"):
+        Journal(path, source)
+
+
+def test_two_runs_cannot_write_one_journal(tmp_path: Path, source: InputFile) -> None:
+    journal = Journal(tmp_path / "j", source)
+    with pytest.raises(JournalError, match="another run"):
+        Journal(tmp_path / "j", source)
+    journal.close()
+
+
+def test_the_output_is_in_input_order_and_the_journal_goes(tmp_path: Path, source: InputFile) -> None:
+    output = tmp_path / "out.jsonl"
+    journal = Journal(journal_path(output), source)
+    journal.start(HEADER)
+    for line in (4, 1, 3):
+        journal.add(line, line, {"line": line, "text": "ü"})
+    write_output(journal, source, output)
+    assert [json.loads(text)["line"] for text in output.read_text().splitlines()] == [1, 3, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    journal.close()

@@ -1,0 +1,104 @@
+"""The reader: every wrong line is named with its number and field, however large the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, InputFile, LineError, asks, parse_line
+from tests.support.batch_lines import chat, completion
+
+
+def read(path: Path, data: bytes) -> list[Ask | LineError]:
+    path.write_bytes(data)
+    source = InputFile(path)
+    try:
+        return list(asks(source, iter(source.lines)))
+    finally:
+        source.close()
+
+
+def encoded(record: object) -> bytes:
+    return json.dumps(record).encode()
+
+
+def test_good_lines_blank_lines_and_a_last_line_without_an_end(tmp_path: Path) -> None:
+    data = b"\n" + encoded(completion("a", "x")) + b"\r\n   \n\t\n" + encoded(chat("b", "y"))
+    found = read(tmp_path / "in", data)
+    assert [(a.line, a.custom_id) for a in found if isinstance(a, Ask)] == [(2, "a"), (5, "b")]
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    found = read(tmp_path / "in", b"\xef\xbb\xbf" + encoded(completion("a", "x")))
+    assert isinstance(found[0], Ask)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "param", "text"),
+    [
+        (b'{"custom_id": "x", "method": ', "invalid_json_line", "", "not JSON"),
+        (b"[1]", "invalid_json_line", "", "not a JSON object"),
+        (b'{"custom_id": NaN}', "invalid_json_line", "", "NaN"),
+        (b'{"a": ' + b"[" * 100_000 + b"}", "invalid_json_line", "", "not JSON"),
+        (b'{"custom_id": ' + b"9" * 5000 + b"}", "invalid_json_line", "", "not JSON"),
+        (b'{"custom_id": "\xff"}', "invalid_encoding", "", "not UTF-8"),
+        (encoded({**completion("x", "p"), "custom_id": ""}), "invalid_field", "custom_id", "non-empty"),
+        (b'{"custom_id": "\\ud800", "method": "POST"}', "missing_field", "custom_id", "surrogate"),
+        (encoded({"method": "POST"}), "missing_field", "custom_id", "custom_id"),
+        (encoded({**completion("x", "p"), "extra": 1}), "invalid_field", "extra", "no such field"),
+        (encoded({**completion("x", "p"), "method": "GET"}), "invalid_field", "method", "POST"),
+        (encoded({**completion("x", "p"), "url": "/v1/embeddings"}), "invalid_field", "url", "/v1/embeddings"),
+        (encoded({**completion("x", "p"), "url": ["/v1/completions"]}), "invalid_field", "url", "must be one of"),
+        (encoded({**completion("x", "p"), "body": []}), "invalid_field", "body", "object"),
+        (encoded(completion("x", "p", max_tokens=-1)), "invalid_value", "body.max_tokens", "max_tokens"),
+        (encoded(chat("x", "p", shiny=1)), "unknown_parameter", "body.shiny", "shiny"),
+    ],
+)
+def test_a_wrong_line_is_named(line: bytes, code: str, param: str, text: str) -> None:
+    with pytest.raises(LineError, match=text) as refused:
+        parse_line(line, 7)
+    assert (refused.value.line, refused.value.code, refused.value.param) == (7, code, param)
+
+
+def test_a_repeated_custom_id_names_the_first_line(tmp_path: Path) -> None:
+    lines = [completion("a", "x"), completion("b", "y"), completion("a", "z")]
+    found = read(tmp_path / "in", b"\n".join(encoded(line) for line in lines))
+    assert isinstance(found[2], LineError)
+    assert (found[2].custom_id, found[2].code) == ("a", "duplicate_custom_id")
+    assert "line 1" in str(found[2])
+
+
+def test_a_line_over_the_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    with path.open("wb") as out:
+        out.write(encoded(completion("a", "x")) + b"\n")
+        for _ in range(LINE_LIMIT_BYTES // 2**20 + 1):
+            out.write(b"x" * 2**20)
+        out.write(b"\n" + encoded(completion("b", "y")) + b"\n")
+    source = InputFile(path)
+    first, second, third = asks(source, iter(source.lines))
+    assert isinstance(first, Ask)
+    assert isinstance(third, Ask)
+    assert isinstance(second, LineError)
+    assert (second.line, second.code) == (2, "line_too_long")
+    assert "16 MiB" in str(second)
+    source.close()
+
+
+def test_lines_are_found_by_number(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(b"\n".join(encoded(completion(f"c{i}", "x")) + b"\n" for i in range(100)))
+    source = InputFile(path)
+    assert len(source) == 100
+    assert source.ask(199).custom_id == "c99"
+    assert source.position(2) is None
+    with pytest.raises(LineError):
+        source.ask(2)
+    source.close()
+
+
+def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
+    assert read(tmp_path / "in", b"") == []
+    assert read(tmp_path / "in", b"\n \n") == []

@@ -1,0 +1,220 @@
+"""The client against a queue in memory: acks, results, reconnects, errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+import penstock
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from tests.support.fake_queue import FakeQueue, completed, serving
+
+
+@pytest.fixture
+async def queue() -> FakeQueue:
+    return FakeQueue()
+
+
+@pytest.fixture
+async def client(queue: FakeQueue) -> AsyncIterator[penstock.Client]:
+    async with serving(queue) as address, penstock.Client(address, retry_for_s=20) as client:
+        yield client
+
+
+async def test_a_submit_is_answered_with_an_id_and_a_result(client: penstock.Client, queue: FakeQueue) -> None:
+    request_id = await client.submit(prompt="the river", max_tokens=5, temperature=0.0, stop="x", channel="batch")
+    result = await client.result(request_id)
+    assert (result.text, result.outcome, result.completed) == ("THE RIVER", penstock.Outcome.COMPLETED, True)
+    assert result.usage == penstock.Usage(prompt_tokens=2, completion_tokens=2)
+    stored = queue.requests[0]
+    assert (stored.text, stored.channel, stored.sampling.max_tokens) == ("the river", "batch", 5)
+    assert list(stored.sampling.stop) == ["x"]
+    assert stored.sampling.HasField("temperature")
+    assert not stored.sampling.HasField("top_p")
+
+
+async def test_a_retried_submit_is_one_request(client: penstock.Client, queue: FakeQueue) -> None:
+    queue.unavailable_calls = 3
+    request_id = await client.submit(prompt="once")
+    assert [r.request_id for r in queue.requests] == [request_id]
+
+
+async def test_generate_submits_and_waits(client: penstock.Client) -> None:
+    result = await client.generate(messages=[{"role": "user", "content": "hi"}])
+    assert '"CONTENT": "HI"' in result.text
+
+
+async def test_many_requests_share_frames_and_each_gets_one_ack(client: penstock.Client, queue: FakeQueue) -> None:
+    acks = [ack async for ack in client.submit_many({"prompt": f"p {i}"} for i in range(3000))]
+    assert sorted(ack.index for ack in acks) == list(range(3000))
+    assert len({ack.request_id for ack in acks}) == 3000
+    assert len(queue.frames) < 200
+
+
+async def test_a_broken_submit_stream_loses_and_repeats_nothing(client: penstock.Client, queue: FakeQueue) -> None:
+    queue.break_submit_after_acks = 700
+    acks = [ack async for ack in client.submit_many({"prompt": f"p {i}"} for i in range(2000))]
+    assert sorted(ack.index for ack in acks) == list(range(2000))
+    assert len(queue.requests) == 2000
+    assert any(ack.duplicate for ack in acks), "what was stored without an ack was sent again"
+
+
+async def test_a_full_queue_is_tried_again(client: penstock.Client, queue: FakeQueue) -> None:
+    queue.refuse_submits = 2
+    acks = [ack async for ack in client.submit_many({"prompt": f"p {i}"} for i in range(5))]
+    assert sorted(ack.index for ack in acks) == list(range(5))
+
+
+async def test_a_queue_that_stays_full_is_reported(queue: FakeQueue) -> None:
+    queue.refuse_submits = 10**6
+    async with serving(queue) as address, penstock.Client(address, retry_for_s=0.2) as client:
+        with pytest.raises(penstock.Unavailable, match="nearly full"):
+            async for _ in client.submit_many([{"prompt": "p"}]):
+                pass
+        with pytest.raises(penstock.Unavailable, match="nearly full"):
+            await client.submit(prompt="p")
+
+
+async def test_a_refused_request_has_its_error_in_the_ack(client: penstock.Client) -> None:
+    acks = [a async for a in client.submit_many([{"prompt": "a"}, {"prompt": "b", "channel": "nowhere"}])]
+    assert acks[0].error is None
+    assert acks[1].error is not None
+    assert acks[1].error.param == "channel"
+
+
+async def test_the_source_of_many_requests_may_fail(client: penstock.Client, queue: FakeQueue) -> None:
+    async def source() -> AsyncIterator[penstock.RequestFields]:
+        yield {"prompt": "a"}
+        raise LookupError("the file is gone")
+
+    acks = client.submit_many(source())
+    assert (await anext(acks)).index == 0, "what was given before is acked"
+    with pytest.raises(LookupError):
+        await anext(acks)
+
+
+async def test_a_submit_names_the_wrong_field(client: penstock.Client) -> None:
+    with pytest.raises(penstock.InvalidRequest) as refused:
+        await client.submit(prompt="p", channel="nowhere")
+    assert refused.value.param == "channel"
+    with pytest.raises(penstock.InvalidRequest) as unknown:
+        await client.submit(prompt="p", shiny=1)  # type: ignore[call-arg]
+    assert unknown.value.param == "shiny"
+
+
+async def test_a_watch_goes_on_after_its_cursor_over_reconnects(client: penstock.Client, queue: FakeQueue) -> None:
+    [_ async for _ in client.submit_many({"prompt": f"p {i}", "batch": "b"} for i in range(50))]
+    queue.break_watch_after_results = 20
+    results = [result async for result in client.watch("b")]
+    assert [result.request_id for result in results] == [f"r-{i}" for i in range(50)]
+    assert [watch.cursor for watch in queue.watches] == [0, 20]
+    later = [result async for result in client.watch("b", cursor=results[39].cursor)]
+    assert [result.request_id for result in later] == [f"r-{i}" for i in range(40, 50)]
+
+
+async def test_a_watch_of_ids_asks_only_for_what_is_open(client: penstock.Client, queue: FakeQueue) -> None:
+    ids = [await client.submit(prompt=f"p {i}") for i in range(4)]
+    queue.break_watch_after_results = 3
+    results = [result async for result in client.watch(request_ids=ids)]
+    assert [result.request_id for result in results] == ids
+    assert list(queue.watches[-1].request_ids.ids) == ids[3:]
+
+
+async def test_tokens_come_once_and_in_order(client: penstock.Client, queue: FakeQueue) -> None:
+    def delta(attempt: int, offset: int, text: str) -> request_pb2.TokenDelta:
+        return request_pb2.TokenDelta(request_id="r-0", attempt=attempt, offset=offset, token_ids=[1], text=text)
+
+    queue.tokens = [delta(1, 0, "a"), delta(1, 1, "b"), delta(1, 1, "b"), delta(2, 0, "A"), delta(1, 2, "c")]
+    request_id = await client.submit(prompt="p")
+    deltas = [token async for token in client.tokens(request_id)]
+    assert [(d.attempt, d.text) for d in deltas] == [(1, "a"), (1, "b"), (2, "A")]
+
+
+async def test_get_by_id_and_by_key(client: penstock.Client) -> None:
+    request_id = await client.submit(prompt="p", idempotency_key="mine")
+    by_id, by_key = await client.get(request_id), await client.get(idempotency_key="mine")
+    assert by_id == by_key
+    assert by_id.state is penstock.RequestState.DONE
+    with pytest.raises(penstock.NotFound, match="nobody"):
+        await client.get("nobody")
+    with pytest.raises(penstock.NotFound):
+        await client.result("nobody")
+
+
+async def test_cancel_delete_and_dead_letters(client: penstock.Client, queue: FakeQueue) -> None:
+    request_id = await client.submit(prompt="p")
+    assert (await client.cancel(request_id, "other")).not_cancelled == ("other",)
+    assert await client.delete(request_id) == 1
+    queue.dead = [queue_pb2.DeadLetter(request_id=f"d-{i}", attempts=3, last_error="oom") for i in range(5)]
+    assert [letter.request_id async for letter in client.dead_letters()] == [f"d-{i}" for i in range(5)]
+    assert (await client.requeue(all_dead=True)).requeued == 5
+    assert (await client.requeue("d-1", "x")).not_dead == ("x",)
+
+
+async def test_nothing_listens() -> None:
+    async with penstock.Client("127.0.0.1:1", retry_for_s=0.1) as client:
+        with pytest.raises(penstock.Unavailable, match=r"127\.0\.0\.1:1"):
+            await client.stats()
+        with pytest.raises(penstock.Unavailable):
+            async for _ in client.watch("b"):
+                pass
+
+
+async def test_a_request_joins_the_callers_trace(client: penstock.Client, queue: FakeQueue) -> None:
+    tracer = TracerProvider().get_tracer("test")
+    with tracer.start_as_current_span("caller") as span:
+        await client.submit(prompt="p")
+    wanted = trace.format_trace_id(span.get_span_context().trace_id)
+    assert queue.requests[0].traceparent.split("-")[1] == wanted
+    await client.submit(prompt="q")
+    assert queue.requests[1].traceparent == ""
+
+
+async def test_abandoning_a_stream_leaves_nothing_running(client: penstock.Client, queue: FakeQueue) -> None:
+    stream = client.submit_many({"prompt": f"p {i}"} for i in range(100))
+    async for _ in stream:
+        break
+    await stream.aclose()
+    assert not [task for task in asyncio.all_tasks() if "SubmitSession" in repr(task)]
+
+
+async def test_the_blocking_client_does_the_same(queue: FakeQueue) -> None:
+    async with serving(queue) as address:
+
+        def work() -> None:
+            with penstock.SyncClient(address, retry_for_s=5) as client:
+                assert client.generate(prompt="abc").text == "ABC"
+                acks = list(client.submit_many({"prompt": f"p {i}", "batch": "s"} for i in range(10)))
+                assert [ack.index for ack in acks] == list(range(10))
+                assert len(list(client.watch("s"))) == 10
+                for _ in client.watch("s"):
+                    break
+                assert client.stats().dead == 1
+                with pytest.raises(penstock.NotFound):
+                    client.get("nobody")
+            client.close()
+
+        await asyncio.to_thread(work)
+
+
+async def test_results_carry_everything_the_wire_says() -> None:
+    def answer(request: request_pb2.Request) -> request_pb2.Result:
+        result = completed(request)
+        result.choices[0].logprobs.add(token_id=3, token="x", logprob=-0.5, rank=1).top.add(token_id=4, token="y")
+        result.choices[0].stop_token_id = 0
+        result.timings.first_token_unix_ns = 7
+        return result
+
+    queue = FakeQueue(answer)
+    async with serving(queue) as address, penstock.Client(address) as client:
+        result = await client.generate(prompt="p", logprobs=1)
+    choice = result.choices[0]
+    assert choice.logprobs[0].top[0].token == "y"
+    assert choice.stop_token_id == 0
+    assert choice.finish_reason is penstock.FinishReason.LENGTH
+    assert result.timings.first_token_unix_ns == 7
