@@ -1,0 +1,100 @@
+"""How many blocks a request may need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.scheduler.core.estimate import (
+    least_blocks,
+    need_blocks,
+    prompt_bound_tokens,
+    rejection,
+    window_blocks,
+    worst_case_blocks,
+)
+from services.scheduler.core.messages import EngineShape
+from services.scheduler.core.policy import POLICIES
+from tests.support.scheduling import announced
+
+SHAPE = EngineShape(255, 32, 2048, 64)
+BYTES = SHAPE._replace(byte_bounded_tokenizer=True, special_tokens=2)
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (32, 1), (33, 2), (2047, 64)])
+def test_need(tokens: int, blocks: int) -> None:
+    assert need_blocks(tokens, 32) == blocks
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields", "bound"),
+    [
+        (SHAPE, {"prompt_tokens": 100}, 100),
+        (SHAPE, {"prompt_bytes": 10}, 2048 - 50),
+        (BYTES, {"prompt_bytes": 10}, 12),
+        (BYTES, {"prompt_bytes": 10, "chat": True}, 2048 - 50),
+        (BYTES, {"prompt_tokens": 100, "prompt_bytes": 10}, 100),
+        (SHAPE, {"prompt_bytes": 10, "max_tokens": 0}, 0),
+    ],
+)
+def test_the_bound_of_a_prompt_is_exact_proven_or_the_rest_of_the_window(
+    shape: EngineShape, fields: dict[str, Any], bound: int
+) -> None:
+    request = announced("r", "batch", 0)._replace(**{"max_tokens": 50, **fields})
+    assert prompt_bound_tokens(request, shape) == bound
+
+
+@pytest.mark.parametrize(
+    ("fields", "blocks"),
+    [
+        ({"prompt_tokens": 100, "max_tokens": 29}, 4),  # 128 tokens at the peak: the last one is never written
+        ({"prompt_tokens": 100, "max_tokens": 30}, 5),
+        ({"prompt_tokens": 1, "max_tokens": 1}, 1),
+        ({"prompt_tokens": 100, "max_tokens": 0}, 64),
+        ({"prompt_tokens": 2000, "max_tokens": 500}, 64),
+        ({"prompt_tokens": 100, "max_tokens": 29, "n": 3}, 12),
+        ({"prompt_bytes": 5, "max_tokens": 10}, 64),
+    ],
+)
+def test_the_worst_case(fields: dict[str, Any], blocks: int) -> None:
+    assert worst_case_blocks(announced("r", "batch", 0)._replace(**fields), SHAPE) == blocks
+
+
+def test_lookahead_and_bytes_count() -> None:
+    request = announced("r", "batch", 0, prompt_tokens=100, max_tokens=29)
+    assert worst_case_blocks(request, SHAPE._replace(lookahead_tokens=1)) == 5
+    text = announced("r", "batch", 0, prompt_tokens=0, prompt_bytes=126, max_tokens=1)
+    assert worst_case_blocks(text, BYTES) == 4
+
+
+def test_the_policies_book_what_their_names_say() -> None:
+    request = announced("r", "batch", 0, prompt_tokens=100, max_tokens=29, n=2)
+    booked = {name: policy.booking_blocks(request, SHAPE) for name, policy in POLICIES.items()}
+    assert booked == {"worst-case": 128, "tokenizer-ack": 8, "virtual-channels": 8}
+    assert window_blocks(request, SHAPE) == 128
+    assert [policy.settles for policy in POLICIES.values()] == [False, True, True]
+    assert [policy.channels_apart for policy in POLICIES.values()] == [False, False, True]
+
+
+def test_a_prompt_longer_than_every_window_is_rejected_with_both_numbers() -> None:
+    request = announced("r", "batch", 0, prompt_tokens=2048, max_tokens=1)
+    reject = rejection(request, [SHAPE, SHAPE._replace(max_model_len=1024)])
+    assert reject is not None
+    assert (reject.code, reject.param) == ("context_length_exceeded", "prompt")
+    assert "2048 tokens" in reject.message
+    assert rejection(request, [SHAPE, SHAPE._replace(max_model_len=4096)]) is None
+
+
+def test_a_request_larger_than_every_pool_is_rejected_with_both_numbers() -> None:
+    request = announced("r", "batch", 0, prompt_tokens=0, max_tokens=2000, n=5)
+    assert least_blocks(request, SHAPE) == 5 * 63
+    reject = rejection(request, [SHAPE, SHAPE._replace(capacity_blocks=100)])
+    assert reject is not None
+    assert (reject.code, reject.param) == ("pool_too_small", "sampling.n")
+    assert "315" in reject.message
+    assert "255" in reject.message
+
+
+def test_without_a_worker_of_the_model_nothing_is_rejected() -> None:
+    assert rejection(announced("r", "batch", 0, prompt_tokens=10**6), []) is None
