@@ -1,0 +1,256 @@
+"""Whatever the order of events: each reservation is released once, each lease is answered, none outruns its booking."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.worker.core import messages as m
+from services.worker.core.session import Session
+from services.worker.core.sizing import Sizes
+
+SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
+
+picks = st.integers(0, 1 << 16)
+
+
+class World(RuleBasedStateMachine):
+    """A scheduler, a queue, a tokenizer and an engine that keep books of what the session does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = Session(SIZES)
+        self.now_ns = 0
+        self.numbers = itertools.count(1)
+        self.tokens = itertools.count(1)
+        self.epoch = 0
+        self.scheduler_up = False
+        self.queue_up = False
+        self.booked: dict[str, int] = {}
+        """What the scheduler believes to be booked."""
+        self.granted: dict[str, int] = {}
+        self.claims: list[str] = []
+        self.leases: dict[m.Lease, str] = {}
+        """Leases and how the queue heard of their end: "", "completed", "given back", "lost"."""
+        self.tokenizing: list[str] = []
+        self.engine: list[str] = []
+        self.aborts: list[str] = []
+        self.seq = 0
+
+    def tell(self, message: m.Message) -> None:
+        self.now_ns += 1_000_000
+        for effect in self.session.step(message, self.now_ns):
+            handler: Callable[[Any], None] | None = getattr(self, f"on_{type(effect).__name__}", None)
+            if handler is not None:
+                handler(effect)
+
+    # ---- what the session does ----
+
+    def on_OpenCredits(self, effect: m.OpenCredits) -> None:
+        names = [holding.request_id for holding in effect.inventory]
+        assert len(names) == len(set(names))
+        assert set(names) <= set(self.granted), "nothing is held that was not granted"
+        self.booked = {holding.request_id: holding.held_blocks for holding in effect.inventory}
+
+    def on_SendTokenizerAck(self, effect: m.SendTokenizerAck) -> None:
+        self.ack(effect)
+        assert effect.held_blocks <= self.booked[effect.request_id], "settling never grows a booking"
+        self.booked[effect.request_id] = effect.held_blocks
+
+    def on_SendCompletionAck(self, effect: m.SendCompletionAck) -> None:
+        self.ack(effect)
+        del self.booked[effect.request_id]  # a second release, or one of nothing, fails here
+
+    def ack(self, effect: m.SendTokenizerAck | m.SendCompletionAck) -> None:
+        assert self.scheduler_up
+        assert effect.epoch == self.epoch
+        assert effect.seq > self.seq
+        self.seq = effect.seq
+
+    def on_SendClaim(self, effect: m.SendClaim) -> None:
+        assert self.queue_up
+        self.claims.append(effect.request_id)
+
+    def on_Tokenize(self, effect: m.Tokenize) -> None:
+        self.tokenizing.append(effect.run_id)
+
+    def on_StartEngine(self, effect: m.StartEngine) -> None:
+        assert effect.held_blocks <= self.granted[effect.run_id.rpartition(".")[0]]
+        self.engine.append(effect.run_id)
+
+    def on_AbortEngine(self, effect: m.AbortEngine) -> None:
+        self.aborts.append(effect.run_id)
+
+    def on_SendComplete(self, effect: m.SendComplete) -> None:
+        self.answered(effect.run_id, "completed")
+
+    def on_SendGiveBack(self, effect: m.SendGiveBack) -> None:
+        for lease in effect.leases:
+            self.answered(lease.run_id, "given back")
+
+    def answered(self, run_id: str, how: str) -> None:
+        lease = next(lease for lease in self.leases if lease.run_id == run_id)
+        assert self.leases[lease] in {"", how}, f"{run_id}: {self.leases[lease]}, then {how}"
+        self.leases[lease] = how
+
+    def on_OpenWork(self, effect: m.OpenWork) -> None:
+        for lease, how in self.leases.items():
+            if lease not in effect.held and how == "":
+                self.leases[lease] = "lost"
+
+    # ---- what happens to the session ----
+
+    @initialize()
+    def both_peers_come(self) -> None:
+        self.scheduler_comes()
+        self.queue_comes()
+
+    @precondition(lambda self: not self.scheduler_up)
+    @rule()
+    def scheduler_comes(self) -> None:
+        self.tell(m.SchedulerReached())
+        self.epoch += 1
+        self.scheduler_up = True
+        self.tell(m.SchedulerUp(self.epoch, 20_000_000))
+
+    @precondition(lambda self: not self.scheduler_up)
+    @rule(events=st.lists(st.tuples(st.sampled_from(["tokenized", "finished", "aborted", "refused"]), picks)))
+    def scheduler_comes_slowly(self, events: list[tuple[str, int]]) -> None:
+        self.tell(m.SchedulerReached())
+        for name, pick in events:
+            getattr(self, name)(pick)
+        self.epoch += 1
+        self.scheduler_up = True
+        self.tell(m.SchedulerUp(self.epoch, 20_000_000))
+
+    @precondition(lambda self: self.scheduler_up)
+    @rule()
+    def scheduler_goes(self) -> None:
+        self.scheduler_up = False
+        self.tell(m.SchedulerDown())
+
+    @precondition(lambda self: not self.queue_up)
+    @rule()
+    def queue_comes(self) -> None:
+        self.claims.clear()
+        self.tell(m.QueueReached())
+        self.queue_up = True
+        self.tell(m.QueueUp(60_000_000_000, 4))
+
+    @precondition(lambda self: self.queue_up)
+    @rule()
+    def queue_goes(self) -> None:
+        self.queue_up = False
+        self.claims.clear()
+        self.tell(m.QueueDown())
+
+    @precondition(lambda self: self.scheduler_up)
+    @rule(blocks=st.integers(1, 60), settles=st.booleans())
+    def granted_one(self, blocks: int, settles: bool) -> None:
+        name = f"r{next(self.numbers)}"
+        self.booked[name] = self.granted[name] = blocks
+        self.tell(m.Granted(name, "batch", blocks, settles, 1))
+
+    @rule(pick=picks)
+    def recalled(self, pick: int) -> None:
+        self.tell(m.Recalled(f"r{pick % 20}"))
+
+    @precondition(lambda self: self.claims)
+    @rule(pick=picks, tokens=st.integers(0, 600), n=st.integers(1, 3), watched=st.booleans())
+    def delivered(self, pick: int, tokens: int, n: int, watched: bool) -> None:
+        name = self.claims.pop(pick % len(self.claims))
+        lease = m.Lease(name, 1, next(self.tokens))
+        self.leases[lease] = ""
+        self.tell(m.Delivered(lease, n, tokens, watched))
+
+    @rule(pick=picks)
+    def refused(self, pick: int) -> None:
+        if self.claims:
+            self.tell(m.Refused(self.claims.pop(pick % len(self.claims)), bool(pick & 1)))
+
+    @rule(pick=picks)
+    def tokenized(self, pick: int) -> None:
+        if self.tokenizing:
+            run_id = self.tokenizing.pop(pick % len(self.tokenizing))
+            if pick % 7 == 0:
+                self.tell(m.TokenizeFailed(run_id, "invalid_prompt", "no", "prompt"))
+            else:
+                self.tell(m.Tokenized(run_id, 1 + pick % 550))
+
+    @rule(pick=picks)
+    def finished(self, pick: int) -> None:
+        if self.engine:
+            run_id = self.engine.pop(pick % len(self.engine))
+            if pick % 5 == 0:
+                self.tell(m.EngineFailed(run_id, bool(pick & 1), "engine_error", "no"))
+            else:
+                self.tell(m.EngineFinished(run_id, 3, 0, bool(pick & 1)))
+
+    @rule(pick=picks)
+    def aborted(self, pick: int) -> None:
+        if self.aborts:
+            run_id = self.aborts.pop(pick % len(self.aborts))
+            self.engine = [other for other in self.engine if other != run_id]
+            self.tell(m.EngineAborted(run_id, 1, 0))
+
+    @precondition(lambda self: self.queue_up and self.leases)
+    @rule(pick=picks, cause=st.sampled_from(m.CancelCause))
+    def cancelled(self, pick: int, cause: m.CancelCause) -> None:
+        lease = list(self.leases)[pick % len(self.leases)]
+        if cause is m.CancelCause.LEASE_LOST and self.leases[lease] == "":
+            self.leases[lease] = "lost"
+        self.tell(m.CancelRun(lease, cause))
+
+    @precondition(lambda self: self.queue_up)
+    @rule(pick=picks, accepted=st.booleans())
+    def recorded(self, pick: int, accepted: bool) -> None:
+        done = [lease for lease, how in self.leases.items() if how == "completed"]
+        if done:
+            self.tell(m.Recorded(done[pick % len(done)], accepted))
+
+    @rule(free=st.integers(0, 64), running=st.integers(0, 9))
+    def reported(self, free: int, running: int) -> None:
+        self.tell(m.EngineReported(free, running, 0, 0, 1_000_000, 1 - free / 64))
+
+    @rule(passed_ms=st.integers(0, 2000))
+    def time_passes(self, passed_ms: int) -> None:
+        self.now_ns += passed_ms * 1_000_000
+        self.tell(m.Tick())
+
+    @rule()
+    def drain_asked(self) -> None:
+        self.tell(m.DrainAsked("asked"))
+
+    # ---- what must hold ----
+
+    @invariant()
+    def the_ledger_and_the_session_agree(self) -> None:
+        if self.scheduler_up:
+            assert sum(self.booked.values()) == self.session.held_blocks
+
+    def teardown(self) -> None:
+        """Stop the worker and answer everything: all must have come home."""
+        if not self.scheduler_up:
+            self.scheduler_comes()
+        if not self.queue_up:
+            self.queue_comes()
+        self.tell(m.GraceOver())
+        while self.claims:
+            self.refused(0)
+        while self.aborts:
+            self.aborted(0)
+        for lease, how in list(self.leases.items()):
+            if how == "completed":
+                self.tell(m.Recorded(lease, True))
+        assert self.session.idle
+        assert self.booked == {}
+        assert all(self.leases.values()), f"a lease was never answered: {self.leases}"
+
+
+World.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSession = World.TestCase

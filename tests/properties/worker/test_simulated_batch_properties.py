@@ -1,0 +1,77 @@
+"""Blocks are conserved, every sequence ends, and sequences whose peaks fit together are never preempted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.core.sizing import Sizes, need_blocks
+from services.worker.simulated_batch import Batch, Sequence
+
+BLOCK_SIZE = 16
+BLOCKS = 40
+
+lengths = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 100)), min_size=1, max_size=25)
+
+
+def batch(blocks: int = BLOCKS, seqs: int = 8, tokens: int = 64) -> Batch:
+    return Batch(blocks, BLOCK_SIZE, seqs, tokens)
+
+
+def conserved(made: Batch) -> bool:
+    held = sum(sequence.blocks for sequence in (*made.running, *made.waiting))
+    return made.blocks_free + held == made.blocks_total and made.blocks_free >= 0
+
+
+@given(lengths, st.sets(st.integers(0, 24), max_size=5), st.integers(1, 60))
+def test_blocks_are_conserved_and_every_sequence_ends(
+    wanted: list[tuple[int, int]], aborted: set[int], abort_at: int
+) -> None:
+    made = batch()
+    sequences = [Sequence(str(i), prompt, output) for i, (prompt, output) in enumerate(wanted)]
+    for sequence in sequences:
+        made.add(sequence)
+    steps = 0
+    while made.busy:
+        result = made.step()
+        steps += 1
+        assert conserved(made)
+        assert result.computed_tokens <= 64
+        assert len(made.running) <= 8
+        assert steps < 20_000, "the batch makes no progress"
+        if steps == abort_at:
+            made.remove({str(i) for i in aborted})
+            assert conserved(made)
+    assert made.blocks_free == made.blocks_total
+    for i, sequence in enumerate(sequences):
+        assert sequence.generated == sequence.output_tokens or i in aborted
+
+
+@given(lengths)
+def test_no_preemption_when_the_sum_of_the_peaks_fits(wanted: list[tuple[int, int]]) -> None:
+    sizes = Sizes(10_000, 10_000, BLOCK_SIZE, 10_000)
+    peaks = sum(need_blocks(sizes, prompt, output, 1) for prompt, output in wanted)
+    made = batch(blocks=peaks, seqs=len(wanted))
+    most = {str(i): 0 for i in range(len(wanted))}
+    for i, (prompt, output) in enumerate(wanted):
+        made.add(Sequence(str(i), prompt, output))
+    while made.busy:
+        made.step()
+        for sequence in made.running:
+            most[sequence.key] = max(most[sequence.key], sequence.blocks)
+    assert made.preemptions == 0
+    for i, (prompt, output) in enumerate(wanted):
+        assert most[str(i)] <= need_blocks(sizes, prompt, output, 1)
+
+
+def test_the_sequence_admitted_last_is_preempted_and_computed_again() -> None:
+    made = batch(blocks=4)
+    old, young = Sequence("old", 16, 30), Sequence("young", 16, 30)
+    made.add(old)
+    made.add(young)
+    ended: list[str] = []
+    while made.busy:
+        ended += [sequence.key for sequence in made.step().ended]
+        assert conserved(made)
+    assert ended == ["old", "young"]
+    assert (old.preemptions, young.preemptions) == (0, 1)

@@ -1,0 +1,84 @@
+"""Transcripts of the session: what it is told, and every effect it answers with.
+
+A line `12ms Granted request_id=r1 …` tells the session a message at that time;
+the indented lines below are all of its effects, in order. A line that begins
+with `#` is for the reader.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from services.worker.core import messages as m
+from services.worker.core.session import Session
+from services.worker.core.sizing import Sizes
+
+HERE = Path(__file__).parent
+SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
+
+
+def transcript(text: str) -> list[str]:
+    """Run the messages of a transcript; return it with the effects that happened."""
+    session = Session(SIZES)
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(" "):
+            continue
+        lines.append(line)
+        if line and not line.startswith("#"):
+            time, name, *fields = line.split()
+            now_ns = int(time.removesuffix("ms")) * 1_000_000
+            lines.extend(f"    {shown(effect)}" for effect in session.step(message(name, fields), now_ns))
+    return lines
+
+
+def message(name: str, fields: list[str]) -> m.Message:
+    """Read a message; `a_b` in a text value stands for `a b`."""
+    kind = getattr(m, name)
+    hints = get_type_hints(kind)
+    values = dict(field.split("=", 1) for field in fields)
+    made: m.Message = kind(**{key: value(hints[key], text) for key, text in values.items()})
+    return made
+
+
+def value(kind: Any, text: str) -> Any:
+    if kind is m.Lease:
+        request_id, attempt, token = text.split("/")
+        return m.Lease(request_id, int(attempt), int(token))
+    if kind is bool:
+        return {"yes": True, "no": False}[text]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(text)
+    return text.replace("_", " ") if kind is str and "_" in text else kind(text)
+
+
+def shown(effect: Any) -> str:
+    return " ".join([type(effect).__name__, *(f"{k}={plain(v)}" for k, v in effect._asdict().items())])
+
+
+def plain(item: Any) -> str:
+    if isinstance(item, m.Lease):
+        return f"{item.request_id}/{item.attempt}/{item.fencing_token}"
+    if isinstance(item, m.Holding):
+        return f"{item.request_id}:{item.held_blocks}@{item.seq}"
+    if isinstance(item, m.Ending):
+        return "|".join(part for part in (item.kind.value, item.code, item.message, item.param) if part)
+    if isinstance(item, Enum):
+        return str(item.value)
+    if isinstance(item, tuple):
+        return f"[{', '.join(map(plain, item))}]"
+    return {True: "yes", False: "no"}[item] if isinstance(item, bool) else str(item)
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_session_does_what_the_transcript_says(path: Path) -> None:
+    text = path.read_text()
+    assert transcript(text) == text.splitlines()
+
+
+def test_there_are_transcripts() -> None:
+    assert len(list(HERE.glob("*.txt"))) >= 5
