@@ -1,0 +1,129 @@
+"""What every store must do; run on each of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.queue.core.effects import Write
+from services.queue.core.records import FAMILIES, META, READY, REQUESTS, SCHEMA_KEY
+from services.queue.memory_store import MemoryStore
+from services.queue.rocksdb_store import RocksdbStore
+from services.queue.store import Store, StoreError, StoreUnusableError
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store = MemoryStore() if request.param == "memory" else RocksdbStore(tmp_path / "db")
+    yield made
+    made.close()
+
+
+def test_every_family_is_there_and_apart(store: Store) -> None:
+    store.write([Write(family, b"k", family.encode()) for family in FAMILIES])
+    for family in FAMILIES:
+        assert store.get(family, b"k") == family.encode()
+        assert store.get(family, b"other") is None
+
+
+def test_get_many_keeps_the_order_and_the_gaps(store: Store) -> None:
+    store.write([Write(REQUESTS, bytes([n]), bytes([n, n])) for n in range(5)])
+    assert store.get_many(REQUESTS, [b"\x03", b"\x09", b"\x00"]) == [b"\x03\x03", None, b"\x00\x00"]
+    assert store.get_many(REQUESTS, []) == []
+
+
+def test_scan_is_ordered_half_open_and_limited(store: Store) -> None:
+    store.write([Write(READY, bytes([n]), b"") for n in (9, 3, 5, 1, 7)])
+    keys = [key[0] for key, _ in store.scan(READY, b"\x03", b"\x09", 100)]
+    assert keys == [3, 5, 7]
+    assert [key[0] for key, _ in store.scan(READY, b"\x03", b"", 2)] == [3, 5]
+    assert [key[0] for key, _ in store.scan(READY, b"", b"", 100)] == [1, 3, 5, 7, 9]
+    assert store.scan(READY, b"\x08", b"\x09", 100) == []
+
+
+def test_later_writes_of_a_batch_win(store: Store) -> None:
+    store.write([Write(REQUESTS, b"k", b"1"), Write(REQUESTS, b"k", b"2"), Write(REQUESTS, b"gone", b"x")])
+    store.write([Write(REQUESTS, b"gone", None), Write(REQUESTS, b"never", None)])
+    assert store.get(REQUESTS, b"k") == b"2"
+    assert store.scan(REQUESTS, b"", b"", 10) == [(b"k", b"2")]
+
+
+def test_empty_values_are_values(store: Store) -> None:
+    store.write([Write(REQUESTS, b"k", b"")])
+    assert store.get(REQUESTS, b"k") == b""
+
+
+def test_large_values_survive(store: Store) -> None:
+    value = bytes(range(256)) * 50_000
+    store.write([Write("payloads", b"k", value)])
+    assert store.get("payloads", b"k") == value
+
+
+def test_reopening_keeps_everything(store: Store) -> None:
+    store.write([Write(REQUESTS, b"k", b"v")])
+    store.reopen()
+    assert store.get(REQUESTS, b"k") == b"v"
+
+
+def test_the_free_space_is_known(store: Store) -> None:
+    assert store.disk_free_bytes() > 0
+
+
+WRITES = st.lists(
+    st.builds(
+        Write, st.sampled_from([REQUESTS, READY]), st.binary(min_size=1, max_size=2), st.none() | st.binary(max_size=3)
+    )
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(batches=st.lists(WRITES, max_size=5))
+def test_both_stores_agree(tmp_path_factory: pytest.TempPathFactory, batches: list[list[Write]]) -> None:
+    memory = MemoryStore()
+    rocks = RocksdbStore(tmp_path_factory.mktemp("db"))
+    for batch in batches:
+        memory.write(batch)
+        rocks.write(batch)
+    for family in (REQUESTS, READY):
+        assert memory.scan(family, b"", b"", 1000) == rocks.scan(family, b"", b"", 1000)
+    rocks.close()
+
+
+def test_a_directory_survives_its_process(tmp_path: Path) -> None:
+    first = RocksdbStore(tmp_path)
+    first.write([Write(REQUESTS, b"k", b"v")])
+    first.close()
+    second = RocksdbStore(tmp_path)
+    assert second.get(REQUESTS, b"k") == b"v"
+    second.close()
+
+
+def test_a_locked_directory_is_refused(tmp_path: Path) -> None:
+    first = RocksdbStore(tmp_path)
+    with pytest.raises(StoreUnusableError, match="locked"):
+        RocksdbStore(tmp_path)
+    first.close()
+
+
+def test_a_newer_schema_is_refused_with_both_versions(tmp_path: Path) -> None:
+    store = RocksdbStore(tmp_path)
+    store.write([Write(META, SCHEMA_KEY, b"99")])
+    store.close()
+    with pytest.raises(StoreUnusableError, match="schema version 99; this program knows version 1"):
+        RocksdbStore(tmp_path)
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    with pytest.raises(StoreUnusableError, match="data directory"):
+        RocksdbStore(path)
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = RocksdbStore(tmp_path)
+    store.close()
+    with pytest.raises(StoreError):
+        store.write([Write(REQUESTS, b"k", b"v")])

@@ -1,0 +1,125 @@
+"""Submit validation: each bad field is refused by its name, and good requests pass."""
+
+import math
+
+import pytest
+
+from penstock.request.v1 import request_pb2
+from services.queue.validate import InvalidRequestError, check
+
+NOW_NS = 1_000_000_000_000
+
+
+def request(**fields: object) -> request_pb2.Request:
+    values: dict[str, object] = {"channel": "batch", "text": "hi"}
+    values.update(fields)
+    return request_pb2.Request(**values)  # type: ignore[arg-type]
+
+
+def sampling(**fields: object) -> request_pb2.Request:
+    return request(sampling=request_pb2.SamplingParams(**fields))  # type: ignore[arg-type]
+
+
+def chat(messages: str, **fields: object) -> request_pb2.Request:
+    prompt = request_pb2.ChatPrompt(messages_json=messages, **fields)  # type: ignore[arg-type]
+    return request_pb2.Request(channel="batch", chat=prompt)
+
+
+def structured(**fields: object) -> request_pb2.Request:
+    return sampling(structured_outputs=request_pb2.StructuredOutputs(**fields))  # type: ignore[arg-type]
+
+
+GOOD = [
+    request(),
+    request(text=""),
+    request(deadline_unix_ns=NOW_NS + 1),
+    request_pb2.Request(channel="batch", token_ids=request_pb2.TokenIds(ids=[1])),
+    chat('[{"role": "user", "content": "hi"}]', chat_template_kwargs_json='{"a": 1}'),
+    sampling(n=1, max_tokens=1, temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=0.5, logprobs=-1),
+    sampling(logit_bias={5: -100.0}, extra_args_json="{}", min_tokens=3, max_tokens=3),
+    structured(json_schema="{}"),
+    structured(json_object=True),
+    request(idempotency_key="é" * 256),
+]
+
+BAD = [
+    (request(request_id="x"), "request_id"),
+    (request(channel="nope"), "channel"),
+    (request_pb2.Request(channel="batch"), "prompt"),
+    (request_pb2.Request(channel="batch", token_ids=request_pb2.TokenIds()), "token_ids.ids"),
+    (request(deadline_unix_ns=-1), "deadline_unix_ns"),
+    (request(deadline_unix_ns=NOW_NS), "deadline_unix_ns"),
+    (request(tenant="x" * 513), "tenant"),
+    (request(idempotency_key="é" * 257), "idempotency_key"),
+    (request(model="x" * 513), "model"),
+    (request(batch="x" * 513), "batch"),
+    (request(traceparent="x" * 513), "traceparent"),
+    (request(client_reference="x" * 4097), "client_reference"),
+    (request(text="x" * (13 * 1024 * 1024)), "request"),
+    (chat(""), "chat.messages_json"),
+    (chat("[]"), "chat.messages_json"),
+    (chat("{}"), "chat.messages_json"),
+    (chat("[1]"), "chat.messages_json"),
+    (chat("[" * 100_000), "chat.messages_json"),
+    (chat('[{"role": "user"}]', chat_template_kwargs_json="[]"), "chat.chat_template_kwargs_json"),
+    (sampling(n=0), "sampling.n"),
+    (sampling(n=1 << 20), "sampling.n"),
+    (sampling(max_tokens=0), "sampling.max_tokens"),
+    (sampling(max_tokens=2, min_tokens=3), "sampling.min_tokens"),
+    (sampling(temperature=-0.1), "sampling.temperature"),
+    (sampling(temperature=math.nan), "sampling.temperature"),
+    (sampling(temperature=math.inf), "sampling.temperature"),
+    (sampling(top_p=0), "sampling.top_p"),
+    (sampling(top_p=1.1), "sampling.top_p"),
+    (sampling(top_k=-2), "sampling.top_k"),
+    (sampling(min_p=1.5), "sampling.min_p"),
+    (sampling(presence_penalty=2.5), "sampling.presence_penalty"),
+    (sampling(frequency_penalty=-2.5), "sampling.frequency_penalty"),
+    (sampling(repetition_penalty=0), "sampling.repetition_penalty"),
+    (sampling(logit_bias={7: 101.0}), "sampling.logit_bias[7]"),
+    (sampling(logprobs=-2), "sampling.logprobs"),
+    (sampling(prompt_logprobs=-2), "sampling.prompt_logprobs"),
+    (sampling(truncate_prompt_tokens=-2), "sampling.truncate_prompt_tokens"),
+    (sampling(stop=["a", ""]), "sampling.stop"),
+    (sampling(extra_args_json="1"), "sampling.extra_args_json"),
+    (structured(), "sampling.structured_outputs"),
+    (structured(json_object=False), "sampling.structured_outputs.json_object"),
+    (structured(json_schema="{"), "sampling.structured_outputs.json_schema"),
+    (structured(choice=request_pb2.StructuredOutputs.Choices()), "sampling.structured_outputs.choice.values"),
+]
+
+
+@pytest.mark.parametrize("good", GOOD)
+def test_good_requests_pass(good: request_pb2.Request) -> None:
+    check(good, {"batch"}, NOW_NS)
+
+
+@pytest.mark.parametrize(("bad", "param"), BAD, ids=[param for _, param in BAD])
+def test_bad_requests_are_refused_by_field(bad: request_pb2.Request, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        check(bad, {"batch"}, NOW_NS)
+    assert refusal.value.failure.param == param
+    assert refusal.value.failure.message.startswith(f"{param}: ")
+
+
+def test_an_unknown_channel_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(InvalidRequestError, match="known: batch, interactive"):
+        check(request(channel="x"), {"interactive", "batch"}, NOW_NS)
+
+
+def test_unknown_fields_are_refused_with_their_numbers_at_every_depth() -> None:
+    varint_field_900 = b"\xa0\x38\x01"
+    outer = request_pb2.Request.FromString(request().SerializeToString() + varint_field_900)
+    with pytest.raises(InvalidRequestError, match="does not know: 900"):
+        check(outer, {"batch"}, NOW_NS)
+    inner = request()
+    inner.sampling.MergeFromString(varint_field_900)
+    with pytest.raises(InvalidRequestError, match=r"sampling\.900"):
+        check(inner, {"batch"}, NOW_NS)
+
+
+def test_a_known_field_of_the_wrong_wire_type_is_refused() -> None:
+    text_as_varint = b"\x58\x01"  # field 11 (text) as a number
+    wrong = request_pb2.Request.FromString(request().SerializeToString() + text_as_varint)
+    with pytest.raises(InvalidRequestError, match="does not know: 11"):
+        check(wrong, {"batch"}, NOW_NS)
