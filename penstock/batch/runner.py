@@ -156,9 +156,10 @@ class BatchRun:
         if self._source.position(line) is None or self._journal.is_answered(line):
             return
         ask = self._source.ask(line)
-        self.tally.add(result)
         if 0 < result.timings.completed_unix_ns < self._started_ns:
             self.tally.answered_earlier += 1
+        else:
+            self.tally.add(result)
         self._note(line, cursor, answer(ask.custom_id, line, ask.body, result))
 
     def _refused(self, line: int, ack: Submitted) -> None:

@@ -59,7 +59,8 @@ class Progress:
 
     def begin(self, answered: int) -> None:
         """Show the bar; `answered` lines have their answer already."""
-        self._rate = Rate(time.monotonic())
+        self._said_s = time.monotonic()
+        self._rate = Rate(self._said_s)
         if not self._console.is_terminal:
             self.say(f"{self._lines} lines, {answered} answered already")
             return

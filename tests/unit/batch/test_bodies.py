@@ -1,0 +1,211 @@
+"""Bodies: what is carried reaches the request; what is not is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.batch.bodies import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    NOT_CARRIED,
+    BodyError,
+    ChatBody,
+    CompletionBody,
+    parse_body,
+)
+from penstock.batch.convert import to_request
+from penstock.request.v1 import request_pb2 as pb
+
+CHAT = {"messages": [{"role": "user", "content": "hé"}]}
+
+
+def completion(**fields: Any) -> pb.Request:
+    return to_request(parse_body(COMPLETIONS_URL, {"prompt": "p", **fields}))
+
+
+def chat(**fields: Any) -> pb.Request:
+    return to_request(parse_body(CHAT_URL, {**CHAT, **fields}))
+
+
+SAMPLING: dict[str, Any] = {
+    "n": 3,
+    "max_tokens": 7,
+    "min_tokens": 2,
+    "temperature": 0.5,
+    "top_p": 0.25,
+    "top_k": -1,
+    "min_p": 0.125,
+    "seed": -5,
+    "stop_token_ids": [1, 2],
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "presence_penalty": -2.0,
+    "frequency_penalty": 2.0,
+    "repetition_penalty": 1.5,
+    "prompt_logprobs": 1,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "allowed_token_ids": [9],
+    "bad_words": ["x"],
+    "truncate_prompt_tokens": -1,
+    "thinking_token_budget": 10,
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("make", [completion, chat])
+def test_a_sampling_field_reaches_the_request(make: Any, name: str) -> None:
+    carried = getattr(make(**{"max_tokens": 9, name: SAMPLING[name]}).sampling, name)
+    value = SAMPLING[name]
+    assert (list(carried) if isinstance(value, list) else carried) == value
+
+
+def test_what_is_not_said_is_not_set() -> None:
+    assert completion().sampling == pb.SamplingParams(max_tokens=16)
+    assert chat().sampling == pb.SamplingParams()
+    assert completion(max_tokens=None).sampling.max_tokens == 16
+    assert chat(max_tokens=5, max_completion_tokens=3).sampling.max_tokens == 3
+
+
+@pytest.mark.parametrize("prompt", ["text", [1, 2, 3], ["text"], [[1, 2, 3]]])
+def test_prompts(prompt: Any) -> None:
+    request = completion(prompt=prompt)
+    assert request.text == "text" or list(request.token_ids.ids) == [1, 2, 3]
+
+
+def test_chat_messages_reach_the_template_as_they_are() -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "é"}], "name": "x"}]
+    request = chat(
+        messages=messages, add_generation_prompt=False, continue_final_message=True, chat_template="{{ x }}",
+        chat_template_kwargs={"x": 1}, documents=[{"d": "1"}], reasoning_effort="none", add_special_tokens=True,
+    )  # fmt: skip
+    assert json.loads(request.chat.messages_json) == messages
+    assert json.loads(request.chat.chat_template_kwargs_json) == {
+        "x": 1, "documents": [{"d": "1"}], "reasoning_effort": "none", "enable_thinking": False,
+    }  # fmt: skip
+    assert request.chat.HasField("add_generation_prompt")
+    assert not request.chat.add_generation_prompt
+    assert request.chat.continue_final_message
+    assert request.chat.add_special_tokens
+    assert request.chat.chat_template == "{{ x }}"
+
+
+def test_log_probabilities() -> None:
+    assert completion(logprobs=2, echo=True).sampling.prompt_logprobs == 2
+    assert completion(logprobs=2).sampling.logprobs == 2
+    assert not completion(logprobs=2).sampling.HasField("prompt_logprobs")
+    assert chat(logprobs=True).sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=4).sampling.logprobs == 4
+    assert not chat(logprobs=False).sampling.HasField("logprobs")
+
+
+def test_biases_are_clamped_as_vllm_does() -> None:
+    assert dict(completion(logit_bias={"5": 1000, "6": -1000.0}).sampling.logit_bias) == {5: 100.0, 6: -100.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"structured_outputs": {"json": {"type": "object"}}}, pb.StructuredOutputs(json_schema='{"type": "object"}')),
+        ({"structured_outputs": {"regex": "a+"}}, pb.StructuredOutputs(regex="a+")),
+        ({"structured_outputs": {"grammar": "root"}}, pb.StructuredOutputs(grammar="root")),
+        ({"structured_outputs": {"json_object": True}}, pb.StructuredOutputs(json_object=True)),
+        (
+            {"structured_outputs": {"choice": ["a", "b"], "disable_any_whitespace": True}},
+            pb.StructuredOutputs(choice=pb.StructuredOutputs.Choices(values=["a", "b"]), disable_any_whitespace=True),
+        ),
+        ({"response_format": {"type": "text"}}, pb.StructuredOutputs()),
+        ({"response_format": {"type": "json_object"}}, pb.StructuredOutputs(json_object=True)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}},
+            pb.StructuredOutputs(json_schema='{"type": "null"}'),
+        ),
+    ],
+)
+def test_shapes_of_the_output(fields: dict[str, Any], wanted: pb.StructuredOutputs) -> None:
+    assert completion(**fields).sampling.structured_outputs == wanted
+    assert chat(**fields).sampling.structured_outputs == wanted
+
+
+def test_a_structural_tag_keeps_its_fields() -> None:
+    tag = {"type": "structural_tag", "structures": [], "triggers": ["<a>"]}
+    assert json.loads(completion(response_format=tag).sampling.structured_outputs.structural_tag) == tag
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"shiny": 1}, "shiny"),
+        ({"max_tokens": -3}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"n": 0}, "n"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"stream": True}, "stream"),
+        ({"tools": [{}]}, "tools"),
+        ({"best_of": 2}, "best_of"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"priority": 2**40}, "priority"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    for url, body in ((COMPLETIONS_URL, {"prompt": "p"}), (CHAT_URL, CHAT)):
+        with pytest.raises(BodyError, match=param) as refused:
+            parse_body(url, {**body, **fields})
+        assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        (COMPLETIONS_URL, {}, "prompt"),
+        (COMPLETIONS_URL, {"prompt": ""}, "prompt"),
+        (COMPLETIONS_URL, {"prompt": []}, "prompt"),
+        (COMPLETIONS_URL, {"prompt": ["a", "b"]}, "prompt"),
+        (COMPLETIONS_URL, {"prompt": [1, -1]}, "prompt"),
+        (COMPLETIONS_URL, {"prompt": "p", "suffix": "s"}, "suffix"),
+        (CHAT_URL, {"messages": []}, "messages"),
+        (CHAT_URL, {"messages": [{"content": "x"}]}, "messages"),
+        (CHAT_URL, {**CHAT, "top_logprobs": 2}, "top_logprobs"),
+        (CHAT_URL, {**CHAT, "echo": True}, "echo"),
+        (CHAT_URL, {**CHAT, "prompt": "p"}, "prompt"),
+    ],
+)
+def test_a_wrong_field_of_one_endpoint_is_named(url: str, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(BodyError) as refused:
+        parse_body(url, body)
+    assert refused.value.param == param
+
+
+def test_values_that_change_nothing_are_accepted() -> None:
+    neutral: dict[str, Any] = {name: values[0] if values else None for name, values in NOT_CARRIED.items()}
+    assert chat(**neutral, user="me", metadata={"a": "b"}) == chat()
+    assert completion(**neutral, user="me") == completion(echo=False)
+
+
+def test_every_field_of_vllms_protocol_is_carried_or_refused_by_name() -> None:
+    completion_protocol = pytest.importorskip("vllm.entrypoints.openai.completion.protocol")
+    chat_protocol = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
+    for ours, theirs in (
+        (CompletionBody, completion_protocol.CompletionRequest),
+        (ChatBody, chat_protocol.ChatCompletionRequest),
+    ):
+        known = set(ours.model_fields) | set(NOT_CARRIED) | {"user", "metadata"}
+        assert set(theirs.model_fields) <= known

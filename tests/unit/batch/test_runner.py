@@ -1,0 +1,210 @@
+"""A batch run against a queue in memory: every line exactly one answer, whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.batch.journal import Header, Journal, journal_path, write_output
+from penstock.batch.reader import InputFile
+from penstock.batch.runner import BatchRun, Plan, batch_name
+from penstock.batch.summary import EngineTotals, Tally, summarize
+from penstock.request.v1 import request_pb2
+from tests.support.batch_lines import chat, completion, mixed, text_of
+from tests.support.fake_queue import FakeQueue, completed, serving
+
+
+class Count:
+    """Notes the progress, and says when enough is answered."""
+
+    def __init__(self, enough: int = 10**9) -> None:
+        self.answered = 0
+        self.enough = enough
+        self.reached = asyncio.Event()
+
+    def progressed(self, answered: int, tally: Tally) -> None:
+        self.answered = answered
+        if answered >= self.enough:
+            self.reached.set()
+
+
+class Bench:
+    """A file, its journal and a fake queue."""
+
+    def __init__(self, directory: Path, lines: list[Any]) -> None:
+        self.output = directory / "out.jsonl"
+        path = directory / "in.jsonl"
+        path.write_bytes(
+            b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+        )
+        self.source = InputFile(path)
+        self.queue = FakeQueue()
+        self.observer = Count()
+
+    async def run(self, served: set[str] | None = None, channel: str = "batch") -> Tally:
+        """Run to the end and write the output."""
+        journal = Journal(journal_path(self.output), self.source)
+        try:
+            name = batch_name(self.output, self.source, "")
+            journal.start(Header(name, name, "fake", self.source.sha256))
+            async with serving(self.queue) as address, penstock.Client(address, retry_for_s=20) as client:
+                run = BatchRun(client, self.source, journal, Plan(name, channel, "", served), self.observer)
+                await run.run()
+            write_output(journal, self.source, self.output)
+            return run.tally
+        finally:
+            journal.close()
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return the output lines."""
+        return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+
+async def test_every_line_gets_its_answer_in_input_order(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mixed(300))
+    tally = await bench.run()
+    answers = bench.answers()
+    assert [a["custom_id"] for a in answers] == [f"line-{i}" for i in range(300)]
+    assert all(a["error"] is None and a["response"]["status_code"] == 200 for a in answers)
+    assert text_of(answers[0]) == bench.queue.requests[0].text.upper()
+    assert tally.requests == tally.outcomes["completed"] == 300
+    assert tally.completion_tokens == sum(len(r.choices[0].token_ids) for r in bench.queue.results)
+    assert {r.channel for r in bench.queue.requests} == {"batch"}
+    assert len({r.batch for r in bench.queue.requests}) == 1
+
+
+async def test_wrong_lines_are_answered_and_the_rest_runs(tmp_path: Path) -> None:
+    bench = Bench(
+        tmp_path,
+        [
+            completion("a", "x"),
+            b"{broken\n",
+            b"\n",
+            completion("a", "again"),
+            completion("m", "x", model="other"),
+            completion("s", "\ud800"),
+            chat("z", "y"),
+        ],
+    )
+    tally = await bench.run(served={"tiny"})
+    answers = bench.answers()
+    assert [(a["custom_id"], (a["error"] or {}).get("line")) for a in answers] == [
+        ("a", None), (None, 2), ("a", 4), ("m", 5), ("s", 6), ("z", None),
+    ]  # fmt: skip
+    assert answers[3]["error"]["code"] == "model_not_found"
+    assert "tiny" in answers[3]["error"]["message"]
+    assert answers[4]["error"]["param"] == "body.prompt"
+    assert (tally.bad_lines, tally.requests) == (4, 2)
+
+
+async def test_a_file_of_wrong_lines_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [b"1\n", b"2\n"])
+    assert (await bench.run()).bad_lines == 2
+    assert bench.queue.requests == []
+
+
+@pytest.mark.parametrize("lines", [[], [b"\n\n"]])
+async def test_an_empty_file_gives_an_empty_output(tmp_path: Path, lines: list[Any]) -> None:
+    bench = Bench(tmp_path, lines)
+    await bench.run()
+    assert bench.output.read_bytes() == b""
+
+
+async def test_streams_that_break_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mixed(400))
+    bench.queue.break_submit_after_acks = 100
+    bench.queue.break_watch_after_results = 50
+    await bench.run()
+    assert len(bench.answers()) == len(bench.queue.requests) == 400
+
+
+async def test_a_killed_run_is_resumed_without_asking_twice(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mixed(200))
+    bench.observer = Count(enough=80)
+    first = asyncio.create_task(bench.run())
+    await bench.observer.reached.wait()
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    assert not bench.output.exists()
+    before = bench.queue.watches[-1].cursor
+    await bench.run()
+    assert [a["custom_id"] for a in bench.answers()] == [f"line-{i}" for i in range(200)]
+    assert len(bench.queue.requests) == 200, "no line ran twice"
+    assert bench.queue.watches[-1].cursor > before, "the watch went on where it was"
+    assert not journal_path(bench.output).exists()
+
+
+async def test_a_second_run_reads_the_answers_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mixed(20))
+
+    def earlier(request: request_pb2.Request) -> request_pb2.Result:
+        result = completed(request)
+        result.timings.completed_unix_ns = 1
+        return result
+
+    bench.queue.answer = earlier
+    await bench.run()
+    first = bench.output.read_bytes()
+    tally = await bench.run()
+    assert (tally.answered_earlier, tally.requests) == (20, 0)
+    assert bench.output.read_bytes() == first
+    assert len(bench.queue.requests) == 20
+
+
+async def test_failed_requests_are_error_lines(tmp_path: Path) -> None:
+    ends = {"a": request_pb2.OUTCOME_REJECTED, "b": request_pb2.OUTCOME_DEAD, "c": request_pb2.OUTCOME_EXPIRED}
+
+    def fail(request: request_pb2.Request) -> request_pb2.Result:
+        error = request_pb2.RequestError(code="context_length_exceeded", message="512 is too much", param="prompt")
+        return request_pb2.Result(outcome=ends[request.text], error=error if request.text == "a" else None)
+
+    bench = Bench(tmp_path, [completion(name, name) for name in "abc"])
+    bench.queue.answer = fail
+    tally = await bench.run()
+    rejected, died, expired = bench.answers()
+    assert rejected["response"]["status_code"] == 400
+    assert rejected["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert rejected["error"] == {
+        "code": "context_length_exceeded", "message": "512 is too much", "param": "prompt", "line": 1,
+    }  # fmt: skip
+    assert (died["response"]["status_code"], expired["response"]["status_code"]) == (500, 408)
+    assert dict(tally.outcomes) == {"rejected": 1, "dead": 1, "expired": 1}
+
+
+async def test_an_unknown_channel_ends_the_run(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mixed(3))
+    with pytest.raises(penstock.InvalidRequest, match="channel"):
+        await bench.run(channel="nowhere")
+
+
+def test_the_batchs_name_depends_on_path_content_and_model(tmp_path: Path) -> None:
+    one = Bench(tmp_path, [completion("a", "x")])
+    name = batch_name(one.output, one.source, "")
+    assert name == batch_name(one.output, one.source, "")
+    assert name.startswith("rb-")
+    others = {
+        batch_name(tmp_path / "other", one.source, ""),
+        batch_name(one.output, one.source, "m"),
+        batch_name(one.output, one.source, "", "salt"),
+        batch_name(one.output, Bench(tmp_path, [completion("a", "y")]).source, ""),
+    }
+    assert len(others | {name}) == 5
+
+
+def test_the_summary_counts_only_this_run() -> None:
+    before = EngineTotals(usage_ns=50, busy_ns=100, preemptions=2, tokenizer_refunds=5)
+    after = EngineTotals(usage_ns=125, busy_ns=200, preemptions=2, tokenizer_refunds=9)
+    tally = Tally(requests=10, completion_tokens=100)
+    summary = summarize(tally, 2.0, after.since(before))
+    assert (summary.requests_per_s, summary.completion_tokens_per_s) == (5, 50)
+    assert summary.kv_usage == 0.75
+    assert (summary.preemptions, summary.tokenizer_refunds) == (0, 4)
+    restarted = EngineTotals(usage_ns=10, busy_ns=20, preemptions=1)
+    assert restarted.since(before).preemptions == 1
+    assert "10 answered in 2.0 s" in "\n".join(summary.lines())
