@@ -1,0 +1,95 @@
+"""A machine of the queue with its store, as the committer would drive it, for tests without a loop."""
+
+from __future__ import annotations
+
+from services.queue import wire
+from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
+from services.queue.core.entry import LeaseRef, RequestMeta
+from services.queue.core.lifecycle import Outcome
+from services.queue.core.machine import Machine
+from services.queue.core.messages import BacklogOpened, Claim, Complete, Message, NewRequest, SetWindow, Submit, Tick
+from services.queue.core.workers import Rules
+from services.queue.memory_store import MemoryStore
+from services.queue.recovery import recover
+
+STORE_ID = "0a1b2c3d"
+LEASE_NS = 60
+GRACE_NS = 10
+RULES = Rules(("interactive", "batch"), max_attempts=3, lease_ns=LEASE_NS, worker_grace_ns=GRACE_NS, max_inflight=4)
+
+
+def meta(**fields: object) -> RequestMeta:
+    """Return metadata with every field at its emptiest, but for `fields`."""
+    values: dict[str, object] = {
+        "tenant": "",
+        "idempotency_key": "",
+        "channel": "batch",
+        "model": "",
+        "batch": "",
+        "priority": 0,
+        "deadline_ns": 0,
+        "traceparent": "",
+        "client_reference": "",
+        "prompt_bytes": 2,
+        "prompt_tokens": 0,
+        "max_tokens": 4,
+        "n": 1,
+        "chat": False,
+        "prefix_digest": 0,
+    }
+    return RequestMeta(**{**values, **fields})  # type: ignore[arg-type]
+
+
+class Queue:
+    """A machine over a memory store. Every step is committed before its effects are returned."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        """Start with an empty store at time 1."""
+        self.rules = rules
+        self.store = MemoryStore()
+        self.now_ns = 1
+        self.machine = self._build()
+
+    def _build(self) -> Machine:
+        return Machine(STORE_ID, self.rules, recover(self.store), self.now_ns)
+
+    def restart(self) -> None:
+        """Lose all memory; keep the store."""
+        self.machine = self._build()
+
+    def step(self, *messages: Message) -> list[Effect]:
+        """Take messages as one batch; return the effects other than writes."""
+        effects: list[Effect] = []
+        for message in messages:
+            effects += self.machine.step(message, self.now_ns)
+        writes = [effect for effect in effects if isinstance(effect, Write)]
+        writes += [wire.result_write(effect) for effect in effects if isinstance(effect, PutResult)]
+        self.store.write([*writes, self.machine.seal().counters])
+        return [effect for effect in effects if not isinstance(effect, Write | PutResult)]
+
+    def submit(self, *metas: RequestMeta) -> list[str]:
+        """Submit requests; return their names."""
+        effects = self.step(Submit(0, tuple(NewRequest(m, b"payload") for m in metas)))
+        (answer,) = (effect for effect in effects if isinstance(effect, Submitted))
+        return [name for name, _ in answer.acks]
+
+    def claim(self, stream: int, request_id: str) -> LeaseRef | None:
+        """Claim a request; return its lease, or None if the claim was refused."""
+        for effect in self.step(Claim(stream, request_id)):
+            if isinstance(effect, Deliver):
+                return effect.lease
+        return None
+
+    def complete(self, stream: int, lease: LeaseRef, outcome: Outcome = Outcome.COMPLETED) -> list[Effect]:
+        """Complete a lease with a result."""
+        return self.step(Complete(stream, lease, outcome, None, None))
+
+    def open_backlog(self, stream: int, limit: int = 100) -> list[Effect]:
+        """Open a Backlog stream with the same window for every channel."""
+        windows = (SetWindow(stream, channel, limit) for channel in self.rules.channels)
+        return self.step(BacklogOpened(stream), *windows)
+
+    def tick(self, after_ns: int) -> list[Effect]:
+        """Let time pass."""
+        self.now_ns += after_ns
+        return self.step(Tick())
