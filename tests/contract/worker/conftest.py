@@ -1,0 +1,60 @@
+"""The engines under contract, one of each for the whole suite."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from services.worker.core.messages import EngineReported
+from services.worker.engine import Engine, Renderer
+from services.worker.simulated_engine import ByteRenderer, SimulatedEngine, SimulatedSettings
+from tests.support.fleet import penstock
+
+BLOCKS = 64
+VLLM_ARGUMENTS = [
+    "--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--block-size", "32",
+    "--num-gpu-blocks-override", str(BLOCKS + 1), "--max-num-seqs", "16",
+]  # fmt: skip
+
+
+class UnderTest(NamedTuple):
+    """An engine with its renderer and every report it has made."""
+
+    engine: Engine
+    renderer: Renderer
+    reports: list[EngineReported]
+
+
+@pytest_asyncio.fixture(
+    scope="package", loop_scope="package", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)]
+)
+async def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[UnderTest]:
+    reports: list[EngineReported] = []
+    engine: Engine
+    renderer: Renderer
+    if request.param == "simulated":
+        engine = SimulatedEngine(SimulatedSettings("tiny", num_blocks=BLOCKS, block_size=32, max_model_len=512))
+        renderer = ByteRenderer(512)
+    else:
+        engine, renderer = vllm_engine(tmp_path_factory.mktemp("model") / "tiny")
+    deaths: list[str] = []
+    engine.start(reports.append, deaths.append)
+    yield UnderTest(engine, renderer, reports)
+    assert not deaths
+    await asyncio.wait_for(engine.close(), 20)
+
+
+def vllm_engine(model: Path) -> tuple[Engine, Renderer]:
+    assert penstock("tiny-model", str(model)).returncode == 0
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from services.worker.vllm_engine import prepare
+
+    prepared = prepare(str(model), ("tiny", "alias"), VLLM_ARGUMENTS)
+    return prepared.build(), prepared.make_renderer()

@@ -1,0 +1,201 @@
+"""What the worker relies on, of every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.request.v1 import request_pb2 as pb
+from services.worker.core.sizing import Sizes, need_blocks
+from services.worker.engine import EngineRequest, EngineStep, PromptSpec, RequestRefusedError
+from services.worker.outputs import RunOutput
+from tests.contract.worker.conftest import BLOCKS, UnderTest
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120)]
+
+names = (f"run-{i}" for i in itertools.count())
+
+
+def generation(
+    made: UnderTest, text: str = "The gate feeds the wheel", max_tokens: int = 8, run_id: str = "", **sampling: object
+) -> AsyncIterator[EngineStep]:
+    ids = made.renderer.render(PromptSpec(text=text)).token_ids
+    fields = {"ignore_eos": True, "temperature": 0.0, **sampling}
+    params = pb.SamplingParams(**fields)  # type: ignore[arg-type]
+    return made.engine.generate(EngineRequest(run_id or next(names), ids, max_tokens, params))
+
+
+async def collect(steps: AsyncIterator[EngineStep]) -> tuple[RunOutput, list[EngineStep]]:
+    output, seen = RunOutput(), []
+    async for step in steps:
+        output.take(step)
+        seen.append(step)
+    return output, seen
+
+
+async def until_all_free(made: UnderTest) -> None:
+    """A further short run makes a step, whose report shows what is held."""
+    await collect(generation(made, max_tokens=1))
+    assert made.reports[-1].blocks_free == BLOCKS
+
+
+async def test_the_shape_says_what_can_be_booked(made: UnderTest) -> None:
+    shape = made.engine.shape
+    assert (shape.blocks_total, shape.block_size, shape.max_model_len) == (BLOCKS, 32, 512)
+    assert shape.model == "tiny"
+    assert shape.lookahead_tokens == 0
+    assert shape.byte_bounded_tokenizer
+
+
+async def test_no_text_has_more_tokens_than_the_bound_says(made: UnderTest) -> None:
+    shape = made.engine.shape
+    for text in ("plain words", "Grüße 🙂 \u0958 \t\n", "\ufb01 \x00\x7f", "a" * 300):
+        ids = made.renderer.render(PromptSpec(text=text)).token_ids
+        assert len(ids) <= len(text.encode()) + shape.special_tokens
+
+
+async def test_a_run_ends_finished_with_as_many_tokens_as_asked_for(made: UnderTest) -> None:
+    output, steps = await collect(generation(made, max_tokens=12))
+    assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert len(output.choices[0].token_ids) == 12
+    assert output.finish_reasons == ["length"]
+    assert "".join(output.choices[0].texts)
+
+
+async def test_equal_prompts_give_equal_text(made: UnderTest) -> None:
+    runs = await asyncio.gather(*(collect(generation(made, max_tokens=20)) for _ in range(4)))
+    texts = {"".join(output.choices[0].texts) for output, _ in runs}
+    assert len(texts) == 1
+
+
+async def test_n_completions_come_under_their_indices(made: UnderTest) -> None:
+    output, steps = await collect(generation(made, max_tokens=6, n=3, temperature=1.0, seed=7))
+    assert sorted(output.choices) == [0, 1, 2]
+    assert output.tokens == 18
+    assert [step.finished for step in steps].count(True) == 1
+    assert output.finish_reasons == ["length"] * 3
+
+
+async def test_a_report_precedes_the_outputs_of_its_step_and_the_last_shows_the_blocks_free(made: UnderTest) -> None:
+    await until_all_free(made)
+    before = len(made.reports)
+    async for step in generation(made, max_tokens=4):
+        assert len(made.reports) > before
+        before = len(made.reports)
+        if step.finished:
+            assert made.reports[-1].blocks_free == BLOCKS
+            assert made.reports[-1].running == 0
+        else:
+            assert made.reports[-1].blocks_free < BLOCKS
+
+
+async def test_a_run_never_holds_more_than_its_need(made: UnderTest) -> None:
+    await until_all_free(made)
+    ids = made.renderer.render(PromptSpec(text="x")).token_ids
+    sizes = Sizes(BLOCKS, BLOCKS, 32, 512)
+    for extra in range(3):
+        max_tokens = 32 + 1 - len(ids) + extra  # the peak is just below, at, and just above one block
+        start = len(made.reports)
+        await collect(generation(made, "x", max_tokens=max_tokens))
+        most = max(BLOCKS - report.blocks_free for report in made.reports[start:])
+        # A report shows what is held after the step; the last token's step ends with nothing held.
+        assert most == need_blocks(sizes, len(ids), max_tokens - 1, 1)
+        assert most <= need_blocks(sizes, len(ids), max_tokens, 1)
+
+
+async def test_abort_frees_the_blocks_and_ends_the_iterator(made: UnderTest) -> None:
+    run_id = next(names)
+    started = asyncio.Event()
+
+    async def consume() -> list[EngineStep]:
+        seen = []
+        async for step in generation(made, max_tokens=480, run_id=run_id):
+            seen.append(step)
+            started.set()
+        return seen
+
+    task = asyncio.get_running_loop().create_task(consume())
+    await started.wait()
+    await made.engine.abort(run_id)
+    seen = await asyncio.wait_for(task, 10)
+    assert seen[-1].finished
+    assert seen[-1].choices[0].finish_reason == "abort"
+    assert len(seen) < 480
+    await until_all_free(made)
+
+
+async def test_cancelling_the_consumer_frees_the_blocks(made: UnderTest) -> None:
+    started = asyncio.Event()
+
+    async def consume() -> None:
+        async for _ in generation(made, max_tokens=480):
+            started.set()
+
+    task = asyncio.get_running_loop().create_task(consume())
+    await started.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await until_all_free(made)
+
+
+async def test_aborting_an_unknown_run_changes_nothing(made: UnderTest) -> None:
+    await made.engine.abort("nobody")
+    output, _ = await collect(generation(made, max_tokens=3))
+    assert output.tokens == 3
+
+
+async def test_more_than_fits_is_queued_and_all_end(made: UnderTest) -> None:
+    before = made.reports[-1].preemptions if made.reports else 0
+    runs = await asyncio.gather(*(collect(generation(made, f"{i} " * 20, max_tokens=100)) for i in range(24)))
+    assert all(output.tokens == 100 for output, _ in runs)
+    assert made.reports[-1].preemptions - before == sum(output.preemptions for output, _ in runs)
+    await until_all_free(made)
+
+
+async def test_a_bad_parameter_is_refused_before_anything_runs(made: UnderTest) -> None:
+    with pytest.raises(RequestRefusedError) as caught:
+        await collect(generation(made, extra_args_json="not json"))
+    assert "extra_args_json" in caught.value.param
+    assert caught.value.message
+
+
+async def test_prompts_that_cannot_be_rendered_are_refused(made: UnderTest) -> None:
+    for spec, code in (
+        (PromptSpec(text="x " * 600), "context_length_exceeded"),
+        (PromptSpec(messages_json='[{"content": "no role"}]'), ""),
+    ):
+        with pytest.raises(RequestRefusedError) as caught:
+            made.renderer.render(spec)
+        assert caught.value.message
+        assert code in caught.value.code
+
+
+async def test_token_ids_out_of_the_vocabulary_are_refused(made: UnderTest) -> None:
+    async def run() -> None:
+        ids = made.renderer.render(PromptSpec(token_ids=(1, 2**31))).token_ids
+        await collect(made.engine.generate(EngineRequest(next(names), ids, 3, pb.SamplingParams())))
+
+    with pytest.raises(RequestRefusedError, match="out of vocabulary"):
+        await run()
+
+
+async def test_a_prompt_is_rendered_alike_every_time_and_truncated_on_demand(made: UnderTest) -> None:
+    full = made.renderer.render(PromptSpec(text="one two three four five"))
+    assert made.renderer.render(PromptSpec(text="one two three four five")) == full
+    cut = made.renderer.render(PromptSpec(text="one two three four five", truncate_prompt_tokens=3))
+    assert len(cut.token_ids) == 3
+    same = made.renderer.render(PromptSpec(token_ids=tuple(full.token_ids), want_text=True))
+    assert same.token_ids == full.token_ids
+    assert same.text is not None
+    assert "three" in same.text
+
+
+async def test_a_chat_is_rendered_with_its_roles(made: UnderTest) -> None:
+    messages = '[{"role": "user", "content": "hello"}]'
+    whole = made.renderer.render(PromptSpec(messages_json=messages))
+    bare = made.renderer.render(PromptSpec(messages_json=messages, add_generation_prompt=False))
+    assert len(whole.token_ids) > len(bare.token_ids)
+    assert whole.token_ids[: len(bare.token_ids)] == bare.token_ids

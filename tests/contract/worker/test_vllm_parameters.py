@@ -1,0 +1,136 @@
+"""Sampling parameters as real vLLM takes them, and what it gives back for them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.request.v1 import request_pb2 as pb
+from services.worker.engine import EngineRequest, PromptSpec, RequestRefusedError
+from services.worker.outputs import RunOutput
+from tests.contract.worker.conftest import UnderTest
+
+pytestmark = [
+    pytest.mark.vllm, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120),
+    pytest.mark.parametrize("made", ["vllm"], indirect=True, scope="package"),
+]  # fmt: skip
+
+
+async def run(made: UnderTest, sampling: pb.SamplingParams, max_tokens: int = 12, echo: bool = False) -> RunOutput:
+    ids = made.renderer.render(PromptSpec(text="The gate feeds the wheel")).token_ids
+    output = RunOutput()
+    async for step in made.engine.generate(EngineRequest(f"p{id(sampling)}", ids, max_tokens, sampling, echo)):
+        output.take(step)
+    return output
+
+
+def text(output: RunOutput) -> str:
+    return "".join(output.choices[0].texts)
+
+
+def greedy(**fields: object) -> pb.SamplingParams:
+    return pb.SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **fields})  # type: ignore[arg-type]
+
+
+async def test_a_stop_string_ends_the_text_and_is_named(made: UnderTest) -> None:
+    whole = text(await run(made, greedy()))
+    stop = whole[4:7]
+    output = await run(made, greedy(stop=[stop]))
+    assert text(output) == whole[: whole.index(stop)]
+    assert output.choices[0].stop_reason == stop
+    assert output.stopped_by_string()
+    kept = await run(made, greedy(stop=[stop], include_stop_str_in_output=True))
+    assert text(kept) == whole[: whole.index(stop) + len(stop)]
+
+
+async def test_a_stop_token_ends_the_text_and_is_named(made: UnderTest) -> None:
+    tokens = (await run(made, greedy())).choices[0].token_ids
+    output = await run(made, greedy(stop_token_ids=[tokens[5]]))
+    assert output.finish_reasons == ["stop"]
+    assert output.choices[0].stop_reason == tokens[5]
+    result = pb.Result()
+    output.fill(result, None)
+    assert result.choices[0].stop_token_id == tokens[5]
+    assert result.choices[0].finish_reason == pb.FINISH_REASON_STOP
+
+
+async def test_logprobs_come_for_each_token_likeliest_first(made: UnderTest) -> None:
+    output = await run(made, greedy(logprobs=3))
+    choice = output.choices[0]
+    assert len(choice.logprobs) == len(choice.token_ids) == 12
+    for token_id, entry in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert entry.token_id == token_id
+        assert [top.rank for top in entry.top] == [1, 2, 3]
+        assert entry.rank == 1
+        assert entry.top[0].token_id == token_id
+        assert entry.logprob == entry.top[0].logprob <= 0
+
+
+async def test_echo_with_logprobs_gives_the_prompts_logprobs(made: UnderTest) -> None:
+    output = await run(made, greedy(logprobs=2), echo=True)
+    ids = made.renderer.render(PromptSpec(text="The gate feeds the wheel")).token_ids
+    assert [entry.token_id for entry in output.prompt_logprobs] == ids
+    assert output.prompt_logprobs[0].rank == 0
+    assert all(len(entry.top) == 2 for entry in output.prompt_logprobs[1:])
+
+
+async def test_a_seed_repeats_what_was_sampled(made: UnderTest) -> None:
+    first = text(await run(made, greedy(temperature=1.0, seed=11)))
+    assert text(await run(made, greedy(temperature=1.0, seed=11))) == first
+    assert text(await run(made, greedy(temperature=1.0, seed=12))) != first
+
+
+async def test_only_allowed_tokens_are_generated(made: UnderTest) -> None:
+    output = await run(made, greedy(allowed_token_ids=[40, 41]))
+    assert set(output.choices[0].token_ids) <= {40, 41}
+    biased = await run(made, greedy(logit_bias={77: 100.0}))
+    assert set(biased.choices[0].token_ids) == {77}
+
+
+async def test_structured_output_keeps_to_its_shape(made: UnderTest) -> None:
+    choice = pb.StructuredOutputs(choice=pb.StructuredOutputs.Choices(values=["yes", "no"]))
+    assert text(await run(made, pb.SamplingParams(temperature=0.0, structured_outputs=choice))) in {"yes", "no"}
+    regex = pb.StructuredOutputs(regex="[ab]{4}")
+    assert set(text(await run(made, pb.SamplingParams(temperature=0.0, structured_outputs=regex)))) <= {"a", "b"}
+    schema = pb.StructuredOutputs(
+        json_schema='{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}',
+        disable_any_whitespace=True,
+        disable_additional_properties=True,
+    )
+    found = text(await run(made, pb.SamplingParams(temperature=0.0, structured_outputs=schema), max_tokens=40))
+    assert set(json.loads(found)) == {"a"}
+
+
+async def test_cached_prompt_tokens_are_counted(made: UnderTest) -> None:
+    ids = list(range(20, 120))
+    output = RunOutput()
+    for name in ("cache-1", "cache-2"):
+        output = RunOutput()
+        async for step in made.engine.generate(EngineRequest(name, ids, 2, greedy())):
+            output.take(step)
+    assert output.cached_tokens == 96
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 2.0}, "top_p"),
+        ({"min_tokens": 99}, "min_tokens"),
+        ({"logprobs": 10_000}, "logprobs"),
+        ({"allowed_token_ids": [2**30]}, "allowed_token_ids"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"structured_outputs": pb.StructuredOutputs(json_schema="{nope")}, ""),
+        ({"structured_outputs": pb.StructuredOutputs()}, "structured outputs"),
+        ({"extra_args_json": "[1]"}, "extra_args_json"),
+    ],
+)
+async def test_what_vllm_refuses_is_refused_with_its_words(
+    made: UnderTest, fields: dict[str, object], said: str
+) -> None:
+    with pytest.raises(RequestRefusedError) as caught:
+        await run(made, pb.SamplingParams(**fields))  # type: ignore[arg-type]
+    assert said in caught.value.message
+    assert caught.value.param.startswith("sampling")
+    assert (await run(made, greedy())).tokens == 12

@@ -1,0 +1,99 @@
+"""Results and deltas made of what a run generated."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.request.v1 import request_pb2 as pb
+from services.worker import run as run_module
+from services.worker.core.messages import Ending, EndingKind, Lease
+from services.worker.engine import ChoiceStep, EngineStep, TokenProbability
+from services.worker.run import Run
+
+LEASE = Lease("r1", 2, 9)
+DONE = Ending(EndingKind.COMPLETED)
+
+
+def made(**fields: object) -> Run:
+    request = pb.Request(
+        request_id="r1", batch="b", channel="batch", client_reference="line 4", idempotency_key="k", text="prompt"
+    )
+    run = Run(LEASE, request, 1, 2)
+    run.prompt_ids = [1, 2, 3]
+    for name, value in fields.items():
+        setattr(run, name, value)
+    return run
+
+
+def step(*choices: ChoiceStep, finished: bool = False) -> EngineStep:
+    return EngineStep(choices, finished, cached_tokens=2, preemptions=1)
+
+
+def test_a_result_has_everything_the_client_sent_and_everything_generated() -> None:
+    run = made()
+    run.output.take(step(ChoiceStep(1, (5,), "five"), ChoiceStep(0, (7, 8), "seven")))
+    run.output.take(step(ChoiceStep(1, (6,), " six", finish_reason="stop", stop_reason="END")))
+    run.output.take(step(ChoiceStep(0, (9,), "", finish_reason="stop", stop_reason=9), finished=True))
+    result = run.finish(DONE, "w1", "tiny").complete.result
+    assert (result.outcome, result.attempts, result.worker_id, result.model) == (1, 2, "w1", "tiny")
+    assert (result.client_reference, result.batch, result.idempotency_key) == ("line 4", "b", "k")
+    assert [(c.index, c.text, list(c.token_ids)) for c in result.choices] == [
+        (0, "seven", [7, 8, 9]),
+        (1, "five six", [5, 6]),
+    ]
+    assert (result.choices[0].stop_token_id, result.choices[1].stop_string) == (9, "END")
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens, result.usage.cached_tokens) == (3, 5, 2)
+    assert result.preemptions == 1
+
+
+def test_a_completion_is_made_once_and_sent_alike_again() -> None:
+    run = made()
+    first = run.finish(DONE, "w1", "tiny")
+    assert run.finish(Ending(EndingKind.CANCELLED), "w1", "tiny") is first
+    assert first.complete.lease.fencing_token == 9
+
+
+def test_a_failure_carries_no_result() -> None:
+    complete = made().finish(Ending(EndingKind.FAILED, "engine_error", "why"), "w1", "tiny").complete
+    assert complete.WhichOneof("ending") == "failure"
+    assert (complete.failure.code, complete.failure.message) == ("engine_error", "why")
+
+
+def test_a_rejection_names_the_field() -> None:
+    ending = Ending(EndingKind.REJECTED, "invalid_parameter", "too hot", "sampling.temperature")
+    result = made().finish(ending, "w1", "tiny").complete.result
+    assert result.outcome == pb.OUTCOME_REJECTED
+    assert (result.error.code, result.error.param) == ("invalid_parameter", "sampling.temperature")
+
+
+def test_a_result_no_frame_can_carry_is_rejected_and_not_sent_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "MAX_REQUEST_BYTES", 2000)
+    run = made()
+    run.output.take(step(ChoiceStep(0, (1,), "x" * 5000, finish_reason="length"), finished=True))
+    result = run.finish(DONE, "w1", "tiny").complete.result
+    assert (result.outcome, result.error.code) == (pb.OUTCOME_REJECTED, "result_too_large")
+    assert "2000" in result.error.message
+
+
+def test_an_echoed_prompt_stands_beside_the_choices() -> None:
+    run = made(prompt_text="prompt")
+    run.output.take(step(ChoiceStep(0, (1,), " and on", finish_reason="length"), finished=True))
+    result = run.finish(DONE, "w1", "tiny").complete.result
+    assert (result.prompt_text, result.choices[0].text) == ("prompt", " and on")
+
+
+def test_deltas_join_without_gaps_and_begin_again_for_a_new_watcher() -> None:
+    run = made()
+    run.output.take(
+        step(ChoiceStep(0, (1, 2), "ab", [TokenProbability(1, "a", -1.0, 1), TokenProbability(2, "b", -2.0, 1)]))
+    )
+    (first,) = run.token_messages()
+    assert (first.tokens.offset, list(first.tokens.token_ids), first.tokens.text) == (0, [1, 2], "ab")
+    assert len(first.tokens.logprobs) == 2
+    assert run.token_messages() == []
+    run.output.take(step(ChoiceStep(0, (3,), "c")))
+    (second,) = run.token_messages()
+    assert (second.tokens.offset, second.tokens.text, second.tokens.attempt) == (2, "c", 2)
+    run.output.untell()
+    (again,) = run.token_messages()
+    assert (again.tokens.offset, again.tokens.text) == (0, "abc")

@@ -1,0 +1,65 @@
+"""Which arguments are the worker's and which the engine's."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.worker.settings import load_arguments, split_arguments
+from services.worker.simulated_engine import simulated_settings
+
+
+def test_what_the_worker_does_not_know_goes_to_the_engine_in_order() -> None:
+    ours, engines = split_arguments(
+        ["--model", "m", "--max-model-len", "2048", "--listen=:1", "--enforce-eager", "--dtype=float32", "--seed", "-1"]
+    )
+    assert ours == ["--model", "m", "--listen", ":1"]
+    assert engines == ["--max-model-len", "2048", "--enforce-eager", "--dtype=float32", "--seed", "-1"]
+
+
+def test_served_names_are_read_as_vllm_reads_them() -> None:
+    wanted = ("a", "b", "c")
+    for arguments in (
+        ["--served-model-name", "a", "b", "c", "--enforce-eager"],
+        ["--served-model-name", "a", "--served-model-name=b", "--served_model_name", "c", "--enforce-eager"],
+    ):
+        settings, engines = load_arguments(["--model", "m", *arguments])
+        assert settings.names() == wanted
+        assert engines == ["--enforce-eager"]
+
+
+def test_the_model_is_served_under_its_own_name_by_default() -> None:
+    assert load_arguments(["--model", "org/name"]).settings.names() == ("org/name",)
+
+
+def test_the_worker_is_named_after_host_and_port() -> None:
+    assert load_arguments(["--model", "m", "--listen", ":7431"]).settings.the_worker_id().endswith("-7431")
+    assert load_arguments(["--model", "m", "--worker-id", "w"]).settings.the_worker_id() == "w"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--model is required"),
+        (["--model", "m", "--watermark-blocks", "-1"], "watermark_blocks"),
+        (["--model", "m", "--listen", "nonsense"], "listen"),
+        (["--engine", "other"], "engine"),
+        (["--model", "m", "--tokenizer-processes", "0"], "tokenizer_processes"),
+    ],
+)
+def test_wrong_settings_exit_78_and_are_named(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load_arguments(arguments)
+    assert ended.value.code == 78
+    assert said in capsys.readouterr().err
+
+
+def test_the_environment_is_a_source_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_WORKER_QUEUE_ADDRESS", "elsewhere:1")
+    assert load_arguments(["--model", "m"]).settings.queue_address == "elsewhere:1"
+
+
+def test_the_simulated_engine_takes_vllms_names() -> None:
+    made = simulated_settings("m", (), ["--num-gpu-blocks-override", "65", "--max-num-seqs", "4"])
+    assert (made.num_blocks, made.max_num_seqs) == (64, 4)

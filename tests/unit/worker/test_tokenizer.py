@@ -1,0 +1,96 @@
+"""The tokenizer's process: order, errors, batches, large prompts, death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from services.worker.engine import PromptSpec, Rendered
+from services.worker.simulated_engine import ByteRenderer
+from services.worker.tokenizer import Answer, Refusal, TokenizerProcess
+
+
+class Brittle(ByteRenderer):
+    """Breaks, as a template might, on one word."""
+
+    def render(self, spec: PromptSpec) -> Rendered:
+        if spec.text == "break":
+            raise ZeroDivisionError("broken template")
+        return super().render(spec)
+
+
+class Started:
+    """A process with its answers."""
+
+    def __init__(self, process: TokenizerProcess) -> None:
+        self.process = process
+        self.answers: dict[str, Answer] = {}
+        self.deaths: list[str] = []
+        self._changed = asyncio.Event()
+
+    def answer(self, name: str, answer: Answer) -> None:
+        self.answers[name] = answer
+        self._changed.set()
+
+    def died(self, reason: str) -> None:
+        self.deaths.append(reason)
+        self._changed.set()
+
+    async def until(self, count: int = 0, deaths: int = 0) -> None:
+        while len(self.answers) < count or len(self.deaths) < deaths:
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), 20)
+
+
+@pytest_asyncio.fixture
+async def started() -> AsyncIterator[Started]:
+    started = Started(TokenizerProcess.fork(lambda: Brittle(4_000_000)))
+    await started.process.start(started.answer, started.died)
+    yield started
+    await started.process.close()
+
+
+async def test_prompts_are_answered_with_their_tokens(started: Started) -> None:
+    for i in range(200):
+        started.process.render(f"p{i}", PromptSpec(text=f"prompt {i}", want_text=i == 7))
+    await started.until(200)
+    assert started.answers["p7"] == Rendered(list(b"prompt 7"), "prompt 7")
+    assert started.answers["p199"] == Rendered(list(b"prompt 199"), None)
+
+
+async def test_a_refused_prompt_is_answered_with_its_error_and_others_go_on(started: Started) -> None:
+    started.process.render("bad", PromptSpec(text=""))
+    started.process.render("worse", PromptSpec(text="break"))
+    started.process.render("good", PromptSpec(text="x"))
+    await started.until(3)
+    assert started.answers["bad"] == Refusal("empty_prompt", "the prompt has no tokens", "prompt")
+    worse = started.answers["worse"]
+    assert isinstance(worse, Refusal)
+    assert "broken template" in worse.message
+    assert started.answers["good"] == Rendered([ord("x")], None)
+
+
+async def test_large_prompts_do_not_block_either_side(started: Started) -> None:
+    text = "x" * 1_000_000
+    for i in range(6):
+        started.process.render(f"p{i}", PromptSpec(text=text))
+    await started.until(6)
+    assert all(isinstance(a, Rendered) and len(a.token_ids) == 1_000_000 for a in started.answers.values())
+
+
+async def test_its_death_is_reported_once(started: Started) -> None:
+    os.kill(started.process.pid, signal.SIGKILL)
+    await started.until(deaths=1)
+    started.process.render("late", PromptSpec(text="x"))
+    assert started.deaths == ["the tokenizer process is gone"]
+
+
+async def test_closing_is_no_death() -> None:
+    started = Started(TokenizerProcess.fork(lambda: ByteRenderer(100)))
+    await started.process.start(started.answer, started.died)
+    await started.process.close()
+    assert started.deaths == []
