@@ -1,0 +1,187 @@
+"""The committer: nothing is visible before it is durable, many share a sync, and a failing disk loses nothing acked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from services.queue.committer import Committer, RefusedError, Released
+from services.queue.core import records
+from services.queue.core.effects import Accepted, Effect, Submitted, Write
+from services.queue.core.machine import Machine
+from services.queue.core.messages import Inspect, Message, NewRequest, Submit, Tick
+from services.queue.memory_store import MemoryStore
+from services.queue.recovery import recover
+from services.queue.store import StoreError
+from tests.support.queueing import RULES, STORE_ID, meta
+
+WATERMARK_BYTES = 1000
+
+
+class SlowStore(MemoryStore):
+    """A store whose writes wait for permission, and fail if told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.writing = threading.Event()
+        self.batches: list[int] = []
+        self.failure = ""
+        self.reopened = 0
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self.writing.set()
+        assert self.may_write.wait(30)
+        if self.failure:
+            raise StoreError(self.failure)
+        super().write(writes)
+        self.batches.append(sum(write.family == records.PAYLOADS for write in writes))
+
+    def reopen(self) -> None:
+        self.reopened += 1
+        self.failure = ""
+
+
+class HandClock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.time_ns = 1_000_000_000_000
+
+    def now_ns(self) -> int:
+        self.time_ns += 1
+        return self.time_ns
+
+
+@dataclass
+class Ear:
+    """Keeps what was released."""
+
+    effects: list[Effect] = field(default_factory=list)
+    resets: int = 0
+
+    def release(self, released: Released) -> None:
+        self.effects += released.effects
+
+    def reset(self, machine: Machine) -> None:
+        self.resets += 1
+
+    def observe_commit(self, messages: int, seconds: float) -> None:
+        """Not of interest."""
+
+
+@dataclass
+class Rig:
+    store: SlowStore
+    clock: HandClock
+    ear: Ear
+    committer: Committer
+
+    def submit(self, count: int = 1, key: str = "") -> asyncio.Future[Submitted]:
+        requests = tuple(NewRequest(meta(idempotency_key=key), b"p") for _ in range(count))
+        return self.committer.promise(lambda ticket: Submit(ticket, requests))
+
+    async def settled(self, message: Message) -> None:
+        """Have a message handled."""
+        self.committer.post(message)
+        await self.committer.ask(lambda ticket: Inspect(ticket, ()))
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    store, clock, ear = SlowStore(), HandClock(), Ear()
+    build = lambda: Machine(STORE_ID, RULES, recover(store), clock.now_ns())  # noqa: E731
+    committer = Committer(store, build, clock, ear, WATERMARK_BYTES)
+    loop = asyncio.create_task(committer.run())
+    yield Rig(store, clock, ear, committer)
+    store.may_write.set()
+    committer.stop()
+    await loop
+
+
+async def test_nothing_is_released_before_the_sync_and_what_comes_meanwhile_shares_the_next(rig: Rig) -> None:
+    rig.store.may_write.clear()
+    first = rig.submit()
+    await asyncio.to_thread(rig.store.writing.wait, 30)
+    later = [rig.submit() for _ in range(50)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not first.done()
+    assert rig.ear.effects == []
+    rig.store.may_write.set()
+    await asyncio.gather(first, *later)
+    assert rig.store.batches == [1, 50]
+    assert sum(isinstance(effect, Accepted) for effect in rig.ear.effects) == 51
+
+
+async def test_steps_that_write_nothing_do_not_sync(rig: Rig) -> None:
+    await rig.settled(Tick())
+    assert rig.store.batches == []
+
+
+async def test_a_failed_commit_refuses_its_submits_and_forgets_them(rig: Rig) -> None:
+    kept = await rig.submit()
+    rig.store.failure = "No space left on device"
+    with pytest.raises(RefusedError, match="No space left on device"):
+        await rig.submit()
+    rig.ear.effects.clear()
+    found = await rig.committer.ask(lambda ticket: Inspect(ticket, (kept.acks[0][0],)))
+    assert found.views[0] is not None, "what was acked is still there to read"
+    assert rig.ear.resets == 1
+    assert rig.committer.submits_refused
+    with pytest.raises(RefusedError):
+        await rig.submit()
+    assert len(rig.committer.machine.book.entries) == 1
+
+
+async def test_the_queue_heals_when_the_store_writes_again(rig: Rig) -> None:
+    rig.store.failure = "No space left on device"
+    with pytest.raises(RefusedError):
+        await rig.submit()
+    rig.store.failure = ""
+    rig.clock.time_ns += 2_000_000_000
+    await rig.settled(Tick())
+    assert not rig.committer.broken
+    answer = await rig.submit()
+    assert answer.acks[0][1]
+    assert rig.store.reopened == 0
+
+
+async def test_a_store_that_stays_broken_with_room_on_the_disk_is_opened_again(rig: Rig) -> None:
+    rig.store.failure = "Corruption"
+    with pytest.raises(RefusedError):
+        await rig.submit()
+    rig.clock.time_ns += 2_000_000_000
+    await rig.settled(Tick())
+    assert rig.store.reopened == 1
+    await rig.submit()
+
+
+async def test_the_disk_watermark_refuses_submits_only_and_ends_by_itself(rig: Rig) -> None:
+    rig.store.free_bytes = WATERMARK_BYTES - 1
+    with pytest.raises(RefusedError, match="999 bytes free, less than the watermark of 1000") as refusal:
+        await rig.submit()
+    assert refusal.value.disk_full
+    await rig.committer.ask(lambda ticket: Inspect(ticket, ()))
+    rig.store.free_bytes = WATERMARK_BYTES
+    rig.clock.time_ns += 300_000_000
+    await rig.submit()
+
+
+async def test_readers_wait_while_the_inbox_is_full(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.committer.MAX_INBOX", 3)
+    rig.store.may_write.clear()
+    answers = [rig.submit()]
+    await asyncio.to_thread(rig.store.writing.wait, 30)
+    answers += [rig.submit() for _ in range(3)]
+    waiting = asyncio.create_task(rig.committer.room())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    rig.store.may_write.set()
+    await asyncio.gather(waiting, *answers)
