@@ -1,0 +1,89 @@
+"""Every message of the two streams, to the session's values and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.queue.v1 import queue_pb2 as q
+from penstock.request.v1 import request_pb2 as pb
+from penstock.scheduler.v1 import scheduler_pb2 as s
+from services.worker import wire
+from services.worker.core import messages as m
+
+LEASE = m.Lease("r1", 2, 9)
+REF = q.LeaseRef(request_id="r1", attempt=2, fencing_token=9)
+
+
+def test_every_cause_has_its_number() -> None:
+    assert set(wire.CAUSES) == set(m.Cause)
+    named = {s.ReleaseCause.Name(number) for number in wire.CAUSES.values()}
+    assert named == {f"RELEASE_CAUSE_{cause.name}" for cause in m.Cause}
+
+
+def test_every_ending_but_a_failure_has_its_outcome() -> None:
+    assert set(wire.OUTCOMES) == set(m.EndingKind) - {m.EndingKind.FAILED}
+    for kind, number in wire.OUTCOMES.items():
+        assert pb.Outcome.Name(number) == f"OUTCOME_{kind.name}"
+
+
+@pytest.mark.parametrize(
+    ("message", "heard"),
+    [
+        (q.QueueToWorker(open=q.WorkOpened(lease_ns=5, max_inflight=3)), m.QueueUp(5, 3)),
+        (
+            q.QueueToWorker(refused=q.Refused(request_id="r1", reason=q.REFUSED_REASON_LEASED)),
+            m.Refused("r1", False),
+        ),
+        (
+            q.QueueToWorker(refused=q.Refused(request_id="r1", reason=q.REFUSED_REASON_TOO_MANY)),
+            m.Refused("r1", True),
+        ),
+        (
+            q.QueueToWorker(cancel=q.CancelRun(lease=REF, reason=q.CANCEL_REASON_DEADLINE)),
+            m.CancelRun(LEASE, m.CancelCause.DEADLINE),
+        ),
+        (q.QueueToWorker(recorded=q.Recorded(lease=REF, accepted=True)), m.Recorded(LEASE, True)),
+        (q.QueueToWorker(watched=q.Watched(request_id="r1", watched=True)), m.Watched("r1", True)),
+        (q.QueueToWorker(), None),
+    ],
+)
+def test_what_the_queue_says_is_heard(message: q.QueueToWorker, heard: m.Message | None) -> None:
+    assert wire.queue_message(message) == heard
+
+
+def test_a_delivery_names_what_sizes_the_request() -> None:
+    sampling = pb.SamplingParams(n=3, max_tokens=50)
+    deliver = q.Deliver(lease=REF, request=pb.Request(sampling=sampling), watched=True)
+    assert wire.delivered(deliver) == m.Delivered(LEASE, 3, 50, True)
+    assert wire.delivered(q.Deliver(lease=REF)) == m.Delivered(LEASE, 1, 0, False)
+
+
+def test_unknown_free_blocks_stay_unset() -> None:
+    unknown = wire.engine_report(m.SendReport(7, None, 1, 0, 0, 0, 0.5, 1.0, 2)).engine_report
+    known = wire.engine_report(m.SendReport(7, 0, 1, 0, 0, 0, 0.5, 1.0, 2)).engine_report
+    assert not unknown.HasField("blocks_free")
+    assert known.HasField("blocks_free")
+
+
+def test_prompts_of_each_kind_reach_the_renderer_with_their_options() -> None:
+    sampling = pb.SamplingParams(max_tokens=9, truncate_prompt_tokens=-1, add_special_tokens=False)
+    text = wire.prompt_spec(pb.Request(text="hello", sampling=sampling, echo=True))
+    assert (text.text, text.max_tokens, text.truncate_prompt_tokens) == ("hello", 9, -1)
+    assert text.add_special_tokens is False
+    assert text.want_text
+    plain = wire.prompt_spec(pb.Request(text=""))
+    assert (plain.text, plain.add_special_tokens, plain.truncate_prompt_tokens) == ("", None, None)
+    ids = wire.prompt_spec(pb.Request(token_ids=pb.TokenIds(ids=[1, 2])))
+    assert (ids.token_ids, ids.text) == ((1, 2), None)
+
+
+def test_a_chat_adds_the_assistants_opening_and_no_special_tokens_unless_told_otherwise() -> None:
+    chat = wire.prompt_spec(pb.Request(chat=pb.ChatPrompt(messages_json="[]")))
+    assert (chat.messages_json, chat.add_generation_prompt, chat.add_special_tokens) == ("[]", True, False)
+    told = pb.ChatPrompt(
+        messages_json="[]", add_generation_prompt=False, add_special_tokens=True, continue_final_message=True,
+        chat_template="T", chat_template_kwargs_json="{}",
+    )  # fmt: skip
+    other = wire.prompt_spec(pb.Request(chat=told))
+    assert (other.add_generation_prompt, other.add_special_tokens, other.continue_final_message) == (False, True, True)
+    assert (other.chat_template, other.chat_template_kwargs_json) == ("T", "{}")
