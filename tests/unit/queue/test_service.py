@@ -1,0 +1,388 @@
+"""The whole service over gRPC, with a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
+from penstock.request.v1 import request_pb2
+from services.queue.memory_store import MemoryStore
+from services.queue.metrics import QueueMetrics
+from services.queue.service import Service
+from services.queue.settings import QueueSettings
+from services.telemetry import Telemetry
+
+Request = request_pb2.Request
+COMPLETED = request_pb2.OUTCOME_COMPLETED
+
+
+@dataclass
+class Work:
+    """A worker's stream, as a worker would see it."""
+
+    call: Any
+    inbox: list[queue_pb2.QueueToWorker] = field(default_factory=list)
+
+    async def send(self, *messages: queue_pb2.WorkerToQueue) -> None:
+        await self.call.write(queue_pb2.WorkRequest(messages=messages))
+
+    async def next(self, kind: str) -> Any:
+        """Return the next message of this kind; others in between are an error."""
+        while not self.inbox:
+            frame = await self.call.read()
+            assert frame is not grpc.aio.EOF, "the stream ended"
+            self.inbox += frame.messages
+        message = self.inbox.pop(0)
+        assert message.WhichOneof("message") == kind, message
+        return getattr(message, kind)
+
+    async def claim(self, request_id: str) -> queue_pb2.Deliver:
+        await self.send(queue_pb2.WorkerToQueue(claim=queue_pb2.Claim(request_id=request_id)))
+        delivery: queue_pb2.Deliver = await self.next("deliver")
+        return delivery
+
+    async def complete(self, lease: queue_pb2.LeaseRef, **fields: Any) -> queue_pb2.Recorded:
+        complete = queue_pb2.Complete(lease=lease, **(fields or {"result": request_pb2.Result(outcome=COMPLETED)}))
+        await self.send(queue_pb2.WorkerToQueue(complete=complete))
+        recorded: queue_pb2.Recorded = await self.next("recorded")
+        return recorded
+
+
+@dataclass
+class Peer:
+    """A client of the service under test."""
+
+    stub: Any
+    service: Service
+    channel: grpc.aio.Channel
+
+    async def submit(self, *requests: Request) -> list[str]:
+        response = await self.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=requests))
+        return [ack.request_id for ack in response.acks]
+
+    async def work(self, worker: str = "w", life: str = "1", held: Any = ()) -> Work:
+        work = Work(self.stub.Work())
+        opening = queue_pb2.WorkOpen(worker_id=worker, instance_id=life, held=held)
+        await work.send(queue_pb2.WorkerToQueue(open=opening))
+        await work.next("open")
+        return work
+
+    async def settled(self) -> None:
+        """Let the service handle what was sent before on other streams of this channel."""
+        await self.stub.Stats(queue_pb2.StatsRequest())
+
+
+def text(**fields: Any) -> Request:
+    return Request(text="hi", **fields)
+
+
+def ids(*names: str) -> queue_pb2.RequestIds:
+    return queue_pb2.RequestIds(ids=names)
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    settings = QueueSettings(listen="127.0.0.1:0", max_attempts=2)
+    service = Service(settings, MemoryStore(), Telemetry(None), QueueMetrics(CollectorRegistry()))
+    stop = asyncio.Event()
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(service.run(stop, port.set_result))
+    await asyncio.wait({running, port}, return_when=asyncio.FIRST_COMPLETED)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{await port}") as channel:
+        yield Peer(queue_pb2_grpc.QueueServiceStub(channel), service, channel)
+    stop.set()
+    await running
+
+
+async def refused(call: Any, code: grpc.StatusCode, text_part: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    assert error.value.code() is code
+    assert text_part in (error.value.details() or "")
+
+
+async def events(call: Any, until: Callable[[list[queue_pb2.WatchEvent]], bool]) -> list[queue_pb2.WatchEvent]:
+    """Read a Watch stream until the events read satisfy `until`."""
+    seen: list[queue_pb2.WatchEvent] = []
+    while not until(seen):
+        frame = await call.read()
+        assert frame is not grpc.aio.EOF, "the stream ended"
+        seen += frame.events
+    return seen
+
+
+async def all_events(call: Any) -> list[queue_pb2.WatchEvent]:
+    """Read a Watch stream to its end."""
+    seen: list[queue_pb2.WatchEvent] = []
+    while (frame := await call.read()) is not grpc.aio.EOF:
+        seen += frame.events
+    return seen
+
+
+def results(seen: list[queue_pb2.WatchEvent]) -> list[queue_pb2.WatchResult]:
+    return [event.result for event in seen if event.HasField("result")]
+
+
+async def test_a_submit_stream_acks_in_order_and_refuses_by_field(peer: Peer) -> None:
+    call = peer.stub.Submit()
+    await call.write(queue_pb2.SubmitRequest(open=queue_pb2.SubmitOpen(client_id="me")))
+    opened = (await call.read()).open
+    assert opened.store_id
+    assert opened.max_request_bytes
+    requests = [text(idempotency_key="k"), text(channel="nope"), text(idempotency_key="k")]
+    tagged = [queue_pb2.TaggedRequest(tag=10 + i, request=request) for i, request in enumerate(requests)]
+    await call.write(queue_pb2.SubmitRequest(batch=queue_pb2.SubmitBatch(requests=tagged)))
+    acks = list((await call.read()).acks.acks)
+    assert [ack.tag for ack in acks] == [10, 11, 12]
+    assert [ack.status for ack in acks] == [1, 3, 2]
+    assert acks[1].error.param == "channel"
+    assert acks[0].request_id == acks[2].request_id
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    again = await peer.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=[text(idempotency_key="k")]))
+    assert again.acks[0].status == queue_pb2.SUBMIT_STATUS_DUPLICATE
+    assert again.acks[0].request_id == acks[0].request_id
+
+
+async def test_a_unary_submit_takes_all_or_none(peer: Peer) -> None:
+    bad = text(sampling=request_pb2.SamplingParams(max_tokens=0))
+    call = peer.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=[text(), bad]))
+    await refused(call, grpc.StatusCode.INVALID_ARGUMENT, "requests[1].sampling.max_tokens")
+    stats = await peer.stub.Stats(queue_pb2.StatsRequest())
+    assert sum(channel.ready for channel in stats.channels) == 0
+    await refused(peer.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest()), grpc.StatusCode.INVALID_ARGUMENT, "requests")
+
+
+async def test_a_request_goes_through_its_life(peer: Peer) -> None:
+    (name,) = await peer.submit(text(batch="b", client_reference="line 1", idempotency_key="k"))
+    get = queue_pb2.GetRequest(request_id=name)
+    assert (await peer.stub.Get(get)).state == queue_pb2.REQUEST_STATE_READY
+    work = await peer.work()
+    delivery = await work.claim(name)
+    assert delivery.request.request_id == name
+    assert delivery.request.text == "hi"
+    assert delivery.request.channel == "interactive"
+    found = await peer.stub.Get(get)
+    assert (found.state, found.worker_id, found.attempts) == (queue_pb2.REQUEST_STATE_LEASED, "w", 1)
+    result = request_pb2.Result(
+        outcome=COMPLETED, choices=[request_pb2.Choice(text="out")], usage=request_pb2.Usage(completion_tokens=2)
+    )
+    assert (await work.complete(delivery.lease, result=result)).accepted
+    key = queue_pb2.IdempotencyKey(key="k")
+    found = await peer.stub.Get(queue_pb2.GetRequest(idempotency_key=key))
+    assert found.state == queue_pb2.REQUEST_STATE_DONE
+    assert found.result.choices[0].text == "out"
+    assert found.result.client_reference == "line 1"
+    assert found.result.worker_id == "w"
+    assert found.result.timings.submitted_unix_ns <= found.result.timings.completed_unix_ns
+    stats = await peer.stub.Stats(queue_pb2.StatsRequest())
+    interactive = next(c for c in stats.channels if c.channel == "interactive")
+    assert (interactive.accepted, interactive.completion_tokens) == (1, 2)
+    assert list(interactive.ended_by_outcome) == [0, 1, 0, 0, 0, 0]
+    assert (stats.results, stats.workers) == (1, 1)
+    assert (await peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(name)))).deleted == 1
+    await refused(peer.stub.Get(get), grpc.StatusCode.NOT_FOUND, name)
+    assert (await peer.stub.Stats(queue_pb2.StatsRequest())).results == 0
+
+
+async def test_watch_resumes_after_a_cursor_and_ends_with_the_batch(peer: Peer) -> None:
+    names = await peer.submit(*(text(batch="b") for _ in range(5)), text(batch="other"))
+    work = await peer.work()
+    watch = peer.stub.Watch(queue_pb2.WatchRequest(batch="b"))
+    first = await events(watch, lambda seen: bool(seen))
+    assert (first[0].progress.waiting, first[0].progress.running) == (5, 0)
+    for name in reversed(names[:3]):
+        await work.complete((await work.claim(name)).lease)
+    seen = results(await events(watch, lambda seen: len(results(seen)) == 3))
+    assert [result.result.request_id for result in seen] == list(reversed(names[:3]))
+    watch.cancel()
+    for name in names[3:]:
+        await work.complete((await work.claim(name)).lease)
+    rest = await all_events(peer.stub.Watch(queue_pb2.WatchRequest(batch="b", cursor=seen[1].cursor)))
+    assert [result.result.request_id for result in results(rest)] == [names[0], names[3], names[4]]
+    (last,) = [event.progress for event in rest if event.HasField("progress")]
+    assert (last.waiting, last.running) == (0, 0)
+
+
+async def test_watch_by_name_ends_when_each_has_ended(peer: Peer) -> None:
+    names = await peer.submit(text(), text())
+    work = await peer.work()
+    await work.complete((await work.claim(names[0])).lease)
+    watch = peer.stub.Watch(queue_pb2.WatchRequest(request_ids=ids(*names)))
+    assert len(results(await events(watch, lambda seen: bool(results(seen))))) == 1
+    await work.complete((await work.claim(names[1])).lease)
+    assert [r.result.request_id for r in results(await all_events(watch))] == [names[1]]
+    unknown = peer.stub.Watch(queue_pb2.WatchRequest(request_ids=ids(names[0], "nobody")))
+    await refused(unknown.read(), grpc.StatusCode.NOT_FOUND, "nobody")
+
+
+async def test_tokens_reach_watchers_without_gap_or_repeat(peer: Peer) -> None:
+    (name,) = await peer.submit(text(batch="b"))
+    work = await peer.work()
+    delivery = await work.claim(name)
+    assert not delivery.watched
+    watch = peer.stub.Watch(queue_pb2.WatchRequest(batch="b", tokens=True))
+    assert (await work.next("watched")).watched
+
+    async def say(offset: int, tokens: list[int], words: str) -> None:
+        delta = request_pb2.TokenDelta(request_id=name, attempt=1, offset=offset, token_ids=tokens, text=words)
+        await work.send(queue_pb2.WorkerToQueue(tokens=delta))
+
+    def told(seen: list[queue_pb2.WatchEvent]) -> list[int]:
+        return [token for event in seen for token in event.tokens.token_ids]
+
+    await say(0, [1, 2], "ab")
+    seen = await events(watch, lambda seen: len(told(seen)) == 2)
+    late = peer.stub.Watch(queue_pb2.WatchRequest(request_ids=ids(name), tokens=True))
+    assert (await work.next("watched")).watched
+    await say(0, [1, 2, 3], "abc")
+    await say(3, [4], "d")
+    seen += await events(watch, lambda more: 4 in told(more))
+    assert told(seen) == [1, 2, 3, 4]
+    assert "".join(event.tokens.text for event in seen) == "abcd"
+    assert told(await events(late, lambda more: 4 in told(more))) == [1, 2, 3, 4]
+    watch.cancel()
+    late.cancel()
+    assert not (await work.next("watched")).watched
+
+
+async def test_cancel_ends_what_waits_and_stops_what_runs(peer: Peer) -> None:
+    waiting, running = await peer.submit(text(batch="b"), text(batch="b"))
+    work = await peer.work()
+    lease = (await work.claim(running)).lease
+    done = await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(waiting, running, "nobody")))
+    assert (done.cancelled, done.aborting, list(done.not_cancelled)) == (1, 1, ["nobody"])
+    stop = await work.next("cancel")
+    assert (stop.lease, stop.reason) == (lease, queue_pb2.CANCEL_REASON_CLIENT)
+    cancelled = request_pb2.Result(outcome=request_pb2.OUTCOME_CANCELLED)
+    assert (await work.complete(lease, result=cancelled)).accepted
+    seen = results(await all_events(peer.stub.Watch(queue_pb2.WatchRequest(batch="b"))))
+    assert [r.result.outcome for r in seen] == [request_pb2.OUTCOME_CANCELLED] * 2
+    assert seen[0].result.error.code == "cancelled"
+
+
+async def test_dead_letters_are_listed_in_pages_and_requeued(peer: Peer) -> None:
+    names = await peer.submit(*(text(batch="b") for _ in range(3)))
+    work = await peer.work()
+    error = request_pb2.RequestError(code="oom", message="out of memory")
+    for name in names:
+        for _ in range(2):
+            await work.complete((await work.claim(name)).lease, failure=error)
+    page = await peer.stub.ListDead(queue_pb2.ListDeadRequest(page_size=2))
+    assert [letter.request_id for letter in page.letters] == names[:2]
+    assert (page.letters[0].last_error, page.letters[0].attempts) == ("out of memory", 2)
+    rest = await peer.stub.ListDead(queue_pb2.ListDeadRequest(page_size=2, page_token=page.next_page_token))
+    assert [letter.request_id for letter in rest.letters] == names[2:]
+    assert not rest.next_page_token
+    found = await peer.stub.Get(queue_pb2.GetRequest(request_id=names[0]))
+    assert found.state == queue_pb2.REQUEST_STATE_DEAD
+    assert found.result.outcome == request_pb2.OUTCOME_DEAD
+    done = await peer.stub.RequeueDead(queue_pb2.RequeueDeadRequest(request_ids=ids(names[0], "nobody")))
+    assert (done.requeued, list(done.not_dead)) == (1, ["nobody"])
+    assert (await peer.stub.RequeueDead(queue_pb2.RequeueDeadRequest(all=True))).requeued == 2
+    assert (await work.claim(names[0])).lease.attempt == 1
+
+
+async def test_the_scheduler_sees_metadata_within_its_window(peer: Peer) -> None:
+    names = await peer.submit(text(channel="batch", priority=1), text(channel="batch"), text(channel="batch"))
+    backlog = peer.stub.Backlog()
+    opening = queue_pb2.SchedulerToQueue(open=queue_pb2.BacklogOpen(name="s"))
+    window = queue_pb2.SchedulerToQueue(window=queue_pb2.Window(channel="batch", limit=2))
+    await backlog.write(queue_pb2.BacklogRequest(messages=[opening, window]))
+    inbox: list[queue_pb2.QueueToScheduler] = []
+    while len(inbox) < 3:
+        inbox += (await backlog.read()).messages
+    assert list(inbox[0].open.channels) == ["interactive", "batch"]
+    announced = [message.announce for message in inbox[1:]]
+    assert [a.request_id for a in announced] == names[1:]
+    assert announced[0].prompt_bytes == 2
+    assert announced[0].prefix_digest == announced[1].prefix_digest != 0
+    reject = queue_pb2.Reject(request_id=names[1], error=request_pb2.RequestError(code="pool_too_small"))
+    await backlog.write(queue_pb2.BacklogRequest(messages=[queue_pb2.SchedulerToQueue(reject=reject)]))
+    inbox = []
+    while len(inbox) < 2:
+        inbox += (await backlog.read()).messages
+    assert (inbox[0].gone.request_id, inbox[0].gone.reason) == (names[1], queue_pb2.GONE_REASON_ENDED)
+    assert inbox[1].announce.request_id == names[0]
+    newer = peer.stub.Backlog()
+    await newer.write(queue_pb2.BacklogRequest(messages=[opening]))
+    await newer.read()
+    await refused(backlog.read(), grpc.StatusCode.ABORTED, "newer")
+
+
+def raw(peer: Peer, method: str, kind: str) -> Any:
+    return getattr(peer.channel, kind)(f"/penstock.queue.v1.QueueService/{method}")
+
+
+@pytest.mark.parametrize("method", ["Get", "Cancel", "SubmitUnary", "ListDead"])
+async def test_garbage_is_answered_by_name_of_the_message(peer: Peer, method: str) -> None:
+    await refused(
+        raw(peer, method, "unary_unary")(b"\xff\xff\xff"), grpc.StatusCode.INVALID_ARGUMENT, f"{method}Request"
+    )
+
+
+@pytest.mark.parametrize("method", ["Submit", "Work", "Backlog"])
+async def test_garbage_on_a_stream_ends_that_stream_only(peer: Peer, method: str) -> None:
+    work = await peer.work()
+    (name,) = await peer.submit(text())
+    call = raw(peer, method, "stream_stream")()
+    await call.write(b"\xff\xff\xff")
+    await refused(call.read(), grpc.StatusCode.INVALID_ARGUMENT, f"{method}Request")
+    assert (await work.claim(name)).request.text == "hi"
+
+
+BAD_CALLS = [
+    ("Get", queue_pb2.GetRequest(), "key"),
+    ("Cancel", queue_pb2.CancelRequest(), "subject"),
+    ("Cancel", queue_pb2.CancelRequest(request_ids=ids()), "request_ids.ids"),
+    ("Delete", queue_pb2.DeleteRequest(), "subject"),
+    ("Delete", queue_pb2.DeleteRequest(batch="x" * 600), "batch"),
+    ("ListDead", queue_pb2.ListDeadRequest(page_token="x"), "page_token"),
+    ("ListDead", queue_pb2.ListDeadRequest(page_size=5000), "page_size"),
+    ("RequeueDead", queue_pb2.RequeueDeadRequest(), "subject"),
+    ("RequeueDead", queue_pb2.RequeueDeadRequest(all=False), "all"),
+]
+
+
+@pytest.mark.parametrize(("method", "request_", "field_name"), BAD_CALLS)
+async def test_bad_calls_name_the_field(peer: Peer, method: str, request_: Any, field_name: str) -> None:
+    await refused(getattr(peer.stub, method)(request_), grpc.StatusCode.INVALID_ARGUMENT, f"{field_name}: ")
+
+
+async def test_streams_must_open_first_and_say_who_they_are(peer: Peer) -> None:
+    work = peer.stub.Work()
+    claim = queue_pb2.WorkerToQueue(claim=queue_pb2.Claim(request_id="x"))
+    await work.write(queue_pb2.WorkRequest(messages=[claim]))
+    await refused(work.read(), grpc.StatusCode.INVALID_ARGUMENT, "`open`")
+    nameless = peer.stub.Work()
+    await nameless.write(queue_pb2.WorkRequest(messages=[queue_pb2.WorkerToQueue(open=queue_pb2.WorkOpen())]))
+    await refused(nameless.read(), grpc.StatusCode.INVALID_ARGUMENT, "open.worker_id")
+    submit = peer.stub.Submit()
+    await submit.write(queue_pb2.SubmitRequest(batch=queue_pb2.SubmitBatch()))
+    await refused(submit.read(), grpc.StatusCode.INVALID_ARGUMENT, "`open`")
+
+
+async def test_a_worker_may_not_report_an_outcome_that_is_the_queues(peer: Peer) -> None:
+    (name,) = await peer.submit(text())
+    work = await peer.work()
+    lease = (await work.claim(name)).lease
+    dead = request_pb2.Result(outcome=request_pb2.OUTCOME_DEAD)
+    complete = queue_pb2.Complete(lease=lease, result=dead)
+    await work.send(queue_pb2.WorkerToQueue(complete=complete))
+    await refused(work.call.read(), grpc.StatusCode.INVALID_ARGUMENT, "complete.result.outcome")
+
+
+async def test_an_expired_result_is_swept(peer: Peer) -> None:
+    (name,) = await peer.submit(text())
+    work = await peer.work()
+    await work.complete((await work.claim(name)).lease)
+    assert await peer.service._admin.sweep(3600 * 10**9) == 0
+    assert await peer.service._admin.sweep(0) == 1
+    await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=name)), grpc.StatusCode.NOT_FOUND, name)
