@@ -25,10 +25,7 @@ async def main() -> None:
         print(result.outcome.name, repr(result.text), result.usage)
 
         # Many requests as one batch: durable once acked, results in completion order.
-        questions = (
-            {"prompt": f"{n} + {n} =", "max_tokens": 4, "batch": "sums", "channel": "batch"} for n in range(20)
-        )
-        async for ack in client.submit_many(questions):
+        async for ack in client.submit_many(sums(20)):
             if ack.error is not None:
                 print(ack.index, ack.error.message)
         async for result in client.watch("sums"):

@@ -1,0 +1,162 @@
+"""The commands, as a user types them, against a queue in memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from tests.support.batch_lines import completion
+from tests.support.fake_queue import FakeQueue, serving
+
+
+class Ran:
+    """How a command ended."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+class Shell:
+    """Runs the command against one queue."""
+
+    def __init__(self, address: str, queue: FakeQueue) -> None:
+        self.address = address
+        self.queue = queue
+
+    async def run(self, *arguments: str, plain: bool = False) -> Ran:
+        """Run `penstock ARGUMENTS --queue ADDRESS`."""
+        import asyncio
+
+        flags = [] if plain else ["--queue", self.address]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", *arguments, *flags,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        assert b"Traceback" not in err
+        return Ran(process.returncode or 0, out.decode(), err.decode())
+
+
+@pytest.fixture
+async def shell() -> AsyncIterator[Shell]:
+    queue = FakeQueue()
+    async with serving(queue) as address:
+        yield Shell(address, queue)
+
+
+async def test_submit_get_and_watch(shell: Shell) -> None:
+    submitted = await shell.run("submit", "the gate", "--max-tokens", "5", "--temperature", "0", "--key", "k")
+    assert (submitted.status, submitted.out) == (0, "r-0\n")
+    waited = await shell.run("submit", "hello there", "--wait")
+    assert (waited.status, waited.out) == (0, "HELLO THERE\n")
+    again = await shell.run("submit", "the gate", "--key", "k")
+    assert again.out == "r-0\n"
+    got = await shell.run("get", "--key", "k", "--json")
+    assert json.loads(got.out)["result"]["outcome"] == "completed"
+    watched = await shell.run("watch", "r-0", "r-1")
+    assert watched.out.count("completed") == 2
+
+
+async def test_a_stream_prints_text_as_it_comes(shell: Shell) -> None:
+    shell.queue.tokens = [
+        request_pb2.TokenDelta(request_id="r-0", attempt=1, offset=0, token_ids=[1], text="a "),
+        request_pb2.TokenDelta(request_id="r-0", attempt=1, offset=1, token_ids=[2], text="b"),
+    ]
+    assert (await shell.run("submit", "x", "--stream", "--chat", "--system", "s")).out == "a b\n"
+    messages = json.loads(shell.queue.requests[0].chat.messages_json)
+    assert [message["role"] for message in messages] == ["system", "user"]
+
+
+async def test_user_errors_are_one_line_and_a_status(shell: Shell) -> None:
+    for arguments, status, text in (
+        (("get", "nobody"), 1, "nobody"),
+        (("submit", "x", "--channel", "nowhere"), 2, "channel"),
+        (("submit", "1,x", "--token-ids"), 2, "--token-ids"),
+        (("watch",), 2, "--batch"),
+        (("cancel", "nobody"), 1, "nobody"),
+        (("dead", "requeue"), 2, "--all"),
+    ):
+        ran = await shell.run(*arguments)
+        assert ran.status == status, (arguments, ran.err)
+        assert text in ran.err
+        assert ran.err.count("\n") == 1
+
+
+async def test_unknown_options_are_refused(shell: Shell) -> None:
+    for command in ("submit", "get", "status", "run-batch"):
+        arguments = ("-i", "x", "-o", "y") if command == "run-batch" else ()
+        ran = await shell.run(command, *arguments, "--no-such-flag")
+        assert ran.status == 2
+        assert "--no-such-flag" in ran.err
+
+
+async def test_nothing_listens() -> None:
+    ran = await Shell("127.0.0.1:1", FakeQueue()).run("get", "x")
+    assert ran.status == 69
+    assert "127.0.0.1:1" in ran.err
+    assert "penstock up" in ran.err
+
+
+async def test_dead_letters(shell: Shell) -> None:
+    shell.queue.dead = [
+        queue_pb2.DeadLetter(request_id=f"d-{i}", channel="batch", attempts=3, last_error="oom") for i in range(3)
+    ]
+    listed = await shell.run("dead", "list")
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["d-0", "d-1", "d-2"]
+    assert (await shell.run("dead", "requeue", "--all")).out == "3 requeued\n"
+
+
+async def test_status_without_a_scheduler_shows_the_queue(shell: Shell) -> None:
+    ran = await shell.run("status", "--json", "--scheduler", "127.0.0.1:1")
+    shown = json.loads(ran.out)
+    assert shown["scheduler"] is None
+    assert shown["queue"]["channels"][0]["ready"] == 3
+    table = await shell.run("status", "--once", "--scheduler", "127.0.0.1:1")
+    assert table.status == 0
+    assert "batch" in table.out
+
+
+async def test_run_batch_writes_answers_and_a_summary(shell: Shell, tmp_path: Path) -> None:
+    source, target, summary = tmp_path / "in", tmp_path / "out", tmp_path / "summary"
+    lines = [json.dumps(completion(f"c{i}", f"p {i}", model=None)) for i in range(5)]
+    source.write_text("\n".join([*lines, "{broken"]))
+    command = ["run-batch", "-i", str(source), "-o", str(target), "--scheduler", "127.0.0.1:1", "--model", "m"]
+    ran = await shell.run(*command, "--summary-json", str(summary))
+    assert ran.status == 0, ran.err
+    assert "5 answered" in ran.err
+    answers = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [answer["custom_id"] for answer in answers] == ["c0", "c1", "c2", "c3", "c4", None]
+    assert json.loads(summary.read_text())["bad_lines"] == 1
+    assert {request.model for request in shell.queue.requests} == {"m"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "summary"]
+
+    again = await shell.run(*command)
+    assert again.status == 0
+    assert len(shell.queue.requests) == 5, "nothing ran twice"
+    fresh = await shell.run(*command, "--fresh")
+    assert fresh.status == 0
+    assert len(shell.queue.requests) == 10
+
+
+async def test_run_batch_says_what_it_cannot_read_or_write(shell: Shell, tmp_path: Path) -> None:
+    missing = await shell.run("run-batch", "-i", str(tmp_path / "none"), "-o", str(tmp_path / "out"))
+    assert (missing.status, "none" in missing.err) == (66, True)
+    (tmp_path / "in").write_text("")
+    nowhere = await shell.run("run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "no" / "out"))
+    assert (nowhere.status, "no directory" in nowhere.err) == (73, True)
+    nobody = await Shell("127.0.0.1:1", FakeQueue()).run(
+        "run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")
+    )
+    assert nobody.status == 69
+    assert "penstock up" in nobody.err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"], "nothing is left behind"
+
+
+async def test_version(shell: Shell) -> None:
+    assert (await shell.run("version", plain=True)).status == 0

@@ -1,0 +1,76 @@
+"""Named fields become the wire request, or an error that names the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.fields import LISTS, PLAIN, SCALARS, SETTERS, RequestFields, build_request
+from penstock.request.v1 import request_pb2 as pb
+
+
+def build(**fields: Any) -> pb.Request:
+    return build_request(RequestFields(**fields))  # type: ignore[typeddict-item]
+
+
+def test_every_field_of_the_wire_request_can_be_said() -> None:
+    said = set(SETTERS) | {"prompt", "messages"}
+    unsaid = {"text", "token_ids", "chat", "sampling", "request_id"}
+    assert {field.name for field in pb.Request.DESCRIPTOR.fields} - unsaid <= said
+    sampling = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields} - {"extra_args_json"}
+    assert sampling <= said
+    assert set(RequestFields.__annotations__) >= said - {"messages", "prompt"}
+    assert set(PLAIN) | set(SCALARS) | set(LISTS) <= said
+
+
+def test_none_means_not_said() -> None:
+    assert build(prompt="p", max_tokens=None, stop=None) == pb.Request(text="p")
+
+
+def test_structured_values() -> None:
+    request = build(
+        messages=[{"role": "user", "content": "é"}], logit_bias={3: 1.5}, extra_args={"a": 1}, stop="x",
+        structured_outputs={"json_schema": {"type": "object"}, "disable_any_whitespace": True},
+        chat_template_kwargs={"k": True}, add_generation_prompt=False,
+    )  # fmt: skip
+    assert json.loads(request.chat.messages_json) == [{"role": "user", "content": "é"}]
+    assert json.loads(request.sampling.extra_args_json) == {"a": 1}
+    assert request.sampling.structured_outputs.disable_any_whitespace
+    assert request.chat.HasField("add_generation_prompt")
+    assert build(prompt=[1, 2], add_special_tokens=False).sampling.HasField("add_special_tokens")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "p", "messages": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+        ({"messages": [{"role": object()}]}, "messages"),
+        ({"prompt": "p", "chat_template": "x"}, "chat_template"),
+        ({"prompt": "p", "unknown": 1}, "unknown"),
+        ({"prompt": "p", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "p", "temperature": "hot"}, "temperature"),
+        ({"prompt": "p", "bad_words": "word"}, "bad_words"),
+        ({"prompt": "p", "stop": [1]}, "stop"),
+        ({"prompt": "p", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": "p", "logit_bias": 5}, "logit_bias"),
+        ({"prompt": "p", "structured_outputs": {}}, "structured_outputs"),
+        ({"prompt": "p", "structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs"),
+        ({"prompt": "p", "structured_outputs": {"shape": 1}}, "structured_outputs.shape"),
+        ({"prompt": "p", "structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        build(**fields)
+    assert refused.value.param == param
