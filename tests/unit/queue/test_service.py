@@ -196,7 +196,7 @@ async def test_watch_resumes_after_a_cursor_and_ends_with_the_batch(peer: Peer) 
     names = await peer.submit(*(text(batch="b") for _ in range(5)), text(batch="other"))
     work = await peer.work()
     watch = peer.stub.Watch(queue_pb2.WatchRequest(batch="b"))
-    first = await events(watch, lambda seen: bool(seen))
+    first = await events(watch, bool)
     assert (first[0].progress.waiting, first[0].progress.running) == (5, 0)
     for name in reversed(names[:3]):
         await work.complete((await work.claim(name)).lease)
