@@ -111,6 +111,10 @@ def load_settings(kind: type[S], program: str, arguments: list[str] | None = Non
             print(f"{program}: {where}: {problem['msg']} (got {shown(problem.get('input'))})", file=sys.stderr)
     except SettingsError as error:
         print(f"{program}: {error}", file=sys.stderr)
+    except SystemExit as ending:
+        if not ending.code:
+            raise  # --help
+        # argparse has printed what it could not parse; its own exit status says nothing about settings.
     raise SystemExit(EX_CONFIG)
 
 

@@ -37,6 +37,7 @@ from typing import NamedTuple
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.channel import Channel, Line
+from services.scheduler.core.estimate import could_hold
 from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.policy import Policy
 
@@ -102,7 +103,7 @@ class Arbiter:
         self._fleet = fleet
         self._ring = list(channels)
         self._savings: dict[int, Saving] = {}
-        self._takers: list[Worker] = []
+        self._now_ns = 0
         self._serving: dict[str, list[Worker]] = {}
         self._stuck: dict[str, Offer] = {}
 
@@ -116,10 +117,10 @@ class Arbiter:
 
     def begin(self, now_ns: int) -> None:
         """Start a pass: see who takes grants, and forget savings whose head or worker is no longer there."""
-        self._takers = [worker for worker in self._fleet if worker.takes_grants(now_ns)]
+        self._now_ns = now_ns
         self._serving.clear()
         self._stuck.clear()
-        takers = {worker.epoch for worker in self._takers}
+        takers = {worker.epoch for worker in self._fleet if worker.takes_grants(now_ns)}
         for epoch, saving in list(self._savings.items()):
             still_first = (
                 saving.channel.lines.get(saving.line.model) is saving.line and saving.line.head() is saving.entry
@@ -187,8 +188,7 @@ class Arbiter:
             return stuck
         best: Offer | None = None
         best_rank = (False, False, -1)
-        for worker in self._workers_for(line.model):
-            blocks = self._booking(head, worker)
+        for worker, blocks in self._candidates(head, line.model):
             if head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
                 continue
             saving = self._savings.get(worker.epoch)
@@ -211,18 +211,30 @@ class Arbiter:
         self._stuck.clear()
         return True
 
-    def _workers_for(self, model: str) -> list[Worker]:
+    def _candidates(self, head: Entry, model: str) -> list[tuple[Worker, int]]:
+        """Return the workers that take grants now and may get the head, with the blocks each would book.
+
+        Those that can hold all the policy books come before any other, also while they are full or away: a smaller one
+        might have to reject what they could run. If none can, the largest books all it has.
+        """
         workers = self._serving.get(model)
         if workers is None:
-            workers = self._serving[model] = [worker for worker in self._takers if worker.serves(model)]
-        return workers
+            workers = self._serving[model] = self._fleet.serving(model)
+        wanted = [(worker, blocks) for worker in workers if (blocks := self._booking(head, worker))]
+        roomy = [pair for pair in wanted if pair[1] <= pair[0].shape.capacity_blocks]
+        if not roomy and wanted:
+            largest = max(worker.shape.capacity_blocks for worker, _ in wanted)
+            roomy = [(worker, largest) for worker, _ in wanted if worker.shape.capacity_blocks == largest]
+        return [pair for pair in roomy if pair[0].takes_grants(self._now_ns)]
 
     def _booking(self, head: Entry, worker: Worker) -> int:
-        """Return what the policy books, never more than the worker has: the rest is for the worker to find out."""
+        """Return what the policy books for the head on the worker; 0 if it is proven that the worker cannot hold it."""
         blocks = head.bookings.get(worker.shape)
         if blocks is None:
-            blocks = self._policy.booking_blocks(head.announced, worker.shape)
-            head.bookings[worker.shape] = blocks = min(max(blocks, 1), worker.shape.capacity_blocks)
+            blocks = 0
+            if could_hold(head.announced, worker.shape):
+                blocks = max(self._policy.booking_blocks(head.announced, worker.shape), 1)
+            head.bookings[worker.shape] = blocks
         return blocks
 
     def _fits(self, worker: Worker, channel: Channel, line: Line, blocks: int, sequences: int) -> bool:

@@ -336,11 +336,16 @@ class Machine:
     # ---- time ----
 
     def _tick(self, _tick: m.Tick, now_ns: int) -> None:
-        for worker in list(self.fleet):
-            if worker.closed_ns is not None and now_ns - worker.closed_ns >= self._epoch_grace_ns:
-                self._end_epoch(worker)
-        if not self._fleet_known and now_ns >= self._fleet_known_ns:
-            self._fleet_known = True
+        over = [
+            worker
+            for worker in self.fleet
+            if worker.closed_ns is not None and now_ns - worker.closed_ns >= self._epoch_grace_ns
+        ]
+        for worker in over:
+            self._end_epoch(worker)
+        became_known = not self._fleet_known and now_ns >= self._fleet_known_ns
+        self._fleet_known |= became_known
+        if over or became_known:
             self._review_waiting()
         self._set_windows()
         self._audit()

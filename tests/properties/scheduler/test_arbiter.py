@@ -159,7 +159,8 @@ def test_nothing_that_fits_is_left_waiting_and_everything_ends(seed: int, policy
     draw = random.Random(seed)
     rig = Rig({"a": Share(3.0), "b": Share(1.0)}, policy)
     for number in range(3):
-        rig.open(f"w{number}", shape(draw.randint(20, CAPACITY)))
+        # A window is larger than any pool here, so `worst-case` would use only the largest of unequal workers.
+        rig.open(f"w{number}", shape(CAPACITY if policy == "worst-case" else draw.randint(20, CAPACITY)))
     for _ in range(10):
         rig.announce(draw.choice("ab"), *(draw.randint(1, 20) for _ in range(10)))
     running: list[m.Grant] = []

@@ -1,0 +1,155 @@
+"""The shell around the machine: effects become messages, spans and metrics."""
+
+from __future__ import annotations
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, generate_latest
+
+from penstock.scheduler.v1 import scheduler_pb2
+from services.rpc.outbox import Outbox
+from services.scheduler import wire
+from services.scheduler.core import messages as m
+from services.scheduler.core.channel import Share
+from services.scheduler.core.machine import Machine
+from services.scheduler.core.policy import POLICIES
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.runner import Runner, WorkerStream
+from services.scheduler.tracing import CreditSpans
+from services.telemetry import Telemetry
+from tests.support.scheduling import SECOND_NS, announced
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+
+
+class SetClock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.time_ns = SECOND_NS
+
+    def now_ns(self) -> int:
+        return self.time_ns
+
+
+class Shell:
+    """A runner without a server: wake-ups by hand, spans and metrics kept in memory."""
+
+    def __init__(self) -> None:
+        self.clock = SetClock()
+        self.registry = CollectorRegistry()
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        machine = Machine(POLICIES["virtual-channels"], {"batch": Share()}, 0, 0)
+        spans = CreditSpans(Telemetry(provider))
+        self.runner = Runner(machine, self.clock, spans, SchedulerMetrics(self.registry), 20)
+        self.runner.feed([m.QueueOpened(("batch",))])
+
+    def open(self, worker_id: str = "w1") -> WorkerStream:
+        opened = scheduler_pb2.CreditsOpen(
+            worker_id=worker_id, instance_id="i", capacity_blocks=10, block_size=1, max_model_len=100,
+            model="m", role=scheduler_pb2.WORKER_ROLE_UNIFIED, max_num_seqs=5,
+        )  # fmt: skip
+        stream = self.runner.open_worker(scheduler_pb2.WorkerToScheduler(open=opened))
+        self.runner.wake()
+        return stream
+
+
+async def sent(outbox: Outbox[scheduler_pb2.SchedulerToWorker]) -> list[scheduler_pb2.SchedulerToWorker]:
+    """Close the outbox and return everything it still held."""
+    outbox.close()
+    return [message async for frame in outbox.frames() for message in frame]
+
+
+async def test_one_wake_up_grants_everything_that_is_ready_in_one_frame() -> None:
+    shell = Shell()
+    stream = shell.open()
+    shell.runner.feed([announced(f"r{number}", "batch", 2, number) for number in range(4)])
+    shell.runner.wake()
+    stream.outbox.close()
+    frames = [frame async for frame in stream.outbox.frames()]
+    assert [[message.WhichOneof("message") for message in frame] for frame in frames] == [["open", *["grant"] * 4]]
+
+
+async def test_spans_carry_what_was_booked_settled_and_released() -> None:
+    shell = Shell()
+    stream = shell.open()
+    shell.runner.feed([announced("r1", "batch", 6, traceparent=TRACEPARENT)])
+    shell.runner.wake()
+    shell.clock.time_ns = 3 * SECOND_NS
+    epoch = stream.epoch
+    shell.runner.feed([m.TokenizerAck(epoch, epoch, "r1", 1, 4)])
+    shell.runner.feed([m.CompletionAck(epoch, epoch, "r1", 2, m.ReleaseCause.COMPLETED)])
+    shell.runner.wake()
+    wait, credit = shell.exporter.get_finished_spans()
+    assert (wait.name, credit.name) == ("scheduler.grant", "scheduler.credits")
+    for span in (wait, credit):
+        assert span.context is not None
+        assert f"{span.context.trace_id:032x}" == TRACE_ID
+        assert span.attributes is not None
+        assert span.attributes["penstock.request.id"] == "r1"
+        assert span.attributes["penstock.blocks.booked"] == 6
+    assert credit.attributes is not None
+    assert credit.attributes["penstock.blocks.settled"] == 4
+    assert credit.attributes["penstock.blocks.released"] == 4
+    assert credit.attributes["penstock.release.cause"] == "completed"
+    assert credit.end_time == 3 * SECOND_NS
+    (grant,) = [message.grant for message in await sent(stream.outbox) if message.HasField("grant")]
+    assert wait.context is not None
+    assert grant.traceparent == f"00-{TRACE_ID}-{wait.context.span_id:016x}-01"
+
+
+def test_metrics_show_credits_refunds_and_waits() -> None:
+    shell = Shell()
+    stream = shell.open()
+    epoch = stream.epoch
+    shell.runner.feed([announced("r1", "batch", 6)])
+    shell.runner.wake()
+    shell.runner.feed([m.TokenizerAck(epoch, epoch, "r1", 1, 4), m.TokenizerAck(epoch, epoch, "r1", 1, 4)])
+    shell.runner.feed([m.CompletionAck(epoch, 1, "r1", 2, m.ReleaseCause.COMPLETED)])
+    shell.runner.feed([m.EngineReport(epoch, epoch, 5, preemptions=3, kv_cache_usage=0.5)])
+    shell.runner.wake()
+    snapshot = shell.runner.snapshot()
+    shell.runner._metrics.source = lambda: snapshot
+    text = generate_latest(shell.registry).decode()
+    for line in (
+        'free_blocks{worker="w1"} 6.0',
+        'held_blocks{channel="batch",worker="w1"} 4.0',
+        'drift_blocks{worker="w1"} 1.0',
+        'refunded_blocks_total{cause="tokenizer_ack"} 2.0',
+        'duplicate_acks_total{kind="tokenizer_ack"} 1.0',
+        'stale_messages_total{kind="completion_ack"} 1.0',
+        'grants_total{channel="batch"} 1.0',
+        'grant_wait_seconds_count{channel="batch"} 1.0',
+        'worker_preemptions_total{worker="w1"} 3.0',
+        'kv_cache_usage_ratio{worker="w1"} 0.5',
+        "audit_violations_total 0.0",
+    ):
+        assert f"penstock_scheduler_{line}" in text
+
+
+def test_epochs_grow_also_when_the_clock_stands_still() -> None:
+    shell = Shell()
+    assert shell.open("w1").epoch < shell.open("w2").epoch < shell.open("w1").epoch
+
+
+def test_a_stopping_runner_grants_nothing_and_ends_its_streams() -> None:
+    shell = Shell()
+    stream = shell.open()
+    shell.runner.stop()
+    shell.runner.feed([announced("r1", "batch", 1)])
+    shell.runner.wake()
+    assert stream.outbox.closed
+    assert shell.runner.snapshot().grants == {}
+
+
+def test_status_shows_every_field() -> None:
+    shell = Shell()
+    shell.open()
+    status = wire.status(shell.runner.snapshot())
+    assert (status.policy, status.workers[0].free_blocks, status.channels[0].ceiling_share) == (
+        "virtual-channels", 10, 1.0,
+    )  # fmt: skip
