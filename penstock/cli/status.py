@@ -25,6 +25,9 @@ from penstock.scheduler.v1.scheduler_pb2 import StatusResponse, WorkerStatus
 
 REFRESH_S = 1.0
 
+PLAIN_WIDTH = 200
+"""Columns where no terminal says how many there are: enough for every column of the tables."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -52,6 +55,8 @@ def status(
 ) -> None:
     """Show channels, workers and blocks, live until Ctrl-C."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
     if as_json:
         call(_print_json(queue, scheduler))
     elif once or not console.is_terminal:
