@@ -16,6 +16,12 @@ from services.queue.store import Store
 READ_THREADS = 2
 """Reads at once: enough that one slow page does not hold up the rest."""
 
+CHUNK_RESULTS = 32
+"""Results read between two looks at the size of a page."""
+
+PAGE_BYTES = 8 * 1024 * 1024
+"""A page ends once it holds this much: results with many logprobs are megabytes each."""
+
 T = TypeVar("T")
 
 
@@ -59,15 +65,27 @@ class Reader:
     async def page(self, batch: str, cursor: int, limit: int) -> tuple[list[queue_pb2.WatchResult], int]:
         """Return results of a batch after `cursor`, and the cursor after the log entries that were read.
 
-        At most `limit` log entries are read; results deleted meanwhile are left out.
+        At most `limit` log entries are read, fewer if the results are large; results deleted meanwhile are left out.
         """
 
-        def read() -> tuple[list[queue_pb2.WatchResult], int]:
-            log = self._log(batch, cursor, limit)
-            after = log[-1].completion_seq if log else cursor
-            return [r for r in self._results([row.seq for row in log]) if cursor < r.cursor <= after], after
+        return await self._off_loop(lambda: self._page(batch, cursor, limit))
 
-        return await self._off_loop(read)
+    def _page(self, batch: str, cursor: int, limit: int) -> tuple[list[queue_pb2.WatchResult], int]:
+        log = self._log(batch, cursor, limit)
+        found: list[queue_pb2.WatchResult] = []
+        after = cursor
+        size_bytes = 0
+        for first in range(0, len(log), CHUNK_RESULTS):
+            chunk = log[first : first + CHUNK_RESULTS]
+            results = self._results([row.seq for row in chunk])
+            # A dead letter that was revived and ended again has a later place in the log.
+            last = chunk[-1].completion_seq
+            found += [result for result in results if after < result.cursor <= last]
+            after = last
+            size_bytes += sum(result.ByteSize() for result in results)
+            if size_bytes >= PAGE_BYTES:
+                break
+        return found, after
 
     async def log(self, batch: str, cursor: int, limit: int) -> list[LogRow]:
         """Return at most `limit` entries of a batch's completion log after `cursor`."""

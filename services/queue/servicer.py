@@ -35,6 +35,9 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 MAX_UNACKED = 20_000
 """Requests of one Submit stream that may await their sync; a client that sends faster is read no further."""
 
+MAX_UNACKED_BYTES = 256 * 1024 * 1024
+"""The same over all Submit streams together, in bytes: large prompts are held in memory until their sync."""
+
 MAX_UNARY_REQUESTS = 1000
 """As the API says; larger sets belong on a stream."""
 
@@ -60,6 +63,7 @@ class QueueServicer:
         """Serve with `parts`."""
         self._parts = parts
         self._streams = itertools.count(1)
+        self._bytes = _Window(MAX_UNACKED_BYTES)
 
     # ---- Submit ----
 
@@ -96,9 +100,12 @@ class QueueServicer:
                     raise BadInputError("message: every message after the first must be `batch`")
                 await self._parts.committer.room()
                 tagged = [(item.tag, item.request) for item in message.batch.requests]
+                size_bytes = message.ByteSize()
                 await window.enter(len(tagged))
+                await self._bytes.enter(size_bytes)
                 frame = self._parts.intake.take(tagged)
-                frame.on_acked(partial(window.leave, len(tagged)))
+                frame.on_durable(partial(window.leave, len(tagged)))
+                frame.on_durable(partial(self._bytes.leave, size_bytes))
                 frames.put_nowait(frame)
         finally:
             frames.put_nowait(None)
@@ -248,7 +255,8 @@ class _Window:
         self._room.set()
 
     async def enter(self, count: int) -> None:
-        await self._room.wait()
+        while not self._room.is_set():
+            await self._room.wait()
         self._count += count
         if self._count >= self._most:
             self._room.clear()

@@ -41,11 +41,13 @@ class Frame:
         self._taken = taken
         self._answer = answer
         self._clock = clock
-        self._on_acked: Callable[[], None] | None = None
 
-    def on_acked(self, call: Callable[[], None]) -> None:
-        """Have `call` called when the fate of the frame is known."""
-        self._on_acked = call
+    def on_durable(self, call: Callable[[], None]) -> None:
+        """Have `call` called when the fate of the frame is known, also if nobody waits for the acks any more."""
+        if self._answer is None:
+            call()
+        else:
+            self._answer.add_done_callback(lambda _: call())
 
     async def acks(self) -> list[queue_pb2.SubmitAck]:
         """Return the acks, in order, once everything accepted is durable."""
@@ -56,8 +58,6 @@ class Frame:
                 durable = list((await self._answer).acks)
             except RefusedError as error:
                 refusal = Failure("disk_full" if error.disk_full else "store_unavailable", str(error))
-        if self._on_acked is not None:
-            self._on_acked()
         fates = iter(durable)
         return [self._ack(taken, refusal, fates) for taken in self._taken]
 

@@ -94,7 +94,7 @@ async def peer() -> AsyncIterator[Peer]:
     stop = asyncio.Event()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(service.run(stop, port.set_result))
-    await asyncio.wait({running, port}, return_when=asyncio.FIRST_COMPLETED)
+    running.add_done_callback(lambda _: port.cancel())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{await port}") as channel:
         yield Peer(queue_pb2_grpc.QueueServiceStub(channel), service, channel)
     stop.set()
