@@ -133,7 +133,7 @@ def _completion(body: CompletionBody, result: pb.Result) -> Line:
         choices.append(
             {
                 "index": choice.index,
-                "text": choice.text,
+                "text": result.prompt_text + choice.text if body.echo else choice.text,
                 "logprobs": _completion_logprobs(entries, body, first_unknown) if body.logprobs is not None else None,
                 **_ending(choice),
                 "prompt_logprobs": _prompt_logprobs(body, result),

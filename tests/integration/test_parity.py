@@ -118,7 +118,7 @@ def test_chat_equals_vllm_run_batch(vllm_fleet: Fleet, engine_flags: list[str], 
 
 def test_completions_equal_vllm_serve(vllm_fleet: Fleet, engine_flags: list[str], tmp_path: Path) -> None:
     wanted = lines(completion, "text")
-    wanted.append(completion("ids", "", prompt=[5, 300, 301, 302]))
+    wanted.append(completion("ids", [5, 300, 301, 302]))
     wanted.append(completion("echo", words(2, 5), echo=True))
     wanted.append(completion("two", words(2, 5), n=2))
     ours = run_batch(vllm_fleet, write_jsonl(tmp_path / "text.jsonl", wanted), tmp_path / "ours.jsonl")

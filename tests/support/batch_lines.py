@@ -15,7 +15,7 @@ def words(seed: int, count: int) -> str:
     return " ".join(WORDS[(seed * 7 + i * (seed % 5 + 1)) % len(WORDS)] for i in range(count))
 
 
-def completion(custom_id: str, prompt: str, **body: Any) -> dict[str, Any]:
+def completion(custom_id: str, prompt: str | list[int], **body: Any) -> dict[str, Any]:
     """Return a /v1/completions line, greedy unless said otherwise."""
     fields = {"model": "tiny", "prompt": prompt, "max_tokens": 16, "temperature": 0, **body}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": fields}

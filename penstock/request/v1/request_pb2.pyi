@@ -143,7 +143,7 @@ class Request(_message.Message):
     text: _builtins.str
     """Text, tokenized by the worker."""
     echo: _builtins.bool
-    """Put the prompt before the generated text in each choice (completions only)."""
+    """Return the prompt as text in `Result.prompt_text`, to be shown before each completion (text and token ids only)."""
     client_reference: _builtins.str
     """Free-form text stored with the request and returned with its result, for
     example a line number. At most 4 KiB.
