@@ -189,12 +189,15 @@ class Arbiter:
         best: Offer | None = None
         best_rank = (False, False, -1)
         for worker, blocks in self._candidates(head, line.model):
+            usable = worker.usable_blocks
+            if best_rank[0] and usable <= best_rank[2]:
+                continue  # cannot be better than what fits already
             if head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
                 continue
             saving = self._savings.get(worker.epoch)
-            fits = self._fits(worker, channel, line, blocks, head.announced.n)
+            fits = blocks <= usable and self._fits(worker, channel, line, blocks, head.announced.n)
             open_to_save = saving is None or saving.entry is head
-            rank = (fits, open_to_save, worker.usable_blocks)
+            rank = (fits, open_to_save, usable)
             if best is None or rank > best_rank:
                 best, best_rank = Offer(worker if fits or open_to_save else None, blocks, fits), rank
         if best is not None and not best.fits:
@@ -238,11 +241,11 @@ class Arbiter:
         return blocks
 
     def _fits(self, worker: Worker, channel: Channel, line: Line, blocks: int, sequences: int) -> bool:
-        usable = worker.usable_blocks
+        """Return whether `blocks`, which are free, may go to this line."""
         saving = self._savings.get(worker.epoch)
         own_saving = saving is not None and saving.line is line
         kept_sequences = 0 if saving is None or own_saving else max(saving.entry.announced.n, 1)
-        if blocks > usable or not sequences_fit(worker, sequences + kept_sequences):
+        if not sequences_fit(worker, sequences + kept_sequences):
             return False
         if saving is not None and saving.channel is channel and not own_saving:
             return False
@@ -250,7 +253,7 @@ class Arbiter:
             return True
         if saving is not None and not own_saving:
             return False
-        return blocks <= usable - self._fence(worker, channel)
+        return blocks <= worker.usable_blocks - self._fence(worker, channel)
 
     def _fence(self, worker: Worker, channel: Channel) -> int:
         """Return the blocks kept for the unused guarantees of other channels that have work for the worker."""

@@ -37,7 +37,7 @@ class Worker:
         The engine's view is a little old: the difference measured at its last report stands until the next one.
         An idle worker is taken at the ledger's word, or a request as large as its pool could never start.
         """
-        if not len(self.ledger):
+        if not self.drift_blocks or not len(self.ledger):
             return self.ledger.free_blocks
         return max(self.ledger.free_blocks - self.drift_blocks, 0)
 
