@@ -161,6 +161,18 @@ class QueueMachine(RuleBasedStateMachine):
         if self.backlog is not None:
             self.step(Reject(self.backlog, self.pick(index), Failure("pool_too_small", "9 of 4 blocks")))
 
+    @rule(index=INDEX)
+    def fail_until_dead(self, index: int) -> None:
+        """Claim and fail one request until it ends, which random choice alone would seldom do."""
+        if "a" not in self.streams:
+            self.open_work("a", True, True)
+        name = self.pick(index)
+        while (lease := self.queue.claim(self.streams["a"], name)) is not None:
+            self.resync()
+            self.last_token = lease.fencing_token
+            self.leases.append(lease)
+            self.step(Complete(1, lease, None, Failure("oom", "out of memory"), None))
+
     @rule()
     def requeue_dead(self) -> None:
         dead = [name for name, outcome in self.ended.items() if outcome is Outcome.DEAD]
