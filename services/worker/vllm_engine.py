@@ -104,9 +104,11 @@ def prepare(model: str, names: tuple[str, ...], arguments: list[str]) -> Prepare
     on_cpu = bool(current_platform.is_cpu())
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    engine_args = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu)
+    found = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
     try:
-        config = engine_args.create_engine_config()
+        config = AsyncEngineArgs.from_cli_args(found).create_engine_config()
     except (OSError, RuntimeError) as error:
         fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
     except ValueError as error:
@@ -119,7 +121,7 @@ def prepare(model: str, names: tuple[str, ...], arguments: list[str]) -> Prepare
 
 
 def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
-    """Return vLLM's AsyncEngineArgs. Raises SystemExit(78) naming the argument that is wrong."""
+    """Return the arguments as vLLM's parser reads them. Raises SystemExit(78) naming the one that is wrong."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -137,14 +139,15 @@ def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
         if found.kv_cache_memory_bytes is None:
             # Also with a number of blocks given: vLLM checks its share of the memory first.
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)
-    return AsyncEngineArgs.from_cli_args(found)
+    return found
 
 
 def first_line(error: BaseException) -> str:
     """Return the sentence of an error that says the most, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:
-        return lines[1]
+        # pydantic: a heading, then the complaint between its own words.
+        return lines[1].removeprefix("Value error, ").partition(" [type=")[0]
     return lines[0] if lines else type(error).__name__
 
 

@@ -291,6 +291,32 @@ def test_a_port_in_use_exits_69(tmp_path: Path) -> None:
     assert "in use" in ended.stderr
 
 
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        (("--model", "org/name", "--nonsense", "3"), 78, "unrecognized arguments: --nonsense"),
+        (("--model", "org/name", "--max-model-len", "many"), 78, "--max-model-len"),
+        (("--model", "nobody/has-this"), 70, "cannot load the model nobody/has-this"),
+    ],
+)
+def test_what_vllm_refuses_at_the_start_is_one_clear_line(
+    flags: Sequence[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    ended = run_worker(*flags)
+    assert ended.returncode == status
+    assert said in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tmp_path_factory.mktemp("model") / "tiny"
+    assert penstock("tiny-model", str(model)).returncode == 0
+    return model
+
+
 VLLM_FLAGS = (
     "--served-model-name", "tiny", "--max-model-len", "512", "--num-gpu-blocks-override", "65",
     "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "16",
@@ -299,11 +325,9 @@ VLLM_FLAGS = (
 
 @pytest.mark.vllm
 async def test_real_vllm_runs_cancels_and_leaves_no_orphan_when_killed(
-    tmp_path: Path, peers: Peers, started: list[Service]
+    tmp_path: Path, peers: Peers, started: list[Service], tiny_model: Path
 ) -> None:
-    model = tmp_path / "model"
-    assert penstock("tiny-model", str(model)).returncode == 0
-    service = await start(started, tmp_path, peers, ("--model", str(model), *VLLM_FLAGS))
+    service = await start(started, tmp_path, peers, ("--model", str(tiny_model), *VLLM_FLAGS))
     await until(lambda: peers.scheduler.opens and peers.queue.opens, "both opens")
     opened = peers.scheduler.opens[0]
     assert (opened.capacity_blocks, opened.block_size, opened.model) == (64, 32, "tiny")
@@ -327,3 +351,28 @@ async def test_real_vllm_runs_cancels_and_leaves_no_orphan_when_killed(
     assert len(family) >= 2, "tokenizer and engine core"
     service.kill()
     wait_for(lambda: not any(alive(pid) for pid in family), "the children's end", 10)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("busy", [True, False])
+async def test_the_engines_death_is_reported_and_ends_the_worker_with_70(
+    tmp_path: Path, peers: Peers, started: list[Service], tiny_model: Path, busy: bool
+) -> None:
+    service = await start(started, tmp_path, peers, ("--model", str(tiny_model), *VLLM_FLAGS))
+    await until(lambda: peers.scheduler.opens and peers.queue.opens, "both opens")
+    if busy:
+        peers.queue.watched.add("r1")
+        endless = request("r1", "A", max_tokens=500, ignore_eos=True)
+        peers.scheduler.grant(peers.queue.add(endless), blocks=16)
+        await until(lambda: peers.queue.tokens, "tokens")
+    family = descendants(service.pid)
+    core = next(pid for pid in family if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(core, signal.SIGKILL)
+    await until(lambda: not service.running, "the exit")
+    assert service.process.returncode == 70  # type: ignore[union-attr]
+    assert peers.scheduler.draining
+    if busy:
+        (complete,) = peers.queue.completes
+        assert complete.failure.code == "engine_dead"
+        assert peers.scheduler.release_of("r1").cause == s.RELEASE_CAUSE_FAILED  # type: ignore[union-attr]
+    assert not any(alive(pid) for pid in family)
