@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
@@ -87,10 +91,10 @@ def ids(*names: str) -> queue_pb2.RequestIds:
     return queue_pb2.RequestIds(ids=names)
 
 
-@pytest.fixture
-async def peer() -> AsyncIterator[Peer]:
+@asynccontextmanager
+async def serving(telemetry: Telemetry) -> AsyncIterator[Peer]:
     settings = QueueSettings(listen="127.0.0.1:0", max_attempts=2)
-    service = Service(settings, MemoryStore(), Telemetry(None), QueueMetrics(CollectorRegistry()))
+    service = Service(settings, MemoryStore(), telemetry, QueueMetrics(CollectorRegistry()))
     stop = asyncio.Event()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(service.run(stop, port.set_result))
@@ -99,6 +103,12 @@ async def peer() -> AsyncIterator[Peer]:
         yield Peer(queue_pb2_grpc.QueueServiceStub(channel), service, channel)
     stop.set()
     await running
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    async with serving(Telemetry(None)) as peer:
+        yield peer
 
 
 async def refused(call: Any, code: grpc.StatusCode, text_part: str) -> None:
@@ -386,3 +396,26 @@ async def test_an_expired_result_is_swept(peer: Peer) -> None:
     assert await peer.service._admin.sweep(3600 * 10**9) == 0
     assert await peer.service._admin.sweep(0) == 1
     await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=name)), grpc.StatusCode.NOT_FOUND, name)
+
+
+async def test_the_spans_of_a_request_are_one_trace() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    sent = f"00-{7:032x}-{9:016x}-01"
+    async with serving(Telemetry(provider)) as traced:
+        names = await traced.submit(text(), text(traceparent=sent))
+        work = await traced.work()
+        for name in names:
+            delivery = await work.claim(name)
+            assert delivery.request.traceparent
+            await work.complete(delivery.lease)
+        await traced.settled()
+    for name in names:
+        spans = [
+            span for span in exporter.get_finished_spans() if (span.attributes or {})["penstock.request.id"] == name
+        ]
+        assert [span.name for span in spans] == ["queue.persist", "queue.wait", "queue.complete"]
+        assert len({span.context.trace_id for span in spans if span.context}) == 1
+    roots = [span for span in exporter.get_finished_spans() if span.parent is None]
+    assert [span.name for span in roots] == ["queue.persist"], "the queue starts a trace only if the client did not"
