@@ -1,0 +1,62 @@
+"""Whatever bytes a batch file holds, every line is either asked or refused by number, and nothing else happens."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.batch.bodies import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody
+from penstock.batch.convert import to_request
+from penstock.batch.reader import InputFile, LineError, asks, parse_line
+from penstock.errors import InvalidRequest
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "stream", "shiny"}))
+BODIES = st.dictionaries(NAMES, JSON, max_size=5).map(lambda body: {"prompt": "p", **body}) | st.dictionaries(
+    NAMES, JSON, max_size=5
+).map(lambda body: {"messages": [{"role": "user", "content": "x"}], **body})
+
+
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_a_line_or_an_error(data: bytes) -> None:
+    with suppress(LineError):
+        parse_line(data, 3)
+
+
+@given(body=BODIES, url=st.sampled_from([CHAT_URL, COMPLETIONS_URL]))
+def test_any_body_is_a_request_or_an_error_that_names_a_field(body: dict[str, Any], url: str) -> None:
+    line = json.dumps({"custom_id": "c", "method": "POST", "url": url, "body": body}).encode()
+    blamed, size = "", 0
+    try:
+        size = to_request(parse_line(line, 3).body).ByteSize()
+    except LineError as error:
+        blamed = error.param.removeprefix("body.")
+    except InvalidRequest as error:
+        blamed = error.param
+    assert bool(blamed) != bool(size)
+
+
+@given(data=st.lists(st.sampled_from([b"\n", b" ", b"\r\n", b"a", b"{}", b"\xff", b"xyz" * 50])).map(b"".join))
+def test_the_index_finds_the_lines_that_splitting_finds(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = _file(tmp_path_factory, data)
+    source = InputFile(path)
+    expected = [number for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    assert list(source.lines) == expected
+    assert [item.line for item in asks(source, iter(source.lines))] == expected
+    source.close()
+
+
+def _file(factory: pytest.TempPathFactory, data: bytes) -> Path:
+    path = factory.mktemp("input") / "in.jsonl"
+    path.write_bytes(data)
+    return path

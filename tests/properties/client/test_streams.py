@@ -1,0 +1,51 @@
+"""Wherever the streams break, every request is acked once, every result and token is seen once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock
+from penstock.request.v1.request_pb2 import TokenDelta
+from penstock.watching import TokenPositions
+from tests.support.fake_queue import FakeQueue, serving
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_breaks_lose_and_repeat_nothing(seed: int) -> None:
+    draw = random.Random(seed)
+    count = draw.randint(1, 700)
+    queue = FakeQueue()
+    queue.break_submit_after_acks, queue.break_watch_after_results = draw.randint(0, count), draw.randint(0, count)
+    queue.refuse_submits = draw.randint(0, 3)
+    async with serving(queue) as address, penstock.Client(address, retry_for_s=30) as client:
+        requests: list[penstock.RequestFields] = [{"prompt": f"p {i}", "batch": "b"} for i in range(count)]
+        acks = [ack async for ack in client.submit_many(requests)]
+        results = [result async for result in client.watch("b")]
+    assert sorted(ack.index for ack in acks) == list(range(count))
+    assert len(queue.requests) == count
+    assert [result.request_id for result in results] == [result.request_id for result in queue.results]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=8),
+    resumes=st.lists(st.integers(0, 7), max_size=5),
+    attempts=st.integers(1, 3),
+)
+def test_tokens_sent_again_after_a_reconnect_are_seen_once(
+    lengths: list[int], resumes: list[int], attempts: int
+) -> None:
+    positions = TokenPositions()
+    for attempt in range(1, attempts + 1):
+        deltas, offset = [], 0
+        for length in lengths:
+            deltas.append(TokenDelta(request_id="r", attempt=attempt, offset=offset, token_ids=range(length)))
+            offset += length
+        seen: list[tuple[int, int]] = []
+        for start in [*resumes, 0]:
+            resent = [delta for delta in deltas[min(start, len(seen)) :] if positions.advance(delta)]
+            seen += [(delta.offset, len(delta.token_ids)) for delta in resent]
+        assert seen == [(delta.offset, len(delta.token_ids)) for delta in deltas]
