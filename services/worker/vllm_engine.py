@@ -309,4 +309,8 @@ class VllmEngine:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+        # vLLM's output loop takes the end of its core for a crash and logs a traceback; end the loop first.
+        outputs = getattr(self._llm, "output_handler", None)
+        if outputs is not None:
+            outputs.cancel()
         await asyncio.to_thread(self._llm.shutdown)

@@ -31,9 +31,9 @@ def engine_flags(tiny_model: Path) -> list[str]:
     return ["--model", str(tiny_model), *ENGINE_FLAGS]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def vllm_fleet(tmp_path_factory: pytest.TempPathFactory, engine_flags: list[str]) -> Iterator[Fleet]:
-    """Queue, scheduler and one real vLLM worker for the tests of a module that do not kill anything."""
+    """Queue, scheduler and one real vLLM worker for the tests that do not kill any of them."""
     fleet = Fleet(tmp_path_factory.mktemp("fleet"))
     try:
         fleet.start_core()

@@ -50,6 +50,7 @@ def test_the_command_dies_half_way(vllm_fleet: Fleet, tmp_path: Path, blow: sign
 
     first = start(*command)
     wait_for(lambda: answered(journal) >= 10 or first.poll() is not None, "ten answers")
+    assert first.poll() is None, first.stdout.read() if first.stdout else ""
     first.send_signal(blow)
     first.wait(30)
     assert first.returncode == (130 if blow == signal.SIGINT else -9)
