@@ -30,6 +30,7 @@ $(READY):
 
 .PHONY: run
 run: $(READY) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUTPUT, stop them
+	@mkdir -p $(RUN_DIR) $(dir $(OUTPUT))
 	@$(BIN)/penstock run-batch --up --data-dir $(RUN_DIR) -i $(INPUT) -o $(OUTPUT)
 
 .PHONY: test

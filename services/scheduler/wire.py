@@ -229,7 +229,8 @@ def _worker(view: WorkerView) -> scheduler_pb2.WorkerStatus:
     return scheduler_pb2.WorkerStatus(
         worker_id=view.worker_id,
         epoch=view.epoch,
-        model=view.model,
+        model=view.models[0],
+        model_aliases=view.models[1:],
         capacity_blocks=view.capacity_blocks,
         free_blocks=view.free_blocks,
         held_blocks=view.held_blocks,

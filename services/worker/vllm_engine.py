@@ -81,6 +81,8 @@ class Prepared:
         if self._on_cpu:
             # vLLM has set `spawn`; a fork has everything imported already, and dies with us.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+            if self._config.model_config.enforce_eager:
+                stay_eager()
         else:
             guard_process_group()
         stats = EngineStats(self._config)
@@ -89,6 +91,18 @@ class Prepared:
         except Exception as error:
             fail(f"the engine did not start: {first_line(error)} (its own lines are above)", EX_SOFTWARE)
         return VllmEngine(llm, self._names, stats)
+
+
+def stay_eager() -> None:
+    """Keep torch from compiling helper functions at their first use; engine cores forked later inherit this.
+
+    vLLM leaves a few of them (the ranks of log probabilities, for one) to torch.compile whatever
+    `--enforce-eager` says. On CPU that means a C++ compiler running for half a minute inside the first
+    request that asks for log probabilities, while every other request waits.
+    """
+    import torch
+
+    torch.compiler.set_stance("force_eager")
 
 
 def prepare(model: str, names: tuple[str, ...], arguments: list[str]) -> Prepared:

@@ -15,7 +15,7 @@ class WorkerView(NamedTuple):
 
     worker_id: str
     epoch: int
-    model: str
+    models: tuple[str, ...]
     block_size: int
     capacity_blocks: int
     free_blocks: int
@@ -85,7 +85,7 @@ def _workers(machine: Machine) -> list[WorkerView]:
         WorkerView(
             worker.worker_id,
             worker.epoch,
-            worker.models[0],
+            worker.models,
             worker.shape.block_size,
             worker.ledger.capacity_blocks,
             worker.ledger.free_blocks,
