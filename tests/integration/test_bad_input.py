@@ -113,13 +113,6 @@ def test_model_path_missing(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_unknown_engine_flag(tmp_path: Path, tiny_model: Path) -> None:
-    worker = Fleet(tmp_path).add("worker-w1", ["--model", str(tiny_model), "--no-such-flag", "3"])
-    status, said = refused(worker)
-    assert status == 78
-    assert "no-such-flag" in said
-
-
 @pytest.mark.parametrize("service", ["queue", "scheduler", "worker"])
 def test_unknown_setting(service: str) -> None:
     done = subprocess.run(
