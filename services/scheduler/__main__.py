@@ -12,7 +12,8 @@ from services.config import load_settings
 from services.rpc.server import bind, stop_on_signals
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policy import POLICIES
+from services.scheduler.core.policy import POLICIES, Policy
+from services.scheduler.core.predictive import Predictive
 from services.scheduler.links import BacklogLink
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner
@@ -27,11 +28,18 @@ EX_SOFTWARE = 70
 log = logging.getLogger("scheduler")
 
 
+def make_policy(settings: SchedulerSettings) -> Policy:
+    """Return the policy that `settings` name, with its knob where they put it."""
+    if settings.policy == Predictive.name:
+        return Predictive(settings.target_preemptions_per_1000)
+    return POLICIES[settings.policy]
+
+
 def make_runner(settings: SchedulerSettings, telemetry: Telemetry, metrics: SchedulerMetrics) -> Runner:
     """Build the machine that `settings` describe, and its runner."""
     clock = SystemClock()
     machine = Machine(
-        POLICIES[settings.policy],
+        make_policy(settings),
         {
             name: Share(channel.weight, channel.guaranteed_share, channel.ceiling_share)
             for name, channel in settings.channels.items()

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.config import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, LISTEN_PATTERN, ChannelledSettings
+from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000
 from services.scheduler.core.policy import DEFAULT_POLICY, POLICIES
 
 
@@ -32,6 +33,13 @@ class SchedulerSettings(ChannelledSettings):
         gt=0,
         description="Completions reserved on a worker at once, as a multiple of its max_num_seqs;"
         " above 1 some wait inside the engine.",
+    )
+
+    target_preemptions_per_1000: float = Field(
+        DEFAULT_TARGET_PER_1000,
+        ge=0,
+        le=1000,
+        description="Policy `predictive`: preemptions per 1,000 requests to steer towards; more fill the cache higher.",
     )
 
     @field_validator("policy")

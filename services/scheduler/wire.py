@@ -77,11 +77,21 @@ def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Inpu
     if kind == "tokenizer_ack":
         settle = message.tokenizer_ack
         _check_name("tokenizer_ack.request_id", settle.request_id)
-        return m.TokenizerAck(stream, settle.epoch, settle.request_id, settle.seq, settle.held_blocks)
+        return m.TokenizerAck(
+            stream,
+            settle.epoch,
+            settle.request_id,
+            settle.seq,
+            settle.held_blocks,
+            settle.prompt_tokens,
+            settle.generated_tokens,
+            settle.output_limit_tokens,
+        )
     if kind == "completion_ack":
         release = message.completion_ack
         _check_name("completion_ack.request_id", release.request_id)
-        return m.CompletionAck(stream, release.epoch, release.request_id, release.seq, _cause(release.cause))
+        cause = _cause(release.cause)
+        return m.CompletionAck(stream, release.epoch, release.request_id, release.seq, cause, release.output_tokens)
     if kind == "engine_report":
         return _engine_report(message.engine_report, stream)
     if kind == "draining":
@@ -140,6 +150,7 @@ def grant(effect: m.Grant, traceparent: str) -> scheduler_pb2.SchedulerToWorker:
             settles=effect.settles,
             attempt=effect.attempt,
             traceparent=traceparent,
+            reserve_output_tokens=effect.reserve_output_tokens,
         )
     )
 

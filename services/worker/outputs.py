@@ -66,6 +66,11 @@ class RunOutput:
         return sum(len(choice.token_ids) for choice in self.choices.values())
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest completion."""
+        return max((len(choice.token_ids) for choice in self.choices.values()), default=0)
+
+    @property
     def finish_reasons(self) -> list[str]:
         """Finish reasons by completion."""
         return [self.choices[index].finish_reason for index in sorted(self.choices)]

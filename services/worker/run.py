@@ -28,6 +28,8 @@ class Run:
     prompt_ids: list[int] = field(default_factory=list)
     prompt_text: str | None = None
     watched: bool = False
+    tell_at_tokens: int = 0
+    """Output length at which the session wants to hear of the run; 0 means never."""
     tokenized_ns: int = 0
     engine_started_ns: int = 0
     first_token_ns: int = 0

@@ -126,6 +126,7 @@ class Runner:
             m.SendGiveBack: lambda e, _: self._queue.send(wire.give_back(e.leases, e.reason)),
             m.Tokenize: self._tokenize,
             m.StartEngine: self._start_engine,
+            m.TellAt: self._tell_at,
             m.AbortEngine: self._abort_engine,
             m.Forget: self._forget,
         }
@@ -274,11 +275,23 @@ class Runner:
         run = self._runs[effect.run_id]
         run.engine_started_ns = now_ns
         run.settled_blocks = effect.held_blocks
+        run.tell_at_tokens = effect.tell_at_tokens
         self._metrics.prompt_tokens.inc(len(run.prompt_ids))
         request = EngineRequest(
             effect.run_id, run.prompt_ids, effect.max_tokens, run.request.sampling, run.request.echo
         )
         run.generation = self._spawn(self._generate(run, request), f"generate {effect.run_id}")
+
+    def _tell_at(self, effect: m.TellAt, _: int) -> None:
+        run = self._runs[effect.run_id]
+        run.tell_at_tokens = effect.tokens
+        self._tell_progress(run)
+
+    def _tell_progress(self, run: Run) -> None:
+        """Tell the session, once, that a run has come as far as it wanted to hear of."""
+        if run.tell_at_tokens and (tokens := run.output.longest) >= run.tell_at_tokens:
+            run.tell_at_tokens = 0
+            self.post(m.EngineProgress(run.lease.run_id, tokens))
 
     def _abort_engine(self, effect: m.AbortEngine, _: int) -> None:
         self._spawn(self._abort(self._runs[effect.run_id]), f"abort {effect.run_id}")
@@ -310,7 +323,9 @@ class Runner:
         if step.finished:
             self.post(_end_of(run))
             self._metrics.cached_tokens.inc(run.output.cached_tokens)
-        elif tokens and run.watched:
+            return
+        self._tell_progress(run)
+        if tokens and run.watched:
             self.post(m.EngineTokens(run.lease.run_id))
 
     def _observe_tokens(self, run: Run, tokens: int) -> None:

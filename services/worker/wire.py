@@ -75,6 +75,8 @@ def tokenizer_ack(ack: m.SendTokenizerAck) -> s.WorkerToScheduler:
             held_blocks=ack.held_blocks,
             prompt_tokens=ack.prompt_tokens,
             reserved_output_tokens=ack.reserved_output_tokens,
+            generated_tokens=ack.generated_tokens,
+            output_limit_tokens=ack.output_limit_tokens,
         )
     )
 
@@ -117,7 +119,14 @@ def draining(reason: str) -> s.WorkerToScheduler:
 
 def granted(grant: s.Grant) -> m.Granted:
     """Read a Grant."""
-    return m.Granted(grant.request_id, grant.channel, grant.booked_blocks, grant.settles, grant.attempt)
+    return m.Granted(
+        grant.request_id,
+        grant.channel,
+        grant.booked_blocks,
+        grant.settles,
+        grant.attempt,
+        grant.reserve_output_tokens,
+    )
 
 
 # ---- queue ----

@@ -275,7 +275,9 @@ Global___Holding: _TypeAlias = Holding  # noqa: Y015
 
 @_typing.final
 class TokenizerAck(_message.Message):
-    """The prompt's length is known, before the engine gets it. Absolute: the highest seq wins."""
+    """The prompt's length is known, before the engine gets it; sent again whenever a reservation that follows its
+    output (Grant.reserve_output_tokens) has grown. Absolute: the highest seq wins.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -285,6 +287,8 @@ class TokenizerAck(_message.Message):
     HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     RESERVED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_LIMIT_TOKENS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Epoch the grant came in."""
     request_id: _builtins.str
@@ -292,11 +296,17 @@ class TokenizerAck(_message.Message):
     seq: _builtins.int
     """Grows with every ACK of this request."""
     held_blocks: _builtins.int
-    """Blocks the request needs at its peak from now on."""
+    """Blocks the request holds from now on: all it needs at its peak, or, if its reservation follows its output,
+    all it needs until the next of these messages.
+    """
     prompt_tokens: _builtins.int
     """Tokens of the rendered prompt."""
     reserved_output_tokens: _builtins.int
     """Output tokens reserved, summed over the completions."""
+    generated_tokens: _builtins.int
+    """Output tokens generated so far, summed over the completions."""
+    output_limit_tokens: _builtins.int
+    """Most output tokens the request may generate, summed over the completions; 0 if not said."""
     def __init__(
         self,
         *,
@@ -306,10 +316,12 @@ class TokenizerAck(_message.Message):
         held_blocks: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
         reserved_output_tokens: _builtins.int = ...,
+        generated_tokens: _builtins.int = ...,
+        output_limit_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "held_blocks", b"held_blocks", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "reserved_output_tokens", b"reserved_output_tokens", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "held_blocks", b"held_blocks", "output_limit_tokens", b"output_limit_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "reserved_output_tokens", b"reserved_output_tokens", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -545,6 +557,7 @@ class Grant(_message.Message):
     SETTLES_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    RESERVE_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     channel: _builtins.str
@@ -557,6 +570,10 @@ class Grant(_message.Message):
     """The attempt the scheduler expects to start."""
     traceparent: _builtins.str
     """W3C trace context of the grant's span; may be empty."""
+    reserve_output_tokens: _builtins.int
+    """Output tokens of each completion to keep reserved ahead of what it has generated: the reservation follows the
+    output. 0: all that may be generated is reserved at the tokenizer ACK.
+    """
     def __init__(
         self,
         *,
@@ -566,10 +583,11 @@ class Grant(_message.Message):
         settles: _builtins.bool = ...,
         attempt: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        reserve_output_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "request_id", b"request_id", "settles", b"settles", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "request_id", b"request_id", "reserve_output_tokens", b"reserve_output_tokens", "settles", b"settles", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -145,13 +145,18 @@ class Arbiter:
     def placed(self, placement: Placement) -> None:
         """Charge a placement that was booked; the entry must still be in its line."""
         channel = placement.channel
-        channel.charge(placement.blocks, DEBT_ROUNDS * channel.quantum_blocks)
+        self.charge(channel, placement.blocks)
         saved_on = [epoch for epoch, saving in self._savings.items() if saving.entry is placement.entry]
         for epoch in saved_on:
             del self._savings[epoch]
         # Only these two give others more room than they had a moment ago; every other booking takes room away.
         if saved_on or len(channel.lines[placement.entry.announced.model]) == 1:
             self._stuck.clear()
+
+    @staticmethod
+    def charge(channel: Channel, blocks: int) -> None:
+        """Let the channel pay for blocks; what it cannot pay it owes, up to a bound."""
+        channel.charge(blocks, DEBT_ROUNDS * channel.quantum_blocks)
 
     def _survey(self, channel: Channel, survey: Survey) -> None:
         """Look at the channel's heads in order, until one can be placed or cannot pay."""
@@ -187,17 +192,17 @@ class Arbiter:
         if stuck is not None:
             return stuck
         best: Offer | None = None
-        best_rank = (False, False, -1)
+        best_rank: tuple[bool, bool, int] = (False, False, -1)
         for worker, blocks in self._candidates(head, line.model):
-            usable = worker.usable_blocks
-            if best_rank[0] and usable <= best_rank[2]:
+            room = self._policy.room_blocks(head.announced, worker, blocks)
+            if best_rank[0] and room <= best_rank[2]:
                 continue  # cannot be better than what fits already
             if head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
                 continue
             saving = self._savings.get(worker.epoch)
-            fits = blocks <= usable and self._fits(worker, channel, line, blocks, head.announced.n)
+            fits = blocks <= room and self._fits(worker, channel, line, blocks, room, head.announced.n)
             open_to_save = saving is None or saving.entry is head
-            rank = (fits, open_to_save, usable)
+            rank = (fits, open_to_save, room)
             if best is None or rank > best_rank:
                 best, best_rank = Offer(worker if fits or open_to_save else None, blocks, fits), rank
         if best is not None and not best.fits:
@@ -240,8 +245,8 @@ class Arbiter:
             head.bookings[worker.shape] = blocks
         return blocks
 
-    def _fits(self, worker: Worker, channel: Channel, line: Line, blocks: int, sequences: int) -> bool:
-        """Return whether `blocks`, which are free, may go to this line."""
+    def _fits(self, worker: Worker, channel: Channel, line: Line, blocks: int, room: int, sequences: int) -> bool:
+        """Return whether `blocks` of the `room` there is may go to this line."""
         saving = self._savings.get(worker.epoch)
         own_saving = saving is not None and saving.line is line
         kept_sequences = 0 if saving is None or own_saving else max(saving.entry.announced.n, 1)
@@ -253,7 +258,7 @@ class Arbiter:
             return True
         if saving is not None and not own_saving:
             return False
-        return blocks <= worker.usable_blocks - self._fence(worker, channel)
+        return blocks <= room - self._fence(worker, channel)
 
     def _fence(self, worker: Worker, channel: Channel) -> int:
         """Return the blocks kept for the unused guarantees of other channels that have work for the worker."""

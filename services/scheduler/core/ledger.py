@@ -7,7 +7,8 @@ operation keeps, and `audit` recomputes from scratch, is
     free + sum(held) == capacity + overcommitted
 
 `overcommitted` is zero unless a worker came back with more blocks in use than it
-now has (it was restarted with other settings while its scheduler was away, say).
+now has (it was restarted with other settings while its scheduler was away, say),
+or running requests grew beyond what was free under a policy that lets them.
 Such blocks exist in no pool, so they are named for what they are instead of
 letting `free` go below zero: nothing can be booked until releases have paid
 them off, and `free` and `overcommitted` are never both above zero.
@@ -55,7 +56,7 @@ class Verdict(enum.Enum):
 
 
 class Change(NamedTuple):
-    """Outcome of an ACK: blocks that came home (negative: blocks taken by a grown settle)."""
+    """Outcome of an ACK: blocks that came home (negative: blocks taken by a reservation that grew)."""
 
     verdict: Verdict
     refunded_blocks: int = 0
@@ -127,15 +128,19 @@ class Ledger:
         self._move(self._reservations[request_id], blocks)
         return True
 
-    def settle(self, request_id: str, seq: int, held_blocks: int) -> Change:
-        """Set what the request holds, as its tokenizer ACK says; growth beyond what is free is refused."""
+    def settle(self, request_id: str, seq: int, held_blocks: int, may_overcommit: bool = False) -> Change:
+        """Set what the request holds, as its tokenizer ACK says.
+
+        Growth beyond what is free is refused, unless it `may_overcommit`: then it is of a request that runs, and
+        refusing would not keep its engine from taking the block.
+        """
         reservation = self._reservations.get(request_id)
         if reservation is None:
             return Change(self._why_absent(request_id))
         if seq <= reservation.seq:
             return Change(Verdict.DUPLICATE)
         growth = held_blocks - reservation.held_blocks
-        if growth > self.free_blocks and growth > 0:
+        if growth > self.free_blocks and growth > 0 and not may_overcommit:
             return Change(Verdict.NO_ROOM)
         reservation.seq = seq
         reservation.settled = True

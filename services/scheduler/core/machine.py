@@ -55,7 +55,7 @@ class Machine:
         `epoch_grace_ns` is how long the credits of a broken stream wait for its worker. For as long after
         `started_ns` nothing is rejected as too large, because larger workers may still be on their way back.
         """
-        self.policy = policy
+        self.policy = policy = policy.fresh()
         self.shares = dict(shares)
         self.counters = Counters()
         self.fleet = Fleet(sequence_slack)
@@ -124,6 +124,7 @@ class Machine:
         request = entry.announced
         if not worker.ledger.book(entry.request_id, request.channel, blocks, max(request.n, 1)):
             raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks are not free")
+        self.policy.booked(worker, request, blocks)
         self._arbiter.placed(placement)
         self._move(entry.request_id, Event.BOOKED)
         entry.epoch = worker.epoch
@@ -139,6 +140,7 @@ class Machine:
                 request.attempt,
                 request.traceparent,
                 entry.announced_ns,
+                self.policy.reserve_output_tokens,
             )
         )
 
@@ -216,6 +218,7 @@ class Machine:
                 self._effects.append(m.EndStream(before.epoch))
             self._end_epoch(before)
         worker = self.fleet.open(opened)
+        self.policy.opened(worker)
         for holding in opened.inventory:
             self._adopt(holding.request_id, worker)
         if before is not None and before.draining and before.instance_id == opened.instance_id:
@@ -238,6 +241,7 @@ class Machine:
     def _end_epoch(self, worker: Worker) -> None:
         """Send everything the epoch holds home; what of it was not claimed waits again."""
         self.fleet.remove(worker)
+        self.policy.ended(worker)
         for request_id, blocks in worker.ledger.drop().items():
             self.counters.refunded(EPOCH_END, blocks)
             self._effects.append(m.Released(worker.epoch, request_id, None, blocks))
@@ -272,6 +276,7 @@ class Machine:
     def _engine_report(self, report: m.EngineReport, _now_ns: int) -> None:
         worker = self._live(report.stream, report.epoch, "engine_report")
         if worker is not None:
+            self.policy.reported(worker, report)
             worker.observe(report)
 
     def _live(self, stream: int, epoch: int, kind: str) -> Worker | None:
@@ -290,18 +295,26 @@ class Machine:
         if not self.policy.settles:
             self.counters.refused_settles += 1
             return
-        change = worker.ledger.settle(ack.request_id, ack.seq, ack.held_blocks)
+        grows = self.policy.reserve_output_tokens > 0
+        change = worker.ledger.settle(ack.request_id, ack.seq, ack.held_blocks, grows)
         if change.verdict is not Verdict.APPLIED:
             self._absorb(change, TOKENIZER_ACK)
             return
+        self.policy.settled(worker, ack)
         self.counters.refunded(TOKENIZER_ACK, change.refunded_blocks)
         self._refund_channel(worker.ledger, ack.request_id, change.refunded_blocks)
         self._effects.append(m.Settled(ack.epoch, ack.request_id, ack.held_blocks, change.refunded_blocks))
 
     def _refund_channel(self, ledger: Ledger, request_id: str, blocks: int) -> None:
+        """Give the channel back what it was charged too much; what its reservation grew by, it pays."""
         reservation = ledger.reservation(request_id)
-        if reservation is not None:
-            self.channel(reservation.channel).refund(blocks)
+        if reservation is None:
+            return
+        channel = self.channel(reservation.channel)
+        if blocks < 0:
+            self._arbiter.charge(channel, -blocks)
+        else:
+            channel.refund(blocks)
 
     def _completion_ack(self, ack: m.CompletionAck, now_ns: int) -> None:
         worker = self._live(ack.stream, ack.epoch, COMPLETION_ACK)
@@ -313,6 +326,7 @@ class Machine:
         if change.verdict is not Verdict.APPLIED:
             self._absorb(change, COMPLETION_ACK)
             return
+        self.policy.released(worker, ack)
         self.counters.refunded(ack.cause.name.lower(), change.refunded_blocks)
         self._effects.append(m.Released(ack.epoch, ack.request_id, ack.cause, change.refunded_blocks))
         if returned and reservation is not None:

@@ -81,23 +81,34 @@ class WorkerDraining(NamedTuple):
 
 
 class TokenizerAck(NamedTuple):
-    """The prompt's length is known. `stream` is the epoch of the stream it came on, `epoch` the one it names."""
+    """The prompt's length is known, or a running reservation grew with its output.
+
+    `stream` is the epoch of the stream it came on, `epoch` the one it names. Output tokens are summed over the
+    completions; `output_limit_tokens` is the most that may be generated, 0 if the worker does not say.
+    """
 
     stream: int
     epoch: int
     request_id: str
     seq: int
     held_blocks: int
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    output_limit_tokens: int = 0
 
 
 class CompletionAck(NamedTuple):
-    """The request's blocks are free. `stream` is the epoch of the stream it came on, `epoch` the one it names."""
+    """The request's blocks are free. `stream` is the epoch of the stream it came on, `epoch` the one it names.
+
+    `output_tokens` are summed over the completions.
+    """
 
     stream: int
     epoch: int
     request_id: str
     seq: int
     cause: ReleaseCause
+    output_tokens: int = 0
 
 
 class EngineReport(NamedTuple):
@@ -185,7 +196,10 @@ Input: TypeAlias = (
 
 
 class Grant(NamedTuple):
-    """To a worker: claim this request, its credits are booked."""
+    """To a worker: claim this request, its credits are booked.
+
+    `reserve_output_tokens` are kept reserved ahead of what is generated; 0 reserves all at the tokenizer ACK.
+    """
 
     epoch: int
     worker_id: str
@@ -196,6 +210,7 @@ class Grant(NamedTuple):
     attempt: int
     traceparent: str
     announced_ns: int
+    reserve_output_tokens: int = 0
 
 
 class Recall(NamedTuple):

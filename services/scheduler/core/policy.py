@@ -1,74 +1,50 @@
 """Admission policies: how much is booked, whether it settles, and who stands in which line.
 
-One small interface with named implementations, so that a benchmark can run
-them side by side. A policy decides numbers only; booking, arbitration and
-accounting are the same for all.
+One small interface (`admission`) with named implementations, so that a benchmark
+can run them side by side.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from services.scheduler.core.admission import Policy
 from services.scheduler.core.estimate import window_blocks, worst_case_blocks
 from services.scheduler.core.messages import Announced, EngineShape
+from services.scheduler.core.predictive import Predictive
+
+__all__ = ["DEFAULT_POLICY", "POLICIES", "Policy", "TokenizerAckPolicy", "VirtualChannels", "WorstCase"]
 
 
-class Policy(Protocol):
-    """What distinguishes one admission scheme from another."""
-
-    @property
-    def name(self) -> str:
-        """Name in configuration, status and `CreditsOpened`."""
-
-    @property
-    def settles(self) -> bool:
-        """Whether the tokenizer ACK shrinks the booking; else it is held to the end."""
-
-    @property
-    def channels_apart(self) -> bool:
-        """Whether each channel has a line and a share of its own; else all requests stand in one line."""
-
-    def booking_blocks(self, request: Announced, shape: EngineShape) -> int:
-        """Return the blocks to book for the request on an engine of this shape, at least 1."""
-
-
-class WorstCase:
+class WorstCase(Policy):
     """The old pull: a whole window per completion, held to the end, one line for everyone."""
 
     name = "worst-case"
     settles = False
-    channels_apart = False
 
     def booking_blocks(self, request: Announced, shape: EngineShape) -> int:
         """Return the blocks of the whole window."""
         return window_blocks(request, shape)
 
 
-class TokenizerAckPolicy:
+class TokenizerAckPolicy(Policy):
     """Books what is proven to suffice, shrinks it when the prompt is tokenized; one line for everyone."""
 
     name = "tokenizer-ack"
-    settles = True
-    channels_apart = False
 
     def booking_blocks(self, request: Announced, shape: EngineShape) -> int:
         """Return the proven worst case."""
         return worst_case_blocks(request, shape)
 
 
-class VirtualChannels:
+class VirtualChannels(TokenizerAckPolicy):
     """As `tokenizer-ack`, with a line, a weight, a guarantee and a ceiling for each channel."""
 
     name = "virtual-channels"
-    settles = True
     channels_apart = True
 
-    def booking_blocks(self, request: Announced, shape: EngineShape) -> int:
-        """Return the proven worst case."""
-        return worst_case_blocks(request, shape)
 
-
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (WorstCase(), TokenizerAckPolicy(), VirtualChannels())}
-"""Every policy by the name that configuration gives it."""
+POLICIES: dict[str, Policy] = {
+    policy.name: policy for policy in (WorstCase(), TokenizerAckPolicy(), VirtualChannels(), Predictive())
+}
+"""Every policy by the name that configuration gives it, with nothing learned and its knobs at their defaults."""
 
 DEFAULT_POLICY = VirtualChannels.name

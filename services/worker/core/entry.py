@@ -17,16 +17,25 @@ class Entry:
     held_blocks: int
     settles: bool
     granted_ns: int
+    reserve_output_tokens: int = 0
     state: State = State.GRANTED
     seq: int = 0
     lease: Lease | None = None
     completions: int = 1
+    prompt_tokens: int = 0
     max_tokens: int = 0
+    tell_at_tokens: int = 0
+    """Output length at which the engine's progress is next wanted; 0 means never."""
     watched: bool = False
     cause: Cause = Cause.UNCLAIMED
     ending: Ending | None = None
     output_tokens: int = 0
     preemptions: int = 0
+
+    @property
+    def follows_output(self) -> bool:
+        """Whether the reservation grows with the output; else all of `max_tokens` is reserved at once."""
+        return self.settles and self.reserve_output_tokens > 0
 
     def holding(self) -> Holding:
         """Return the reservation for the inventory."""

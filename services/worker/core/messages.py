@@ -7,72 +7,14 @@ late answer to an earlier attempt can never be taken for an answer to this one.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-
-class Lease(NamedTuple):
-    """The queue's exclusive, fenced right to run one attempt."""
-
-    request_id: str
-    attempt: int
-    fencing_token: int
-
-    @property
-    def run_id(self) -> str:
-        """Name of the attempt in engine and tokenizer."""
-        return f"{self.request_id}.{self.fencing_token}"
-
-
-class Cause(Enum):
-    """Why credits come home; the scheduler's `ReleaseCause`."""
-
-    COMPLETED = "completed"
-    REJECTED = "rejected"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-    FAILED = "failed"
-    CLAIM_REFUSED = "claim_refused"
-    LEASE_LOST = "lease_lost"
-    RECALLED = "recalled"
-    UNCLAIMED = "unclaimed"
-
-
-class EndingKind(Enum):
-    """How an attempt ended; `FAILED` is for errors that another attempt might not meet."""
-
-    COMPLETED = "completed"
-    REJECTED = "rejected"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-    FAILED = "failed"
-
-
-class Ending(NamedTuple):
-    """How an attempt ended, and what was wrong if something was."""
-
-    kind: EndingKind
-    code: str = ""
-    message: str = ""
-    param: str = ""
-
-
-class CancelCause(Enum):
-    """Why the queue stops a run."""
-
-    CLIENT = "client"
-    DEADLINE = "deadline"
-    LEASE_LOST = "lease_lost"
-
-
-class Holding(NamedTuple):
-    """One reservation as this worker sees it, in blocks."""
-
-    request_id: str
-    channel: str
-    held_blocks: int
-    seq: int
-
+from services.worker.core.values import CancelCause as CancelCause
+from services.worker.core.values import Cause as Cause
+from services.worker.core.values import Ending as Ending
+from services.worker.core.values import EndingKind as EndingKind
+from services.worker.core.values import Holding as Holding
+from services.worker.core.values import Lease as Lease
 
 # ---- messages: scheduler ----
 
@@ -93,13 +35,18 @@ class SchedulerDown(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """Credits are booked for a request; claim it."""
+    """Credits are booked for a request; claim it.
+
+    `reserve_output_tokens` are to be kept reserved ahead of what each completion has generated; 0 reserves all of
+    `max_tokens` when the prompt is tokenized.
+    """
 
     request_id: str
     channel: str
     booked_blocks: int
     settles: bool
     attempt: int
+    reserve_output_tokens: int = 0
 
 
 class Recalled(NamedTuple):
@@ -194,6 +141,13 @@ class EngineTokens(NamedTuple):
     run_id: str
 
 
+class EngineProgress(NamedTuple):
+    """The longest completion of a run has as many tokens as the session wanted to hear of."""
+
+    run_id: str
+    tokens: int
+
+
 class EngineFinished(NamedTuple):
     """The engine's last output of a run; its blocks are free.
 
@@ -278,6 +232,7 @@ Message: TypeAlias = (
     | Tokenized
     | TokenizeFailed
     | EngineTokens
+    | EngineProgress
     | EngineFinished
     | EngineFailed
     | EngineAborted
@@ -299,7 +254,10 @@ class OpenCredits(NamedTuple):
 
 
 class SendTokenizerAck(NamedTuple):
-    """Settle: the blocks the request needs at its peak from now on."""
+    """Settle, or follow the output: the blocks the request holds from now on.
+
+    Output tokens are summed over the completions: reserved by these blocks, generated so far, and at most.
+    """
 
     epoch: int
     request_id: str
@@ -307,6 +265,8 @@ class SendTokenizerAck(NamedTuple):
     held_blocks: int
     prompt_tokens: int
     reserved_output_tokens: int
+    generated_tokens: int = 0
+    output_limit_tokens: int = 0
 
 
 class SendCompletionAck(NamedTuple):
@@ -398,11 +358,22 @@ class Tokenize(NamedTuple):
 
 
 class StartEngine(NamedTuple):
-    """Give a tokenized run to the engine, with at most `max_tokens` per completion and `held_blocks` in all."""
+    """Give a tokenized run to the engine, with at most `max_tokens` per completion and `held_blocks` in all.
+
+    `tell_at_tokens`: as `TellAt`.
+    """
 
     run_id: str
     max_tokens: int
     held_blocks: int
+    tell_at_tokens: int = 0
+
+
+class TellAt(NamedTuple):
+    """Answer with `EngineProgress` when a completion of the run has this many tokens; 0 means never."""
+
+    run_id: str
+    tokens: int
 
 
 class AbortEngine(NamedTuple):
@@ -432,6 +403,7 @@ Effect: TypeAlias = (
     | SendGiveBack
     | Tokenize
     | StartEngine
+    | TellAt
     | AbortEngine
     | Forget
 )

@@ -76,11 +76,18 @@ class Peers:
         self._credits = Stream.DOWN
         self._waiting_acks.clear()
 
-    def settle(self, entry: Entry, prompt_tokens: int, reserved_output_tokens: int) -> None:
-        """Send a TokenizerAck with what `entry` holds from now on."""
+    def settle(self, entry: Entry, reserved_tokens: int, generated_tokens: int) -> None:
+        """Send a TokenizerAck with what `entry` holds from now on; tokens are per completion."""
         self._send_ack(
             m.SendTokenizerAck(
-                0, entry.request_id, self._next_seq(entry), entry.held_blocks, prompt_tokens, reserved_output_tokens
+                0,
+                entry.request_id,
+                self._next_seq(entry),
+                entry.held_blocks,
+                entry.prompt_tokens,
+                reserved_tokens * entry.completions,
+                generated_tokens * entry.completions,
+                entry.max_tokens * entry.completions,
             )
         )
 

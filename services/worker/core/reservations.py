@@ -46,7 +46,14 @@ class Reservations:
             self._counters.successors += 1
             return
         self._counters.grants += 1
-        entry = Entry(message.request_id, message.channel, message.booked_blocks, message.settles, now_ns)
+        entry = Entry(
+            message.request_id,
+            message.channel,
+            message.booked_blocks,
+            message.settles,
+            now_ns,
+            message.reserve_output_tokens,
+        )
         self.by_request[entry.request_id] = entry
         self.unclaimed[entry.request_id] = entry
         if self.open:
@@ -117,7 +124,9 @@ class Reservations:
         elif action is Action.TOKENIZE:
             self._out.append(m.Tokenize(entry.the_lease.run_id))
         elif action is Action.START:
-            self._out.append(m.StartEngine(entry.the_lease.run_id, entry.max_tokens, entry.held_blocks))
+            self._out.append(
+                m.StartEngine(entry.the_lease.run_id, entry.max_tokens, entry.held_blocks, entry.tell_at_tokens)
+            )
         elif action is Action.ABORT:
             self._out.append(m.AbortEngine(entry.the_lease.run_id))
         elif action is Action.FORGET:

@@ -22,7 +22,7 @@ from services.worker.core.lifecycle import IN_ENGINE, Input, State
 from services.worker.core.messages import Cause, Ending, EndingKind
 from services.worker.core.peers import Peers
 from services.worker.core.reservations import Reservations
-from services.worker.core.sizing import Sizes, size
+from services.worker.core.sizing import Sizes, covered_tokens, need_blocks, size
 
 CLAIM_HOLD_NS = 500_000_000
 """How long a grant is kept unclaimed while the queue is unreachable. Long enough for a restarted queue to be
@@ -80,6 +80,7 @@ class Session:
             m.Tokenized: self._tokenized,
             m.TokenizeFailed: self._tokenize_failed,
             m.EngineTokens: self._engine_tokens,
+            m.EngineProgress: self._engine_progress,
             m.EngineFinished: self._engine_finished,
             m.EngineFailed: self._engine_failed,
             m.EngineAborted: self._engine_aborted,
@@ -236,14 +237,35 @@ class Session:
         if isinstance(need, Ending):
             self._held.leave(entry, Input.END, Cause.REJECTED, now_ns, need)
             return
-        if need.blocks > entry.held_blocks:
+        if need.blocks > entry.held_blocks and not entry.follows_output:
             self._over_booking(entry, need.blocks, now_ns)
             return
-        if entry.settles:
-            entry.held_blocks = need.blocks
-            self._peers.settle(entry, message.prompt_tokens, need.max_tokens * entry.completions)
+        entry.prompt_tokens = message.prompt_tokens
         entry.max_tokens = need.max_tokens
+        if entry.follows_output:
+            self._reserve_ahead(entry, 0)
+        elif entry.settles:
+            entry.held_blocks = need.blocks
+            self._peers.settle(entry, need.max_tokens, 0)
         self._held.move(entry, Input.FIT, now_ns)
+
+    def _reserve_ahead(self, entry: Entry, generated: int) -> None:
+        """Hold what the next output tokens need, and plan when more will be needed.
+
+        The engine takes its blocks whether they are reserved or not, so the scheduler is told and not asked.
+        """
+        wanted = min(generated + entry.reserve_output_tokens, entry.max_tokens)
+        entry.held_blocks = need_blocks(self._sizes, entry.prompt_tokens, wanted, entry.completions)
+        covered = covered_tokens(self._sizes, entry.prompt_tokens, entry.held_blocks, entry.completions)
+        whole = covered >= entry.max_tokens
+        entry.tell_at_tokens = 0 if whole else covered + 1 - entry.reserve_output_tokens
+        self._peers.settle(entry, entry.max_tokens if whole else covered, generated)
+
+    def _engine_progress(self, message: m.EngineProgress, _: int) -> None:
+        entry = self._running(message.run_id)
+        if entry is not None and entry.tell_at_tokens:
+            self._reserve_ahead(entry, message.tokens)
+            self._out.append(m.TellAt(message.run_id, entry.tell_at_tokens))
 
     def _over_booking(self, entry: Entry, blocks: int, now_ns: int) -> None:
         """Never run beyond the booking: hand the request back, and fail it the second time."""

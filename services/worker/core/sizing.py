@@ -45,6 +45,11 @@ def need_blocks(sizes: Sizes, prompt_tokens: int, max_tokens: int, completions: 
     return completions * max(1, -(-peak_tokens // sizes.block_size))
 
 
+def covered_tokens(sizes: Sizes, prompt_tokens: int, held_blocks: int, completions: int) -> int:
+    """Return the output tokens per completion that need no more than `held_blocks` in all."""
+    return held_blocks // completions * sizes.block_size + 1 - sizes.lookahead_tokens - prompt_tokens
+
+
 def size(sizes: Sizes, prompt_tokens: int, max_tokens: int, completions: int) -> Need | Ending:
     """Return the need of a request, or the rejection of one that can never run here.
 

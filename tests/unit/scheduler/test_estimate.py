@@ -71,10 +71,10 @@ def test_lookahead_and_bytes_count() -> None:
 def test_the_policies_book_what_their_names_say() -> None:
     request = announced("r", "batch", 0, prompt_tokens=100, max_tokens=29, n=2)
     booked = {name: policy.booking_blocks(request, SHAPE) for name, policy in POLICIES.items()}
-    assert booked == {"worst-case": 128, "tokenizer-ack": 8, "virtual-channels": 8}
+    assert booked == {"worst-case": 128, "tokenizer-ack": 8, "virtual-channels": 8, "predictive": 8}
     assert window_blocks(request, SHAPE) == 128
-    assert [policy.settles for policy in POLICIES.values()] == [False, True, True]
-    assert [policy.channels_apart for policy in POLICIES.values()] == [False, False, True]
+    assert [policy.settles for policy in POLICIES.values()] == [False, True, True, True]
+    assert [policy.channels_apart for policy in POLICIES.values()] == [False, False, True, True]
 
 
 def test_a_prompt_longer_than_every_window_is_rejected_with_both_numbers() -> None:

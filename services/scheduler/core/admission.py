@@ -1,0 +1,78 @@
+"""What an admission policy is: numbers for the arbiter, and ears for what becomes of the requests.
+
+A policy decides numbers only; booking, arbitration and accounting are the same
+for all. One that learns overrides the hooks; the others leave them empty.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from services.scheduler.core.fleet import Worker
+from services.scheduler.core.messages import Announced, CompletionAck, EngineReport, EngineShape, TokenizerAck
+
+
+class Outlook:
+    """What a policy expects of one worker, for metrics."""
+
+    __slots__ = ("margin_deviations", "peak_blocks")
+
+    def __init__(self, peak_blocks: int, margin_deviations: float) -> None:
+        """Say the predicted peak, margin included, in blocks, and the margin in standard deviations."""
+        self.peak_blocks = peak_blocks
+        self.margin_deviations = margin_deviations
+
+
+class Policy(ABC):
+    """What distinguishes one admission scheme from another."""
+
+    name: str
+    """Name in configuration, status and `CreditsOpened`."""
+
+    settles = True
+    """Whether the tokenizer ACK shrinks the booking; else it is held to the end."""
+
+    channels_apart = False
+    """Whether each channel has a line and a share of its own; else all requests stand in one line."""
+
+    reserve_output_tokens = 0
+    """Output tokens a running request keeps reserved ahead of what it has generated; 0 reserves all it may
+    generate. Reservations that grow may exceed what is free: the engine takes the block anyway."""
+
+    def fresh(self) -> Policy:
+        """Return the policy with nothing learned; one that learns nothing is always fresh."""
+        return self
+
+    @abstractmethod
+    def booking_blocks(self, request: Announced, shape: EngineShape) -> int:
+        """Return the blocks to book for the request on an engine of this shape, at least 1."""
+
+    def room_blocks(self, request: Announced, worker: Worker, blocks: int) -> int:
+        """Return how large a booking the worker has room for, if `blocks` are what the request books."""
+        del request, blocks
+        return worker.usable_blocks
+
+    def outlook(self, worker: Worker) -> Outlook | None:
+        """Return what is expected of the worker; None if the policy expects nothing."""
+        del worker
+        return None
+
+    # ---- what becomes of the requests; empty for a policy that does not learn ----
+
+    def opened(self, worker: Worker) -> None:  # noqa: B027
+        """Note a new epoch, its inventory in the ledger."""
+
+    def ended(self, worker: Worker) -> None:  # noqa: B027
+        """Note that an epoch is over."""
+
+    def booked(self, worker: Worker, request: Announced, blocks: int) -> None:  # noqa: B027
+        """Note a booking."""
+
+    def settled(self, worker: Worker, ack: TokenizerAck) -> None:  # noqa: B027
+        """Note a tokenizer ACK that was applied: the first, or one by which the reservation grew."""
+
+    def released(self, worker: Worker, ack: CompletionAck) -> None:  # noqa: B027
+        """Note a completion ACK that was applied."""
+
+    def reported(self, worker: Worker, report: EngineReport) -> None:  # noqa: B027
+        """Note an engine report."""

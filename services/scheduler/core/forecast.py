@@ -1,0 +1,140 @@
+"""What the requests of one worker will need, step by step from now.
+
+Every running completion grows by a token a step until it ends. For some steps
+ahead, finer near than far, the forecast sums what each request is expected to
+hold then, its size weighted with the chance that it still runs, and the variance
+of that sum, for requests end independently of each other. A new request fits if at
+none of these steps the sum, with it and with a margin of so many standard
+deviations, exceeds the capacity: completions to come are spent before they
+happen, growth to come is kept free, and the more requests share the cache, the
+less they surprise together.
+
+Reservations stay close to what the engine really holds (they grow block by block),
+so the ledger says what is taken now and the forecast what will be taken.
+Sums are whole numbers, so that adding and removing a request leaves no rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
+
+from services.scheduler.core.estimate import need_blocks
+from services.scheduler.core.lengths import Curve
+from services.scheduler.core.messages import EngineShape
+
+UNIT = 1024
+"""Sums count in 1/1024 of a block, and variances in 1/1024 of a block squared."""
+
+FIRST_HORIZON_BLOCKS = 0.25
+"""The first look ahead, in blocks' worth of tokens: nearer than that hardly anything grows or ends."""
+
+HORIZON_FACTOR = 1.5
+"""Each look is this much farther than the one before."""
+
+LEAST_CHANCE = 1 / 512
+"""Requests less likely than this to still run are taken as ended."""
+
+
+def horizons_of(shape: EngineShape) -> tuple[int, ...]:
+    """Return the steps ahead that are looked at, up to the whole window."""
+    found: list[int] = []
+    steps = max(shape.block_size * FIRST_HORIZON_BLOCKS, 1.0)
+    while steps < shape.max_model_len:
+        if not found or int(steps) > found[-1]:
+            found.append(int(steps))
+        steps *= HORIZON_FACTOR
+    return (*found, shape.max_model_len)
+
+
+class Size(NamedTuple):
+    """What of a request decides its demand. Tokens are of one completion, blocks of all `completions`."""
+
+    held_blocks: int
+    prompt_tokens: int
+    generated: int
+    limit: int
+    completions: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one request is expected to hold at each horizon, and the variance of that; zero beyond the last item."""
+
+    means: tuple[int, ...]
+    variances: tuple[int, ...]
+
+
+NO_DEMAND = Demand((), ())
+
+
+class Forecast:
+    """Expected demand of the requests on one worker. One owner; kept current by `put` and `remove`."""
+
+    def __init__(self, shape: EngineShape) -> None:
+        """Start with no request on an engine of this shape."""
+        self._shape = shape
+        self._horizons = horizons_of(shape)
+        self._demands: dict[str, Demand] = {}
+        self._means = [0] * len(self._horizons)
+        self._variances = [0] * len(self._horizons)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether the request is in the sums."""
+        return request_id in self._demands
+
+    def demand(self, size: Size, curve: Curve) -> Demand:
+        """Return what a request of this size will need if `curve` tells how long outputs are."""
+        shape = self._shape
+        left = size.limit - size.generated
+        written = min(size.prompt_tokens + size.limit, shape.max_model_len) - 1 + shape.lookahead_tokens
+        most = max(size.completions * max(need_blocks(written, shape.block_size), 1), size.held_blocks)
+        means: list[int] = []
+        variances: list[int] = []
+        before = 0
+        for horizon in self._horizons:
+            # One that runs to its limit is largest just before it: look there rather than beyond.
+            steps = min(horizon, left - 1)
+            if steps <= before:
+                break
+            before = steps
+            chance = curve.staying(size.generated, steps)
+            if chance < LEAST_CHANCE:
+                break
+            # Where within its last block a request stands is not known: block borders are crossed evenly.
+            blocks = min(size.held_blocks + size.completions * steps / shape.block_size, most)
+            means.append(int(chance * blocks * UNIT))
+            variances.append(int(chance * (1 - chance) * blocks * blocks / size.completions * UNIT))
+        return Demand(tuple(means), tuple(variances))
+
+    def put(self, request_id: str, demand: Demand) -> None:
+        """Add a request to the sums, or replace what they have of it."""
+        self.remove(request_id)
+        self._demands[request_id] = demand
+        self._add(demand, 1)
+
+    def remove(self, request_id: str) -> None:
+        """Take a request out of the sums; unknown ones are in none."""
+        demand = self._demands.pop(request_id, None)
+        if demand is not None:
+            self._add(demand, -1)
+
+    def spare_blocks(self, extra: Demand, deviations: float) -> int:
+        """Return the blocks left at the fullest step ahead, with `extra` and the margin; negative if there are none."""
+        peak = 0.0
+        sums = zip_longest(self._means, self._variances, extra.means, extra.variances, fillvalue=0)
+        for mean, variance, extra_mean, extra_variance in sums:
+            deviation = math.sqrt((variance + extra_variance) / UNIT)
+            peak = max(peak, (mean + extra_mean) / UNIT + deviations * deviation)
+        return math.floor(self._shape.capacity_blocks - peak)
+
+    def peak_blocks(self, deviations: float) -> int:
+        """Return the predicted demand at the fullest step ahead, margin included."""
+        return self._shape.capacity_blocks - self.spare_blocks(NO_DEMAND, deviations)
+
+    def _add(self, demand: Demand, sign: int) -> None:
+        for index, mean in enumerate(demand.means):
+            self._means[index] += sign * mean
+            self._variances[index] += sign * demand.variances[index]

@@ -1,0 +1,229 @@
+"""How long outputs are: learned from what has ended, and from what has not ended yet.
+
+A life table keeps, for bins of output length four to an octave, how many
+completions reached a bin and how many ended in it by themselves. A completion that
+still runs, or that its limit cut short, has reached its bins and ended in none,
+so it counts for what is known of it: taking only ended ones would make outputs
+look short, because short ones end first.
+
+Requests are told apart by model, channel and coarse prompt length. A finer table
+leans on the coarser one above it with the weight of a few observations, so it
+says the same until it knows better; the coarsest leans on nothing: where nobody
+has been seen to end, nobody is expected to.
+
+Old observations fade: each new end weighs a little more than the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from services.scheduler.core.messages import Announced, EngineShape
+
+MOST_BINS = 80
+"""Bins of a table: the last one begins at 1.8 million tokens, beyond any window."""
+
+PRIOR_WEIGHT = 8.0
+"""Observations that the coarser table counts for in a bin of a finer one: one request says little, dozens say much."""
+
+FADE = 2.0 ** (1 / 2048)
+"""Growth of an observation's weight from one end to the next: after 2,048 ends an old one counts half."""
+
+MOST_WEIGHT = 1e9
+"""Weights are scaled back to 1 when they reach this, long before a double loses digits."""
+
+MOST_TABLES = 4096
+"""Tables kept, so that channels and model names that come and go cannot fill memory; the oldest goes first."""
+
+REFRESH_SHARE = 16
+"""A curve is drawn again when the ends have grown by one part in this many: an estimate does not change faster."""
+
+MOST_REFRESH_ENDS = 64
+"""Ends after which a curve is drawn again at the latest."""
+
+LEAST_PROMPTS = 8
+"""Prompts whose sizes must be known before one is predicted."""
+
+PROMPT_MEMORY = 256
+"""Prompts over which the ratio of tokens to bytes is averaged."""
+
+PROMPT_DEVIATIONS = 2.0
+"""Deviations above the mean ratio at which a prompt is booked: a booking too small by a block or two is made good
+by the tokenizer ACK some milliseconds later."""
+
+
+def bin_of(tokens: int) -> int:
+    """Return the bin of a length: exact below 8 tokens, then four to an octave."""
+    shift = max(tokens.bit_length() - 3, 0)
+    return min((shift << 2) + (tokens >> shift), MOST_BINS - 1)
+
+
+def edge_of(index: int) -> int:
+    """Return the least length of a bin."""
+    return index if index < 8 else (4 + (index & 3)) << ((index >> 2) - 1)
+
+
+EDGES = tuple(edge_of(index) for index in range(MOST_BINS + 1))
+
+
+class Kind(NamedTuple):
+    """What requests are told apart by; `prompt_class` grows by one with every fourfold prompt."""
+
+    model: str
+    channel: str
+    prompt_class: int
+
+    def coarser(self) -> tuple[Key, ...]:
+        """Return the keys of the tables from the coarsest to the one of this kind."""
+        return (self.model,), (self.model, self.channel), self
+
+
+Key = tuple[str] | tuple[str, str] | Kind
+
+
+def prompt_class(prompt_tokens: int) -> int:
+    """Return the coarse class of a prompt's length."""
+    return prompt_tokens.bit_length() >> 1
+
+
+class Curve:
+    """The share of completions that reach a length, from 1 at no tokens at all, never rising."""
+
+    def __init__(self, reaching: Sequence[float]) -> None:
+        """Take the shares that reach each bin's edge, the end of the last bin included."""
+        self._reaching = reaching
+
+    def reaching(self, tokens: int) -> float:
+        """Return the share whose length is at least `tokens`."""
+        index = bin_of(tokens)
+        low, high = self._reaching[index], self._reaching[index + 1]
+        return low + (high - low) * min((tokens - EDGES[index]) / (EDGES[index + 1] - EDGES[index]), 1.0)
+
+    def staying(self, generated: int, more: int) -> float:
+        """Return the chance that one which runs after `generated` tokens still runs after `more` of them."""
+        now = self.reaching(generated + 1)
+        return self.reaching(generated + more + 1) / now if now > 0 else 1.0
+
+
+ENDLESS = Curve((1.0,) * (MOST_BINS + 1))
+"""What is expected while nothing is known: that everything runs to its limit."""
+
+
+class LifeTable:
+    """Weights of the completions that reached each bin, and of those that ended in it."""
+
+    __slots__ = ("ended", "reached")
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self.reached = [0.0] * MOST_BINS
+        self.ended = [0.0] * MOST_BINS
+
+    def scale(self, factor: float) -> None:
+        """Multiply every weight."""
+        self.reached = [weight * factor for weight in self.reached]
+        self.ended = [weight * factor for weight in self.ended]
+
+
+class Lengths:
+    """Life tables by kind, and the curves drawn from them."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen: every curve is ENDLESS."""
+        self._tables: dict[Key, LifeTable] = {}
+        self._curves: dict[Kind, tuple[int, Curve]] = {}
+        self._weight = 1.0
+        self._ends = 0
+
+    def reached(self, kind: Kind, first_bin: int, last_bin: int) -> None:
+        """Note that a completion has reached the bins from `first_bin` to `last_bin`."""
+        if first_bin > last_bin:
+            return
+        for key in kind.coarser():
+            reached = self._table(key).reached
+            for index in range(first_bin, last_bin + 1):
+                reached[index] += self._weight
+
+    def ended(self, kind: Kind, tokens: int) -> None:
+        """Note that a completion ended by itself after `tokens`; its bins have been noted as reached."""
+        for key in kind.coarser():
+            self._table(key).ended[bin_of(tokens)] += self._weight
+        self._ends += 1
+        self._weight *= FADE
+        if self._weight > MOST_WEIGHT:
+            for table in self._tables.values():
+                table.scale(1 / self._weight)
+            self._weight = 1.0
+
+    def curve(self, kind: Kind) -> Curve:
+        """Return what is expected of a kind now; drawn again only when enough has ended since the last time."""
+        drawn = self._curves.get(kind)
+        if drawn is not None and self._ends < drawn[0]:
+            return drawn[1]
+        curve = self._draw(kind) if self._ends else ENDLESS
+        if len(self._curves) >= MOST_TABLES:
+            self._curves.clear()
+        self._curves[kind] = self._ends + 1 + min(self._ends // REFRESH_SHARE, MOST_REFRESH_ENDS), curve
+        return curve
+
+    def _draw(self, kind: Kind) -> Curve:
+        hazards = [0.0] * MOST_BINS
+        for key in kind.coarser():
+            table = self._tables.get(key)
+            if table is None:
+                break
+            prior = PRIOR_WEIGHT * self._weight if len(key) > 1 else 0.0
+            hazards = [
+                min((ended + prior * above) / (reached + prior), 1.0) if reached + prior > 0 else 0.0
+                for reached, ended, above in zip(table.reached, table.ended, hazards, strict=True)
+            ]
+        share = 1.0
+        reaching = [share]
+        for hazard in hazards:
+            share *= 1.0 - hazard
+            reaching.append(share)
+        return Curve(reaching)
+
+    def _table(self, key: Key) -> LifeTable:
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) >= MOST_TABLES:
+                del self._tables[next(iter(self._tables))]
+            table = self._tables[key] = LifeTable()
+        return table
+
+
+class PromptSizes:
+    """Tokens per byte of the prompts seen so far, by model and by whether they are chats."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self._ratios: dict[tuple[str, bool], tuple[int, float, float]] = {}
+
+    def observe(self, model: str, request: Announced, prompt_tokens: int) -> None:
+        """Note the length of a tokenized prompt."""
+        if not request.prompt_bytes or not prompt_tokens:
+            return
+        ratio = prompt_tokens / request.prompt_bytes
+        key = model, request.chat
+        seen, mean, variance = self._ratios.get(key, (0, ratio, 0.0))
+        share = 1 / min(seen + 1, PROMPT_MEMORY)
+        off = ratio - mean
+        if len(self._ratios) >= MOST_TABLES and key not in self._ratios:
+            self._ratios.clear()
+        self._ratios[key] = seen + 1, mean + share * off, (1 - share) * (variance + share * off * off)
+
+    def predict(self, model: str, request: Announced, bound_tokens: int) -> int:
+        """Return the tokens to expect of a prompt that cannot exceed `bound_tokens`."""
+        seen, mean, variance = self._ratios.get((model, request.chat), (0, 0.0, 0.0))
+        if request.prompt_tokens or not request.prompt_bytes or seen < LEAST_PROMPTS:
+            return bound_tokens
+        expected = request.prompt_bytes * (mean + PROMPT_DEVIATIONS * variance**0.5)
+        return max(min(int(expected) + 1, bound_tokens), 1)
+
+
+def limit_tokens(request: Announced, shape: EngineShape, prompt_tokens: int) -> int:
+    """Return the most output tokens of one completion after a prompt of `prompt_tokens`; at least 1."""
+    room = max(shape.max_model_len - prompt_tokens, 1)
+    return min(request.max_tokens or room, room)

@@ -1,0 +1,54 @@
+"""How far below the brim a worker is filled, steered by how often its engine preempts.
+
+A slow integral controller: each preemption widens the margin by a step, each
+completed request narrows it by the share of a step that brings the two into
+balance at the target rate. It also keeps grants away from an engine that has just
+preempted, until the preempted requests run again and usage has fallen.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.messages import EngineReport
+
+FIRST_DEVIATIONS = 2.0
+"""Margin before anything is known, in standard deviations of the predicted demand: one overflow in 44, if normal."""
+
+MOST_DEVIATIONS = 6.0
+"""Beyond this, more margin prevents nothing that a model of independent requests can foresee."""
+
+STEP_DEVIATIONS = 0.25
+"""What one preemption adds: a burst of four is answered at once, a single one hardly costs usage."""
+
+DEFAULT_TARGET_PER_1000 = 5.0
+"""Preemptions per 1,000 completed requests that are worth the usage they buy."""
+
+
+class Margin:
+    """The margin of one worker in standard deviations, and whether the engine recovers from a preemption."""
+
+    def __init__(self, target_per_1000: float) -> None:
+        """Steer towards `target_per_1000` preemptions for 1,000 completed requests; 0 never narrows the margin."""
+        self.deviations = FIRST_DEVIATIONS
+        self.recovering = False
+        self._narrowing = STEP_DEVIATIONS * target_per_1000 / 1000
+        self._preemptions: int | None = None
+        self._usage = 0.0
+        self._usage_before = 0.0
+
+    def completed(self) -> None:
+        """Note a request that ran to its end."""
+        self.deviations = max(self.deviations - self._narrowing, 0.0)
+
+    def observe(self, report: EngineReport) -> None:
+        """Take the engine's report; preemptions are counted from the first one on."""
+        known = report.preemptions if self._preemptions is None else self._preemptions
+        new = max(report.preemptions - known, 0)
+        self._preemptions = report.preemptions
+        if new:
+            self.deviations = min(self.deviations + new * STEP_DEVIATIONS, MOST_DEVIATIONS)
+            self.recovering = True
+            self._usage_before = max(self._usage, report.kv_cache_usage)
+        elif self.recovering:
+            fallen = report.waiting == 0 and report.kv_cache_usage < self._usage_before
+            self.recovering = not (fallen or report.running + report.waiting == 0)
+        self._usage = report.kv_cache_usage

@@ -1,0 +1,184 @@
+"""Admission by predicted peak: fill the cache, and hardly ever let the engine preempt.
+
+`max_tokens` says little about how long an output will be. This policy learns
+lengths from what ends (`lengths`), sums what the requests of a worker will need
+over the steps to come (`forecast`), and grants whatever keeps that sum, with a
+margin, below the capacity. The margin is steered by the preemptions that happen
+(`margin`). Reservations hold what the engine holds, and grow block by block.
+
+With nothing learned every request is expected to run to its limit: then it admits
+what `virtual-channels` admits. Engine truth bounds it as it bounds every policy:
+no booking exceeds what both ledger and engine have free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.scheduler.core.admission import Outlook, Policy
+from services.scheduler.core.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
+from services.scheduler.core.fleet import Worker
+from services.scheduler.core.forecast import Forecast, Size
+from services.scheduler.core.lengths import Kind, Lengths, PromptSizes, bin_of, limit_tokens, prompt_class
+from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000, Margin
+from services.scheduler.core.messages import (
+    Announced,
+    CompletionAck,
+    EngineReport,
+    EngineShape,
+    ReleaseCause,
+    TokenizerAck,
+)
+
+RESERVE_OUTPUT_TOKENS = 2
+"""A reservation grows this many tokens before its next block is needed: the ACK takes less than two steps. More
+would keep blocks from being granted that nobody uses yet."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """One reservation as the forecast knows it. `request` is None if only a worker's inventory told of it.
+
+    `bins` counts the bins of output length that its life table has been told of.
+    """
+
+    kind: Kind
+    size: Size
+    request: Announced | None = None
+    bins: int = 0
+
+
+@dataclass(slots=True)
+class View:
+    """One worker's flights, their summed forecast, and its margin."""
+
+    forecast: Forecast
+    margin: Margin
+    flights: dict[str, Flight] = field(default_factory=dict)
+
+
+class Predictive(Policy):
+    """Books the prompt and grows; admits while the predicted peak fits. A line and a share for each channel."""
+
+    name = "predictive"
+    channels_apart = True
+    reserve_output_tokens = RESERVE_OUTPUT_TOKENS
+
+    def __init__(self, target_preemptions_per_1000: float = DEFAULT_TARGET_PER_1000) -> None:
+        """Steer every worker towards this many preemptions for 1,000 completed requests."""
+        self._target = target_preemptions_per_1000
+        self._lengths = Lengths()
+        self._prompts = PromptSizes()
+        self._views: dict[int, View] = {}
+
+    def fresh(self) -> Predictive:
+        """Return the policy with nothing learned."""
+        return Predictive(self._target)
+
+    # ---- numbers ----
+
+    def booking_blocks(self, request: Announced, shape: EngineShape) -> int:
+        """Return the blocks of the prompt, as far as it can be told, and of the first output tokens."""
+        size = self._first_size(request, shape, request.model)
+        return min(size.held_blocks, worst_case_blocks(request, shape))
+
+    def room_blocks(self, request: Announced, worker: Worker, blocks: int) -> int:
+        """Return the smaller of what is free and what the predicted peak leaves; an idle worker is all room."""
+        view = self._views[worker.epoch]
+        if not len(worker.ledger):
+            return worker.usable_blocks
+        if view.margin.recovering or worker.ledger.overcommitted_blocks or worker.usable_blocks < blocks:
+            return min(worker.usable_blocks, blocks - 1)
+        size, kind = self._first_look(request, worker, blocks)
+        demand = view.forecast.demand(size, self._lengths.curve(kind))
+        return min(worker.usable_blocks, blocks + view.forecast.spare_blocks(demand, view.margin.deviations))
+
+    def outlook(self, worker: Worker) -> Outlook | None:
+        """Return the predicted peak and the margin of the worker."""
+        view = self._views.get(worker.epoch)
+        if view is None:
+            return None
+        return Outlook(view.forecast.peak_blocks(view.margin.deviations), view.margin.deviations)
+
+    def _first_size(self, request: Announced, shape: EngineShape, model: str) -> Size:
+        """Return the size of a request that has generated nothing."""
+        prompt = self._prompts.predict(model, request, prompt_bound_tokens(request, shape))
+        limit = limit_tokens(request, shape, prompt)
+        written = prompt + min(RESERVE_OUTPUT_TOKENS, limit) - 1 + shape.lookahead_tokens
+        completions = max(request.n, 1)
+        blocks = completions * max(need_blocks(min(written, shape.max_model_len), shape.block_size), 1)
+        return Size(blocks, prompt, 0, limit, completions)
+
+    def _first_look(self, request: Announced, worker: Worker, blocks: int) -> tuple[Size, Kind]:
+        size = self._first_size(request, worker.shape, request.model)._replace(held_blocks=blocks)
+        return size, Kind(worker.models[0], request.channel, prompt_class(size.prompt_tokens))
+
+    # ---- what becomes of the requests ----
+
+    def opened(self, worker: Worker) -> None:
+        """Begin a worker's forecast; of what it brings along only the blocks are known until the next ACK."""
+        view = self._views[worker.epoch] = View(Forecast(worker.shape), Margin(self._target))
+        for request_id in worker.ledger:
+            reservation = worker.ledger.reservation(request_id)
+            if reservation is not None:
+                size = Size(reservation.held_blocks, 0, 0, worker.shape.max_model_len)
+                self._expect(view, request_id, Flight(Kind(worker.models[0], reservation.channel, 0), size))
+
+    def ended(self, worker: Worker) -> None:
+        """Forget the worker's forecast."""
+        self._views.pop(worker.epoch, None)
+
+    def booked(self, worker: Worker, request: Announced, blocks: int) -> None:
+        """Add a request that has generated nothing."""
+        size, kind = self._first_look(request, worker, blocks)
+        self._expect(self._views[worker.epoch], request.request_id, Flight(kind, size, request))
+
+    def settled(self, worker: Worker, ack: TokenizerAck) -> None:
+        """Take the prompt's length, or how far a running request has come."""
+        view = self._views[worker.epoch]
+        flight = view.flights.get(ack.request_id)
+        if flight is None:
+            return
+        completions = flight.size.completions
+        limit = ack.output_limit_tokens // completions or flight.size.limit
+        generated = min(ack.generated_tokens // completions, max(limit - 1, 0))
+        flight.size = Size(ack.held_blocks, ack.prompt_tokens, generated, limit, completions)
+        if not flight.bins:
+            flight.kind = flight.kind._replace(prompt_class=prompt_class(ack.prompt_tokens))
+            if flight.request is not None:
+                self._prompts.observe(flight.request.model, flight.request, ack.prompt_tokens)
+        self._reach(flight, bin_of(generated + 1) + 1)
+        self._expect(view, ack.request_id, flight)
+
+    def released(self, worker: Worker, ack: CompletionAck) -> None:
+        """Take the request out, and learn from how far it came.
+
+        An output as long as its limit may have been cut, and one that was stopped was: they count as having come so
+        far, not as ends.
+        """
+        view = self._views[worker.epoch]
+        view.forecast.remove(ack.request_id)
+        flight = view.flights.pop(ack.request_id, None)
+        if flight is None or not flight.bins:
+            return
+        if ack.cause is ReleaseCause.COMPLETED:
+            view.margin.completed()
+        tokens = ack.output_tokens // flight.size.completions
+        if ack.cause is ReleaseCause.COMPLETED and 0 < tokens < flight.size.limit:
+            self._reach(flight, bin_of(tokens) + 1)
+            self._lengths.ended(flight.kind, tokens)
+        else:
+            self._reach(flight, bin_of(tokens))
+
+    def reported(self, worker: Worker, report: EngineReport) -> None:
+        """Steer the margin."""
+        self._views[worker.epoch].margin.observe(report)
+
+    def _reach(self, flight: Flight, bins: int) -> None:
+        """Tell the life table of the bins that the flight has reached since it was last told."""
+        self._lengths.reached(flight.kind, flight.bins, bins - 1)
+        flight.bins = max(flight.bins, bins)
+
+    def _expect(self, view: View, request_id: str, flight: Flight) -> None:
+        view.flights[request_id] = flight
+        view.forecast.put(request_id, view.forecast.demand(flight.size, self._lengths.curve(flight.kind)))

@@ -1,0 +1,69 @@
+"""The values that messages, effects and reservations of the session share."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Lease(NamedTuple):
+    """The queue's exclusive, fenced right to run one attempt."""
+
+    request_id: str
+    attempt: int
+    fencing_token: int
+
+    @property
+    def run_id(self) -> str:
+        """Name of the attempt in engine and tokenizer."""
+        return f"{self.request_id}.{self.fencing_token}"
+
+
+class Cause(Enum):
+    """Why credits come home; the scheduler's `ReleaseCause`."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    CLAIM_REFUSED = "claim_refused"
+    LEASE_LOST = "lease_lost"
+    RECALLED = "recalled"
+    UNCLAIMED = "unclaimed"
+
+
+class EndingKind(Enum):
+    """How an attempt ended; `FAILED` is for errors that another attempt might not meet."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+class Ending(NamedTuple):
+    """How an attempt ended, and what was wrong if something was."""
+
+    kind: EndingKind
+    code: str = ""
+    message: str = ""
+    param: str = ""
+
+
+class CancelCause(Enum):
+    """Why the queue stops a run."""
+
+    CLIENT = "client"
+    DEADLINE = "deadline"
+    LEASE_LOST = "lease_lost"
+
+
+class Holding(NamedTuple):
+    """One reservation as this worker sees it, in blocks."""
+
+    request_id: str
+    channel: str
+    held_blocks: int
+    seq: int
