@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from services.worker.core.values import CancelCause as CancelCause
-from services.worker.core.values import Cause as Cause
-from services.worker.core.values import Ending as Ending
-from services.worker.core.values import EndingKind as EndingKind
-from services.worker.core.values import Holding as Holding
-from services.worker.core.values import Lease as Lease
+from services.worker.core.values import CancelCause, Cause, Ending, EndingKind, Holding, Lease
+
+__all__ = ["CancelCause", "Cause", "Ending", "EndingKind", "Holding", "Lease"]
+"""The values are part of this vocabulary: whoever speaks it needs no second module."""
 
 # ---- messages: scheduler ----
 
