@@ -14,6 +14,7 @@ FAULTS = (
     "queue crash", "queue crash before commit", "queue crash after commit", "scheduler crash", "worker crash",
     "Work stream broken", "Credits stream broken", "Backlog stream broken", "duplicate ACK", "engine failure",
     "partition", "stop CLIENT", "stop DEADLINE", "stop LEASE_LOST", "stale completion",
+    "reservation grown", "preemption",
 )  # fmt: skip
 
 SEEDS = range(300)

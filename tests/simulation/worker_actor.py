@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.queue.core import effects as q
 from services.queue.core import messages as qm
@@ -33,6 +33,14 @@ OUTCOMES = {
 }
 
 
+class Output(NamedTuple):
+    """How many tokens a run will generate, from when, in how long."""
+
+    tokens: int
+    started_ns: int
+    duration_ns: int
+
+
 class WorkerActor:
     """Steps the production session; crashes lose everything but the worker's name."""
 
@@ -53,6 +61,8 @@ class WorkerActor:
         self.session = Session(Sizes(CAPACITY, CAPACITY, BLOCK_SIZE, WINDOW))
         self.runs: dict[str, tuple[LeaseRef, Any]] = {}
         self.engine: dict[str, int] = {}
+        self.outputs: dict[str, Output] = {}
+        self.preemptions = 0
         self.work: Stream | None = None
         self.credits: Stream | None = None
         self.up = True
@@ -60,6 +70,11 @@ class WorkerActor:
         self._tick(self.life)
         self._reach_queue(self.life)
         self._reach_scheduler(self.life)
+
+    @property
+    def follows_output(self) -> bool:
+        """Whether reservations grow with the output, so that the engine may run out of blocks."""
+        return self.scheduler.policy.reserve_output_tokens > 0
 
     @property
     def instance(self) -> str:
@@ -98,8 +113,9 @@ class WorkerActor:
             return
         for effect in self.session.step(message, self.world.now_ns):
             self._do(effect)
-        assert self.session.held_blocks <= CAPACITY, f"{self.name} holds more than it has"
-        assert sum(self.engine.values()) <= CAPACITY, f"{self.name}'s engine would have to preempt"
+        if not self.follows_output:
+            assert self.session.held_blocks <= CAPACITY, f"{self.name} holds more than it has"
+            assert sum(self.engine.values()) <= CAPACITY, f"{self.name}'s engine would have to preempt"
 
     # ---- streams ----
 
@@ -155,8 +171,12 @@ class WorkerActor:
         if isinstance(effect, m.SchedulerUp):
             self.handle(effect)
         elif isinstance(effect, sm.Grant):
-            grant = effect
-            self.handle(m.Granted(grant.request_id, grant.channel, grant.booked_blocks, grant.settles, grant.attempt))
+            self.handle(
+                m.Granted(
+                    effect.request_id, effect.channel, effect.booked_blocks, effect.settles, effect.attempt,
+                    effect.reserve_output_tokens,
+                )
+            )  # fmt: skip
         elif isinstance(effect, sm.Recall):
             self.handle(m.Recalled(effect.request_id))
         elif isinstance(effect, sm.Drain):
@@ -204,11 +224,23 @@ class WorkerActor:
             self.credits.down(m.SchedulerUp(self.epoch, 20 * MS))
 
     def _do_SendTokenizerAck(self, ack: m.SendTokenizerAck) -> None:
-        self._up_credits(sm.TokenizerAck(self.epoch, ack.epoch, ack.request_id, ack.seq, ack.held_blocks))
+        # The last token's KV is never written, and the next step has not begun.
+        written = ack.prompt_tokens + ack.generated_tokens - 1
+        assert ack.held_blocks * BLOCK_SIZE >= written, "the engine holds more than is reserved"
+        self.seen["reservation grown"] += ack.generated_tokens > 0
+        self._up_credits(
+            sm.TokenizerAck(
+                self.epoch, ack.epoch, ack.request_id, ack.seq, ack.held_blocks, ack.prompt_tokens,
+                ack.generated_tokens, ack.output_limit_tokens,
+            )
+        )  # fmt: skip
 
     def _do_SendCompletionAck(self, ack: m.SendCompletionAck) -> None:
         cause = sm.ReleaseCause[ack.cause.name]
-        self._up_credits(sm.CompletionAck(self.epoch, ack.epoch, ack.request_id, ack.seq, cause))
+        self._up_credits(sm.CompletionAck(self.epoch, ack.epoch, ack.request_id, ack.seq, cause, ack.output_tokens))
+
+    def _do_SendReport(self, report: m.SendReport) -> None:
+        self._up_credits(sm.EngineReport(self.epoch, *report))
 
     def _do_SendDraining(self, effect: m.SendDraining) -> None:
         self._up_credits(sm.WorkerDraining(self.epoch, effect.reason))
@@ -240,21 +272,55 @@ class WorkerActor:
     def _do_StartEngine(self, effect: m.StartEngine) -> None:
         run_id, life = effect.run_id, self.life
         self.engine[run_id] = effect.held_blocks
+        duration_ns = self.world.rng.randint(1, 400) * MS
+        tokens = self.world.rng.randint(1, effect.max_tokens) if self.follows_output else effect.max_tokens
+        self.outputs[run_id] = Output(tokens, self.world.now_ns, duration_ns)
+        self._report()
+        self._tell_at(run_id, effect.tell_at_tokens)
 
         def finish() -> None:
             if self.up and life == self.life and run_id in self.engine:
                 del self.engine[run_id]
+                del self.outputs[run_id]
+                self._report()
                 if self.world.chance(self.failing_share):
                     self.seen["engine failure"] += 1
                     self.handle(m.EngineFailed(run_id, False, "engine_error", "the engine gave up"))
                 else:
-                    self.handle(m.EngineFinished(run_id, effect.max_tokens, 0))
+                    self.handle(m.EngineFinished(run_id, tokens, 0))
 
-        self.world.after(self.world.rng.randint(1, 400) * MS, finish)
+        self.world.after(duration_ns, finish)
+
+    def _do_TellAt(self, effect: m.TellAt) -> None:
+        self._tell_at(effect.run_id, effect.tokens)
+
+    def _tell_at(self, run_id: str, tokens: int) -> None:
+        """Tell of the run's progress when it has generated so many tokens, if it gets that far."""
+        output, life = self.outputs[run_id], self.life
+        if not 0 < tokens < output.tokens:
+            return
+
+        def arrive() -> None:
+            if self.up and life == self.life and run_id in self.engine:
+                self.engine[run_id] += 1
+                self._report()
+                self.handle(m.EngineProgress(run_id, tokens))
+
+        self.world.at(output.started_ns + output.duration_ns * tokens // output.tokens, arrive)
+
+    def _report(self) -> None:
+        """Say how full the engine is; one that needs more blocks than it has preempts."""
+        used = sum(self.engine.values())
+        if used > CAPACITY:
+            self.preemptions += 1
+            self.seen["preemption"] += 1
+        free, waiting = max(CAPACITY - used, 0), int(used > CAPACITY)
+        self.handle(m.EngineReported(free, len(self.engine), waiting, self.preemptions, 0, 1 - free / CAPACITY))
 
     def _do_AbortEngine(self, effect: m.AbortEngine) -> None:
         self.seen["abort"] += 1
         self.engine.pop(effect.run_id, None)
+        self.outputs.pop(effect.run_id, None)
         self._later(m.EngineAborted(effect.run_id, 0, 0))
 
     def _do_Forget(self, effect: m.Forget) -> None:

@@ -43,7 +43,7 @@ class Options:
             most_delay_ns=rng.choice((1, 5, 50)) * MS,
             faults=rng.choice((0, 2, 6, 15)),
             fault_window_ns=rng.choice((500, 3000)) * MS,
-            policy=rng.choice(("worst-case", "tokenizer-ack", "virtual-channels")),
+            policy=rng.choice(("worst-case", "tokenizer-ack", "virtual-channels", "predictive")),
             cancel_share=rng.choice((0.0, 0.1, 0.3)),
             deadline_share=rng.choice((0.0, 0.1)),
             over_long_share=rng.choice((0.0, 0.1)),
