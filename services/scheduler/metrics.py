@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.scheduler.core.admission import Outlook
 from services.scheduler.core.snapshot import Snapshot, WorkerView
 from services.telemetry import LATENCY_BUCKETS_S
 
@@ -30,6 +31,13 @@ WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
     ("worker_connected", "1 while the worker's stream is open.", lambda worker: worker.connected),
     ("worker_draining", "1 while the worker takes no new grants.", lambda worker: worker.draining),
 )
+
+OUTLOOK_GAUGES: tuple[tuple[str, str, Callable[[Outlook], float]], ...] = (
+    ("predicted_peak_blocks", "Blocks its requests will need, margin included.", lambda outlook: outlook.peak_blocks),
+    ("margin_deviations", "Margin in standard deviations.", lambda outlook: outlook.margin_deviations),
+    ("worker_recovering", "1 while a preemption keeps grants away.", lambda outlook: outlook.recovering),
+)
+"""Policies that predict say these; for the others they have no samples."""
 
 REPORT_GAUGES: tuple[tuple[str, str, str], ...] = (
     ("kv_cache_usage_ratio", "Share of KV-cache blocks in use, as the engine reports.", "kv_cache_usage"),
@@ -75,6 +83,7 @@ def _workers(snapshot: Snapshot) -> Iterator[Metric]:
         for worker in snapshot.workers:
             gauge.add_metric([worker.worker_id], read(worker))
         yield gauge
+    yield from _outlooks(snapshot)
     held = GaugeMetricFamily(f"{PREFIX}held_blocks", "Blocks held.", labels=["worker", "channel"])
     for worker in snapshot.workers:
         for channel, blocks in worker.held_blocks.items():
@@ -92,6 +101,15 @@ def _workers(snapshot: Snapshot) -> Iterator[Metric]:
     for worker_id, report in reported:
         preemptions.add_metric([worker_id], report.preemptions)
     yield preemptions
+
+
+def _outlooks(snapshot: Snapshot) -> Iterator[Metric]:
+    for name, text, read in OUTLOOK_GAUGES:
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["worker"])
+        for worker in snapshot.workers:
+            if worker.outlook is not None:
+                gauge.add_metric([worker.worker_id], read(worker.outlook))
+        yield gauge
 
 
 def _channels(snapshot: Snapshot) -> Iterator[Metric]:

@@ -95,6 +95,23 @@ async def test_a_request_goes_through_settle_run_release_and_completion(
     assert released.epoch == settled.epoch == 1
 
 
+async def test_a_reservation_grows_with_its_output_block_by_block(
+    tmp_path: Path, peers: Peers, started: list[Service]
+) -> None:
+    await start(started, tmp_path, peers, SIMULATED)
+    await until(lambda: peers.scheduler.opens and peers.queue.opens, "both opens")
+    name = peers.queue.add(request("r1", "x" * 40, max_tokens=100, ignore_eos=True))
+    peers.scheduler.grant(name, blocks=3, reserve_output_tokens=2)
+    released = await until(lambda: peers.scheduler.release_of("r1"), "the release")
+    settled = peers.scheduler.settled
+    assert (released.cause, released.output_tokens) == (s.RELEASE_CAUSE_COMPLETED, 100)
+    # 41 tokens at first, 139 at the end; each ACK comes two tokens before the next block is needed.
+    assert [ack.held_blocks for ack in settled] == [3, 4, 5, 6, 7, 8, 9]
+    assert [ack.generated_tokens for ack in settled] == [0, 8, 24, 40, 56, 72, 88]
+    assert [ack.seq for ack in (*settled, released)] == sorted(ack.seq for ack in (*settled, released))
+    assert {ack.output_limit_tokens for ack in settled} == {100}
+
+
 async def test_the_frame_of_a_release_carries_a_report_that_shows_the_free_blocks(
     tmp_path: Path, peers: Peers, started: list[Service]
 ) -> None:

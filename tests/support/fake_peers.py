@@ -122,9 +122,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.epoch = 0
         self._outbox: Outbox[s.SchedulerToWorker] = Outbox()
 
-    def grant(self, request_id: str, blocks: int, settles: bool = True, channel: str = "batch") -> None:
+    def grant(
+        self, request_id: str, blocks: int, settles: bool = True, channel: str = "batch", reserve_output_tokens: int = 0
+    ) -> None:
         """Grant a request."""
-        grant = s.Grant(request_id=request_id, channel=channel, booked_blocks=blocks, settles=settles, attempt=1)
+        grant = s.Grant(
+            request_id=request_id, channel=channel, booked_blocks=blocks, settles=settles, attempt=1,
+            reserve_output_tokens=reserve_output_tokens,
+        )  # fmt: skip
         self._outbox.put(s.SchedulerToWorker(grant=grant))
 
     def release_of(self, request_id: str) -> s.CompletionAck | None:

@@ -7,20 +7,18 @@ for all. One that learns overrides the hooks; the others leave them empty.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.messages import Announced, CompletionAck, EngineReport, EngineShape, TokenizerAck
 
 
-class Outlook:
-    """What a policy expects of one worker, for metrics."""
+class Outlook(NamedTuple):
+    """What a policy expects of one worker: its peak, margin included, and the margin in standard deviations."""
 
-    __slots__ = ("margin_deviations", "peak_blocks")
-
-    def __init__(self, peak_blocks: int, margin_deviations: float) -> None:
-        """Say the predicted peak, margin included, in blocks, and the margin in standard deviations."""
-        self.peak_blocks = peak_blocks
-        self.margin_deviations = margin_deviations
+    peak_blocks: int
+    margin_deviations: float
+    recovering: bool
 
 
 class Policy(ABC):

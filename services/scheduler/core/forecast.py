@@ -7,7 +7,7 @@ of that sum, for requests end independently of each other. A new request fits if
 none of these steps the sum, with it and with a margin of so many standard
 deviations, exceeds the capacity: completions to come are spent before they
 happen, growth to come is kept free, and the more requests share the cache, the
-less they surprise together.
+less they surprise together. What they hold if none ends is never exceeded.
 
 Reservations stay close to what the engine really holds (they grow block by block),
 so the ledger says what is taken now and the forecast what will be taken.
@@ -61,13 +61,14 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one request is expected to hold at each horizon, and the variance of that; zero beyond the last item."""
+    """What one request is expected to hold at each horizon, the variance of that, and the most; 0 beyond the last."""
 
     means: tuple[int, ...]
     variances: tuple[int, ...]
+    mosts: tuple[int, ...]
 
 
-NO_DEMAND = Demand((), ())
+NO_DEMAND = Demand((), (), ())
 
 
 class Forecast:
@@ -80,6 +81,7 @@ class Forecast:
         self._demands: dict[str, Demand] = {}
         self._means = [0] * len(self._horizons)
         self._variances = [0] * len(self._horizons)
+        self._mosts = [0] * len(self._horizons)
 
     def __contains__(self, request_id: str) -> bool:
         """Return whether the request is in the sums."""
@@ -93,6 +95,7 @@ class Forecast:
         most = max(size.completions * max(need_blocks(written, shape.block_size), 1), size.held_blocks)
         means: list[int] = []
         variances: list[int] = []
+        mosts: list[int] = []
         before = 0
         for horizon in self._horizons:
             # One that runs to its limit is largest just before it: look there rather than beyond.
@@ -103,11 +106,15 @@ class Forecast:
             chance = curve.staying(size.generated, steps)
             if chance < LEAST_CHANCE:
                 break
-            # Where within its last block a request stands is not known: block borders are crossed evenly.
-            blocks = min(size.held_blocks + size.completions * steps / shape.block_size, most)
+            # Where within its last block a request stands is not known: of the border crossings to come the last
+            # has happened with the chance of the rest.
+            whole, rest = divmod(steps / shape.block_size, 1)
+            blocks = min(size.held_blocks + size.completions * (whole + rest), most)
+            ending = (1 - chance) * blocks * blocks / size.completions
             means.append(int(chance * blocks * UNIT))
-            variances.append(int(chance * (1 - chance) * blocks * blocks / size.completions * UNIT))
-        return Demand(tuple(means), tuple(variances))
+            variances.append(int(chance * (ending + size.completions * rest * (1 - rest)) * UNIT))
+            mosts.append(min(size.held_blocks + size.completions * math.ceil(whole + rest), most) * UNIT)
+        return Demand(tuple(means), tuple(variances), tuple(mosts))
 
     def put(self, request_id: str, demand: Demand) -> None:
         """Add a request to the sums, or replace what they have of it."""
@@ -124,11 +131,12 @@ class Forecast:
     def spare_blocks(self, extra: Demand, deviations: float) -> int:
         """Return the blocks left at the fullest step ahead, with `extra` and the margin; negative if there are none."""
         peak = 0.0
-        sums = zip_longest(self._means, self._variances, extra.means, extra.variances, fillvalue=0)
-        for mean, variance, extra_mean, extra_variance in sums:
-            deviation = math.sqrt((variance + extra_variance) / UNIT)
-            peak = max(peak, (mean + extra_mean) / UNIT + deviations * deviation)
-        return math.floor(self._shape.capacity_blocks - peak)
+        known = zip(self._means, self._variances, self._mosts, strict=True)
+        added = zip(extra.means, extra.variances, extra.mosts, strict=True)
+        for (mean, variance, most), more in zip_longest(known, added, fillvalue=(0, 0, 0)):
+            deviation = math.sqrt((variance + more[1]) * UNIT)
+            peak = max(peak, min(mean + more[0] + deviations * deviation, most + more[2]))
+        return math.floor(self._shape.capacity_blocks - peak / UNIT)
 
     def peak_blocks(self, deviations: float) -> int:
         """Return the predicted demand at the fullest step ahead, margin included."""
@@ -138,3 +146,4 @@ class Forecast:
         for index, mean in enumerate(demand.means):
             self._means[index] += sign * mean
             self._variances[index] += sign * demand.variances[index]
+            self._mosts[index] += sign * demand.mosts[index]

@@ -8,8 +8,8 @@ look short, because short ones end first.
 
 Requests are told apart by model, channel and coarse prompt length. A finer table
 leans on the coarser one above it with the weight of a few observations, so it
-says the same until it knows better; the coarsest leans on nothing: where nobody
-has been seen to end, nobody is expected to.
+says the same until it knows better; the coarsest leans on as many that never
+end: where nobody has been seen to end, nobody is expected to.
 
 Old observations fade: each new end weighs a little more than the one before.
 """
@@ -169,13 +169,13 @@ class Lengths:
 
     def _draw(self, kind: Kind) -> Curve:
         hazards = [0.0] * MOST_BINS
+        prior = PRIOR_WEIGHT * self._weight
         for key in kind.coarser():
             table = self._tables.get(key)
             if table is None:
                 break
-            prior = PRIOR_WEIGHT * self._weight if len(key) > 1 else 0.0
             hazards = [
-                min((ended + prior * above) / (reached + prior), 1.0) if reached + prior > 0 else 0.0
+                min((ended + prior * above) / (reached + prior), 1.0)
                 for reached, ended, above in zip(table.reached, table.ended, hazards, strict=True)
             ]
         share = 1.0

@@ -16,8 +16,8 @@ FIRST_DEVIATIONS = 2.0
 MOST_DEVIATIONS = 6.0
 """Beyond this, more margin prevents nothing that a model of independent requests can foresee."""
 
-STEP_DEVIATIONS = 0.25
-"""What one preemption adds: a burst of four is answered at once, a single one hardly costs usage."""
+STEP_DEVIATIONS = 0.1
+"""What one preemption adds: they come in bursts, and one burst must not cost usage for thousands of requests."""
 
 DEFAULT_TARGET_PER_1000 = 5.0
 """Preemptions per 1,000 completed requests that are worth the usage they buy."""

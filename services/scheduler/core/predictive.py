@@ -95,10 +95,9 @@ class Predictive(Policy):
 
     def outlook(self, worker: Worker) -> Outlook | None:
         """Return the predicted peak and the margin of the worker."""
-        view = self._views.get(worker.epoch)
-        if view is None:
-            return None
-        return Outlook(view.forecast.peak_blocks(view.margin.deviations), view.margin.deviations)
+        view = self._views[worker.epoch]
+        deviations = view.margin.deviations
+        return Outlook(view.forecast.peak_blocks(deviations), deviations, view.margin.recovering)
 
     def _first_size(self, request: Announced, shape: EngineShape, model: str) -> Size:
         """Return the size of a request that has generated nothing."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from services.scheduler.core.admission import Outlook
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.messages import EngineReport
 
 
 class WorkerView(NamedTuple):
-    """One worker epoch; blocks as its ledger has them, `report` as its engine last said."""
+    """One worker epoch; blocks as its ledger has them, `report` as its engine last said, `outlook` as predicted."""
 
     worker_id: str
     epoch: int
@@ -27,6 +28,7 @@ class WorkerView(NamedTuple):
     report: EngineReport | None
     draining: bool
     connected: bool
+    outlook: Outlook | None = None
 
 
 class ChannelView(NamedTuple):
@@ -81,6 +83,7 @@ def take_snapshot(machine: Machine) -> Snapshot:
 
 
 def _workers(machine: Machine) -> list[WorkerView]:
+    outlooks = {worker.epoch: machine.policy.outlook(worker) for worker in machine.fleet}
     return [
         WorkerView(
             worker.worker_id,
@@ -97,6 +100,7 @@ def _workers(machine: Machine) -> list[WorkerView]:
             worker.report,
             worker.draining,
             worker.closed_ns is None,
+            outlooks[worker.epoch],
         )
         for worker in machine.fleet
     ]

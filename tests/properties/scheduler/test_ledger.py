@@ -42,12 +42,13 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             assert state(self.ledger) == before
 
-    @rule(name=NAMES, seq=SEQS, blocks=BLOCKS)
-    def settle(self, name: str, seq: int, blocks: int) -> None:
+    @rule(name=NAMES, seq=SEQS, blocks=BLOCKS, grows=st.booleans())
+    def settle(self, name: str, seq: int, blocks: int, grows: bool) -> None:
         before, free = state(self.ledger), self.ledger.free_blocks
         shortfall = self.ledger.overcommitted_blocks
-        change = self.ledger.settle(name, seq, blocks)
+        change = self.ledger.settle(name, seq, blocks, grows)
         self.refused_changes_nothing(change, before)
+        assert not (grows and change.verdict is Verdict.NO_ROOM), "the engine has the block already"
         if change.verdict is Verdict.APPLIED:
             balance = self.ledger.free_blocks - self.ledger.overcommitted_blocks
             assert balance == free - shortfall + change.refunded_blocks
@@ -103,8 +104,9 @@ class Wires(RuleBasedStateMachine):
         self.final: dict[str, int] = {}
         self.booked = 0
 
-    @rule(target=acks, blocks=st.integers(1, 40), channel=CHANNELS, shrinks=st.lists(st.integers(0, 40), max_size=2))
+    @rule(target=acks, blocks=st.integers(1, 40), channel=CHANNELS, shrinks=st.lists(st.integers(-60, 40), max_size=3))
     def grant(self, blocks: int, channel: str, shrinks: list[int]) -> object:
+        """One request's ACKs: what it holds shrinks, or grows with its output."""
         self.booked += 1
         name = f"r{self.booked}"
         if not self.ledger.book(name, channel, blocks):
@@ -122,7 +124,7 @@ class Wires(RuleBasedStateMachine):
     def deliver(self, ack: tuple[str, int, int | None]) -> None:
         name, seq, blocks = ack
         gone = name not in self.ledger
-        change = self.ledger.release(name, seq) if blocks is None else self.ledger.settle(name, seq, blocks)
+        change = self.ledger.release(name, seq) if blocks is None else self.ledger.settle(name, seq, blocks, True)
         if gone:
             assert change.verdict is Verdict.LATE
 
@@ -155,6 +157,30 @@ def test_every_order_of_one_requests_acks_ends_with_everything_free(
         change = ledger.settle("r", seq, blocks) if kind == "settle" else ledger.release("r", seq)
         refunded += change.refunded_blocks
     assert refunded == 64
+    assert ledger.free_blocks == CAPACITY
+
+
+@given(
+    order=st.permutations([("r1", 1, 40), ("r1", 2, 90), ("r1", 3, 0), ("r2", 1, 30), ("r2", 2, 60), ("r2", 3, 0)]),
+    repeats=st.integers(1, 2),
+)
+def test_growth_beyond_the_pool_is_named_and_paid_off_in_every_order(
+    order: list[tuple[str, int, int]], repeats: int
+) -> None:
+    ledger = Ledger(CAPACITY)
+    assert ledger.book("r1", "batch", 20)
+    assert ledger.book("r2", "interactive", 20)
+    newest = {"r1": (0, 20), "r2": (0, 20)}
+    for name, seq, blocks in order * repeats:
+        change = ledger.settle(name, seq, blocks, True) if blocks else ledger.release(name, seq)
+        if seq > newest[name][0]:
+            assert change.verdict is Verdict.APPLIED
+            newest[name] = (seq, blocks)
+        held = sum(blocks for _, blocks in newest.values())
+        assert (ledger.held_blocks, ledger.overcommitted_blocks) == (held, max(held - CAPACITY, 0))
+        assert ledger.audit() == []
+        if ledger.overcommitted_blocks:
+            assert not ledger.book("r3", "batch", 1)
     assert ledger.free_blocks == CAPACITY
 
 

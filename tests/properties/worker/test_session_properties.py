@@ -34,6 +34,9 @@ class World(RuleBasedStateMachine):
         self.booked: dict[str, int] = {}
         """What the scheduler believes to be booked."""
         self.granted: dict[str, int] = {}
+        self.following: set[str] = set()
+        """Requests whose reservations follow their output."""
+        self.tell_at: dict[str, int] = {}
         self.claims: list[str] = []
         self.leases: dict[m.Lease, str] = {}
         """Leases and how the queue heard of their end: "", "completed", "given back", "lost"."""
@@ -59,7 +62,10 @@ class World(RuleBasedStateMachine):
 
     def on_SendTokenizerAck(self, effect: m.SendTokenizerAck) -> None:
         self.ack(effect)
-        assert effect.held_blocks <= self.booked[effect.request_id], "settling never grows a booking"
+        if effect.request_id in self.following:
+            assert effect.generated_tokens <= effect.reserved_output_tokens <= effect.output_limit_tokens
+        else:
+            assert effect.held_blocks <= self.booked[effect.request_id], "settling never grows a booking"
         self.booked[effect.request_id] = effect.held_blocks
 
     def on_SendCompletionAck(self, effect: m.SendCompletionAck) -> None:
@@ -80,8 +86,15 @@ class World(RuleBasedStateMachine):
         self.tokenizing.append(effect.run_id)
 
     def on_StartEngine(self, effect: m.StartEngine) -> None:
-        assert effect.held_blocks <= self.granted[effect.run_id.rpartition(".")[0]]
+        name = effect.run_id.rpartition(".")[0]
+        assert effect.held_blocks <= self.granted[name] or name in self.following
+        assert not effect.tell_at_tokens or name in self.following
         self.engine.append(effect.run_id)
+        self.tell_at[effect.run_id] = effect.tell_at_tokens
+
+    def on_TellAt(self, effect: m.TellAt) -> None:
+        assert effect.tokens == 0 or effect.tokens > self.tell_at[effect.run_id], "progress goes on"
+        self.tell_at[effect.run_id] = effect.tokens
 
     def on_AbortEngine(self, effect: m.AbortEngine) -> None:
         self.aborts.append(effect.run_id)
@@ -150,11 +163,20 @@ class World(RuleBasedStateMachine):
         self.tell(m.QueueDown())
 
     @precondition(lambda self: self.scheduler_up)
-    @rule(blocks=st.integers(1, 60), settles=st.booleans())
-    def granted_one(self, blocks: int, settles: bool) -> None:
+    @rule(blocks=st.integers(1, 60), settles=st.booleans(), reserve=st.sampled_from([0, 0, 1, 2, 40]))
+    def granted_one(self, blocks: int, settles: bool, reserve: int) -> None:
         name = f"r{next(self.numbers)}"
         self.booked[name] = self.granted[name] = blocks
-        self.tell(m.Granted(name, "batch", blocks, settles, 1))
+        if settles and reserve:
+            self.following.add(name)
+        self.tell(m.Granted(name, "batch", blocks, settles, 1, reserve))
+
+    @rule(pick=picks)
+    def progressed(self, pick: int) -> None:
+        waited_for = [run_id for run_id in self.engine if self.tell_at[run_id]]
+        if waited_for:
+            run_id = waited_for[pick % len(waited_for)]
+            self.tell(m.EngineProgress(run_id, self.tell_at[run_id] + pick % 2))
 
     @rule(pick=picks)
     def recalled(self, pick: int) -> None:

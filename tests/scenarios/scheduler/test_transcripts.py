@@ -93,17 +93,22 @@ class Replay:
     def do_settle(self, words: list[str], options: dict[str, str]) -> list[str]:
         stream = self.epochs[words[0]]
         epoch = int(options.get("epoch", stream))
-        return self.tell(m.TokenizerAck(stream, epoch, words[1], int(options["seq"]), int(options["held"])))
+        told = (int(options.get(name, "0")) for name in ("prompt", "generated", "limit"))
+        return self.tell(m.TokenizerAck(stream, epoch, words[1], int(options["seq"]), int(options["held"]), *told))
 
     def do_release(self, words: list[str], options: dict[str, str]) -> list[str]:
         stream = self.epochs[words[0]]
         cause = m.ReleaseCause[words[2].upper()]
         epoch = int(options.get("epoch", stream))
-        return self.tell(m.CompletionAck(stream, epoch, words[1], int(options["seq"]), cause))
+        tokens = int(options.get("output", "0"))
+        return self.tell(m.CompletionAck(stream, epoch, words[1], int(options["seq"]), cause, tokens))
 
     def do_report(self, words: list[str], options: dict[str, str]) -> list[str]:
         epoch = self.epochs[words[0]]
-        return self.tell(m.EngineReport(epoch, epoch, int(options["free"]) if "free" in options else None))
+        free = int(options["free"]) if "free" in options else None
+        running, waiting, preemptions = (int(options.get(n, "0")) for n in ("running", "waiting", "preemptions"))
+        usage = float(options.get("usage", "0"))
+        return self.tell(m.EngineReport(epoch, epoch, free, running, waiting, preemptions, 0, usage))
 
     def do_drain(self, words: list[str], _options: dict[str, str]) -> list[str]:
         return self.tell(m.DrainRequested(words[0]))
@@ -140,6 +145,7 @@ class Replay:
                 settles = " settles" if effect.settles else ""
                 target = f"{effect.worker_id}#{effect.epoch}"
                 text = f"grant {target} {effect.request_id} {effect.channel} {effect.booked_blocks}{settles}"
+                text += f" ahead {effect.reserve_output_tokens}" * bool(effect.reserve_output_tokens)
             case m.SetWindow():
                 text = f"window {effect.channel} {effect.limit}"
             case m.RejectRequest():

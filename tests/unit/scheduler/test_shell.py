@@ -37,13 +37,13 @@ class SetClock:
 class Shell:
     """A runner without a server: wake-ups by hand, spans and metrics kept in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str = "virtual-channels") -> None:
         self.clock = SetClock()
         self.registry = CollectorRegistry()
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        machine = Machine(POLICIES["virtual-channels"], {"batch": Share()}, 0, 0)
+        machine = Machine(POLICIES[policy], {"batch": Share()}, 0, 0)
         spans = CreditSpans(Telemetry(provider))
         self.runner = Runner(machine, self.clock, spans, SchedulerMetrics(self.registry), 20)
         self.runner.feed([m.QueueOpened(("batch",))])
@@ -153,3 +153,29 @@ def test_status_shows_every_field() -> None:
     assert (status.policy, status.workers[0].free_blocks, status.channels[0].ceiling_share) == (
         "virtual-channels", 10, 1.0,
     )  # fmt: skip
+
+
+def test_metrics_show_what_is_predicted_of_each_worker() -> None:
+    shell = Shell("predictive")
+    shell.open()
+    shell.runner.feed([announced("r1", "batch", 2, max_tokens=4)])
+    shell.runner.wake()
+    shell.runner._snapshot = shell.runner.snapshot()
+    text = generate_latest(shell.registry).decode()
+    assert 'penstock_scheduler_predicted_peak_blocks{worker="w1"} 5.0' in text
+    assert 'penstock_scheduler_margin_deviations{worker="w1"} 2.0' in text
+    assert 'penstock_scheduler_worker_recovering{worker="w1"} 0.0' in text
+
+
+def test_a_grant_and_its_acks_carry_what_a_growing_reservation_needs() -> None:
+    grant = m.Grant(7, "w1", "r1", "batch", 4, True, 1, "", 0, 2)
+    assert wire.grant(grant, "").grant.reserve_output_tokens == 2
+    ack = scheduler_pb2.TokenizerAck(
+        epoch=7, request_id="r1", seq=3, held_blocks=4, prompt_tokens=50, generated_tokens=12, output_limit_tokens=90
+    )
+    settled = wire.from_worker(scheduler_pb2.WorkerToScheduler(tokenizer_ack=ack), 7)
+    assert settled == m.TokenizerAck(7, 7, "r1", 3, 4, 50, 12, 90)
+    cause = scheduler_pb2.RELEASE_CAUSE_COMPLETED
+    release = scheduler_pb2.CompletionAck(epoch=7, request_id="r1", seq=4, cause=cause, output_tokens=17)
+    released = wire.from_worker(scheduler_pb2.WorkerToScheduler(completion_ack=release), 7)
+    assert released == m.CompletionAck(7, 7, "r1", 4, m.ReleaseCause.COMPLETED, 17)

@@ -87,3 +87,16 @@ def test_a_chat_adds_the_assistants_opening_and_no_special_tokens_unless_told_ot
     other = wire.prompt_spec(pb.Request(chat=told))
     assert (other.add_generation_prompt, other.add_special_tokens, other.continue_final_message) == (False, True, True)
     assert (other.chat_template, other.chat_template_kwargs_json) == ("T", "{}")
+
+
+def test_a_grant_says_how_far_ahead_to_reserve() -> None:
+    grant = s.Grant(request_id="r1", channel="batch", booked_blocks=4, settles=True, attempt=2)
+    assert wire.granted(grant) == m.Granted("r1", "batch", 4, True, 2, 0)
+    grant.reserve_output_tokens = 3
+    assert wire.granted(grant).reserve_output_tokens == 3
+
+
+def test_a_tokenizer_ack_tells_what_is_held_and_how_far_the_output_is() -> None:
+    ack = wire.tokenizer_ack(m.SendTokenizerAck(7, "r1", 9, 4, 50, 15, 12, 100)).tokenizer_ack
+    assert (ack.epoch, ack.request_id, ack.seq, ack.held_blocks, ack.prompt_tokens) == (7, "r1", 9, 4, 50)
+    assert (ack.reserved_output_tokens, ack.generated_tokens, ack.output_limit_tokens) == (15, 12, 100)

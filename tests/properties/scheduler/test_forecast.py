@@ -1,0 +1,116 @@
+"""The forecast's sums are exactly the sums of its requests, and what they say is what a simulation of them shows."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler.core.estimate import need_blocks
+from services.scheduler.core.forecast import NO_DEMAND, Forecast, Size, horizons_of
+from services.scheduler.core.lengths import ENDLESS, Curve, Kind, Lengths, bin_of
+from services.scheduler.core.messages import EngineShape
+
+SHAPE = EngineShape(1000, 16, 4096, 256)
+KIND = Kind("m", "batch", 0)
+
+sizes = st.builds(
+    lambda prompt, generated, left, n: Size(
+        n * need_blocks(prompt + generated + 2, 16), prompt, generated, generated + left, n
+    ),
+    st.integers(1, 2000), st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 3),
+)  # fmt: skip
+
+
+@cache
+def geometric(mean: float) -> Curve:
+    """Return the curve of outputs that end at each token with the same chance."""
+    known = Lengths()
+    rng = random.Random(1)
+    for _ in range(5000):
+        tokens = math.ceil(rng.expovariate(1 / mean)) or 1
+        known.reached(KIND, 0, bin_of(tokens))
+        known.ended(KIND, tokens)
+    return known.curve(KIND)
+
+
+@given(block_size=st.sampled_from([1, 16, 128]), window=st.integers(1, 200_000))
+def test_looks_ahead_reach_from_near_to_the_whole_window(block_size: int, window: int) -> None:
+    horizons = horizons_of(SHAPE._replace(block_size=block_size, max_model_len=window))
+    assert list(horizons) == sorted(set(horizons))
+    assert horizons[-1] == window
+    assert horizons[0] >= 1
+    assert len(horizons) < 40
+
+
+@given(first=st.lists(sizes, max_size=10), later=st.lists(sizes, max_size=10), chosen=st.sampled_from([0, 1]))
+def test_requests_leave_nothing_behind(first: list[Size], later: list[Size], chosen: int) -> None:
+    curve = (ENDLESS, geometric(100))[chosen]
+    forecast, fresh = Forecast(SHAPE), Forecast(SHAPE)
+    for number, size in enumerate(first):
+        forecast.put(f"r{number}", forecast.demand(size, curve))
+    for number, size in enumerate(later):
+        demand = forecast.demand(size, curve)
+        forecast.put(f"r{number}", demand)
+        fresh.put(f"r{number}", demand)
+    for number in range(len(later), len(first)):
+        forecast.remove(f"r{number}")
+    forecast.remove("unknown")
+    assert forecast.spare_blocks(NO_DEMAND, 2.0) == fresh.spare_blocks(NO_DEMAND, 2.0)
+    for number in range(len(later)):
+        forecast.remove(f"r{number}")
+    assert forecast.spare_blocks(NO_DEMAND, 2.0) == SHAPE.capacity_blocks
+
+
+@given(known=st.lists(sizes, max_size=5), extra=sizes, deviations=st.floats(0, 6))
+def test_one_more_request_or_margin_never_leaves_more_room(known: list[Size], extra: Size, deviations: float) -> None:
+    curve = geometric(100)
+    forecast = Forecast(SHAPE)
+    for number, size in enumerate(known):
+        forecast.put(f"r{number}", forecast.demand(size, curve))
+    demand = forecast.demand(extra, curve)
+    alone = forecast.spare_blocks(NO_DEMAND, deviations)
+    assert forecast.spare_blocks(demand, deviations) <= alone <= forecast.spare_blocks(NO_DEMAND, 0)
+    forecast.put("extra", demand)
+    assert forecast.peak_blocks(deviations) >= SHAPE.capacity_blocks - alone
+
+
+@given(known=st.lists(sizes, min_size=1, max_size=6))
+def test_with_nothing_learned_every_request_is_expected_at_its_peak(known: list[Size]) -> None:
+    """At its own last step each stands at its peak; the sum of the peaks is never exceeded."""
+    forecast = Forecast(SHAPE)
+    peaks = []
+    for number, size in enumerate(known):
+        forecast.put(f"r{number}", forecast.demand(size, ENDLESS))
+        written = min(size.prompt_tokens + size.limit, SHAPE.max_model_len) - 1
+        peaks.append(max(size.completions * need_blocks(written, 16), size.held_blocks))
+    last = max(known, key=lambda size: size.limit - size.generated)
+    peak = forecast.peak_blocks(0.0)
+    assert peak <= sum(peaks)
+    if last.limit - last.generated > 4:
+        longest = last.completions * need_blocks(min(last.prompt_tokens + last.limit, 4096) - 1, 16)
+        assert peak >= longest - last.completions, "it grows to its own peak, but for a block that is partly used"
+
+
+def test_it_foresees_what_a_simulation_shows() -> None:
+    """40 requests that end at each token with one chance in 100: mean and spread of their blocks, some steps on."""
+    rng = random.Random(7)
+    curve = geometric(100)
+    forecast = Forecast(SHAPE)
+    known = [Size(need_blocks(prompt + 2, 16), prompt, 0, 2000) for prompt in rng.choices(range(50, 400), k=40)]
+    for number, size in enumerate(known):
+        forecast.put(f"r{number}", forecast.demand(size, curve))
+    for index in (2, 6, 9):
+        steps = horizons_of(SHAPE)[index]
+        totals = []
+        for _ in range(1500):
+            running = [size for size in known if rng.expovariate(1 / 100) > steps]
+            totals.append(sum(size.held_blocks + steps / 16 for size in running))
+        mean = sum(totals) / len(totals)
+        spread = math.sqrt(sum((total - mean) ** 2 for total in totals) / len(totals))
+        assert forecast._means[index] / 1024 == pytest.approx(mean, rel=0.05)
+        assert math.sqrt(forecast._variances[index] / 1024) == pytest.approx(spread, rel=0.1)

@@ -1,0 +1,181 @@
+"""What is learned of output lengths: never more than was seen, and close to the truth when enough was."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler.core import lengths
+from services.scheduler.core.lengths import EDGES, MOST_BINS, Kind, Lengths, PromptSizes, bin_of, prompt_class
+from tests.support.scheduling import announced
+
+KIND = Kind("m", "batch", 4)
+LENGTHS = st.integers(1, 100_000)
+
+
+def end(known: Lengths, kind: Kind, tokens: int) -> None:
+    """One completion that ended by itself."""
+    known.reached(kind, 0, bin_of(tokens))
+    known.ended(kind, tokens)
+
+
+def cut(known: Lengths, kind: Kind, tokens: int) -> None:
+    """One completion that was cut after `tokens`."""
+    known.reached(kind, 0, bin_of(tokens) - 1)
+
+
+@given(tokens=st.integers(0, EDGES[MOST_BINS] - 1))
+def test_a_length_lies_in_its_bin(tokens: int) -> None:
+    index = bin_of(tokens)
+    assert EDGES[index] <= tokens < EDGES[index + 1]
+
+
+@given(tokens=st.integers(8, EDGES[MOST_BINS] - 1))
+def test_a_bin_is_a_quarter_of_its_lengths_at_most(tokens: int) -> None:
+    index = bin_of(tokens)
+    assert EDGES[index + 1] - EDGES[index] <= EDGES[index] / 4
+
+
+@given(seen=st.lists(st.tuples(LENGTHS, st.booleans())), generated=LENGTHS, steps=st.lists(st.integers(0, 10_000)))
+def test_the_chance_to_still_run_is_a_chance_and_never_rises(
+    seen: list[tuple[int, bool]], generated: int, steps: list[int]
+) -> None:
+    known = Lengths()
+    for tokens, ended in seen:
+        (end if ended else cut)(known, KIND, tokens)
+    chances = [known.curve(KIND).staying(generated, more) for more in sorted(steps)]
+    assert all(0 <= chance <= 1 for chance in chances)
+    assert chances == sorted(chances, reverse=True)
+
+
+@given(seen=st.lists(LENGTHS), generated=LENGTHS, more=LENGTHS)
+def test_what_was_only_cut_is_never_expected_to_end(seen: list[int], generated: int, more: int) -> None:
+    known = Lengths()
+    for tokens in seen:
+        cut(known, KIND, tokens)
+    assert known.curve(KIND).staying(generated, more) == 1
+
+
+def test_nothing_seen_means_everything_runs_to_its_limit() -> None:
+    assert Lengths().curve(KIND).staying(5, 100_000) == 1
+
+
+def test_it_finds_the_distribution() -> None:
+    rng = random.Random(4)
+    known = Lengths()
+    drawn = [max(round(rng.lognormvariate(5, 0.7)), 1) for _ in range(4000)]
+    for tokens in drawn:
+        end(known, KIND, tokens)
+    curve = known.curve(KIND)
+    for at in (20, 80, 150, 300, 600):
+        truth = sum(tokens >= at for tokens in drawn) / len(drawn)
+        assert curve.reaching(at) == pytest.approx(truth, abs=0.03)
+
+
+def test_cut_outputs_do_not_make_outputs_look_short() -> None:
+    """Half of the requests ask for 64 tokens at most; what the others show is true of all."""
+    rng = random.Random(5)
+    known = Lengths()
+    for number in range(6000):
+        tokens = max(round(rng.expovariate(1 / 200)), 1)
+        if number % 2 and tokens >= 64:
+            cut(known, KIND, 64)
+        else:
+            end(known, KIND, tokens)
+    assert known.curve(KIND).reaching(200) == pytest.approx(0.37, abs=0.04)
+
+
+def test_those_that_still_run_count_before_they_end() -> None:
+    """Short outputs end first: without the others, the first hundred ends would look like all there is."""
+    known = Lengths()
+    for _ in range(100):
+        end(known, KIND, 10)
+        known.reached(KIND, 0, bin_of(300))
+    assert known.curve(KIND).reaching(300) == pytest.approx(0.5, abs=0.05)
+
+
+def test_old_lengths_fade() -> None:
+    known = Lengths()
+    for tokens, count in ((1000, 2000), (50, 8000)):
+        for _ in range(count):
+            end(known, KIND, tokens)
+    assert known.curve(KIND).reaching(900) < 0.1
+
+
+def test_weights_never_outgrow_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "MOST_WEIGHT", 1.01)
+    known = Lengths()
+    for _ in range(500):
+        end(known, KIND, 10)
+        end(known, KIND, 1000)
+    assert known.curve(KIND).reaching(500) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_new_kind_leans_on_its_channel_and_its_model_until_it_knows_better() -> None:
+    known = Lengths()
+    for _ in range(200):
+        end(known, Kind("m", "batch", 4), 100)
+    longer = Kind("m", "batch", 6)
+    other_channel = Kind("m", "interactive", 4)
+    assert known.curve(longer).reaching(200) < 0.1
+    assert known.curve(other_channel).reaching(200) < 0.1
+    assert known.curve(Kind("other", "batch", 4)).reaching(200) == 1
+    for _ in range(200):
+        end(known, longer, 1000)
+    assert known.curve(longer).reaching(500) > 0.8
+    assert known.curve(Kind("m", "batch", 4)).reaching(500) < 0.1
+
+
+def test_a_curve_is_drawn_again_when_enough_has_ended() -> None:
+    known = Lengths()
+    for _ in range(400):
+        end(known, KIND, 100)
+    first = known.curve(KIND)
+    end(known, KIND, 100)
+    assert known.curve(KIND) is first
+    for _ in range(100):
+        end(known, KIND, 100)
+    assert known.curve(KIND) is not first
+
+
+def test_kinds_that_come_and_go_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "MOST_TABLES", 10)
+    known = Lengths()
+    for number in range(100):
+        kind = Kind("m", f"channel {number}", 4)
+        end(known, kind, 10)
+        known.curve(kind)
+    assert len(known._tables) <= 10
+    assert len(known._curves) <= 10
+
+
+def test_prompt_classes_are_coarse() -> None:
+    assert prompt_class(20) == prompt_class(31) != prompt_class(64)
+    assert len({prompt_class(tokens) for tokens in range(1, 100_000)}) < 10
+
+
+def test_a_prompt_is_predicted_from_its_bytes_once_some_were_tokenized() -> None:
+    sizes = PromptSizes()
+    request = announced("r", "batch", 0, prompt_tokens=0, prompt_bytes=4000, model="m")
+    for seen in range(lengths.LEAST_PROMPTS):
+        assert sizes.predict("m", request, 4001) == 4001, f"after {seen} prompts"
+        sizes.observe("m", request._replace(prompt_bytes=400), 100)
+    assert sizes.predict("m", request, 4001) == pytest.approx(1000, abs=2)
+    assert sizes.predict("m", request, 600) == 600, "what is proven bounds what is expected"
+    assert sizes.predict("m", request._replace(chat=True), 4001) == 4001
+    assert sizes.predict("m", request._replace(prompt_tokens=7), 7) == 7
+
+
+@given(ratios=st.lists(st.floats(0.05, 1), min_size=20, max_size=300))
+def test_most_prompts_fit_their_prediction(ratios: list[float]) -> None:
+    sizes = PromptSizes()
+    request = announced("r", "batch", 0, prompt_tokens=0, prompt_bytes=10_000, model="m")
+    counts = [int(ratio * 10_000) for ratio in ratios]
+    for tokens in counts[: lengths.PROMPT_MEMORY]:
+        sizes.observe("m", request, tokens)
+    predicted = sizes.predict("m", request, 10_001)
+    # Chebyshev: at most a quarter lies more than two deviations off the mean.
+    assert sum(tokens > predicted for tokens in counts[: lengths.PROMPT_MEMORY]) <= len(ratios) / 4

@@ -1,0 +1,71 @@
+"""The same requests through a block-exact engine: pushed all at once, by `virtual-channels`, and by `predictive`."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from services.scheduler.core.policy import POLICIES, Policy
+from services.scheduler.core.predictive import Predictive
+from services.worker.core.sizing import Sizes
+from tests.support.stepping import Granted, Lengths, Outcome, pushed
+
+SIZES = Sizes(capacity_blocks=256, blocks_total=256, block_size=32, max_model_len=2048)
+MAX_TOKENS = 512
+REQUESTS = 600
+
+
+def drawn(seed: int, mean_prompt: int = 127, mean_output: int = 128, spread: float = 0.8) -> list[Lengths]:
+    """Return log-normal lengths; outputs are about a quarter of MAX_TOKENS."""
+    rng = random.Random(seed)
+
+    def draw(mean: int, least: int, most: int) -> int:
+        return max(least, min(most, round(rng.lognormvariate(math.log(mean) - spread * spread / 2, spread))))
+
+    return [Lengths(draw(mean_prompt, 16, 768), draw(mean_output, 1, MAX_TOKENS)) for _ in range(REQUESTS)]
+
+
+def run(policy: Policy, lengths: list[Lengths], lag_steps: int = 1, max_tokens: int = MAX_TOKENS) -> Outcome:
+    return Granted(policy, lengths, SIZES, max_tokens, lag_steps).run()
+
+
+def test_it_takes_little_more_steps_than_pushing_and_hardly_preempts() -> None:
+    lengths = drawn(1)
+    push, channels, predictive = (
+        pushed(lengths, SIZES),
+        run(POLICIES["virtual-channels"], lengths),
+        run(Predictive(), lengths),
+    )
+    assert push.preemptions > REQUESTS / 4, "the workload is too light to show anything"
+    assert predictive.preemptions <= 0.02 * REQUESTS
+    assert predictive.steps < 1.2 * push.steps < 0.6 * channels.steps
+    assert predictive.usage > 0.8
+    assert channels.usage < 0.4
+
+
+def test_it_goes_on_learning_when_outputs_become_longer() -> None:
+    lengths = [*drawn(2, mean_output=30)[: REQUESTS // 2], *drawn(3, mean_output=300)[: REQUESTS // 2]]
+    outcome = run(Predictive(), lengths)
+    assert outcome.preemptions <= 0.05 * REQUESTS
+    assert outcome.steps < 1.4 * pushed(lengths, SIZES).steps
+
+
+def test_outputs_that_all_reach_their_limit_are_expected_to() -> None:
+    lengths = [Lengths(prompt, 64) for prompt, _ in drawn(4)[:200]]
+    assert run(Predictive(), lengths, max_tokens=64).preemptions <= 0.01 * len(lengths)
+
+
+def test_a_higher_target_fills_the_cache_higher() -> None:
+    lengths = drawn(5)
+    careful, daring = run(Predictive(0.0), lengths), run(Predictive(1000.0), lengths)
+    assert careful.usage < daring.usage
+    assert careful.preemptions < daring.preemptions
+
+
+@pytest.mark.parametrize("lag_steps", [0, 5])
+def test_grants_that_take_long_cost_usage_and_not_preemptions(lag_steps: int) -> None:
+    outcome = run(Predictive(), drawn(6), lag_steps)
+    assert outcome.preemptions <= 0.02 * REQUESTS
+    assert outcome.usage > 0.75

@@ -1,0 +1,83 @@
+"""The margin finds its target rate, and an engine that preempts gets time to recover."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler.core.margin import FIRST_DEVIATIONS, MOST_DEVIATIONS, Margin
+from services.scheduler.core.messages import EngineReport
+
+
+def report(preemptions: int, waiting: int = 0, usage: float = 0.5, running: int = 1) -> EngineReport:
+    return EngineReport(1, 1, None, running, waiting, preemptions, 0, usage)
+
+
+def test_it_finds_the_rate_it_is_asked_for() -> None:
+    """An engine that preempts the more the narrower the margin: at 0.4 % of the requests if it is 2.5 wide."""
+    rng = random.Random(3)
+    margin = Margin(4.0)
+    margin.observe(report(0))
+    preemptions = counted = 0
+    for number in range(60_000):
+        if rng.random() < 0.004 * 4 ** (2.5 - margin.deviations):
+            preemptions += 1
+            counted += number >= 10_000
+            margin.observe(report(preemptions))
+        margin.completed()
+    assert counted / 50 == pytest.approx(4.0, rel=0.1)
+    assert margin.deviations == pytest.approx(2.5, abs=0.8)
+
+
+@given(target=st.floats(0, 1000), events=st.lists(st.integers(0, 50)))
+def test_it_stays_within_its_bounds(target: float, events: list[int]) -> None:
+    margin = Margin(target)
+    total = 0
+    margin.observe(report(0))
+    for event in events:
+        before = margin.deviations
+        if event % 2:
+            margin.completed()
+            assert margin.deviations <= before
+        else:
+            total += event
+            margin.observe(report(total))
+            assert margin.deviations >= before
+        assert 0 <= margin.deviations <= MOST_DEVIATIONS
+
+
+def test_preemptions_from_before_the_first_report_do_not_count() -> None:
+    margin = Margin(5.0)
+    margin.observe(report(70))
+    assert (margin.deviations, margin.recovering) == (FIRST_DEVIATIONS, False)
+    margin.observe(report(71))
+    assert margin.deviations > FIRST_DEVIATIONS
+    assert margin.recovering
+
+
+def test_a_target_of_zero_never_narrows() -> None:
+    margin = Margin(0.0)
+    for _ in range(1000):
+        margin.completed()
+    assert margin.deviations == FIRST_DEVIATIONS
+
+
+def test_an_engine_has_recovered_when_nothing_waits_and_usage_has_fallen() -> None:
+    margin = Margin(5.0)
+    margin.observe(report(0, usage=1.0))
+    margin.observe(report(2, waiting=2, usage=0.9))
+    for waiting, usage, recovering in ((1, 0.95, True), (0, 1.0, True), (1, 0.9, True), (0, 0.97, False)):
+        margin.observe(report(2, waiting, usage))
+        assert margin.recovering == recovering, (waiting, usage)
+
+
+def test_an_empty_engine_has_recovered() -> None:
+    margin = Margin(5.0)
+    margin.observe(report(0))
+    margin.observe(report(1, usage=0.0))
+    assert margin.recovering
+    margin.observe(report(1, usage=0.0, running=0))
+    assert not margin.recovering
