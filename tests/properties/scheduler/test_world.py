@@ -17,6 +17,7 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.policy import POLICIES
+from services.scheduler.core.predictive import Predictive
 from tests.support.scheduling import SECOND_NS, announced, shape
 
 CAPACITY = 20
@@ -167,7 +168,9 @@ class World:
             self.release(node, name, Cause.LEASE_LOST)
         elif self.chance.random() < 0.3:
             self.seq += 1
-            node.held[name] = (min(blocks, self.chance.randint(1, blocks)), True)
+            # A reservation that follows its output may grow, also beyond the pool.
+            most = CAPACITY if self.machine.policy.reserve_output_tokens else blocks
+            node.held[name] = (self.chance.randint(1, most), True)
             ack = m.TokenizerAck(node.epoch, node.epoch, name, self.seq, node.held[name][0])
             node.to_scheduler.append(ack)
         else:
@@ -228,6 +231,15 @@ class World:
         self.work(node)
         self.tell(m.Tick())
         assert self.machine.counters.audit_violations == 0
+        self.check_forecasts()
+
+    def check_forecasts(self) -> None:
+        """What is predicted is predicted of exactly the requests that hold credits."""
+        policy = self.machine.policy
+        if isinstance(policy, Predictive):
+            assert set(policy._views) == {worker.epoch for worker in self.machine.fleet}
+            for worker in self.machine.fleet:
+                assert set(policy._views[worker.epoch].flights) == set(worker.ledger)
 
     def settle_down(self) -> None:
         """Nothing fails any more: everything must end."""
