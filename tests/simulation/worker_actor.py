@@ -23,6 +23,8 @@ TICK_NS = 20 * MS
 BLOCK_SIZE = 16
 WINDOW = 512
 CAPACITY = 80
+PREEMPTION_SHARE = 0.02
+"""Reports in which an engine has preempted although its blocks would do: the scheduler cannot know better."""
 
 STOPS = {1: m.CancelCause.CLIENT, 2: m.CancelCause.DEADLINE, 3: m.CancelCause.LEASE_LOST}
 OUTCOMES = {
@@ -311,10 +313,11 @@ class WorkerActor:
     def _report(self) -> None:
         """Say how full the engine is; one that needs more blocks than it has preempts."""
         used = sum(self.engine.values())
-        if used > CAPACITY:
+        preempts = used > CAPACITY or (self.follows_output and self.world.chance(PREEMPTION_SHARE))
+        if preempts:
             self.preemptions += 1
             self.seen["preemption"] += 1
-        free, waiting = max(CAPACITY - used, 0), int(used > CAPACITY)
+        free, waiting = max(CAPACITY - used, 0), int(preempts)
         self.handle(m.EngineReported(free, len(self.engine), waiting, self.preemptions, 0, 1 - free / CAPACITY))
 
     def _do_AbortEngine(self, effect: m.AbortEngine) -> None:
