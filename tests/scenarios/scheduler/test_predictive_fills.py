@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from services.scheduler.core.lengths import Kind, prompt_class
 from services.scheduler.core.policy import POLICIES, Policy
 from services.scheduler.core.predictive import Predictive
 from services.worker.core.sizing import Sizes
@@ -55,6 +56,14 @@ def test_it_goes_on_learning_when_outputs_become_longer() -> None:
 def test_outputs_that_all_reach_their_limit_are_expected_to() -> None:
     lengths = [Lengths(prompt, 64) for prompt, _ in drawn(4)[:200]]
     assert run(Predictive(), lengths, max_tokens=64).preemptions <= 0.01 * len(lengths)
+
+
+def test_an_output_that_its_limit_cut_is_not_taken_for_an_end() -> None:
+    policy_and_engine = Granted(Predictive(), [Lengths(50, 64)] * 60, SIZES, 64, 1)
+    policy_and_engine.run()
+    policy = policy_and_engine.machine.policy
+    assert isinstance(policy, Predictive)
+    assert policy._lengths.curve(Kind("m", "batch", prompt_class(50))).staying(0, 400) == 1
 
 
 def test_a_higher_target_fills_the_cache_higher() -> None:
