@@ -68,7 +68,9 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         stored.CopyFrom(request)
         stored.request_id = f"r-{len(self.requests)}"
         self.by_key[request.idempotency_key] = stored.request_id
-        self.requests.append(stored)
+        async with self.changed:
+            self.requests.append(stored)
+            self.changed.notify_all()
         if not self.paused:
             await self.finish(stored)
         return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_ACCEPTED, request_id=stored.request_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,34 +12,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import FakeQueue, serving
-
-
-class Ran:
-    """How a command ended."""
-
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-
-class Shell:
-    """Runs the command against one queue."""
-
-    def __init__(self, address: str, queue: FakeQueue) -> None:
-        self.address = address
-        self.queue = queue
-
-    async def run(self, *arguments: str, plain: bool = False) -> Ran:
-        """Run `penstock ARGUMENTS --queue ADDRESS`."""
-        import asyncio
-
-        flags = [] if plain else ["--queue", self.address]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock", *arguments, *flags,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        out, err = await process.communicate()
-        assert b"Traceback" not in err
-        return Ran(process.returncode or 0, out.decode(), err.decode())
+from tests.support.shell import Shell
 
 
 @pytest.fixture
