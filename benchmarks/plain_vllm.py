@@ -112,6 +112,7 @@ async def serve() -> None:
         round_number += 1
         print(json.dumps(await run_file(engine, usage, Path(line.strip()), round_number)), flush=True)
     engine.shutdown()
+    del engine  # its finalizer needs modules that the interpreter's own end has taken down already
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 from opentelemetry import trace
 
 from penstock.connection import Connection
-from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable, as_given
 from penstock.fields import RequestFields, build_request
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.queue.v1.queue_pb2_grpc import QueueServiceStub
@@ -100,7 +100,7 @@ class Client:
             response = await self._queue.call(lambda: self._stub.SubmitUnary(message))
             ack = response.acks[0]
             if ack.status == pb.SUBMIT_STATUS_INVALID:
-                raise InvalidRequest(ack.error.message, ack.error.param, ack.error.code)
+                raise InvalidRequest(*as_given(ack.error.message, ack.error.param), ack.error.code)
             if ack.status == pb.SUBMIT_STATUS_UNAVAILABLE:
                 raise Unavailable(ack.error.message or "the queue takes no submits now")
             span.set_attribute("penstock.request.id", ack.request_id)

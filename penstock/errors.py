@@ -36,13 +36,41 @@ class ServiceError(PenstockError):
 _FIELD = re.compile(r"^([A-Za-z_][\w.\[\]]*): ")
 
 
+_PLACE = re.compile(r"^requests\[\d+\]\.")
+_MESSAGES = re.compile(r"^(?:sampling|chat)\.")
+_NAMES = {
+    "extra_args_json": "extra_args",
+    "chat_template_kwargs_json": "chat_template_kwargs",
+    "messages_json": "messages",
+    "token_ids.ids": "prompt",
+    "token_ids": "prompt",
+    "text": "prompt",
+}
+"""Fields of the wire's request that the caller gave under another name."""
+
+
+def given_name(path: str) -> str:
+    """Return the name under which the caller gave the field at `path` of a submit on the wire."""
+    name = _MESSAGES.sub("", _PLACE.sub("", path))
+    return _NAMES.get(name, name)
+
+
+def as_given(message: str, param: str) -> tuple[str, str]:
+    """Return an error's message and param with the field's name as the caller gave it."""
+    name = given_name(param)
+    for path in (param, _PLACE.sub("", param)):
+        if path and message.startswith(f"{path}: "):
+            return name + message[len(path) :], name
+    return message, name
+
+
 def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
     """Return the client's error for a failed call to the service at `address`."""
     details = error.details() or error.code().name
     match error.code():
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE:
             field = _FIELD.match(details)
-            return InvalidRequest(details, field.group(1) if field else "")
+            return InvalidRequest(*as_given(details, field.group(1) if field else ""))
         case grpc.StatusCode.NOT_FOUND:
             return NotFound(details)
         case grpc.StatusCode.UNAVAILABLE:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypedDict
 
 from penstock.errors import InvalidRequest
@@ -14,6 +16,7 @@ class RequestFields(TypedDict, total=False):
     """Everything a request can say. Exactly one of `prompt` (text or token ids) and `messages` is needed.
 
     What is left out takes the queue's, the model's or vLLM's own default.
+    `deadline_s` is a `deadline_unix_ns` said as seconds from now; give at most one of the two.
     Units and ranges are those of `penstock.request.v1.Request` and `SamplingParams`.
     """
 
@@ -31,6 +34,7 @@ class RequestFields(TypedDict, total=False):
     batch: str
     priority: int
     deadline_unix_ns: int
+    deadline_s: float
     traceparent: str
     tracestate: str
     echo: bool
@@ -107,6 +111,19 @@ SCALARS = (
 LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
 """Fields whose items are copied to the sampling parameters."""
 
+OTHER_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "prompt_ids": "prompt",
+    "prompt_token_ids": "prompt",
+    "text": "prompt",
+    "token_ids": "prompt",
+    "timeout": "deadline_s",
+}
+"""Names that other interfaces have for fields of this one, where the spelling alone would mislead."""
+
+MAX_DEADLINE_S = 100 * 365 * 86400.0
+"""Far beyond any use, and far below where Unix time in ns leaves 64 bits."""
+
 JSON_KINDS = ("json_schema", "structural_tag")
 TEXT_KINDS = ("regex", "grammar")
 STRUCTURE_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
@@ -114,18 +131,25 @@ STRUCTURE_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", 
 
 def build_request(fields: RequestFields) -> pb.Request:
     """Return the wire request; raises InvalidRequest naming the field if one is unknown or of the wrong type."""
+    for name in fields:
+        if name not in FIELDS:
+            raise InvalidRequest(_no_such_field(name), name, "unknown_field")
     given = {name: value for name, value in fields.items() if value is not None}
     request = pb.Request()
     _put_prompt(request, given)
+    if "deadline_s" in given and "deadline_unix_ns" in given:
+        raise InvalidRequest("deadline_s: deadline_unix_ns is given too; at most one is allowed", "deadline_s")
     for name, value in given.items():
-        setter = SETTERS.get(name)
-        if setter is None:
-            raise InvalidRequest(f"{name}: there is no such field", name, "unknown_field")
         try:
-            setter(request, name, value)
+            SETTERS[name](request, name, value)
         except (TypeError, ValueError, AttributeError) as error:
             raise InvalidRequest(f"{name}: {error}", name, "invalid_type") from None
     return request
+
+
+def _no_such_field(name: str) -> str:
+    near = [OTHER_NAMES[name]] if name in OTHER_NAMES else get_close_matches(name, FIELDS, 1)
+    return f"{name}: there is no such field" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _put_prompt(request: pb.Request, given: dict[str, Any]) -> None:
@@ -186,6 +210,13 @@ def _items(request: pb.Request, name: str, value: Any) -> None:
     getattr(request.sampling, name).extend(value)
 
 
+def _deadline(request: pb.Request, name: str, value: float) -> None:
+    # Written so that it refuses what is not a number as well.
+    if not 0 < value <= MAX_DEADLINE_S:
+        raise InvalidRequest(f"{name}: {value:g} s from now is no deadline: must be above 0 and below 100 years", name)
+    request.deadline_unix_ns = time.time_ns() + int(value * 1e9)
+
+
 def _stop(request: pb.Request, _name: str, value: Any) -> None:
     request.sampling.stop.extend([value] if isinstance(value, str) else value)
 
@@ -225,8 +256,12 @@ SETTERS: dict[str, Callable[[pb.Request, str, Any], None]] = {
     **dict.fromkeys(PLAIN, _plain),
     **dict.fromkeys(SCALARS, _scalar),
     **dict.fromkeys(LISTS, _items),
+    "deadline_s": _deadline,
     "stop": _stop,
     "logit_bias": _logit_bias,
     "extra_args": _extra_args,
     "structured_outputs": _structured,
 }
+
+FIELDS = frozenset(RequestFields.__annotations__)
+"""Names of everything that can be said."""

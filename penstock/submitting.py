@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import grpc
 
 from penstock.connection import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES, Connection, Patience
-from penstock.errors import Unavailable
+from penstock.errors import Unavailable, as_given
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
-from penstock.results import Submitted, error_from
+from penstock.results import RequestError, Submitted
 
 if TYPE_CHECKING:
     from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
@@ -124,7 +124,7 @@ class SubmitSession:
             ack.tag,
             ack.request_id,
             duplicate=ack.status == pb.SUBMIT_STATUS_DUPLICATE,
-            error=error_from(ack.error) if invalid else None,
+            error=RequestError(ack.error.code, *as_given(ack.error.message, ack.error.param)) if invalid else None,
         )
 
     async def _frames(self) -> AsyncIterator[pb.SubmitRequest]:

@@ -6,6 +6,7 @@ environment (`PENSTOCK_…`), default. Names not listed here are refused.
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any, TypeVar
 
@@ -110,12 +111,22 @@ def load_settings(kind: type[S], program: str, arguments: list[str] | None = Non
             where = ".".join(str(part) for part in problem["loc"]) or "settings"
             print(f"{program}: {where}: {problem['msg']} (got {shown(problem.get('input'))})", file=sys.stderr)
     except SettingsError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{program}: {_unreadable(kind, error)}", file=sys.stderr)
     except SystemExit as ending:
         if not ending.code:
             raise  # --help
         # argparse has printed what it could not parse; its own exit status says nothing about settings.
     raise SystemExit(EX_CONFIG)
+
+
+def _unreadable(kind: type[ServiceSettings], error: SettingsError) -> str:
+    """Return what is wrong with a value that could not even be parsed, under the name it was given by."""
+    found = re.search(r'field "(\w+)"', str(error))
+    if found is None or found[1] not in kind.model_fields:
+        return str(error)
+    alias = kind.model_fields[found[1]].validation_alias
+    name = alias if isinstance(alias, str) else f"{kind.model_config.get('env_prefix', '')}{found[1]}".upper()
+    return f"{name}: not valid JSON: {error.__cause__ or error}"
 
 
 def shown(value: Any) -> str:

@@ -44,6 +44,11 @@ def journal_path(output: Path) -> Path:
     return output.with_name(output.name + ".partial")
 
 
+def writing_path(output: Path) -> Path:
+    """Return where `output` is while it is being written; it takes its name when it is whole."""
+    return output.with_name(output.name + ".writing")
+
+
 class Journal:
     """An open, locked journal. `cursor` is where to go on watching; 0 is the beginning."""
 
@@ -169,7 +174,7 @@ def _whole(data: bytes) -> dict[str, Any] | None:
 
 def write_output(journal: Journal, source: InputFile, output: Path) -> None:
     """Write every line's answer in input order, all or nothing, then remove the journal. Raises OSError."""
-    beside = output.with_name(output.name + ".writing")
+    beside = writing_path(output)
     with beside.open("wb") as file:
         for line in source.lines:
             text = json.dumps(journal.out(line), ensure_ascii=False)

@@ -170,7 +170,9 @@ class BatchRun:
         if error.param == "channel":
             raise InvalidRequest(error.message, error.param, error.code)
         custom_id = self._source.ask(line).custom_id
-        self._wrong(LineError(line, error.code, error.message, f"body.{error.param}", custom_id))
+        self._wrong(
+            LineError(line, error.code, error.message, f"body.{error.param}" if error.param else "body", custom_id)
+        )
 
     def _wrong(self, error: LineError) -> None:
         self.tally.bad_lines += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import aclosing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,6 +19,9 @@ from penstock.results import Progress, Result, TokenDelta
 
 dead = typer.Typer(help="Requests whose attempts are used up.", no_args_is_help=True)
 
+LEAST_DEADLINE_S = 0.001
+"""A deadline has to be after now; less than this has passed before the queue reads it."""
+
 Ids = Annotated[list[str], typer.Argument(help="Request ids.", metavar="ID...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
@@ -32,7 +34,9 @@ def submit(
     model: Annotated[str, typer.Option(help="Model asked for; empty takes any.")] = "",
     channel: Annotated[str, typer.Option(help="Channel to wait in; empty takes the queue's default.")] = "",
     priority: Annotated[int, typer.Option(help="Lower leaves first within the channel.")] = 0,
-    deadline_s: Annotated[float | None, typer.Option(min=0, help="Seconds after which no answer is wanted.")] = None,
+    deadline_s: Annotated[
+        float | None, typer.Option(min=LEAST_DEADLINE_S, help="Seconds after which no answer is wanted.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens; without it, up to the window.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Probability mass to sample from.")] = None,
@@ -47,6 +51,8 @@ def submit(
     queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
 ) -> None:
     """Submit one request and print its id, or with --wait or --stream its text."""
+    if stream and n is not None and n > 1:
+        raise CommandError("--stream shows one completion; for -n above 1 use --wait", EX_USAGE)
     given: dict[str, Any] = {
         "model": model,
         "channel": channel,
@@ -59,7 +65,7 @@ def submit(
         "n": n,
         "ignore_eos": ignore_eos or None,
         "idempotency_key": key or None,
-        "deadline_unix_ns": time.time_ns() + int(deadline_s * 1e9) if deadline_s is not None else None,
+        "deadline_s": deadline_s,
     }
     if chat:
         opening = [{"role": "system", "content": system}] if system else []

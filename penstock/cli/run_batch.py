@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.batch.journal import Header, Journal, JournalError, journal_path, write_output
+from penstock.batch.journal import Header, Journal, JournalError, journal_path, write_output, writing_path
 from penstock.batch.reader import InputFile
 from penstock.batch.runner import BatchRun, Plan, batch_name
 from penstock.batch.summary import EngineTotals, Summary, summarize, totals_of
@@ -86,6 +86,7 @@ def run_batch(
     options = Options(input_file, output_file, queue, scheduler, channel, model, fresh, wait_s, summary_json, stack)
     if not output_file.absolute().parent.is_dir():
         raise CommandError(f"{output_file}: there is no directory {output_file.absolute().parent}", EX_CANNOT_WRITE)
+    _keep_the_input(options)
     try:
         source = InputFile(input_file)
     except OSError as error:
@@ -94,6 +95,21 @@ def run_batch(
         _with_journal(options, source)
     finally:
         source.close()
+
+
+def _keep_the_input(options: Options) -> None:
+    """Raise CommandError if a file that the run writes is the input, by whatever name or link."""
+    written = {
+        "the output file": options.target,
+        "the journal of the output file": journal_path(options.target),
+        "the output file while it is written": writing_path(options.target),
+        "the summary file": options.summary_json,
+    }
+    for what, path in written.items():
+        with suppress(OSError):
+            if path is not None and path.samefile(options.source):
+                message = f"the input file {options.source} is {what} as well ({path}) and would be lost"
+                raise CommandError(message, EX_USAGE)
 
 
 def _with_journal(options: Options, source: InputFile) -> None:
@@ -107,8 +123,7 @@ def _with_journal(options: Options, source: InputFile) -> None:
     try:
         call(_run(options, source, journal))
     except Interrupted:
-        done = f"{journal.answered} of {len(source)} lines are answered"
-        raise CommandError(f"interrupted; {done}. The same command goes on from here.", EX_INTERRUPTED) from None
+        raise CommandError(_interrupted(options, source, journal), EX_INTERRUPTED) from None
     except JournalError as error:
         raise CommandError(str(error), EX_USAGE) from None
     finally:
@@ -141,6 +156,26 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         progress.close()
         summary = summarize(run.tally, elapsed_s, (await _totals(options)).since(before))
         _report(options, summary, len(source), progress.say)
+
+
+def _interrupted(options: Options, source: InputFile, journal: Journal) -> str:
+    """Say what became of the lines, how to go on and how to give up."""
+    if journal.header is None:
+        return "interrupted before any line was submitted"
+    cancel = f"penstock cancel --batch {journal.header.batch}"
+    if options.stack is None:
+        if options.queue != DEFAULT_QUEUE_ADDRESS:
+            cancel += f" --queue {options.queue}"
+        fate = "what is submitted stays in the queue and goes on running while workers run"
+    else:
+        data_dir = options.stack.data_dir
+        fate = f"what is submitted stays in the queue in {data_dir} and runs when services are started on it"
+        cancel += f" (after penstock up --data-dir {data_dir})"
+    return (
+        f"interrupted; {journal.answered} of {len(source)} lines are answered, {fate}\n"
+        f"  to go on   run the same command again\n"
+        f"  to drop    {cancel}"
+    )
 
 
 def _header(options: Options, source: InputFile, journal: Journal, store_id: str) -> Header:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,11 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
+from penstock.cli.calls import HOW_TO_START, QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.errors import EX_UNAVAILABLE, CommandError
 from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
 from penstock.errors import PenstockError
 from penstock.queue.v1.queue_pb2 import StatsResponse
+from penstock.request.v1.request_pb2 import Outcome
 from penstock.scheduler.v1.scheduler_pb2 import StatusResponse, WorkerStatus
 
 REFRESH_S = 1.0
@@ -70,6 +71,7 @@ async def _print_json(queue: str, scheduler: str) -> None:
         snapshot = await take(client)
     _refuse_silence(snapshot)
     print(json.dumps(as_object(snapshot), indent=2))
+    _need_the_queue(snapshot)
 
 
 async def _print_once(console: Console, queue: str, scheduler: str) -> None:
@@ -77,6 +79,7 @@ async def _print_once(console: Console, queue: str, scheduler: str) -> None:
         snapshot = await take(client)
     _refuse_silence(snapshot)
     console.print(render(snapshot, None))
+    _need_the_queue(snapshot)
 
 
 async def _live(console: Console, queue: str, scheduler: str) -> None:
@@ -106,11 +109,26 @@ async def take(client: Client) -> Snapshot:
 
 
 def as_object(snapshot: Snapshot) -> dict[str, Any]:
-    """Return both answers as plain objects, every field present, names as in the protos; null for who is silent."""
+    """Return both answers as plain objects, every field present, names as in the protos; null for who is silent.
+
+    The queue's counts by outcome are objects, with the outcomes' names.
+    """
+    queue = None if snapshot.queue is None else plain(snapshot.queue)
+    for channel in queue["channels"] if queue else ():
+        channel["ended_by_outcome"] = by_outcome(channel["ended_by_outcome"])
     return {
-        "queue": None if snapshot.queue is None else plain(snapshot.queue),
+        "queue": queue,
         "scheduler": None if snapshot.fleet is None else plain(snapshot.fleet),
     }
+
+
+def by_outcome(counts: Sequence[int]) -> dict[str, int]:
+    """Return counts whose places are the numbers of outcomes by the names of these, such as "completed"."""
+    names = {number: name.removeprefix("OUTCOME_").lower() for name, number in Outcome.items() if number}
+    found = {name: counts[number] if number < len(counts) else 0 for number, name in names.items()}
+    # A newer queue may know outcomes that this command does not: they keep their number.
+    found |= {str(number): count for number, count in enumerate(counts) if count and number not in names}
+    return found
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -216,4 +234,10 @@ def _ledger_line(fleet: StatusResponse) -> str:
 
 def _refuse_silence(snapshot: Snapshot) -> None:
     if snapshot.queue is None and snapshot.fleet is None:
-        raise CommandError(f"{'; '.join(snapshot.problems)}; start the services with `penstock up`", EX_UNAVAILABLE)
+        raise CommandError(f"{'; '.join(snapshot.problems)}; {HOW_TO_START}", EX_UNAVAILABLE)
+
+
+def _need_the_queue(snapshot: Snapshot) -> None:
+    """Raise CommandError if the queue did not answer: what was shown is half of the answer."""
+    if snapshot.queue is None:
+        raise CommandError(f"{'; '.join(snapshot.problems)}; {HOW_TO_START}", EX_UNAVAILABLE)

@@ -70,7 +70,7 @@ class BacklogLink:
         """Note the connection; raises wire.InvalidFieldError if the stream does not begin as it should."""
         if not isinstance(message, QueueOpened):
             raise wire.InvalidFieldError("open: the first message must be `open`")
-        self._backoff.reset()
+        self._backoff.connected()
         self._waiting_logged = False
         log.info("connected to the queue at %s", self._address)
 

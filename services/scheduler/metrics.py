@@ -120,6 +120,12 @@ def _channels(snapshot: Snapshot) -> Iterator[Metric]:
         running.add_metric([view.channel], view.running)
     yield waiting
     yield running
+    unserved = GaugeMetricFamily(
+        f"{PREFIX}unserved_requests", "Requests that wait for a model no worker serves.", labels=["model"]
+    )
+    for model, count in snapshot.unserved.items():
+        unserved.add_metric([model], count)
+    yield unserved
     yield GaugeMetricFamily(
         f"{PREFIX}queue_connected", "1 while the Backlog stream is open.", value=snapshot.queue_connected
     )

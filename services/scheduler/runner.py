@@ -55,6 +55,7 @@ class Runner:
         self._queue: Outbox[queue_pb2.SchedulerToQueue] | None = None
         self.stopping = False
         self._snapshot = take_snapshot(machine)
+        self._unserved: set[str] = set()
         metrics.source = lambda: self._snapshot
         self._deliver: dict[type, Callable[[Any], None]] = {
             m.Grant: self._send_grant,
@@ -157,6 +158,14 @@ class Runner:
             await asyncio.sleep(TICK_S)
             self.feed([m.Tick()])
             self._snapshot = take_snapshot(self._machine)
+            self._say_unserved(self._snapshot.unserved)
+
+    def _say_unserved(self, unserved: dict[str, int]) -> None:
+        """Log each model that begins to be waited for in vain, once."""
+        for model in unserved.keys() - self._unserved:
+            wanted = f"the model {model!r}, which no connected worker serves" if model else "a worker"
+            log.warning("%d requests wait for %s", unserved[model], wanted)
+        self._unserved = set(unserved)
 
     # ---- effects ----
 

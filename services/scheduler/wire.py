@@ -233,6 +233,10 @@ def status(snapshot: Snapshot) -> scheduler_pb2.StatusResponse:
         tokenizer_refunds=snapshot.refunds.get(tokenizer_ack, 0),
         completion_refunds=sum(snapshot.refunds.get(cause, 0) for cause in causes),
         grants=sum(snapshot.grants.values()),
+        unserved_models=[
+            scheduler_pb2.UnservedModel(model=model, waiting=count)
+            for model, count in sorted(snapshot.unserved.items())
+        ],
     )
 
 

@@ -108,7 +108,7 @@ class Link(Generic[Up]):
             async for frame in self._dialect.call(channel, self._outbox.frames()):
                 if not opened:
                     opened = True
-                    backoff.reset()
+                    backoff.connected()
                     self._waiting = False
                     log.info("%s: connected to %s", self._dialect.name, self._address)
                 self._dialect.take(frame)

@@ -113,8 +113,10 @@ def prepare(model: str, names: tuple[str, ...], arguments: list[str]) -> Prepare
     check_model_path(model)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from vllm.platforms import current_platform
-
+    try:
+        from vllm.platforms import current_platform
+    except ModuleNotFoundError as error:
+        fail(f"vLLM cannot be imported ({error}): install penstock[worker-cpu] or penstock[worker-cuda]", EX_CONFIG)
     on_cpu = bool(current_platform.is_cpu())
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

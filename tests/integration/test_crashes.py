@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import penstock as public
-from penstock.request.v1.request_pb2 import OUTCOME_COMPLETED
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.fleet import Fleet, penstock
 from tests.support.waiting import wait_for_async
@@ -64,7 +63,7 @@ async def test_kill_9_loses_nothing_and_repeats_nothing(make_fleet: Callable[...
 
     results = await run_through(fleet, blow, after=REQUESTS // 5)
     assert len(results) == REQUESTS
-    assert {result.outcome for result in results.values()} == {OUTCOME_COMPLETED}, fleet.logs()
+    assert {result.outcome for result in results.values()} == {public.Outcome.COMPLETED}, fleet.logs()
 
     async def credits_home() -> bool:
         now = await asyncio.to_thread(status, fleet)

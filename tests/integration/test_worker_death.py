@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 import penstock as public
-from penstock.request.v1.request_pb2 import OUTCOME_COMPLETED
 from tests.support.fleet import Fleet, alive, descendants
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.timeout(240)]
 
 REQUESTS = 40
+
+
+def none_alive(pids: set[int]) -> bool:
+    """Whether all of these processes are gone."""
+    return not any(alive(pid) for pid in pids)
 
 
 async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(
@@ -32,9 +37,9 @@ async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(
                 family = descendants(worker.pid)
                 assert family, "the engine core is a process of its own"
                 worker.kill()
-                wait_for(lambda f=family: not any(alive(pid) for pid in f), "the engine to die with its worker")
+                wait_for(partial(none_alive, family), "the engine to die with its worker")
                 worker.start()
             if len(seen) == REQUESTS:
                 break
-    assert {result.outcome for result in seen.values()} == {OUTCOME_COMPLETED}
+    assert {result.outcome for result in seen.values()} == {public.Outcome.COMPLETED}
     assert max(result.attempts for result in seen.values()) == 2, "some request was running when the worker died"

@@ -32,6 +32,18 @@ def completed(request: request_pb2.Request) -> request_pb2.Result:
     )
 
 
+def refusal(request: request_pb2.Request) -> request_pb2.RequestError | None:
+    """Return what is wrong with a request, fields named by their path on the wire."""
+    for wrong, param in (
+        (request.channel == "nowhere", "channel"),
+        (request.sampling.HasField("max_tokens") and not request.sampling.max_tokens, "sampling.max_tokens"),
+        (request.deadline_unix_ns == 1, "deadline_unix_ns"),
+    ):
+        if wrong:
+            return request_pb2.RequestError(code="invalid_request", message=f"{param}: is wrong", param=param)
+    return None
+
+
 class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
     """Accepts, answers at once (or when told), and breaks on demand. State outlives a restart of its server."""
 
@@ -58,9 +70,9 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
             self.refuse_submits -= 1
             error = request_pb2.RequestError(code="disk_full", message="the disk is nearly full")
             return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_UNAVAILABLE, error=error)
-        if request.channel == "nowhere":
-            error = request_pb2.RequestError(code="unknown_channel", message="channel: unknown", param="channel")
-            return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_INVALID, error=error)
+        wrong = refusal(request)
+        if wrong is not None:
+            return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_INVALID, error=wrong)
         known = self.by_key.get(request.idempotency_key)
         if known is not None:
             return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_DUPLICATE, request_id=known)
@@ -68,7 +80,9 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         stored.CopyFrom(request)
         stored.request_id = f"r-{len(self.requests)}"
         self.by_key[request.idempotency_key] = stored.request_id
-        self.requests.append(stored)
+        async with self.changed:
+            self.requests.append(stored)
+            self.changed.notify_all()
         if not self.paused:
             await self.finish(stored)
         return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_ACCEPTED, request_id=stored.request_id)
@@ -112,6 +126,10 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
             yield pb.SubmitResponse(acks=acks)
 
     async def SubmitUnary(self, request: pb.SubmitUnaryRequest, context: Any) -> pb.SubmitUnaryResponse:
+        for place, one in enumerate(request.requests):
+            wrong = refusal(one)
+            if wrong is not None:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"requests[{place}].{wrong.message}")
         acks = [await self._accept(one, tag) for tag, one in enumerate(request.requests)]
         await self._maybe_unavailable(context)
         return pb.SubmitUnaryResponse(acks=acks)
@@ -180,7 +198,8 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         await self._maybe_unavailable(context)
-        return pb.StatsResponse(store_id="fake", channels=[pb.ChannelStats(channel="batch", ready=3)], dead=1)
+        batch = pb.ChannelStats(channel="batch", ready=3, ended_by_outcome=[0, 7, 0, 2])
+        return pb.StatsResponse(store_id="fake", channels=[batch], dead=1)
 
     async def ListDead(self, request: pb.ListDeadRequest, context: Any) -> pb.ListDeadResponse:
         start = int(request.page_token or 0)

@@ -667,6 +667,7 @@ class StatusResponse(_message.Message):
     TOKENIZER_REFUNDS_FIELD_NUMBER: _builtins.int
     COMPLETION_REFUNDS_FIELD_NUMBER: _builtins.int
     GRANTS_FIELD_NUMBER: _builtins.int
+    UNSERVED_MODELS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the admission policy in force."""
     queue_connected: _builtins.bool
@@ -695,6 +696,10 @@ class StatusResponse(_message.Message):
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelStatus]:
         """Configured channels, by name."""
 
+    @_builtins.property
+    def unserved_models(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnservedModel]:
+        """Models that requests wait for and no connected worker serves."""
+
     def __init__(
         self,
         *,
@@ -710,14 +715,41 @@ class StatusResponse(_message.Message):
         tokenizer_refunds: _builtins.int = ...,
         completion_refunds: _builtins.int = ...,
         grants: _builtins.int = ...,
+        unserved_models: _abc.Iterable[Global___UnservedModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_violations", b"audit_violations", "channels", b"channels", "completion_refund_blocks", b"completion_refund_blocks", "completion_refunds", b"completion_refunds", "duplicate_acks", b"duplicate_acks", "grants", b"grants", "policy", b"policy", "queue_connected", b"queue_connected", "stale_messages", b"stale_messages", "tokenizer_refund_blocks", b"tokenizer_refund_blocks", "tokenizer_refunds", b"tokenizer_refunds", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_violations", b"audit_violations", "channels", b"channels", "completion_refund_blocks", b"completion_refund_blocks", "completion_refunds", b"completion_refunds", "duplicate_acks", b"duplicate_acks", "grants", b"grants", "policy", b"policy", "queue_connected", b"queue_connected", "stale_messages", b"stale_messages", "tokenizer_refund_blocks", b"tokenizer_refund_blocks", "tokenizer_refunds", b"tokenizer_refunds", "unserved_models", b"unserved_models", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
+
+@_typing.final
+class UnservedModel(_message.Message):
+    """A model that requests wait for and no connected worker serves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Model asked for; empty stands for any, which means that there is no worker at all."""
+    waiting: _builtins.int
+    """Announced requests that wait for it."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnservedModel: _TypeAlias = UnservedModel  # noqa: Y015
 
 @_typing.final
 class WorkerStatus(_message.Message):

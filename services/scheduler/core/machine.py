@@ -181,6 +181,15 @@ class Machine:
                 self._windows[name] = limit
                 self._effects.append(m.SetWindow(name, limit))
 
+    def unserved(self) -> dict[str, int]:
+        """Return how many requests wait for each model that no worker serves; "" is any model."""
+        counts: dict[str, int] = {}
+        for channel in self._channels.values():
+            for line in channel.lines.values():
+                if not self.fleet.serving(line.model):
+                    counts[line.model] = counts.get(line.model, 0) + len(line)
+        return counts
+
     def _parked(self, channel: Channel) -> int:
         """Return how many requests wait for a model nobody serves, rounded up to a step."""
         if not len(self.fleet):

@@ -59,6 +59,8 @@ class Snapshot(NamedTuple):
     unknown: dict[str, int]
     refused: dict[str, int]
     rejected: dict[str, int]
+    unserved: dict[str, int]
+    """Requests that wait for a model no worker serves, by model; "" is any model."""
 
 
 def take_snapshot(machine: Machine) -> Snapshot:
@@ -79,6 +81,7 @@ def take_snapshot(machine: Machine) -> Snapshot:
         dict(counters.unknown),
         dict(machine.backlog.refused),
         dict(counters.rejected),
+        machine.unserved(),
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 import penstock
+from penstock.errors import given_name
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from tests.support.fake_queue import FakeQueue, completed, serving
@@ -105,6 +107,32 @@ async def test_a_submit_names_the_wrong_field(client: penstock.Client) -> None:
     with pytest.raises(penstock.InvalidRequest) as unknown:
         await client.submit(prompt="p", shiny=1)  # type: ignore[call-arg]
     assert unknown.value.param == "shiny"
+
+
+@pytest.mark.parametrize(("name", "value"), [("channel", "nowhere"), ("max_tokens", 0), ("deadline_unix_ns", 1)])
+async def test_a_refused_field_has_the_name_the_caller_gave(client: penstock.Client, name: str, value: object) -> None:
+    fields = cast(penstock.RequestFields, {"prompt": "x", name: value})
+    with pytest.raises(penstock.InvalidRequest) as refused:
+        await client.submit(**fields)
+    assert (refused.value.param, str(refused.value)) == (name, f"{name}: is wrong")
+    acks = [ack async for ack in client.submit_many([fields])]
+    assert acks[0].error is not None
+    assert (acks[0].error.param, acks[0].error.message) == (name, f"{name}: is wrong")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("requests[12].sampling.logit_bias[5]", "logit_bias[5]"),
+        ("requests[0].chat.messages_json", "messages"),
+        ("sampling.extra_args_json", "extra_args"),
+        ("requests[0].token_ids.ids", "prompt"),
+        ("idempotency_key", "idempotency_key"),
+        ("", ""),
+    ],
+)
+def test_paths_on_the_wire_become_names_of_fields(path: str, name: str) -> None:
+    assert given_name(path) == name
 
 
 async def test_a_watch_goes_on_after_its_cursor_over_reconnects(client: penstock.Client, queue: FakeQueue) -> None:

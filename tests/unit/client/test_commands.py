@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,34 +12,8 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import FakeQueue, serving
-
-
-class Ran:
-    """How a command ended."""
-
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-
-class Shell:
-    """Runs the command against one queue."""
-
-    def __init__(self, address: str, queue: FakeQueue) -> None:
-        self.address = address
-        self.queue = queue
-
-    async def run(self, *arguments: str, plain: bool = False) -> Ran:
-        """Run `penstock ARGUMENTS --queue ADDRESS`."""
-        import asyncio
-
-        flags = [] if plain else ["--queue", self.address]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock", *arguments, *flags,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        out, err = await process.communicate()
-        assert b"Traceback" not in err
-        return Ran(process.returncode or 0, out.decode(), err.decode())
+from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
+from tests.support.shell import Shell
 
 
 @pytest.fixture
@@ -78,6 +51,7 @@ async def test_user_errors_are_one_line_and_a_status(shell: Shell) -> None:
         (("get", "nobody"), 1, "nobody"),
         (("submit", "x", "--channel", "nowhere"), 2, "channel"),
         (("submit", "1,x", "--token-ids"), 2, "--token-ids"),
+        (("submit", "x", "-n", "2", "--stream"), 2, "--stream"),
         (("watch",), 2, "--batch"),
         (("cancel", "nobody"), 1, "nobody"),
         (("dead", "requeue"), 2, "--all"),
@@ -120,6 +94,26 @@ async def test_status_without_a_scheduler_shows_the_queue(shell: Shell) -> None:
     table = await shell.run("status", "--once", "--scheduler", "127.0.0.1:1")
     assert table.status == 0
     assert "batch" in table.out
+    ended = shown["queue"]["channels"][0]["ended_by_outcome"]
+    assert ended == {"completed": 7, "rejected": 0, "cancelled": 2, "expired": 0, "dead": 0}
+
+
+async def test_status_without_a_queue_shows_the_fleet_and_fails(shell: Shell) -> None:
+    scheduler = FakeScheduler()
+    async with serving_scheduler(scheduler) as address:
+        nobody = Shell("127.0.0.1:1", shell.queue)
+        for how in ("--once", "--json"):
+            ran = await nobody.run("status", how, "--scheduler", address)
+            assert ran.status == 69
+            assert "fifo-of-the-test" in ran.out
+            assert "127.0.0.1:1" in ran.err
+
+
+async def test_a_deadline_is_after_now(shell: Shell) -> None:
+    refused = await shell.run("submit", "x", "--deadline-s", "0")
+    assert (refused.status, "--deadline-s" in refused.err) == (2, True)
+    assert (await shell.run("submit", "x", "--deadline-s", "60")).status == 0
+    assert shell.queue.requests[0].deadline_unix_ns
 
 
 async def test_run_batch_writes_answers_and_a_summary(shell: Shell, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -24,6 +25,26 @@ def test_every_field_of_the_wire_request_can_be_said() -> None:
     assert sampling <= said
     assert set(RequestFields.__annotations__) >= said - {"messages", "prompt"}
     assert set(PLAIN) | set(SCALARS) | set(LISTS) <= said
+
+
+def test_a_deadline_in_seconds_counts_from_now() -> None:
+    before_ns = time.time_ns()
+    deadline_ns = build(prompt="p", deadline_s=2.5).deadline_unix_ns
+    assert before_ns <= deadline_ns - 2_500_000_000 <= time.time_ns()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("prompt_token_ids", "prompt"), ("max_token", "max_tokens"), ("temprature", "temperature")]
+)
+def test_an_unknown_field_comes_first_and_names_the_likely_one(name: str, meant: str) -> None:
+    for value in (1, None):
+        with pytest.raises(
+            InvalidRequest, match=rf"^{name}: there is no such field; did you mean {meant}\?$"
+        ) as refused:
+            build(**{name: value})
+        assert refused.value.code == "unknown_field"
+    with pytest.raises(InvalidRequest, match=r"no such field$"):
+        build(zzzzzz=1)
 
 
 def test_none_means_not_said() -> None:
@@ -58,6 +79,10 @@ def test_structured_values() -> None:
         ({"messages": [{"role": object()}]}, "messages"),
         ({"prompt": "p", "chat_template": "x"}, "chat_template"),
         ({"prompt": "p", "unknown": 1}, "unknown"),
+        ({"prompt": "p", "deadline_s": 1, "deadline_unix_ns": 1}, "deadline_s"),
+        ({"prompt": "p", "deadline_s": 0}, "deadline_s"),
+        ({"prompt": "p", "deadline_s": float("nan")}, "deadline_s"),
+        ({"prompt": "p", "deadline_s": "soon"}, "deadline_s"),
         ({"prompt": "p", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "p", "temperature": "hot"}, "temperature"),
         ({"prompt": "p", "bad_words": "word"}, "bad_words"),

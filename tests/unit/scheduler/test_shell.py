@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -144,6 +145,23 @@ def test_a_stopping_runner_grants_nothing_and_ends_its_streams() -> None:
     shell.runner.wake()
     assert stream.outbox.closed
     assert shell.runner.snapshot().grants == {}
+
+
+def test_models_that_nobody_serves_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    shell = Shell()
+    shell.runner.feed([announced("r1", "batch", 1, 1, model="nope"), announced("r2", "batch", 1, 2)])
+    shell.runner.wake()
+    assert shell.runner.snapshot().unserved == {"nope": 1, "": 1}
+    shell.open()
+    snapshot = shell.runner.snapshot()
+    assert snapshot.unserved == {"nope": 1}
+    (unserved,) = wire.status(snapshot).unserved_models
+    assert (unserved.model, unserved.waiting) == ("nope", 1)
+    for _ in range(2):
+        shell.runner._say_unserved(snapshot.unserved)
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 requests wait for the model 'nope', which no connected worker serves"
+    ]
 
 
 def test_status_shows_every_field() -> None:

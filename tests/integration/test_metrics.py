@@ -1,0 +1,84 @@
+"""What the metrics endpoints say of a run, and that docs/observability.md lists every metric."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import penstock as public
+from tests.integration.conftest import SIMULATED_FLAGS
+from tests.support.fleet import ROOT, Fleet, Service
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+REQUESTS = 20
+
+
+def scrape(service: Service) -> dict[str, float]:
+    """Return every sample of our own, summed over labels; names as Prometheus stores them."""
+    with urllib.request.urlopen(f"http://{service.metrics_address}/metrics") as answer:
+        text = answer.read().decode()
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        if family.name.startswith("penstock_"):
+            for sample in family.samples:
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
+
+
+def families(service: Service) -> set[str]:
+    """Return the names of our metric families, counters with their `_total`."""
+    with urllib.request.urlopen(f"http://{service.metrics_address}/metrics") as answer:
+        text = answer.read().decode()
+    found = text_string_to_metric_families(text)
+    return {f.name + ("_total" if f.type == "counter" else "") for f in found if f.name.startswith("penstock_")}
+
+
+async def ask(fleet: Fleet) -> None:
+    """Run some requests to their ends, one of them watched."""
+    async with public.Client(fleet.queue.address) as client:
+        for i in range(REQUESTS):
+            await client.submit(prompt=f"number {i}", max_tokens=8, batch="m", channel="batch")
+        ended = 0
+        async for _ in client.watch(batch="m"):
+            ended += 1
+            if ended == REQUESTS:
+                return
+
+
+def test_the_metrics_tell_what_happened_and_are_documented(make_fleet: Callable[..., Fleet]) -> None:
+    fleet = make_fleet()
+    worker = fleet.add_worker("w1", SIMULATED_FLAGS)
+    asyncio.run(ask(fleet))
+
+    def settled() -> bool:
+        # Gauges are refreshed by the services' ticks, not by the scrape.
+        queue, scheduler = scrape(fleet.queue), scrape(fleet.scheduler)
+        return (
+            scheduler.get("penstock_scheduler_grants_total") == REQUESTS
+            and scheduler["penstock_scheduler_free_blocks"] == scheduler["penstock_scheduler_capacity_blocks"]
+            and scheduler["penstock_scheduler_drift_blocks"] == 0
+            and queue["penstock_queue_ready_requests"] == queue["penstock_queue_leased_requests"] == 0
+        )
+
+    wait_for(settled, "every credit to be home and every line to be empty")
+    queue = scrape(fleet.queue)
+    assert queue["penstock_queue_accepted_total"] == REQUESTS
+    assert queue["penstock_queue_ended_total"] == REQUESTS
+    assert queue["penstock_queue_e2e_seconds_count"] == REQUESTS
+    scheduler = scrape(fleet.scheduler)
+    assert scheduler["penstock_scheduler_audit_violations_total"] == 0
+    assert scheduler["penstock_scheduler_refunded_blocks_total"] > 0
+
+    engine = scrape(worker)
+    assert engine["penstock_worker_time_to_first_token_seconds_count"] == REQUESTS
+    assert engine["penstock_worker_generation_tokens_total"] > 0
+
+    documented = set(re.findall(r"^\| `(penstock_\w+)`", (ROOT / "docs/observability.md").read_text(), re.MULTILINE))
+    assert documented == families(fleet.queue) | families(fleet.scheduler) | families(worker)
