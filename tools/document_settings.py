@@ -17,11 +17,10 @@ from pydantic_core import PydanticUndefined
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from services.config import ServiceSettings  # noqa: E402
 from services.queue.settings import QueueSettings  # noqa: E402
 from services.scheduler.settings import SchedulerSettings  # noqa: E402
 from services.worker.settings import WorkerSettings  # noqa: E402
-
-from services.config import ServiceSettings  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
 SERVICES: dict[str, type[ServiceSettings]] = {

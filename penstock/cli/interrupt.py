@@ -18,7 +18,8 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end and return what it returns. Raises Interrupted if a signal ended it.
 
     The first SIGINT or SIGTERM cancels the work, which then has all the time it
-    needs to close what it holds; later ones change nothing.
+    needs to close what it holds; a later one cancels that too, for a work that
+    has a faster way to end.
     """
     return asyncio.run(_run(work))
 
@@ -30,9 +31,8 @@ async def _run(work: Coroutine[Any, Any, T]) -> T:
 
     def interrupt() -> None:
         nonlocal interrupted
-        if not interrupted:
-            interrupted = True
-            task.cancel()
+        interrupted = True
+        task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)

@@ -60,7 +60,7 @@ class Stack:
 async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
     """Start everything, yield once it is ready, stop everything. Raises CommandError if a service does not start."""
     model_flags = engine_flags(plan, say)
-    supervisor = Supervisor(plan.data_dir / "logs", say)
+    supervisor = Supervisor(plan.data_dir / "logs", say, way_out(plan))
     try:
         metrics = plan.metrics_base_port
         flags = ["--data-dir", str(plan.data_dir / "queue"), *_metrics(metrics, 0)]
@@ -82,8 +82,21 @@ async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIte
         ]
         workers = await asyncio.gather(*(supervisor.ready(service) for service in services))
         yield Stack(queue, scheduler, tuple(workers), supervisor)
+    except asyncio.CancelledError:
+        say(f"stopping: finishing what runs, at most {supervisor.longest_stop_s:.0f} s; Ctrl-C again ends it now")
+        raise
     finally:
         await supervisor.stop()
+
+
+def way_out(plan: StackPlan) -> str:
+    """Return what to do when a data directory or a port cannot be had."""
+    options = [f"--data-dir (now {plan.data_dir})"]
+    if plan.base_port:
+        options.append(f"--base-port (now {plan.base_port})")
+    if plan.metrics_base_port:
+        options.append(f"--metrics-base-port (now {plan.metrics_base_port})")
+    return f"if other services are up on this machine, give these ones their own {' and '.join(options)}"
 
 
 def engine_flags(plan: StackPlan, say: Callable[[str], None]) -> list[str]:

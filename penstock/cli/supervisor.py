@@ -10,10 +10,11 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.errors import EX_SOFTWARE, CommandError
+from penstock.cli.errors import EX_SOFTWARE, EX_UNAVAILABLE, CommandError
 
 READY = re.compile(rb"^ready: \S+ on (\S+)")
 
@@ -50,6 +51,8 @@ class ServiceProcess:
     listen: str
     flags: Sequence[str]
     log_path: Path
+    log_start_bytes: int = 0
+    """Where the log of the present life begins; before it are those of earlier lives and earlier commands."""
     process: asyncio.subprocess.Process | None = None
     keeper: asyncio.Task[None] | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,18 +63,26 @@ class ServiceProcess:
         return [sys.executable, "-m", self.module, "--listen", self.listen, *self.flags]
 
     def log_tail(self) -> str:
-        """Return the last lines of the log."""
-        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        """Return the last lines that this life wrote to the log."""
+        if not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as log:
+            log.seek(self.log_start_bytes)
+            text = log.read().decode(errors="replace")
         return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
 
 
 class Supervisor:
     """A set of services. Start them in the order in which they need each other; they stop in reverse."""
 
-    def __init__(self, log_directory: Path, say: Callable[[str], None]) -> None:
-        """Write each service's log to `log_directory`; `say` gets one line per event a person should see."""
+    def __init__(self, log_directory: Path, say: Callable[[str], None], if_unavailable: str = "") -> None:
+        """Write each service's log to `log_directory`; `say` gets one line per event a person should see.
+
+        `if_unavailable` is what to do when a service cannot have its port or its data directory.
+        """
         self._log_directory = log_directory
         self._say = say
+        self._if_unavailable = if_unavailable
         self._services: list[ServiceProcess] = []
         self._stopping = False
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -98,25 +109,52 @@ class Supervisor:
         """Wait until a service has failed for good; raises CommandError with the reason."""
         await asyncio.shield(self._failure)
 
+    @property
+    def longest_stop_s(self) -> float:
+        """Longest that `stop` may take, in seconds."""
+        return SHUTDOWN_S * len(self._stages())
+
     async def stop(self) -> None:
-        """Stop the services, last started first; what does not drain in time is killed."""
+        """Stop the services, last started first; what does not drain in time is killed.
+
+        A cancellation while services drain kills what still runs; the stop is then complete, and nothing is raised.
+        """
         self._stopping = True
-        for service in reversed(self._services):
-            process = service.process
-            if process is not None and process.returncode is None:
-                _signal(process, signal.SIGTERM)
-                try:
-                    async with asyncio.timeout(SHUTDOWN_S):
-                        await process.wait()
-                except TimeoutError:
-                    self._say(f"{service.name} did not stop in {SHUTDOWN_S:.0f} s and was killed")
-                    _signal(process, signal.SIGKILL)
-                    await process.wait()
-            if service.keeper is not None:
-                service.keeper.cancel()
-        await asyncio.gather(*(s.keeper for s in self._services if s.keeper is not None), return_exceptions=True)
+        try:
+            for stage in self._stages():
+                await asyncio.gather(*(self._drain(service) for service in stage))
+        except asyncio.CancelledError:
+            for service in self._services:
+                _signal(service.process, signal.SIGKILL)
+            self._say("killed what still ran")
+        keepers = [service.keeper for service in self._services if service.keeper is not None]
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        for service in self._services:
+            # Also what was being started while the stop began, which nobody has told to end.
+            _signal(service.process, signal.SIGKILL)
+            if service.process is not None:
+                await service.process.wait()
         if not self._failure.done():
             self._failure.cancel()
+
+    def _stages(self) -> list[list[ServiceProcess]]:
+        """Return the services in the order in which they stop; those of one kind stop together."""
+        return [list(stage) for _, stage in groupby(reversed(self._services), key=lambda service: service.module)]
+
+    async def _drain(self, service: ServiceProcess) -> None:
+        process = service.process
+        if process is None or process.returncode is not None:
+            return
+        _signal(process, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(SHUTDOWN_S):
+                await process.wait()
+        except TimeoutError:
+            self._say(f"{service.name} did not stop in {SHUTDOWN_S:.0f} s and was killed")
+            _signal(process, signal.SIGKILL)
+            await process.wait()
 
     async def _keep(self, service: ServiceProcess) -> None:
         pause_s, failed_starts = FIRST_PAUSE_S, 0
@@ -133,11 +171,14 @@ class Supervisor:
                 pause_s = FIRST_PAUSE_S
             self._say(f"{service.name} ended with status {status}; starting it again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
+            if self._stopping:
+                return
             pause_s = min(pause_s * 2, MOST_PAUSE_S)
 
     async def _one_life(self, service: ServiceProcess) -> tuple[bool, int]:
         """Run the service to its end; return whether it became ready, and its exit status."""
         with service.log_path.open("ab") as log:
+            service.log_start_bytes = log.tell()
             service.process = await asyncio.create_subprocess_exec(
                 *service.command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -163,10 +204,14 @@ class Supervisor:
             return
         tail = service.log_tail()
         message = f"{service.name} ended with status {status}; {service.log_path} ends with:\n{tail}"
+        if status == EX_UNAVAILABLE and self._if_unavailable:
+            message += f"\n{self._if_unavailable}"
         self._failure.set_exception(CommandError(message, status if status > 0 else EX_SOFTWARE))
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _signal(process: asyncio.subprocess.Process | None, number: signal.Signals) -> None:
+    if process is None or process.returncode is not None:
+        return
     try:
         process.send_signal(number)
     except ProcessLookupError:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.errors import CommandError
-from penstock.cli.stack import TINY_FLAGS, StackPlan, engine_flags, missing_flags
+from penstock.cli.stack import TINY_FLAGS, StackPlan, engine_flags, missing_flags, running_stack, way_out
 from penstock.cli.supervisor import Supervisor
+from tests.support.waiting import wait_for_async
 
 SERVICE = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 lives = Path(sys.argv[3])
 lives.write_text(lives.read_text() + "x" if lives.exists() else "x")
 if sys.argv[4] == "broken":
     print("the reason", file=sys.stderr)
     sys.exit(78)
+if sys.argv[4] == "taken":
+    print("in use", file=sys.stderr)
+    sys.exit(69)
+if sys.argv[4] == "stubborn":
+    signal.signal(signal.SIGTERM, lambda number, frame: lives.write_text("asked to end"))
 print("ready: fake on " + sys.argv[2].replace(":0", ":4711"), flush=True)
 if sys.argv[4] == "crashes" and len(lives.read_text()) < 3:
     sys.exit(70)
-time.sleep(3600)
+while True:
+    time.sleep(3600)
 """
 
 
@@ -33,6 +41,15 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("penstock.cli.supervisor.FIRST_PAUSE_S", 0.01)
     return tmp_path
+
+
+async def eventually(fact: Callable[[], bool]) -> None:
+    """Return once `fact` holds."""
+
+    async def holds() -> bool:
+        return fact()
+
+    await wait_for_async(holds, "what the test is about")
 
 
 def flags(directory: Path, how: str) -> list[str]:
@@ -73,6 +90,59 @@ async def test_a_service_that_cannot_start_says_why(service: Path) -> None:
     assert failed.value.status == 78
     assert "the reason" in (service / "logs" / "fake.log").read_text()
     await supervisor.stop()
+
+
+async def test_a_failed_start_quotes_its_own_lines_only(service: Path) -> None:
+    (service / "logs").mkdir()
+    (service / "logs" / "fake.log").write_text("trouble of yesterday\n")
+    supervisor = Supervisor(service / "logs", print)
+    with pytest.raises(CommandError, match="the reason") as failed:
+        await supervisor.ready(supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "broken")))
+    assert "yesterday" not in str(failed.value)
+    await supervisor.stop()
+
+
+async def test_what_is_taken_comes_with_the_way_out(service: Path) -> None:
+    hint = way_out(StackPlan(service, 1, "", (), 7410))
+    assert "--data-dir" in hint
+    assert "--base-port" in hint
+    assert "--base-port" not in way_out(StackPlan(service, 1, "", (), 0))
+    supervisor = Supervisor(service / "logs", print, hint)
+    with pytest.raises(CommandError) as failed:
+        await supervisor.ready(supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "taken")))
+    assert failed.value.status == 69
+    assert str(failed.value).endswith(hint)
+    await supervisor.stop()
+
+
+async def test_a_cancelled_stop_kills_what_does_not_end(service: Path) -> None:
+    said: list[str] = []
+    supervisor = Supervisor(service / "logs", said.append)
+    started = supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "stubborn"))
+    await supervisor.ready(started)
+    stopping = asyncio.create_task(supervisor.stop())
+    await eventually(lambda: (service / "lives").read_text() == "asked to end")
+    stopping.cancel()
+    await stopping
+    assert started.process is not None
+    assert started.process.returncode == -9
+    assert said == ["killed what still ran"]
+
+
+async def test_an_interrupted_stack_says_how_long_it_may_take(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def serve() -> None:
+        plan = StackPlan(tmp_path, 1, "none", (), 0)
+        async with running_stack(plan, said.append):
+            raise AssertionError("the worker has no model")
+
+    serving = asyncio.create_task(serve())
+    await eventually(lambda: any("starting 1 worker" in text for text in said))
+    serving.cancel()
+    await asyncio.wait([serving])
+    assert serving.cancelled()
+    assert "stopping: finishing what runs, at most 75 s; Ctrl-C again ends it now" in said
 
 
 def test_flags_the_user_gave_win_in_either_spelling() -> None:
