@@ -160,6 +160,8 @@ class BatchRun:
             self.tally.answered_earlier += 1
         else:
             self.tally.add(result)
+            if result.timings.delivered_unix_ns and result.timings.submitted_unix_ns >= self._started_ns:
+                self.tally.granted_here += 1
         self._note(line, cursor, answer(ask.custom_id, line, ask.body, result))
 
     def _refused(self, line: int, ack: Submitted) -> None:

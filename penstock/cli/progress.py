@@ -58,11 +58,11 @@ class Progress:
         self.close()
 
     def begin(self, answered: int) -> None:
-        """Show the bar; `answered` lines have their answer already."""
+        """Say how much there is to do, and show the bar; `answered` lines have their answer in the journal."""
         self._said_s = time.monotonic()
         self._rate = Rate(self._said_s)
+        self.say(f"{self._lines} lines, {answered} of them answered in the journal; the queue is asked for the others")
         if not self._console.is_terminal:
-            self.say(f"{self._lines} lines, {answered} answered already")
             return
         self._bar = Bar(
             TextColumn("answering"),
@@ -87,8 +87,10 @@ class Progress:
             self._bar.update(self._bar.task_ids[0], completed=answered, rates=rates)
         elif now_s - self._said_s >= PLAIN_EVERY_S:
             self._said_s = now_s
-            left_s = (self._lines - answered) / requests_per_s if requests_per_s else 0
-            self.say(f"{answered}/{self._lines} answered  {rates}  about {left_s:.0f} s left")
+            earlier = f" ({tally.answered_earlier} of them earlier)" if tally.answered_earlier else ""
+            left_s = (self._lines - answered) / requests_per_s if requests_per_s else 0.0
+            left = f"  about {left_s:.0f} s left" if requests_per_s else ""
+            self.say(f"{answered}/{self._lines} answered{earlier}  {rates}{left}")
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""

@@ -154,7 +154,9 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         elapsed_s = time.monotonic() - started
         write(journal, source, options.target)
         progress.close()
-        summary = summarize(run.tally, elapsed_s, (await _totals(options)).since(before))
+        after = await _totals(options)
+        grown = after.since(before, run.tally.granted_here) if before and after else None
+        summary = summarize(run.tally, elapsed_s, grown)
         _report(options, summary, len(source), progress.say)
 
 
@@ -234,11 +236,12 @@ async def _served_models(options: Options) -> set[str] | None:
                 return None
 
 
-async def _totals(options: Options) -> EngineTotals:
+async def _totals(options: Options) -> EngineTotals | None:
+    """Return the fleet's totals; None if no scheduler answers."""
     async with Client(options.queue, options.scheduler, retry_for_s=SUMMARY_TRIES_S) as client:
         with suppress(PenstockError):
             return totals_of(await client.fleet())
-    return EngineTotals()
+    return None
 
 
 def write(journal: Journal, source: InputFile, target: Path) -> None:
@@ -252,8 +255,11 @@ def write(journal: Journal, source: InputFile, target: Path) -> None:
 def _report(options: Options, summary: Summary, lines: int, say: Callable[[str], None]) -> None:
     if summary.answered_earlier:
         say(f"{summary.answered_earlier} of {lines} lines were answered earlier; --fresh runs them again")
-    for text in summary.lines():
-        say(text)
+    if summary.requests:
+        for text in summary.lines():
+            say(text)
+    elif summary.bad_lines:
+        say(f"{summary.bad_lines} of {lines} lines are wrong; their answers say why")
     say(f"answers      {options.target}")
     if options.summary_json is not None:
         try:

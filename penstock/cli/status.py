@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.calls import HOW_TO_START, QUICK_RETRY_S, QueueOption, SchedulerOption, call
+from penstock.cli.columns import Column, fitted
 from penstock.cli.errors import EX_UNAVAILABLE, CommandError
 from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
 from penstock.errors import PenstockError
-from penstock.queue.v1.queue_pb2 import StatsResponse
+from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.request.v1.request_pb2 import Outcome
-from penstock.scheduler.v1.scheduler_pb2 import StatusResponse, WorkerStatus
+from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
 
 REFRESH_S = 1.0
 
@@ -78,7 +79,7 @@ async def _print_once(console: Console, queue: str, scheduler: str) -> None:
     async with Client(queue, scheduler, retry_for_s=QUICK_RETRY_S) as client:
         snapshot = await take(client)
     _refuse_silence(snapshot)
-    console.print(render(snapshot, None))
+    console.print(render(snapshot, None, console.width))
     _need_the_queue(snapshot)
 
 
@@ -88,7 +89,7 @@ async def _live(console: Console, queue: str, scheduler: str) -> None:
         with Live(console=console, auto_refresh=False, screen=True) as screen:
             while True:
                 snapshot = await take(client)
-                screen.update(render(snapshot, before), refresh=True)
+                screen.update(render(snapshot, before, console.width), refresh=True)
                 before = snapshot
                 await asyncio.sleep(REFRESH_S)
 
@@ -149,10 +150,10 @@ def _field(message: Message, field: Any) -> Any:
     return value
 
 
-def render(now: Snapshot, before: Snapshot | None) -> RenderableType:
-    """Return the tables; rates are since `before`, or none."""
+def render(now: Snapshot, before: Snapshot | None, width: int) -> RenderableType:
+    """Return the tables for a terminal of `width` columns; rates are since `before`, or none."""
     parts: list[RenderableType] = [Text(problem, style="red") for problem in now.problems]
-    parts += [_channels(now, before), _workers(now)]
+    parts += [_channels(now, before, width), _workers(now, width)]
     if now.fleet is not None:
         parts.append(Text(_ledger_line(now.fleet)))
     if now.queue is not None:
@@ -161,25 +162,27 @@ def render(now: Snapshot, before: Snapshot | None) -> RenderableType:
     return Group(*parts)
 
 
-def _channels(now: Snapshot, before: Snapshot | None) -> Table:
-    table = Table(title="channels", title_justify="left")
-    for name in ("channel", "waiting", "oldest", "leased", "reserved", "blocks held", "requests/s", "tokens/s"):
-        table.add_column(name, justify="left" if name == "channel" else "right")
+def _channels(now: Snapshot, before: Snapshot | None, width: int) -> Table:
     queued = {c.channel: c for c in now.queue.channels} if now.queue else {}
     scheduled = {c.channel: c for c in now.fleet.channels} if now.fleet else {}
-    for name in sorted({*queued, *scheduled}):
-        waits, runs = queued.get(name), scheduled.get(name)
-        table.add_row(
-            name,
-            str(waits.ready) if waits else "-",
-            f"{waits.oldest_ready_age_ns / 1e9:.1f} s" if waits and waits.ready else "-",
-            str(waits.leased) if waits else "-",
-            str(runs.running) if runs else "-",
-            str(runs.held_blocks) if runs else "-",
-            _rate(name, now, before, "ended"),
-            _rate(name, now, before, "tokens"),
-        )
-    return table
+
+    def waits(show: Callable[[ChannelStats], str]) -> Callable[[str], str]:
+        return lambda name: show(queued[name]) if name in queued else "-"
+
+    def runs(show: Callable[[ChannelStatus], str]) -> Callable[[str], str]:
+        return lambda name: show(scheduled[name]) if name in scheduled else "-"
+
+    columns: list[Column[str]] = [
+        Column("channel", str, name=True),
+        Column("waiting", waits(lambda c: str(c.ready))),
+        Column("oldest", waits(lambda c: f"{c.oldest_ready_age_ns / 1e9:.1f} s" if c.ready else "-"), rank=2),
+        Column("leased", waits(lambda c: str(c.leased)), rank=4),
+        Column("reserved", runs(lambda c: str(c.running))),
+        Column("blocks held", runs(lambda c: str(c.held_blocks)), short="held"),
+        Column("requests/s", lambda name: _rate(name, now, before, "ended"), short="req/s", rank=1),
+        Column("tokens/s", lambda name: _rate(name, now, before, "tokens"), short="tok/s", rank=3),
+    ]
+    return fitted("channels", columns, sorted({*queued, *scheduled}), width)
 
 
 def _rate(channel: str, now: Snapshot, before: Snapshot | None, what: str) -> str:
@@ -189,32 +192,29 @@ def _rate(channel: str, now: Snapshot, before: Snapshot | None, what: str) -> st
     return f"{max(grown, 0) / max(now.at_s - before.at_s, 1e-3):.1f}"
 
 
-def _workers(now: Snapshot) -> Table:
-    table = Table(title="workers", title_justify="left")
+def _workers(now: Snapshot, width: int) -> Table:
     workers = now.fleet.workers if now.fleet else []
     channels = sorted({channel for worker in workers for channel in worker.held_blocks})
-    for name in ("worker", "model", "state"):
-        table.add_column(name)
-    held = [f"held {channel}" for channel in channels]
-    for name in ("blocks", "free", *held, "drift", "running", "waiting", "KV used", "step", "preempted"):
-        table.add_column(name, justify="right")
-    for worker in workers:
-        engine = worker.engine
-        table.add_row(
-            worker.worker_id,
-            worker.model,
-            _worker_state(worker),
-            str(worker.capacity_blocks),
-            str(worker.free_blocks),
-            *(str(worker.held_blocks.get(channel, 0)) for channel in channels),
-            str(worker.drift_blocks),
-            str(engine.running),
-            str(engine.waiting),
-            f"{engine.kv_cache_usage:.0%}",
-            f"{engine.step_ns / 1e6:.1f} ms",
-            str(engine.preemptions),
-        )
-    return table
+    columns: list[Column[WorkerStatus]] = [
+        Column("worker", lambda w: w.worker_id, name=True),
+        Column("model", lambda w: w.model, rank=4, name=True),
+        Column("state", _worker_state, rank=1, name=True),
+        Column("blocks", lambda w: str(w.capacity_blocks), rank=2),
+        Column("free", lambda w: str(w.free_blocks)),
+        Column("held", lambda w: str(sum(w.held_blocks.values()))),
+        *(Column(f"held {name}", _held_by(name), rank=8) for name in channels),
+        Column("drift", lambda w: str(w.drift_blocks), rank=6),
+        Column("running", lambda w: str(w.engine.running)),
+        Column("waiting", lambda w: str(w.engine.waiting)),
+        Column("KV used", lambda w: f"{w.engine.kv_cache_usage:.0%}", short="KV", rank=3),
+        Column("step", lambda w: f"{w.engine.step_ns / 1e6:.1f} ms", rank=5),
+        Column("preempted", lambda w: str(w.engine.preemptions), short="preempt", rank=7),
+    ]
+    return fitted("workers", columns, workers, width)
+
+
+def _held_by(channel: str) -> Callable[[WorkerStatus], str]:
+    return lambda worker: str(worker.held_blocks.get(channel, 0))
 
 
 def _worker_state(worker: WorkerStatus) -> str:

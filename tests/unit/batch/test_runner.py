@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,44 @@ def test_the_summary_counts_only_this_run() -> None:
     restarted = EngineTotals(usage_ns=10, busy_ns=20, preemptions=1)
     assert restarted.since(before).preemptions == 1
     assert "10 answered in 2.0 s" in "\n".join(summary.lines())
+    assert "restarted" not in "\n".join(summary.lines())
+
+
+def test_counters_that_began_again_are_not_shown_as_the_whole() -> None:
+    before = EngineTotals(usage_ns=50, busy_ns=100, preemptions=2, tokenizer_refunds=5, grants=9)
+    # The refunds have outgrown what they were; the grants tell that they began at 0 again.
+    after = EngineTotals(usage_ns=100, busy_ns=200, preemptions=2, tokenizer_refunds=7, grants=8)
+    grown = after.since(before)
+    assert (grown.scheduler_restarted, grown.workers_restarted, grown.tokenizer_refunds) == (True, False, 7)
+    cache, refunds = list(summarize(Tally(requests=1), 1.0, grown).lines())[-2:]
+    assert refunds.endswith("since the scheduler restarted")
+    assert "restarted" not in cache
+    grown = EngineTotals(usage_ns=1, busy_ns=10, tokenizer_refunds=6, grants=12).since(before)
+    assert (grown.scheduler_restarted, grown.workers_restarted, grown.tokenizer_refunds) == (False, True, 1)
+    assert "since a worker restarted" in "\n".join(summarize(Tally(requests=1), 1.0, grown).lines())
+
+
+def test_a_scheduler_that_granted_less_than_was_answered_has_restarted() -> None:
+    after = EngineTotals(grants=4)
+    assert after.since(EngineTotals(), grants_at_least=5).scheduler_restarted
+    assert not after.since(EngineTotals(), grants_at_least=4).scheduler_restarted
+
+
+def test_without_a_scheduler_the_summary_knows_nothing_of_the_fleet() -> None:
+    summary = summarize(Tally(requests=1), 1.0, None)
+    assert summary.kv_usage is None
+    assert "the scheduler did not answer" in "\n".join(summary.lines())
+
+
+async def test_only_what_was_submitted_in_the_run_must_have_had_a_grant_in_it(tmp_path: Path) -> None:
+    ends = {"new": (time.time_ns() + 10**12, 1), "old": (1, 1), "rejected": (time.time_ns() + 10**12, 0)}
+
+    def timed(request: request_pb2.Request) -> request_pb2.Result:
+        result = completed(request)
+        result.timings.submitted_unix_ns, result.timings.delivered_unix_ns = ends[request.text]
+        return result
+
+    bench = Bench(tmp_path, [completion(name, name) for name in ends])
+    bench.queue.answer = timed
+    tally = await bench.run()
+    assert (tally.requests, tally.granted_here) == (3, 1)

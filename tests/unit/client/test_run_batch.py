@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.request.v1 import request_pb2
+from penstock.scheduler.v1 import scheduler_pb2
 from tests.support.batch_lines import completion
-from tests.support.fake_queue import FakeQueue, serving
+from tests.support.fake_queue import FakeQueue, completed, serving
+from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
 from tests.support.shell import Shell
 
 NO_SCHEDULER = ("--scheduler", "127.0.0.1:1")
@@ -49,6 +52,41 @@ async def test_the_input_is_never_written_over(shell: Shell, tmp_path: Path) -> 
     assert (ran.status, "journal" in ran.err) == (2, True)
     assert source.read_bytes() == content
     assert shell.queue.requests == []
+
+
+async def test_a_run_with_nothing_to_do_says_so_in_one_line(shell: Shell, tmp_path: Path) -> None:
+    def earlier(request: request_pb2.Request) -> request_pb2.Result:
+        result = completed(request)
+        result.timings.completed_unix_ns = 1
+        return result
+
+    shell.queue.answer = earlier
+    source, target = lines_in(tmp_path / "in", 4), tmp_path / "out"
+    ran = await shell.run("run-batch", "-i", str(source), "-o", str(target), *NO_SCHEDULER)
+    assert ran.status == 0
+    assert ran.err.splitlines() == [
+        "4 lines, 0 of them answered in the journal; the queue is asked for the others",
+        "4 of 4 lines were answered earlier; --fresh runs them again",
+        f"answers      {target}",
+    ]
+
+
+async def test_a_file_of_wrong_lines_has_no_rows_of_zeros(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("{broken\n")
+    ran = await shell.run("run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), *NO_SCHEDULER)
+    assert "1 of 1 lines are wrong; their answers say why" in ran.err
+    assert "throughput" not in ran.err
+
+
+async def test_a_scheduler_restart_marks_the_refunds(shell: Shell, tmp_path: Path) -> None:
+    before = scheduler_pb2.StatusResponse(
+        grants=10, tokenizer_refunds=10, workers=[scheduler_pb2.WorkerStatus(model="m")]
+    )
+    after = scheduler_pb2.StatusResponse(grants=2, tokenizer_refunds=2)
+    async with serving_scheduler(FakeScheduler(before, before, after)) as address:
+        source, target = lines_in(tmp_path / "in", 2), tmp_path / "out"
+        ran = await shell.run("run-batch", "-i", str(source), "-o", str(target), "--scheduler", address)
+    assert "2 at the tokenizer ACK (0 blocks), 0 at the completion ACK (0 blocks) since the scheduler" in ran.err
 
 
 async def test_an_interrupted_run_says_how_to_go_on_and_how_to_give_up(shell: Shell, tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""The tables of `status` fit the terminal."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from penstock.cli.status import Snapshot, render
+from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
+from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, EngineReport, StatusResponse, WorkerStatus
+
+CHANNELS = ("batch", "interactive")
+
+
+def snapshot(worker_id: str = "worker-1") -> Snapshot:
+    """Two channels and one busy worker."""
+    engine = EngineReport(running=31, waiting=2, kv_cache_usage=0.87, step_ns=12_300_000, preemptions=4)
+    worker = WorkerStatus(
+        worker_id=worker_id, model="meta-llama/Llama-3.1-8B-Instruct", capacity_blocks=27_431, free_blocks=1_234,
+        held_blocks={"batch": 20_000, "interactive": 6_197}, engine=engine, connected=True,
+    )  # fmt: skip
+    queued = [ChannelStats(channel=name, ready=123_456, oldest_ready_age_ns=10**12, leased=512) for name in CHANNELS]
+    running = [ChannelStatus(channel=name, running=512, held_blocks=20_000) for name in CHANNELS]
+    return Snapshot(1.0, StatsResponse(channels=queued), StatusResponse(workers=[worker], channels=running), ())
+
+
+def shown(now: Snapshot, width: int) -> str:
+    """Return what a terminal of `width` columns shows."""
+    console = Console(width=width, file=StringIO())
+    console.print(render(now, None, width))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_nothing_is_cut_where_the_terminal_is_narrow(width: int) -> None:
+    text = shown(snapshot(), width)
+    assert "…" not in text
+    for said in ("worker-1", "batch", "interactive", "held", "free", "waiting", "running", "123456", "1234", "26197"):
+        assert said in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_wide_terminal_shows_everything() -> None:
+    text = shown(snapshot(), 200)
+    for said in ("held interactive", "blocks held", "requests/s", "preempted", "Llama-3.1-8B-Instruct", "12.3 ms"):
+        assert said in text
+
+
+def test_a_long_name_folds_and_keeps_its_letters() -> None:
+    text = shown(snapshot("w" * 70), 80)
+    assert text.count("w") >= 70 + 1
+    assert "…" not in text
