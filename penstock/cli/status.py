@@ -156,6 +156,7 @@ def render(now: Snapshot, before: Snapshot | None, width: int) -> RenderableType
     parts += [_channels(now, before, width), _workers(now, width)]
     if now.fleet is not None:
         parts.append(Text(_ledger_line(now.fleet)))
+        parts += [Text(line, style="yellow") for line in _unserved_lines(now.fleet)]
     if now.queue is not None:
         refused = "; SUBMITS REFUSED, the disk is nearly full" if now.queue.submits_refused else ""
         parts.append(Text(f"queue: {now.queue.results} results kept, {now.queue.dead} dead letters{refused}"))
@@ -230,6 +231,15 @@ def _ledger_line(fleet: StatusResponse) -> str:
         f" at {fleet.tokenizer_refunds} tokenizer ACKs, {fleet.completion_refund_blocks} at {fleet.completion_refunds}"
         f" completion ACKs; audit violations {fleet.audit_violations}"
     )
+
+
+def _unserved_lines(fleet: StatusResponse) -> list[str]:
+    """Return a line for each model that requests wait for in vain."""
+    return [
+        f"{unserved.waiting} requests wait for "
+        + (f"the model {unserved.model!r}, which no connected worker serves" if unserved.model else "a worker")
+        for unserved in fleet.unserved_models
+    ]
 
 
 def _refuse_silence(snapshot: Snapshot) -> None:

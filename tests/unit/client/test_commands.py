@@ -10,6 +10,7 @@ import pytest
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from penstock.scheduler.v1 import scheduler_pb2 as pb
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import FakeQueue, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
@@ -107,6 +108,14 @@ async def test_status_without_a_queue_shows_the_fleet_and_fails(shell: Shell) ->
             assert ran.status == 69
             assert "fifo-of-the-test" in ran.out
             assert "127.0.0.1:1" in ran.err
+
+
+async def test_status_names_models_that_nobody_serves(shell: Shell) -> None:
+    unserved = [pb.UnservedModel(model="nope", waiting=4), pb.UnservedModel(model="", waiting=1)]
+    async with serving_scheduler(FakeScheduler(pb.StatusResponse(unserved_models=unserved))) as address:
+        ran = await shell.run("status", "--once", "--scheduler", address)
+    assert "4 requests wait for the model 'nope', which no connected worker serves" in ran.out
+    assert "1 requests wait for a worker" in ran.out
 
 
 async def test_a_deadline_is_after_now(shell: Shell) -> None:
