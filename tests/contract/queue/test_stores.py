@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -127,3 +128,23 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(StoreError):
         store.write([Write(REQUESTS, b"k", b"v")])
+
+
+def test_every_write_asks_rocksdb_for_an_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RocksdbStore(tmp_path / "db")
+    synced: list[bool] = []
+
+    class Spy:
+        """Passes writes on and notes whether they are to be synced."""
+
+        def write(self, batch: Any, options: Any = None) -> None:
+            synced.append(options is not None and options.sync)
+            database.write(batch, options)
+
+    database = store._db
+    monkeypatch.setattr(store, "_db", Spy())
+    store.write([Write(REQUESTS, b"k", b"v")])
+    monkeypatch.undo()
+    assert store.get(REQUESTS, b"k") == b"v"
+    store.close()
+    assert synced == [True]
