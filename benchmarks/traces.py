@@ -13,7 +13,8 @@ import math
 import os
 import random
 from dataclasses import dataclass
-from itertools import islice
+from datetime import datetime
+from itertools import accumulate, islice
 from pathlib import Path
 
 FILE_NAME = "azure_llm_2023_conversation.csv"
@@ -44,10 +45,10 @@ class Workload:
 
 
 def load(count: int, factor: float, most_prompt: int, most_output: int, seed: int = 0) -> Workload:
-    """Return `count` lengths, each multiplied by `factor` and clipped to [1, most_…]."""
+    """Return `count` lengths, each multiplied by `factor` and clipped to [1, most_…]; each seed has its own stretch."""
     path = Path(os.environ.get("PENSTOCK_TRACES", DEFAULT_DIRECTORY)) / FILE_NAME
     if path.is_file():
-        raw, where = _read(path, count), f"the first {count} requests of {FILE_NAME}"
+        raw, where = _read(path, count, seed * count), f"{count} requests of {FILE_NAME} from number {seed * count}"
     else:
         raw, where = (
             _draw(count, seed),
@@ -63,12 +64,15 @@ def _scaled(tokens: int, factor: float, most: int) -> int:
     return min(max(round(tokens * factor), 1), most)
 
 
-def _read(path: Path, count: int) -> list[Lengths]:
+def _read(path: Path, count: int, first: int) -> list[Lengths]:
     with path.open(newline="") as source:
         rows = csv.DictReader(source)
-        found = [Lengths(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in islice(rows, count)]
+        found = [
+            Lengths(int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+            for row in islice(rows, first, first + count)
+        ]
     if len(found) < count:
-        raise SystemExit(f"{path} has {len(found)} requests, {count} are wanted")
+        raise SystemExit(f"{path} has {len(found)} requests from number {first}, {count} are wanted")
     return found
 
 
@@ -82,3 +86,15 @@ def _draw(count: int, seed: int) -> list[Lengths]:
         Lengths(lognormal(PROMPT_P50, PROMPT_P99, PROMPT_MOST), lognormal(OUTPUT_P50, OUTPUT_P99, OUTPUT_MOST))
         for _ in range(count)
     ]
+
+
+def moments_s(count: int, seed: int = 0) -> list[float]:
+    """Return when the requests that `load` returns arrived, in seconds; Poisson without the trace."""
+    path = Path(os.environ.get("PENSTOCK_TRACES", DEFAULT_DIRECTORY)) / FILE_NAME
+    if path.is_file():
+        with path.open(newline="") as source:
+            rows = islice(csv.DictReader(source), seed * count, (seed + 1) * count)
+            # The trace has seven decimals, one more than fromisoformat takes.
+            return [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
+    rng = random.Random(seed)
+    return list(accumulate(rng.expovariate(1.0) for _ in range(count)))

@@ -1,0 +1,1 @@
+"""Admission policies compared: the same requests, pushed into vLLM and granted by Penstock, real and simulated."""

@@ -1,0 +1,99 @@
+"""A simulated engine in virtual time: the production batch and profile, stepped by the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from benchmarks.admission.clock import SECOND_NS, Clock
+from benchmarks.admission.meter import Life, Meter
+from benchmarks.admission.workloads import Item, Shape
+from services.worker.core.messages import EngineReported
+from services.worker.simulated_batch import Batch, Sequence, StepResult
+from services.worker.simulated_engine import PROFILES
+
+
+class Step(NamedTuple):
+    """What an engine says at the end of a step: the requests that got a token, those that ended, and its own view."""
+
+    sampled: list[Sequence]
+    ended: list[Sequence]
+    report: EngineReported
+
+
+class Engine:
+    """One engine. It steps whenever it has work; whoever listens hears of a step when its time has passed."""
+
+    def __init__(self, clock: Clock, meter: Meter, shape: Shape, index: int = 0) -> None:
+        """Stand idle; `index` names the engine in the meter's samples."""
+        self.shape = shape
+        self.batch = Batch(shape.blocks, shape.block_size, shape.max_num_seqs, shape.max_num_batched_tokens)
+        self.listen: Callable[[Step], None] = lambda _step: None
+        self._clock = clock
+        self._meter = meter
+        self._index = index
+        self._profile = PROFILES[shape.profile]
+        self._lives: dict[str, Life] = {}
+        self._stepping = False
+        self._since_ns = 0
+        self._held_blocks = 0
+        self._backlog = True
+
+    def add(self, key: str, item: Item, index: int) -> None:
+        """Put a request at the end of the engine's waiting line."""
+        life = self._lives[key] = self._meter.lives[index]
+        life.entered_ns = self._clock.now_ns
+        self.batch.add(Sequence(key, item.prompt_tokens, item.output_tokens))
+        if not self._stepping:
+            self._stepping = True
+            # Everything that arrives at this moment is in line before the step begins.
+            self._clock.after(0, self._begin)
+
+    @property
+    def requests(self) -> int:
+        """Requests inside, running or waiting."""
+        return len(self.batch.running) + len(self.batch.waiting)
+
+    def _begin(self) -> None:
+        batch, meter = self.batch, self._meter
+        running_before = len(batch.running)
+        result = batch.step()
+        # Negative in a step that preempts more than it starts.
+        meter.waiting -= len(batch.running) + len(result.ended) - running_before
+        meter.computed_tokens += result.computed_tokens
+        duration_ns = max(int(self._duration_s(result) * SECOND_NS), 1)
+        report = EngineReported(
+            batch.blocks_free,
+            len(batch.running),
+            len(batch.waiting),
+            batch.preemptions,
+            duration_ns,
+            1 - batch.blocks_free / batch.blocks_total,
+        )
+        step = Step(result.sampled, result.ended, report)
+        self._clock.after(duration_ns, lambda: self._end(step))
+
+    def _duration_s(self, result: StepResult) -> float:
+        decoding = sum(1 for sequence in result.sampled if sequence.generated > 1)
+        return self._profile.duration_s(len(self.batch.running), max(result.computed_tokens - decoding, 0))
+
+    def _end(self, step: Step) -> None:
+        now_ns, meter = self._clock.now_ns, self._meter
+        self.account()
+        for sequence in step.sampled:
+            meter.token(self._lives[sequence.key], now_ns)
+        for sequence in step.ended:
+            meter.done(self._lives.pop(sequence.key), now_ns)
+        self._held_blocks = self.batch.blocks_total - step.report.blocks_free
+        self._backlog = meter.waiting > 0
+        meter.samples.append((now_ns, self._index, step.report.kv_cache_usage, self._backlog))
+        self.listen(step)
+        self._stepping = self.batch.busy
+        if self._stepping:
+            self._clock.after(0, self._begin)
+
+    def account(self) -> None:
+        """Add the time since the last step to the meter."""
+        now_ns = self._clock.now_ns
+        self._meter.held(self._held_blocks, self.batch.blocks_total, now_ns - self._since_ns, self._backlog)
+        self._since_ns = now_ns

@@ -1,0 +1,84 @@
+"""What a simulated run is measured by: the cache over time, and every request's own times."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from benchmarks.admission.clock import SECOND_NS
+
+
+@dataclass(slots=True)
+class Life:
+    """The times of one request, in ns; negative until they have come."""
+
+    arrived_ns: int = -1
+    entered_ns: int = -1
+    first_ns: int = -1
+    last_ns: int = -1
+    done_ns: int = -1
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Meter:
+    """One run's figures. Usage is held from one step of an engine to its next, as vLLM's own statistic is."""
+
+    lives: list[Life]
+    gaps_ns: array[int] = field(default_factory=lambda: array("q"))
+    waiting: int = 0
+    finished: int = 0
+    computed_tokens: int = 0
+    held_block_ns: int = 0
+    block_ns: int = 0
+    backlog_held_block_ns: int = 0
+    backlog_block_ns: int = 0
+    samples: list[tuple[int, int, float, bool]] = field(default_factory=list)
+
+    def arrived(self, index: int, now_ns: int) -> None:
+        """Note that a request exists."""
+        self.lives[index].arrived_ns = now_ns
+        self.waiting += 1
+
+    def token(self, life: Life, now_ns: int) -> None:
+        """Note one output token."""
+        if life.tokens:
+            self.gaps_ns.append(now_ns - life.last_ns)
+        else:
+            life.first_ns = now_ns
+        life.last_ns = now_ns
+        life.tokens += 1
+
+    def done(self, life: Life, now_ns: int) -> None:
+        """Note a request's end."""
+        life.done_ns = now_ns
+        self.finished += 1
+
+    def held(self, held_blocks: int, blocks: int, passed_ns: int, backlog: bool) -> None:
+        """Add a stretch of time in which an engine held so many of its blocks."""
+        self.held_block_ns += held_blocks * passed_ns
+        self.block_ns += blocks * passed_ns
+        if backlog:
+            self.backlog_held_block_ns += held_blocks * passed_ns
+            self.backlog_block_ns += blocks * passed_ns
+
+    @property
+    def usage(self) -> float:
+        """Mean share of the blocks held, over the whole run."""
+        return self.held_block_ns / max(self.block_ns, 1)
+
+    @property
+    def backlog_usage(self) -> float:
+        """Mean share of the blocks held while a request that could run waits anywhere."""
+        return self.backlog_held_block_ns / max(self.backlog_block_ns, 1)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from the first arrival to the last end."""
+        return (max(life.done_ns for life in self.lives) - min(life.arrived_ns for life in self.lives)) / SECOND_NS
+
+
+def quantile(values: list[int] | array[int], share: float) -> float:
+    """Return the value below which `share` of the values lie; 0 of none."""
+    ordered = sorted(values)
+    return float(ordered[min(int(share * len(ordered)), len(ordered) - 1)]) if ordered else 0.0

@@ -1,0 +1,122 @@
+"""Sides that put requests straight into an engine, each with its own idea of how many."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from benchmarks.admission.clock import Clock
+from benchmarks.admission.engine import Engine, Step
+from benchmarks.admission.workloads import Item
+
+Router = Callable[[Sequence[Engine]], Engine]
+
+
+def round_robin() -> Router:
+    """Return a router that takes engines in turn."""
+    turn = 0
+
+    def choose(engines: Sequence[Engine]) -> Engine:
+        nonlocal turn
+        turn += 1
+        return engines[(turn - 1) % len(engines)]
+
+    return choose
+
+
+def least_requests() -> Router:
+    """Return a router that takes the engine with the fewest requests inside."""
+    return lambda engines: min(engines, key=lambda engine: engine.requests)
+
+
+class Push:
+    """Every request goes into an engine the moment it arrives."""
+
+    def __init__(self, engines: Sequence[Engine], items: Sequence[Item], router: Router) -> None:
+        """Push `items` by index."""
+        self._engines, self._items, self._router = engines, items, router
+
+    def submit(self, index: int) -> None:
+        """Push one."""
+        self._router(self._engines).add(str(index), self._items[index], index)
+
+
+class Windowed:
+    """A client that keeps at most a window of requests inside one engine; a request counts until its answer is back.
+
+    `hop_ns` is the way from client to engine, and back.
+    """
+
+    def __init__(self, clock: Clock, engine: Engine, items: Sequence[Item], window: float, hop_ns: int) -> None:
+        """Begin with an empty line."""
+        self._clock, self._engine, self._items = clock, engine, items
+        self.window, self._hop_ns = window, hop_ns
+        self._line: deque[int] = deque()
+        self._inside = 0
+        engine.listen = self._stepped
+
+    def submit(self, index: int) -> None:
+        """Put one in line."""
+        self._line.append(index)
+        self._send()
+
+    def _send(self) -> None:
+        while self._line and self._inside < max(int(self.window), 1):
+            index = self._line.popleft()
+            self._inside += 1
+            self._clock.after(self._hop_ns, lambda index=index: self._enter(index))  # type: ignore[misc]
+
+    def _enter(self, index: int) -> None:
+        self._engine.add(str(index), self._items[index], index)
+
+    def _stepped(self, step: Step) -> None:
+        if step.ended or self.wants(step):
+            self._clock.after(self._hop_ns, lambda: self._answered(step))
+
+    def _answered(self, step: Step) -> None:
+        self._inside -= len(step.ended)
+        self.adapt(step)
+        self._send()
+
+    def wants(self, step: Step) -> bool:
+        """Return whether the client hears of a step in which nothing ended."""
+        del step
+        return False
+
+    def adapt(self, step: Step) -> None:
+        """Change the window after a step; a plain one does not."""
+
+
+class Aimd(Windowed):
+    """A window that grows by one for every window's worth of answers and is halved by a preemption or a refusal.
+
+    As TCP's congestion avoidance (RFC 5681, section 3.1), halved at most once for the requests that were inside when
+    it last was: they may still be preempted for the same reason.
+    """
+
+    FIRST_WINDOW = 4
+    """Requests to begin with; a client knows nothing of the engine."""
+
+    def __init__(self, clock: Clock, engine: Engine, items: Sequence[Item], hop_ns: int) -> None:
+        """Begin with a small window."""
+        super().__init__(clock, engine, items, self.FIRST_WINDOW, hop_ns)
+        self._preemptions = 0
+        self._protected = 0
+        self._growing = True
+
+    def wants(self, step: Step) -> bool:
+        """Hear of preemptions at once."""
+        return step.report.preemptions > self._preemptions
+
+    def adapt(self, step: Step) -> None:
+        """Halve for a preemption, else grow."""
+        preempted = step.report.preemptions > self._preemptions
+        self._preemptions = max(self._preemptions, step.report.preemptions)
+        self._protected = max(self._protected - len(step.ended), 0)
+        if preempted and not self._protected:
+            self._growing = False
+            self._protected = self._inside
+            self.window = max(self.window / 2, 1.0)
+        elif not preempted:
+            # Slow start doubles the window in its own round trip; afterwards a window's worth of answers adds one.
+            self.window += len(step.ended) * (1.0 if self._growing else 1.0 / max(self.window, 1.0))

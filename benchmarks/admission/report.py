@@ -1,0 +1,153 @@
+"""Outcomes of runs, the table that compares them with the first policy, and the closing JSON lines."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.admission.clock import SECOND_NS
+from benchmarks.admission.engine import Engine
+from benchmarks.admission.meter import Meter, quantile
+from benchmarks.admission.workloads import Workload
+
+MOST_SAMPLES = 4000
+"""Points kept of the cache over time; a plot has fewer pixels."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of one policy. Times in seconds, usage 0 to 1; `latencies` by name, e.g. `ttft_p99_s`."""
+
+    workload: str
+    policy: str
+    seed: int
+    requests_per_s: float
+    tokens_per_s: float
+    usage: float
+    usage_overall: float
+    preemptions_per_1000: float
+    recomputed_share: float
+    latencies: dict[str, float]
+    cpu_s: float = 0.0
+    samples: list[tuple[float, int, float, bool]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        policy: str,
+        seed: int,
+        workload: Workload,
+        meter: Meter,
+        engines: Sequence[Engine],
+        cpu_s: float,
+    ) -> Outcome:
+        """Return the outcome of a simulated run."""
+        lives, count = meter.lives, len(meter.lives)
+        output_tokens = sum(life.tokens for life in lives)
+        # The KV of the last token is never written.
+        needed = sum(item.prompt_tokens + item.output_tokens - 1 for item in workload.items)
+        times = {
+            "wait": [life.entered_ns - life.arrived_ns for life in lives],
+            "ttft": [life.first_ns - life.arrived_ns for life in lives],
+            "engine_ttft": [life.first_ns - life.entered_ns for life in lives],
+            "e2e": [life.done_ns - life.arrived_ns for life in lives],
+        }
+        latencies = {
+            f"{what}_p{share}_s": quantile(values, share / 100) / SECOND_NS
+            for what, values in times.items()
+            for share in (50, 99)
+        }
+        latencies |= {f"itl_p{share}_s": quantile(meter.gaps_ns, share / 100) / SECOND_NS for share in (50, 99)}
+        every = -(-len(meter.samples) // MOST_SAMPLES) or 1
+        return cls(
+            name,
+            policy,
+            seed,
+            count / meter.elapsed_s,
+            output_tokens / meter.elapsed_s,
+            meter.backlog_usage,
+            meter.usage,
+            1000 * sum(engine.batch.preemptions for engine in engines) / count,
+            max(meter.computed_tokens - needed, 0) / needed,
+            latencies,
+            cpu_s,
+            [(moment / SECOND_NS, index, usage, backlog) for moment, index, usage, backlog in meter.samples[::every]],
+        )
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return the median with the range, the median alone if there is one value."""
+    middle = f"{statistics.median(values):.{digits}f}"
+    return middle if len(values) < 2 else f"{middle} [{min(values):.{digits}f}-{max(values):.{digits}f}]"
+
+
+def ratios(runs: list[Outcome], base: list[Outcome], what: str) -> list[float]:
+    """Return a figure of each run over the same figure of the base's run on the same requests."""
+    pairs = zip(runs, base, strict=True)
+    return [_figure(run, what) / (_figure(other, what) or float("nan")) for run, other in pairs]
+
+
+def _figure(outcome: Outcome, what: str) -> float:
+    return outcome.latencies[what] if what in outcome.latencies else float(getattr(outcome, what))
+
+
+COLUMNS = (
+    "requests_per_s", "tokens_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "e2e_p50_s", "e2e_p99_s",
+)  # fmt: skip
+"""What is shown relative to the first policy; in the table requests/s come with their spread."""
+
+
+def print_table(outcomes: list[Outcome], out: Path | None = None) -> list[dict[str, Any]]:
+    """Print how every policy of one workload compares with the first; return the closing JSON objects."""
+    by_policy: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_policy.setdefault(outcome.policy, []).append(outcome)
+    base_name, base = next(iter(by_policy.items()))
+    heads = ("policy", f"requests/s vs {base_name}", "KV usage", "overall", "preempted/1000", "recomputed", "tok/s",
+             "TTFT p50", "p99", "ITL p50", "p99", "e2e p50", "p99")  # fmt: skip
+    rows = [_row(policy, runs, base) for policy, runs in by_policy.items()]
+    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
+    for row in (heads, *rows):
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    if out is not None:
+        _write(outcomes, out)
+    return [_line(policy, runs, base) for policy, runs in by_policy.items()]
+
+
+def _row(policy: str, runs: list[Outcome], base: list[Outcome]) -> tuple[str, ...]:
+    def relative(what: str) -> str:
+        return f"{statistics.median(ratios(runs, base, what)):.2f}"
+
+    return (
+        policy,
+        spread(ratios(runs, base, "requests_per_s"), 3),
+        spread([run.usage for run in runs], 3),
+        f"{statistics.median(run.usage_overall for run in runs):.3f}",
+        spread([run.preemptions_per_1000 for run in runs], 1),
+        f"{statistics.median(run.recomputed_share for run in runs):.1%}",
+        *(relative(what) for what in COLUMNS[1:]),
+    )
+
+
+def _line(policy: str, runs: list[Outcome], base: list[Outcome]) -> dict[str, Any]:
+    return {
+        "workload": runs[0].workload,
+        "policy": policy,
+        "rps_ratio_vs_push": round(statistics.median(ratios(runs, base, "requests_per_s")), 3),
+        "kv_usage": round(statistics.median(run.usage for run in runs), 3),
+        "preemptions_per_1000": round(statistics.median(run.preemptions_per_1000 for run in runs), 2),
+        "rps_ratios": [round(ratio, 3) for ratio in ratios(runs, base, "requests_per_s")],
+        "cpu_s": round(sum(run.cpu_s for run in runs), 1),
+    }
+
+
+def _write(outcomes: list[Outcome], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for outcome in outcomes:
+        path = out / f"{outcome.workload}-{outcome.policy}-{outcome.seed}.json"
+        path.write_text(json.dumps(outcome.__dict__))

@@ -1,0 +1,140 @@
+"""Admission policies on a simulated engine, in virtual time: thousands of requests in seconds, the same every time.
+
+Usage: python -m benchmarks.admission.sim [--workload kv-bound ...] [--policies push,predictive] [--requests 1000]
+       [--scale cpu] [--seeds 0,1,2] [--out build/bench]
+
+Penstock's policies run the production scheduler and worker cores. One JSON line per workload and policy ends the
+report; the first policy is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.admission import workloads
+from benchmarks.admission.clock import MS, SECOND_NS, Clock
+from benchmarks.admission.engine import Engine
+from benchmarks.admission.meter import Life, Meter
+from benchmarks.admission.penstock_side import Penstock
+from benchmarks.admission.pushing import Aimd, Push, Windowed, round_robin
+from benchmarks.admission.report import Outcome, print_table
+from benchmarks.admission.workloads import Workload
+from services.scheduler.core.policy import POLICIES
+
+HOP_NS = 3 * MS // 2
+"""One message between two processes; a pair there and back was measured at 3 ms on a loaded machine."""
+
+
+class Side(Protocol):
+    """Whatever requests are submitted to."""
+
+    def submit(self, index: int) -> None:
+        """Take the request of this index, which has just arrived."""
+
+
+def _push(clock: Clock, meter: Meter, workload: Workload) -> tuple[Side, list[Engine]]:
+    engine = Engine(clock, meter, workload.shape)
+    return Push([engine], workload.items, round_robin()), [engine]
+
+
+def _old_pull(clock: Clock, meter: Meter, workload: Workload) -> tuple[Side, list[Engine]]:
+    engine = Engine(clock, meter, workload.shape)
+    shape = workload.shape
+    window = shape.blocks * shape.block_size // shape.window_tokens
+    return Windowed(clock, engine, workload.items, window, HOP_NS), [engine]
+
+
+def _aimd(clock: Clock, meter: Meter, workload: Workload) -> tuple[Side, list[Engine]]:
+    engine = Engine(clock, meter, workload.shape)
+    return Aimd(clock, engine, workload.items, HOP_NS), [engine]
+
+
+def _penstock(policy: str) -> Callable[[Clock, Meter, Workload], tuple[Side, list[Engine]]]:
+    def make(clock: Clock, meter: Meter, workload: Workload) -> tuple[Side, list[Engine]]:
+        engine = Engine(clock, meter, workload.shape)
+        return Penstock(clock, [engine], workload.items, policy, HOP_NS), [engine]
+
+    return make
+
+
+SIDES: dict[str, Callable[[Clock, Meter, Workload], tuple[Side, list[Engine]]]] = {
+    "push": _push,
+    "old-pull": _old_pull,
+    "aimd": _aimd,
+    **{name: _penstock(name) for name in POLICIES},
+}
+"""Every policy by name."""
+
+
+def run(policy: str, workload: Workload, push_rps: float = 0.0) -> tuple[Meter, list[Engine]]:
+    """Run a workload under a policy to its end. `push_rps` is what arrival rates are shares of."""
+    clock, meter = Clock(), Meter([Life() for _ in workload.items])
+    side, engines = SIDES[policy](clock, meter, workload)
+    for index, moment_s in enumerate(workload.arrivals_s(push_rps)):
+        clock.at(int(moment_s * SECOND_NS), lambda index=index: _arrive(side, meter, clock, index))  # type: ignore[misc]
+    while meter.finished < len(workload.items) and clock.step():
+        pass
+    if meter.finished < len(workload.items):
+        raise RuntimeError(f"{policy}: {len(workload.items) - meter.finished} requests never ended")
+    return meter, engines
+
+
+def _arrive(side: Side, meter: Meter, clock: Clock, index: int) -> None:
+    meter.arrived(index, clock.now_ns)
+    side.submit(index)
+
+
+def saturated_rps(workload: Workload) -> float:
+    """Return the requests a second that pushing everything at once completes."""
+    at_once = replace(workload, load=None)
+    meter, _ = run("push", at_once)
+    return len(workload.items) / meter.elapsed_s
+
+
+def compare(name: str, policies: list[str], count: int, scale: str, seeds: list[int]) -> list[Outcome]:
+    """Run every policy on every seed's requests; return one outcome per policy and seed."""
+    outcomes = []
+    for seed in seeds:
+        workload = workloads.make(name, count, scale, seed)
+        if seed == seeds[0]:
+            shape = workload.shape
+            print(
+                f"\n{name}, {len(workload.items)} requests: {workload.source}\n  window {shape.window_tokens}, "
+                f"{shape.blocks} blocks of {shape.block_size}, profile {shape.profile}, seeds {seeds}"
+            )
+        push_rps = saturated_rps(workload) if workload.load is not None else 0.0
+        for policy in policies:
+            started_s = time.process_time()
+            meter, engines = run(policy, workload, push_rps)
+            outcomes.append(Outcome.of(name, policy, seed, workload, meter, engines, time.process_time() - started_s))
+    return outcomes
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", nargs="+", choices=[*workloads.WORKLOADS, "all"], default=["kv-bound"])
+    parser.add_argument("--policies", default="push,predictive", help="comma-separated, or all")
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--scale", choices=sorted(workloads.SCALES), default="cpu")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--out", type=Path, help="directory for the cache over time and every outcome, as JSON")
+    options = parser.parse_args()
+    policies = list(SIDES) if options.policies == "all" else options.policies.split(",")
+    names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    lines: list[dict[str, Any]] = []
+    for name in names:
+        lines += print_table(compare(name, policies, options.requests, options.scale, seeds), options.out)
+    for line in lines:
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

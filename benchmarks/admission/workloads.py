@@ -1,0 +1,238 @@
+"""Named workloads: the same requests for every policy, in order of arrival, seeded.
+
+Lengths come from production traces where a workload names one, scaled by one factor to the window of a scale.
+Every pool is a few windows large: fewer, and one long request decides everything; many more, and the cache is
+not what is scarce.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks import traces
+
+MOONCAKE_FILE = "mooncake_conversation.jsonl"
+MOONCAKE_BLOCK_TOKENS = 512
+"""Prompt tokens that one hash id of the Mooncake trace stands for."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes and speed of the engines a workload runs on; blocks as usable, without vLLM's null block."""
+
+    window_tokens: int
+    block_size: int
+    blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    profile: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """One request. `max_tokens` is what the client asks for; it really ends after `output_tokens`.
+
+    `prefix` names the prompt's leading pieces of the workload's `prefix_tokens` each: equal names, equal tokens.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    prefix: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests, when they come, and what they run on.
+
+    `load` is the arrival rate as a share of what pushing everything completes; None lets all arrive at once.
+    `gaps` are the times between arrivals in means of themselves.
+    """
+
+    name: str
+    items: list[Item]
+    shape: Shape
+    source: str
+    load: float | None = None
+    gaps: tuple[float, ...] = ()
+    prefix_tokens: int = 0
+
+    def arrivals_s(self, push_rps: float) -> list[float]:
+        """Return when each request arrives if pushing everything at once completes `push_rps` requests a second."""
+        if self.load is None:
+            return [0.0] * len(self.items)
+        mean_gap_s = 1 / (self.load * push_rps)
+        moments, now = [], 0.0
+        for gap in self.gaps:
+            moments.append(now)
+            now += gap * mean_gap_s
+        return moments
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A family of shapes: what the windows are multiplied by, and what the engine is.
+
+    `factor` multiplies every length of a workload; `pool_windows` is the pool in windows.
+    """
+
+    name: str
+    factor: float
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    profile: str
+
+    def tokens(self, full: float) -> int:
+        """Return a length of the full scale at this one."""
+        return max(round(full * self.factor), 1)
+
+    def shape(self, window: int, pool_windows: float) -> Shape:
+        """Return the engine with a window of so many tokens at full scale and a pool of so many windows."""
+        window_tokens = -(-self.tokens(window) // self.block_size) * self.block_size
+        blocks = int(pool_windows * window_tokens) // self.block_size
+        return Shape(
+            window_tokens, self.block_size, blocks, self.max_num_seqs, self.max_num_batched_tokens, self.profile
+        )
+
+
+SCALES = {
+    "cpu": Scale("cpu", 1 / 4, 32, 256, 2048, "cpu-small"),
+    "gpu": Scale("gpu", 1.0, 16, 1024, 8192, "cpu-small"),
+}
+"""`cpu` is what real vLLM runs here (its CPU backend has no blocks smaller than 32), `gpu` the traces' own scale."""
+
+
+def kv_bound(count: int, scale: Scale, seed: int) -> Workload:
+    """Return the acceptance workload: a trace's lengths, `max_tokens` four times the mean output, all at once.
+
+    Outputs longer than `max_tokens` are cut by it, as they would be.
+    """
+    return _azure("kv-bound", count, scale, seed, 4.0)
+
+
+def loose_max_tokens(count: int, scale: Scale, seed: int) -> Workload:
+    """Return a trace's lengths with `max_tokens` sixteen times the mean output."""
+    return _azure("loose-max-tokens", count, scale, seed, 16.0)
+
+
+def azure(count: int, scale: Scale, seed: int) -> Workload:
+    """Return a trace's lengths in its own rhythm of arrivals, a tenth more than pushing completes."""
+    workload = _azure("azure", count, scale, seed, 4.0)
+    return replace(workload, load=1.1, gaps=_azure_gaps(count, seed))
+
+
+def _azure(name: str, count: int, scale: Scale, seed: int, looseness: float) -> Workload:
+    shape = scale.shape(8192, 4)
+    found = traces.load(count, scale.factor, shape.window_tokens, shape.window_tokens, seed)
+    mean_output = sum(length.output for length in found.lengths) / count
+    max_tokens = round(looseness * mean_output)
+    items = [_fitting(length.prompt, length.output, max_tokens, shape) for length in found.lengths]
+    return Workload(name, items, shape, f"{found.source}; max_tokens {max_tokens}")
+
+
+def _fitting(prompt: int, output: int, max_tokens: int, shape: Shape) -> Item:
+    """Return the request, cut as vLLM cuts: a prompt leaves room for a token, prompt and output fit the window."""
+    prompt = min(prompt, shape.window_tokens - min(max_tokens, shape.window_tokens // 2))
+    return Item(prompt, min(output, max_tokens, shape.window_tokens - prompt), max_tokens)
+
+
+def _azure_gaps(count: int, seed: int) -> tuple[float, ...]:
+    moments = traces.moments_s(count, seed)
+    gaps = [after - before for before, after in pairwise(moments)] + [0.0]
+    mean = sum(gaps) / (count - 1) if count > 1 else 1.0
+    return tuple(gap / mean for gap in gaps)
+
+
+def mooncake(count: int, scale: Scale, seed: int) -> Workload:
+    """Return the Mooncake conversation trace: long prompts, many of which begin as an earlier one did."""
+    # A window of 32K keeps nine prompts in ten; longer ones are left out, for cut ones would share less.
+    shape = scale.shape(32768, 4)
+    prefix_tokens = scale.tokens(MOONCAKE_BLOCK_TOKENS)
+    path = Path(os.environ.get("PENSTOCK_TRACES", traces.DEFAULT_DIRECTORY)) / MOONCAKE_FILE
+    if not path.is_file():
+        found = _azure("mooncake", count, scale, seed, 4.0)
+        return replace(found, source=f"{MOONCAKE_FILE} not found; {found.source}")
+    items: list[Item] = []
+    with path.open() as lines:
+        for row in map(json.loads, lines):
+            prompt, output = scale.tokens(row["input_length"]), scale.tokens(row["output_length"])
+            if prompt + output <= shape.window_tokens and row["output_length"]:
+                items.append(Item(prompt, output, shape.window_tokens - prompt, tuple(row["hash_ids"])))
+            if len(items) == count:
+                break
+    mean = sum(item.output_tokens for item in items) / len(items)
+    items = [replace(item, max_tokens=min(item.max_tokens, round(4 * mean))) for item in items]
+    items = [replace(item, output_tokens=min(item.output_tokens, item.max_tokens)) for item in items]
+    source = f"the first {len(items)} requests of {MOONCAKE_FILE} that fit the window, times {scale.factor:g}"
+    return Workload("mooncake", items, shape, source, prefix_tokens=prefix_tokens)
+
+
+def limit32k(count: int, scale: Scale, seed: int) -> Workload:
+    """Return requests that may use 32K tokens and use 4K: no `max_tokens` to speak of, short prompts, long outputs."""
+    rng = random.Random(seed)
+    scale = replace(scale, factor=scale.factor / 4) if scale.factor < 1 else scale
+    shape = scale.shape(32768, 4)
+    items = []
+    for _ in range(count):
+        prompt = lognormal(rng, scale.tokens(1024), 0.8, 1, shape.window_tokens // 4)
+        output = lognormal(rng, scale.tokens(3072), 0.8, 1, shape.window_tokens // 2)
+        items.append(Item(prompt, output, shape.window_tokens - prompt))
+    return Workload("limit32k-use4k", items, shape, "log-normal lengths, mean 1024+3072 of 32768 tokens, scaled")
+
+
+def near_critical(count: int, scale: Scale, seed: int) -> Workload:
+    """Return long outputs, arriving nearly as fast as pushing everything completes them."""
+    rng = random.Random(seed)
+    scale = replace(scale, factor=scale.factor / 4) if scale.factor < 1 else scale
+    shape = scale.shape(16384, 4)
+    items = []
+    for _ in range(count):
+        prompt = lognormal(rng, scale.tokens(1024), 0.3, 1, scale.tokens(4096))
+        output = lognormal(rng, scale.tokens(5120), 0.5, 1, scale.tokens(12288))
+        items.append(Item(prompt, output, scale.tokens(12288)))
+    gaps = tuple(rng.expovariate(1.0) for _ in items)
+    source = "log-normal lengths, mean 1024+5120 tokens, scaled; Poisson arrivals at 0.95 of what pushing completes"
+    return Workload("near-critical", items, shape, source, 0.95, gaps)
+
+
+def bimodal(count: int, scale: Scale, seed: int) -> Workload:
+    """Return one long request among fifty short ones."""
+    rng = random.Random(seed)
+    shape = scale.shape(8192, 4)
+    items = []
+    for index in range(count):
+        long = index % 51 == 25
+        prompt = lognormal(rng, scale.tokens(2048 if long else 256), 0.3, 1, scale.tokens(3072))
+        output = lognormal(rng, scale.tokens(4096 if long else 128), 0.2, 1, scale.tokens(5120))
+        items.append(Item(prompt, output, scale.tokens(5120)))
+    return Workload("bimodal", items, shape, "one of 2048+4096 tokens to fifty of 256+128, log-normal, scaled")
+
+
+def lognormal(rng: random.Random, mean: float, sigma: float, least: int, most: int) -> int:
+    """Draw a whole number with this mean before it is clipped."""
+    return min(max(round(rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)), least), most)
+
+
+WORKLOADS: dict[str, Callable[[int, Scale, int], Workload]] = {
+    "kv-bound": kv_bound,
+    "azure": azure,
+    "mooncake": mooncake,
+    "limit32k-use4k": limit32k,
+    "near-critical": near_critical,
+    "bimodal": bimodal,
+    "loose-max-tokens": loose_max_tokens,
+}
+"""Every workload by name; the first is the acceptance workload."""
+
+
+def make(name: str, count: int, scale: str, seed: int = 0) -> Workload:
+    """Return a workload by name. Raises KeyError for unknown names."""
+    return WORKLOADS[name](count, SCALES[scale], seed)
