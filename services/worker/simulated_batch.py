@@ -1,146 +1,364 @@
-"""Continuous batching, block by block, as vLLM's V1 scheduler does it; no clock and no model.
+"""Continuous batching, block by block, as vLLM 0.32's V1 scheduler does it; no clock and no model.
 
-A step gives every running sequence its next tokens (a chunk of the prompt or
-one decoded token), takes the blocks those tokens need, and admits waiting
-sequences whose whole prompt fits. When blocks run out, the sequence admitted
-last gives all of its blocks back, goes to the head of the waiting line and is
-computed again from its first token.
+A step first gives every running sequence, in order, its next tokens (one
+decoded token or a chunk of what is not computed yet) and the blocks they need.
+When blocks run out, the sequence admitted last gives its blocks back, goes to
+the head of the waiting line and is computed again later. If nobody was
+preempted, waiting sequences are admitted in order while tokens, sequences and
+blocks allow. Rules and their order are those of `Scheduler.schedule` and
+`KVCacheManager.allocate_slots` (first come, first served, no speculation, no
+connectors, full attention); docs/engine-model.md names the differences.
+
+A step in which everybody decodes costs a few dictionary operations however
+many sequences run: outputs and contexts follow from the step counter, and the
+sequences that need a block or end are found by the step at which they do.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
+
+from services.worker.simulated_blocks import BlockPool, Key
+from services.worker.simulated_sequence import Clock, Sequence, StepResult
+
+
+class Rules(NamedTuple):
+    """The scheduler's settings, with vLLM's names and defaults."""
+
+    watermark: float = 0.0
+    """Share of the blocks that stays free when a waiting sequence is admitted beside running ones."""
+    long_prefill_token_threshold: int = 0
+    """Most prompt tokens of one sequence in a step while there are others; 0: no limit."""
+    scheduler_reserve_full_isl: bool = True
+    """Admit only if the whole prompt fits, not only its first chunk."""
+    enable_prefix_caching: bool = True
 
 
 @dataclass(slots=True)
-class Sequence:
-    """One completion in the engine; `output_tokens` is the length it will end at."""
+class _Work:
+    """What the step being made has done so far."""
 
-    key: str
-    prompt_tokens: int
-    output_tokens: int
-    generated: int = 0
-    computed: int = 0
-    blocks: int = 0
-    preemptions: int = 0
-
-
-class StepResult(NamedTuple):
-    """What one step did: sequences that got a token, those that ended, and the tokens computed."""
-
-    sampled: list[Sequence]
-    ended: list[Sequence]
-    computed_tokens: int
+    budget: int
+    threshold: int
+    prefills: list[Sequence] = field(default_factory=list)
+    idle: list[Sequence] = field(default_factory=list)
+    """Decoding sequences for which no tokens were left, and their computed tokens."""
+    idle_context: int = 0
+    prefill_tokens: int = 0
+    kv_tokens_read: int = 0
+    attended_tokens: int = 0
+    recomputed_tokens: int = 0
+    cached_tokens: int = 0
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
 
 
 class Batch:
-    """Sequences of one engine and its pool of blocks: `free + sum(blocks) == total`, always."""
+    """Sequences of one engine and its pool of blocks."""
 
-    def __init__(self, blocks_total: int, block_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Start empty."""
+    def __init__(
+        self,
+        blocks_total: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        rules: Rules = Rules(),  # noqa: B008 - immutable
+    ) -> None:
+        """Start empty. `blocks_total` leaves vLLM's null block out."""
         self.blocks_total = blocks_total
-        self.blocks_free = blocks_total
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.preemptions = 0
+        self._pool = BlockPool(blocks_total)
+        self._rules = rules
+        # vLLM takes the share of all blocks, the null block among them.
+        self._watermark_blocks = int(rules.watermark * (blocks_total + 1))
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._clock = Clock()
+        self._serial = 0
+        self._partial: list[Sequence] = []
+        """Running sequences whose known tokens are not all computed, in the order they run."""
+        self._context = 0
+        """Computed tokens of all decoding sequences."""
+        self._due: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
+        """Decoding sequences by the step, modulo the block size, that needs a new block."""
+        self._ends: dict[int, dict[Sequence, None]] = {}
+        """Decoding sequences by the step after which they have ended."""
 
-    def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the waiting line."""
-        self.waiting.append(sequence)
-
-    def remove(self, keys: set[str]) -> None:
-        """Abort sequences and free their blocks."""
-        for sequence in [s for s in self.running if s.key in keys]:
-            self.running.remove(sequence)
-            self._free(sequence)
-        self.waiting = deque(s for s in self.waiting if s.key not in keys)
+    @property
+    def blocks_free(self) -> int:
+        """Blocks nobody holds; cached ones among them."""
+        return self._pool.free
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
         return bool(self.running or self.waiting)
 
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the waiting line."""
+        self._serial += 1
+        sequence.serial = self._serial
+        self.waiting.append(sequence)
+
+    def remove(self, keys: set[str]) -> None:
+        """Abort sequences and free their blocks."""
+        for sequence in [s for s in self.running if s.key in keys]:
+            self.running.remove(sequence)
+            self._leave(sequence)
+        self.waiting = deque(s for s in self.waiting if s.key not in keys)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached blocks. Raises RuntimeError while sequences hold blocks."""
+        self._pool.reset()
+
     def step(self) -> StepResult:
         """Run one step."""
-        scheduled: dict[str, int] = {}
-        budget = self._max_num_batched_tokens
-        preempted = False
-        index = 0
-        while index < len(self.running) and budget > 0:
-            sequence = self.running[index]
-            chunk = min(self._remaining(sequence), budget)
-            while not self._take(sequence, chunk):
-                preempted = True
-                victim = self.running.pop()
-                budget += scheduled.pop(victim.key, 0)
-                self._preempt(victim)
-                if victim is sequence:
-                    break
-            else:
-                scheduled[sequence.key] = chunk
-                budget -= chunk
-                index += 1
-        if not preempted:
-            self._admit(budget, scheduled)
-        return self._compute(scheduled)
+        crowded = len(self.running) + len(self.waiting) > 1
+        work = _Work(self._max_num_batched_tokens, self._rules.long_prefill_token_threshold if crowded else 0)
+        if self._decodes_fit():
+            self._decode_all(work)
+        else:
+            self._walk(work)
+        if not work.preempted and self.waiting:
+            self._admit(work)
+        return self._compute(work)
 
-    def _admit(self, budget: int, scheduled: dict[str, int]) -> None:
-        """Start waiting sequences, in order, while the next one's whole prompt fits."""
-        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
-            sequence = self.waiting[0]
-            if self._blocks_for(self._length(sequence)) > self.blocks_free:
-                return
-            chunk = min(self._remaining(sequence), budget)
-            self._take(sequence, chunk)
-            self.running.append(self.waiting.popleft())
-            scheduled[sequence.key] = chunk
-            budget -= chunk
+    # ---- running sequences ----
 
-    def _compute(self, scheduled: dict[str, int]) -> StepResult:
-        sampled: list[Sequence] = []
-        ended: list[Sequence] = []
-        for sequence in self.running:
-            sequence.computed += scheduled.get(sequence.key, 0)
-            if sequence.key in scheduled and sequence.computed == self._length(sequence):
-                sequence.generated += 1
-                sampled.append(sequence)
-                if sequence.generated >= sequence.output_tokens:
-                    ended.append(sequence)
-        for sequence in ended:
-            self.running.remove(sequence)
-            self._free(sequence)
-        return StepResult(sampled, ended, sum(scheduled.values()))
-
-    def _length(self, sequence: Sequence) -> int:
-        return sequence.prompt_tokens + sequence.generated
-
-    def _remaining(self, sequence: Sequence) -> int:
-        return self._length(sequence) - sequence.computed
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._block_size)
-
-    def _take(self, sequence: Sequence, chunk: int) -> bool:
-        """Take the blocks for `chunk` more tokens; False, and nothing taken, if too few are free."""
-        wanted = self._blocks_for(sequence.computed + chunk) - sequence.blocks
-        if wanted > self.blocks_free:
+    def _decodes_fit(self) -> bool:
+        """Whether all decodes come before all prefills and have the tokens and blocks they need."""
+        partial = len(self._partial)
+        if partial and self.running[-partial] is not self._partial[0]:
             return False
-        self.blocks_free -= wanted
+        if len(self.running) - partial > self._max_num_batched_tokens:
+            return False
+        return len(self._due[self._clock.steps % self._block_size]) <= self._pool.free
+
+    def _decode_all(self, work: _Work) -> None:
+        """Schedule every decode at once: their order does not matter as nobody goes short."""
+        due = self._due[self._clock.steps % self._block_size]
+        self._pool.take(len(due))
+        for sequence in due:
+            sequence.blocks += 1
+        work.budget -= len(self.running) - len(self._partial)
+        if self._partial:
+            self._run_from(len(self.running) - len(self._partial), work)
+
+    def _walk(self, work: _Work) -> None:
+        """Schedule running sequences one by one."""
+        reached = self._run_from(0, work)
+        for sequence in self.running[reached:]:
+            if sequence.decoding:
+                self._skip(sequence, work)
+
+    def _run_from(self, index: int, work: _Work) -> int:
+        """Schedule running sequences from `index` on; return the index of the first that got nothing."""
+        while index < len(self.running) and work.budget > 0:
+            sequence = self.running[index]
+            chunk = self._chunk(sequence.length - sequence.computed, work)
+            if not self._make_room(sequence, chunk, work):
+                return index
+            if sequence.decoding:
+                work.budget -= 1
+            else:
+                self._prefill(sequence, chunk, work)
+            index += 1
+        return index
+
+    def _make_room(self, sequence: Sequence, chunk: int, work: _Work) -> bool:
+        """Take the blocks for `chunk` more tokens, preempting from the end; False if it came to itself."""
+        wanted = self._blocks_for(sequence.computed + chunk) - sequence.blocks
+        while wanted > self._pool.free:
+            victim = self.running.pop()
+            self._preempt(victim, work)
+            if victim is sequence:
+                return False
+        self._pool.take(wanted)
         sequence.blocks += wanted
         return True
 
-    def _free(self, sequence: Sequence) -> None:
-        self.blocks_free += sequence.blocks
-        sequence.blocks = 0
-        sequence.computed = 0
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._free(sequence)
+    def _preempt(self, sequence: Sequence, work: _Work) -> None:
+        sequence.lost = sequence.computed
+        self._leave(sequence)
         sequence.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(sequence)
+        work.preempted.append(sequence)
+
+    def _skip(self, sequence: Sequence, work: _Work) -> None:
+        """Leave a decoding sequence out of this step."""
+        work.idle.append(sequence)
+        work.idle_context += sequence.computed
+        self._unplan(sequence)
+        sequence.skip_step()
+        self._plan(sequence)
+
+    # ---- waiting sequences ----
+
+    def _admit(self, work: _Work) -> None:
+        """Start waiting sequences, in order, until one does not fit."""
+        while self.waiting and work.budget > 0 and len(self.running) < self._max_num_seqs:
+            sequence = self.waiting[0]
+            chunk = self._start(sequence, work)
+            if chunk == 0:
+                return
+            self.running.append(self.waiting.popleft())
+            self._partial.append(sequence)
+            work.admitted.append(sequence)
+            self._prefill(sequence, chunk, work)
+
+    def _start(self, sequence: Sequence, work: _Work) -> int:
+        """Give a waiting sequence what the cache has of it and blocks for a first chunk; 0 if they are too few."""
+        length = sequence.length
+        # The last known token is always computed: its logits give the next one.
+        found = self._pool.find(islice(self._keys(sequence), (length - 1) // self._block_size))
+        cached = len(found) * self._block_size
+        chunk = self._chunk(length - cached, work)
+        fits = length if self._rules.scheduler_reserve_full_isl else cached + chunk
+        watermark = self._watermark_blocks if self.running else 0
+        idle = sum(block.holders == 0 for block in found)
+        if self._blocks_for(fits) - len(found) + idle + watermark > self._pool.free:
+            return 0
+        self._pool.claim(found)
+        sequence.shared = found
+        sequence.blocks = self._blocks_for(cached + chunk)
+        self._pool.take(sequence.blocks - len(found))
+        sequence.begin_prefill(cached)
+        work.cached_tokens += cached
+        return chunk
+
+    def _keys(self, sequence: Sequence) -> Iterator[Key]:
+        """Yield the keys of a sequence's blocks, without end; none with caching off or nothing to be found."""
+        if not self._rules.enable_prefix_caching:
+            return
+        yield from sequence.prefix_keys
+        # Blocks with keys of its own can only be found by the sequence that was here before.
+        if sequence.preemptions:
+            index = len(sequence.prefix_keys)
+            while True:
+                yield (sequence.serial, index)
+                index += 1
+
+    # ---- both ----
+
+    def _chunk(self, remaining: int, work: _Work) -> int:
+        if 0 < work.threshold < remaining:
+            remaining = work.threshold
+        return min(remaining, work.budget)
+
+    def _prefill(self, sequence: Sequence, chunk: int, work: _Work) -> None:
+        """Account for `chunk` tokens of a sequence whose blocks are there."""
+        start = sequence.computed
+        end = start + chunk
+        sequence.prefill(chunk)
+        work.budget -= chunk
+        work.prefills.append(sequence)
+        work.prefill_tokens += chunk
+        work.kv_tokens_read += end
+        # Token i attends to i + 1 tokens: the sum over start..end-1.
+        work.attended_tokens += chunk * start + chunk * (chunk + 1) // 2
+        recomputed = max(0, min(end, sequence.lost) - start)
+        work.recomputed_tokens += recomputed
+        sequence.recomputed_tokens += recomputed
+        if self._rules.enable_prefix_caching:
+            # Found by others from this very step on.
+            for index in range(len(sequence.shared), min(end // self._block_size, len(sequence.prefix_keys))):
+                sequence.shared.append(self._pool.publish(sequence.prefix_keys[index]))
+
+    def _compute(self, work: _Work) -> StepResult:
+        """Let the scheduled tokens have been computed."""
+        decoding = len(self.running) - len(self._partial)
+        self._clock.steps += 1
+        self._context += decoding
+        decode_context = self._context - work.idle_context
+        first = self._end_prefills(work)
+        sampled = self._sampled(work)
+        ended = self._take_ended()
+        return StepResult(
+            decoding - len(work.idle),
+            work.prefill_tokens,
+            len(work.prefills),
+            decode_context + work.kv_tokens_read,
+            decode_context + work.attended_tokens,
+            work.recomputed_tokens,
+            work.cached_tokens,
+            work.admitted,
+            work.preempted,
+            first,
+            sampled,
+            ended,
+        )
+
+    def _end_prefills(self, work: _Work) -> list[Sequence]:
+        """Let sequences whose known tokens are all computed decode from now on; return those new to it."""
+        first: list[Sequence] = []
+        for sequence in work.prefills:
+            if sequence.computed < sequence.length:
+                continue
+            if sequence.generated == 0:
+                first.append(sequence)
+            self._partial.remove(sequence)
+            sequence.begin_decode(self._clock)
+            self._plan(sequence)
+        return first
+
+    def _sampled(self, work: _Work) -> list[Sequence]:
+        if not self._partial and not work.idle:
+            return self.running.copy()
+        idle = {id(sequence) for sequence in work.idle}
+        return [s for s in self.running if s.decoding and id(s) not in idle]
+
+    def _take_ended(self) -> list[Sequence]:
+        """Remove the sequences that have their whole output."""
+        ended = list(self._ends.get(self._clock.steps, ()))
+        if len(ended) > 1:
+            # Blocks are freed in the order the sequences run: it decides which cached blocks are lost first.
+            members = set(ended)
+            ended = [s for s in self.running if s in members]
+            self.running = [s for s in self.running if s not in members]
+        elif ended:
+            self.running.remove(ended[0])
+        for sequence in ended:
+            self._leave(sequence)
+        return ended
+
+    def _plan(self, sequence: Sequence) -> None:
+        """Note when a decoding sequence needs a block and when it ends."""
+        self._context += sequence.computed
+        self._due[sequence.due_phase(self._block_size)][sequence] = None
+        self._ends.setdefault(sequence.end_step(), {})[sequence] = None
+
+    def _unplan(self, sequence: Sequence) -> None:
+        self._context -= sequence.computed
+        del self._due[sequence.due_phase(self._block_size)][sequence]
+        end_step = sequence.end_step()
+        ending = self._ends[end_step]
+        del ending[sequence]
+        if not ending:
+            del self._ends[end_step]
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Free the blocks of a sequence that no longer runs."""
+        if sequence.decoding:
+            self._unplan(sequence)
+        else:
+            self._partial.remove(sequence)
+        own: list[Key] = []
+        if self._rules.enable_prefix_caching:
+            # Blocks with generated tokens get their keys only here: nobody else could have found them.
+            full = sequence.computed // self._block_size
+            own = [(sequence.serial, index) for index in range(len(sequence.shared), full)]
+        self._pool.release(sequence.shared, own, sequence.blocks - len(sequence.shared) - len(own))
+        sequence.shared = []
+        sequence.blocks = 0
+        sequence.stop()
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import random
 import sys
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,7 +28,9 @@ from services.worker.engine import (
     Rendered,
     RequestRefusedError,
 )
-from services.worker.simulated_batch import Batch, Sequence, StepResult
+from services.worker.simulated_batch import Batch
+from services.worker.simulated_profile import PROFILES
+from services.worker.simulated_sequence import Sequence, StepResult
 
 BYTE_TOKENS = 256
 """Tokens 0 to 255 are bytes; the one after is the end of sequence."""
@@ -38,31 +39,6 @@ EOS_TOKEN = BYTE_TOKENS
 
 WORDS = tuple(f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u"))
 """What the engine talks in: token n reads as word n modulo the list."""
-
-
-class Profile(NamedTuple):
-    """How long a step takes: by sequences running (piecewise linear), plus the prompt tokens computed."""
-
-    sequences: tuple[int, ...]
-    step_s: tuple[float, ...]
-    prompt_token_s: float
-
-    def duration_s(self, running: int, prompt_tokens: int) -> float:
-        """Return the seconds of a step with `running` sequences and `prompt_tokens` prefilled."""
-        at = min(max(bisect_left(self.sequences, running), 1), len(self.sequences) - 1)
-        left, right = self.sequences[at - 1], self.sequences[at]
-        share = (running - left) / (right - left)
-        step_s = self.step_s[at - 1] + share * (self.step_s[at] - self.step_s[at - 1])
-        return max(0.0, step_s) + prompt_tokens * self.prompt_token_s
-
-
-PROFILES = {
-    "instant": Profile((0, 1), (0.0, 0.0), 0.0),
-    # A 14M-parameter Llama in bf16 on two CPU cores.
-    "cpu-small": Profile(
-        (1, 4, 8, 16, 32, 64, 128), (0.0020, 0.0026, 0.0029, 0.0037, 0.0049, 0.0097, 0.0159), 1 / 17_000
-    ),
-}
 
 
 class SimulatedSettings(NamedTuple):
@@ -275,15 +251,9 @@ class SimulatedEngine:
             if not self.batch.busy:
                 self._work.clear()
                 await self._work.wait()
-            prompt_tokens = sum(
-                min(s.prompt_tokens - s.computed, self._settings.max_num_batched_tokens)
-                for s in (*self.batch.running, *self.batch.waiting)
-                if s.computed < s.prompt_tokens
-            )
-            prompt_tokens = min(prompt_tokens, self._settings.max_num_batched_tokens)
-            duration_s = self._profile.duration_s(len(self.batch.running), prompt_tokens)
-            await self._sleep(duration_s)
             result = self.batch.step()
+            duration_s = self._profile.step_s(result)
+            await self._sleep(duration_s)
             self._report(duration_s)
             self._deliver(result)
 
@@ -306,7 +276,10 @@ class SimulatedEngine:
         by_run: dict[str, list[ChoiceStep]] = {}
         for sequence in result.sampled:
             run_id, _, index = sequence.key.rpartition("#")
-            run = self._runs[run_id]
+            run = self._runs.get(run_id)
+            if run is None:
+                # Aborted while the step was being computed.
+                continue
             run.preemptions = max(run.preemptions, sequence.preemptions)
             choice = self._choice(run, int(index), sequence, id(sequence) in ended)
             by_run.setdefault(run_id, []).append(choice)

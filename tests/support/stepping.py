@@ -16,7 +16,8 @@ from services.scheduler.core.machine import Machine
 from services.scheduler.core.policy import Policy
 from services.worker.core.messages import Ending
 from services.worker.core.sizing import Sizes, covered_tokens, need_blocks, size
-from services.worker.simulated_batch import Batch, Sequence
+from services.worker.simulated_batch import Batch
+from services.worker.simulated_sequence import Sequence
 from tests.support.scheduling import SECOND_NS, announced
 
 BYTES_PER_TOKEN = 5
