@@ -22,13 +22,19 @@ class Life:
 
 @dataclass(slots=True)
 class Meter:
-    """One run's figures. Usage is held from one step of an engine to its next, as vLLM's own statistic is."""
+    """One run's figures.
+
+    The cache over time is what requests hold while a step runs, those that end with the step included: vLLM's own
+    statistic is taken after they have left and reads lower by a step's departures.
+    """
 
     lives: list[Life]
     gaps_ns: array[int] = field(default_factory=lambda: array("q"))
     waiting: int = 0
     finished: int = 0
     computed_tokens: int = 0
+    preemptions: int = 0
+    elapsed_ns: int = 0
     held_block_ns: int = 0
     block_ns: int = 0
     backlog_held_block_ns: int = 0
@@ -74,8 +80,9 @@ class Meter:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from the first arrival to the last end."""
-        return (max(life.done_ns for life in self.lives) - min(life.arrived_ns for life in self.lives)) / SECOND_NS
+        """Seconds from the first arrival to the last end, or as long as the client says."""
+        first, last = min(life.arrived_ns for life in self.lives), max(life.done_ns for life in self.lives)
+        return (self.elapsed_ns or last - first) / SECOND_NS
 
 
 def quantile(values: list[int] | array[int], share: float) -> float:

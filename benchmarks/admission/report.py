@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.admission.clock import SECOND_NS
-from benchmarks.admission.engine import Engine
 from benchmarks.admission.meter import Meter, quantile
 from benchmarks.admission.workloads import Workload
 
@@ -43,10 +42,9 @@ class Outcome:
         seed: int,
         workload: Workload,
         meter: Meter,
-        engines: Sequence[Engine],
-        cpu_s: float,
+        cpu_s: float = 0.0,
     ) -> Outcome:
-        """Return the outcome of a simulated run."""
+        """Return the outcome of a run."""
         lives, count = meter.lives, len(meter.lives)
         output_tokens = sum(life.tokens for life in lives)
         # The KV of the last token is never written.
@@ -72,7 +70,7 @@ class Outcome:
             output_tokens / meter.elapsed_s,
             meter.backlog_usage,
             meter.usage,
-            1000 * sum(engine.batch.preemptions for engine in engines) / count,
+            1000 * meter.preemptions / count,
             max(meter.computed_tokens - needed, 0) / needed,
             latencies,
             cpu_s,

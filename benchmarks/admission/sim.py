@@ -72,7 +72,7 @@ SIDES: dict[str, Callable[[Clock, Meter, Workload], tuple[Side, list[Engine]]]] 
 """Every policy by name."""
 
 
-def run(policy: str, workload: Workload, push_rps: float = 0.0) -> tuple[Meter, list[Engine]]:
+def run(policy: str, workload: Workload, push_rps: float = 0.0) -> Meter:
     """Run a workload under a policy to its end. `push_rps` is what arrival rates are shares of."""
     clock, meter = Clock(), Meter([Life() for _ in workload.items])
     side, engines = SIDES[policy](clock, meter, workload)
@@ -82,7 +82,8 @@ def run(policy: str, workload: Workload, push_rps: float = 0.0) -> tuple[Meter, 
         pass
     if meter.finished < len(workload.items):
         raise RuntimeError(f"{policy}: {len(workload.items) - meter.finished} requests never ended")
-    return meter, engines
+    meter.preemptions = sum(engine.batch.preemptions for engine in engines)
+    return meter
 
 
 def _arrive(side: Side, meter: Meter, clock: Clock, index: int) -> None:
@@ -93,7 +94,7 @@ def _arrive(side: Side, meter: Meter, clock: Clock, index: int) -> None:
 def saturated_rps(workload: Workload) -> float:
     """Return the requests a second that pushing everything at once completes."""
     at_once = replace(workload, load=None)
-    meter, _ = run("push", at_once)
+    meter = run("push", at_once)
     return len(workload.items) / meter.elapsed_s
 
 
@@ -111,8 +112,8 @@ def compare(name: str, policies: list[str], count: int, scale: str, seeds: list[
         push_rps = saturated_rps(workload) if workload.load is not None else 0.0
         for policy in policies:
             started_s = time.process_time()
-            meter, engines = run(policy, workload, push_rps)
-            outcomes.append(Outcome.of(name, policy, seed, workload, meter, engines, time.process_time() - started_s))
+            meter = run(policy, workload, push_rps)
+            outcomes.append(Outcome.of(name, policy, seed, workload, meter, time.process_time() - started_s))
     return outcomes
 
 

@@ -22,6 +22,9 @@ MOONCAKE_FILE = "mooncake_conversation.jsonl"
 MOONCAKE_BLOCK_TOKENS = 512
 """Prompt tokens that one hash id of the Mooncake trace stands for."""
 
+AZURE_WINDOW_TOKENS = 16_384
+"""Holds the longest request of the Azure trace, 14,050 + 1,000 tokens."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -130,7 +133,7 @@ def azure(count: int, scale: Scale, seed: int) -> Workload:
 
 
 def _azure(name: str, count: int, scale: Scale, seed: int, looseness: float) -> Workload:
-    shape = scale.shape(8192, 4)
+    shape = scale.shape(AZURE_WINDOW_TOKENS, 4)
     found = traces.load(count, scale.factor, shape.window_tokens, shape.window_tokens, seed)
     mean_output = sum(length.output for length in found.lengths) / count
     max_tokens = round(looseness * mean_output)

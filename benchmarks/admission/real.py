@@ -1,0 +1,156 @@
+"""Admission policies on real vLLM: the same requests pushed into it and granted by Penstock, in alternating rounds.
+
+Usage: python -m benchmarks.admission.real [--workload kv-bound ...] [--policies all] [--requests 300] [--rounds 3]
+       [--model small] [--out build/bench]
+
+Every policy has an engine of its own with the same flags (`push`, `old-pull` and `aimd` share one); idle ones stay
+up. A warm-up comes first, then rounds in which every policy runs once, in an order that rotates. All figures come
+from the engine's scheduler (recorder.py), requests/s from the client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.admission import workloads
+from benchmarks.admission.lines import batch_lines
+from benchmarks.admission.report import Outcome, print_table
+from benchmarks.admission.sides import PENSTOCK, PUSHED, Penstock, Pushed, Side
+from benchmarks.admission.trace import Trace
+from benchmarks.admission.workloads import Shape, Workload
+from benchmarks.bench_main import penstock
+
+MODELS = {
+    "tiny": ("--layers", "2", "--hidden-size", "128", "--dtype", "float32"),
+    "small": ("--layers", "4", "--hidden-size", "512", "--dtype", "bfloat16"),
+}
+"""`small` has steps that take longer with the batch; those of `tiny` are nearly all overhead."""
+
+
+def engine_flags(model: Path, dtype: str, shape: Shape, prefix_caching: bool) -> list[str]:
+    """Return the engine arguments of every policy."""
+    flags = {
+        "--model": str(model),
+        "--served-model-name": "tiny",
+        "--dtype": dtype,
+        "--max-model-len": str(shape.window_tokens),
+        "--block-size": str(shape.block_size),
+        # vLLM's number counts the null block, which holds nothing.
+        "--num-gpu-blocks-override": str(shape.blocks + 1),
+        "--max-num-seqs": str(shape.max_num_seqs),
+        "--max-num-batched-tokens": str(shape.max_num_batched_tokens),
+        "--logits-processors": "benchmarks.force_length:ForceLength",
+        "--scheduler-cls": "benchmarks.admission.recorder.Recorder",
+    }
+    caching = "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"
+    return ["--enforce-eager", caching, *(part for pair in flags.items() for part in pair)]
+
+
+async def start(
+    stack: AsyncExitStack, directory: Path, policies: list[str], flags: list[str], windows: int
+) -> dict[str, Side]:
+    """Start an engine for every policy; return who runs it."""
+    engines = {policy: PUSHED[policy].engine_flags if policy in PUSHED else (policy,) for policy in policies}
+    sides: dict[tuple[str, ...], Side] = {}
+    for number, (policy, own) in enumerate(engines.items()):
+        if own in sides:
+            continue
+        at = directory / str(number)
+        at.mkdir()
+        side = Pushed([*flags, *own], at, windows) if policy in PUSHED else Penstock(policy, flags, at)
+        sides[own] = await stack.enter_async_context(side)
+    await asyncio.gather(*(side.ready() for side in sides.values()))
+    return {policy: sides[own] for policy, own in engines.items()}
+
+
+class Bench:
+    """One workload on running engines."""
+
+    def __init__(self, sides: dict[str, Side], directory: Path, model: Path) -> None:
+        """Run on `sides`; files go to `directory`."""
+        self._sides, self._directory, self._model = sides, directory, model
+        self._traces = {side: Trace(side.trace) for side in set(sides.values())}
+
+    async def run(self, policy: str, workload: Workload, seed: int, push_rps: float) -> Outcome:
+        """Run every request of the workload under a policy."""
+        lines = batch_lines(workload, self._model / "tokenizer.json", seed)
+        side = self._sides[policy]
+        trace = self._traces[side]
+        trace.skip()
+        arrivals_s = workload.arrivals_s(push_rps)
+        done = await side.run(policy, lines, arrivals_s)
+        meter = trace.meter([done.started_ns + int(at_s * 1e9) for at_s in arrivals_s], workload.shape.blocks)
+        meter.elapsed_ns = done.ended_ns - done.started_ns
+        _check(policy, workload, [life.tokens for life in meter.lives], done.output_tokens)
+        return Outcome.of(workload.name, policy, seed, workload, meter)
+
+
+def _check(policy: str, workload: Workload, by_engine: list[int], by_client: int) -> None:
+    """Every request ran once to its own length, and every token arrived."""
+    wanted = [item.output_tokens for item in workload.items]
+    if by_engine != wanted:
+        wrong = [i for i, (got, want) in enumerate(zip(by_engine, wanted, strict=True)) if got != want]
+        raise SystemExit(f"{policy}: {len(wrong)} requests did not run once to their length, the first is {wrong[0]}")
+    if by_client != sum(wanted):
+        raise SystemExit(f"{policy}: the client has {by_client} output tokens of {sum(wanted)}")
+
+
+async def compare(name: str, options: argparse.Namespace, policies: list[str], directory: Path) -> list[Outcome]:
+    """Alternate the policies; return one outcome per policy and round."""
+    made = [workloads.make(name, options.requests, "cpu", seed) for seed in range(options.rounds + 1)]
+    *rounds, warm_up = made
+    shape = warm_up.shape
+    model = directory / "model"
+    penstock("tiny-model", str(model), *MODELS[options.model], "--max-position", str(shape.window_tokens))
+    dtype = MODELS[options.model][-1]
+    print(f"\n{name}, {options.requests} requests: {warm_up.source}\n  window {shape.window_tokens}, {shape.blocks} "
+          f"blocks of {shape.block_size}, model {options.model}, {options.rounds} rounds", flush=True)  # fmt: skip
+    async with AsyncExitStack() as stack:
+        flags = engine_flags(model, dtype, shape, prefix_caching=bool(warm_up.prefix_tokens))
+        windows = shape.blocks * shape.block_size // shape.window_tokens
+        sides = await start(stack, directory, policies, flags, windows)
+        bench = Bench(sides, directory, model)
+        push_rps, outcomes = 0.0, []
+        for policy in policies:
+            # The first policy's warm-up comes all at once; from its rate those of timed arrivals follow.
+            outcome = await bench.run(
+                policy, warm_up if push_rps else replace(warm_up, load=None), options.rounds, push_rps
+            )
+            push_rps = push_rps or outcome.requests_per_s
+        for number, workload in enumerate(rounds):
+            turn = number % len(policies)
+            for policy in (*policies[turn:], *policies[:turn]):
+                outcomes.append(await bench.run(policy, workload, number, push_rps))
+                print(f"  round {number}, {policy}: done", flush=True)
+    return sorted(outcomes, key=lambda outcome: (policies.index(outcome.policy), outcome.seed))
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", nargs="+", choices=[*workloads.WORKLOADS, "all"], default=["kv-bound"])
+    parser.add_argument("--policies", default="all", help="comma-separated, or all; the first has to be push")
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", choices=sorted(MODELS), default="small")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    options = parser.parse_args()
+    policies = [*PUSHED, *PENSTOCK] if options.policies == "all" else options.policies.split(",")
+    lines: list[dict[str, Any]] = []
+    for name in list(workloads.WORKLOADS) if "all" in options.workload else options.workload:
+        with tempfile.TemporaryDirectory() as directory:
+            outcomes = asyncio.run(compare(name, options, policies, Path(directory)))
+        lines += print_table(outcomes, options.out)
+    for line in lines:
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
