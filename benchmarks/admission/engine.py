@@ -9,8 +9,9 @@ from benchmarks.admission.clock import SECOND_NS, Clock
 from benchmarks.admission.meter import Life, Meter
 from benchmarks.admission.workloads import Item, Shape
 from services.worker.core.messages import EngineReported
-from services.worker.simulated_batch import Batch, Sequence, StepResult
-from services.worker.simulated_engine import PROFILES
+from services.worker.simulated_batch import Batch, Rules
+from services.worker.simulated_profile import PROFILES
+from services.worker.simulated_sequence import Sequence
 
 
 class Step(NamedTuple):
@@ -24,10 +25,11 @@ class Step(NamedTuple):
 class Engine:
     """One engine. It steps whenever it has work; whoever listens hears of a step when its time has passed."""
 
-    def __init__(self, clock: Clock, meter: Meter, shape: Shape, index: int = 0) -> None:
-        """Stand idle; `index` names the engine in the meter's samples."""
+    def __init__(self, clock: Clock, meter: Meter, shape: Shape, index: int = 0, watermark: float = 0.0) -> None:
+        """Stand idle; `index` names the engine in the meter's samples, `watermark` is vLLM's option."""
         self.shape = shape
-        self.batch = Batch(shape.blocks, shape.block_size, shape.max_num_seqs, shape.max_num_batched_tokens)
+        rules = Rules(watermark=watermark, enable_prefix_caching=shape.prefix_caching)
+        self.batch = Batch(shape.blocks, shape.block_size, shape.max_num_seqs, shape.max_num_batched_tokens, rules)
         self.listen: Callable[[Step], None] = lambda _step: None
         self._clock = clock
         self._meter = meter
@@ -43,7 +45,7 @@ class Engine:
         """Put a request at the end of the engine's waiting line."""
         life = self._lives[key] = self._meter.lives[index]
         life.entered_ns = self._clock.now_ns
-        self.batch.add(Sequence(key, item.prompt_tokens, item.output_tokens))
+        self.batch.add(Sequence(key, item.prompt_tokens, item.output_tokens, item.keys))
         if not self._stepping:
             self._stepping = True
             # Everything that arrives at this moment is in line before the step begins.
@@ -56,12 +58,13 @@ class Engine:
 
     def _begin(self) -> None:
         batch, meter = self.batch, self._meter
-        running_before = len(batch.running)
+        self.account()
         result = batch.step()
-        # Negative in a step that preempts more than it starts.
-        meter.waiting -= len(batch.running) + len(result.ended) - running_before
+        meter.waiting += len(result.preempted) - len(result.admitted)
         meter.computed_tokens += result.computed_tokens
-        duration_ns = max(int(self._duration_s(result) * SECOND_NS), 1)
+        meter.preemptions += len(result.preempted)
+        meter.recomputed_tokens += result.recomputed_tokens
+        duration_ns = max(int(self._profile.step_s(result) * SECOND_NS), 1)
         report = EngineReported(
             batch.blocks_free,
             len(batch.running),
@@ -70,12 +73,16 @@ class Engine:
             duration_ns,
             1 - batch.blocks_free / batch.blocks_total,
         )
+        leaving = sum(self._blocks_of(sequence) for sequence in result.ended)
+        self._held_blocks = min(batch.blocks_total - batch.blocks_free + leaving, batch.blocks_total)
+        self._backlog = meter.waiting > 0
+        meter.samples.append((self._clock.now_ns, self._index, self._held_blocks / batch.blocks_total, self._backlog))
         step = Step(result.sampled, result.ended, report)
         self._clock.after(duration_ns, lambda: self._end(step))
 
-    def _duration_s(self, result: StepResult) -> float:
-        decoding = sum(1 for sequence in result.sampled if sequence.generated > 1)
-        return self._profile.duration_s(len(self.batch.running), max(result.computed_tokens - decoding, 0))
+    def _blocks_of(self, sequence: Sequence) -> int:
+        """Return the blocks a sequence held when it ended: the KV of its last token is never written."""
+        return -(-(sequence.prompt_tokens + sequence.generated - 1) // self.shape.block_size)
 
     def _end(self, step: Step) -> None:
         now_ns, meter = self._clock.now_ns, self._meter
@@ -84,9 +91,7 @@ class Engine:
             meter.token(self._lives[sequence.key], now_ns)
         for sequence in step.ended:
             meter.done(self._lives.pop(sequence.key), now_ns)
-        self._held_blocks = self.batch.blocks_total - step.report.blocks_free
-        self._backlog = meter.waiting > 0
-        meter.samples.append((now_ns, self._index, step.report.kv_cache_usage, self._backlog))
+        self._held_blocks = self.batch.blocks_total - self.batch.blocks_free
         self.listen(step)
         self._stepping = self.batch.busy
         if self._stepping:

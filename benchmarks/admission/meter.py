@@ -34,6 +34,7 @@ class Meter:
     finished: int = 0
     computed_tokens: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
     elapsed_ns: int = 0
     held_block_ns: int = 0
     block_ns: int = 0

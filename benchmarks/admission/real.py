@@ -88,6 +88,9 @@ class Bench:
         done = await side.run(policy, lines, arrivals_s)
         meter = trace.meter([done.started_ns + int(at_s * 1e9) for at_s in arrivals_s], workload.shape.blocks)
         meter.elapsed_ns = done.ended_ns - done.started_ns
+        # The KV of a request's last token is never written; with a prefix cache less than all of it is computed.
+        needed = sum(item.prompt_tokens + item.output_tokens - 1 for item in workload.items)
+        meter.recomputed_tokens = max(meter.computed_tokens - needed, 0)
         _check(policy, workload, [life.tokens for life in meter.lives], done.output_tokens)
         return Outcome.of(workload.name, policy, seed, workload, meter)
 
@@ -113,7 +116,7 @@ async def compare(name: str, options: argparse.Namespace, policies: list[str], d
     print(f"\n{name}, {options.requests} requests: {warm_up.source}\n  window {shape.window_tokens}, {shape.blocks} "
           f"blocks of {shape.block_size}, model {options.model}, {options.rounds} rounds", flush=True)  # fmt: skip
     async with AsyncExitStack() as stack:
-        flags = engine_flags(model, dtype, shape, prefix_caching=bool(warm_up.prefix_tokens))
+        flags = engine_flags(model, dtype, shape, prefix_caching=shape.prefix_caching)
         windows = shape.blocks * shape.block_size // shape.window_tokens
         sides = await start(stack, directory, policies, flags, windows)
         bench = Bench(sides, directory, model)

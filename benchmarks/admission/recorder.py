@@ -70,4 +70,4 @@ class Recorder(Scheduler):  # type: ignore[misc]
         return outputs
 
     def _held(self) -> int:
-        return self._blocks_total - int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+        return int(self._blocks_total - self.kv_cache_manager.block_pool.get_num_free_blocks())

@@ -71,7 +71,7 @@ class Outcome:
             meter.backlog_usage,
             meter.usage,
             1000 * meter.preemptions / count,
-            max(meter.computed_tokens - needed, 0) / needed,
+            meter.recomputed_tokens / needed,
             latencies,
             cpu_s,
             [(moment / SECOND_NS, index, usage, backlog) for moment, index, usage, backlog in meter.samples[::every]],

@@ -38,33 +38,35 @@ class Side(Protocol):
         """Take the request of this index, which has just arrived."""
 
 
-def _push(clock: Clock, meter: Meter, workload: Workload) -> tuple[Side, list[Engine]]:
-    engine = Engine(clock, meter, workload.shape)
-    return Push([engine], workload.items, round_robin()), [engine]
+def _push(clock: Clock, meter: Meter, workload: Workload, watermark: float = 0.0) -> Side:
+    engine = Engine(clock, meter, workload.shape, watermark=watermark)
+    return Push([engine], workload.items, round_robin())
 
 
-def _old_pull(clock: Clock, meter: Meter, workload: Workload) -> tuple[Side, list[Engine]]:
+def _old_pull(clock: Clock, meter: Meter, workload: Workload) -> Side:
     engine = Engine(clock, meter, workload.shape)
     shape = workload.shape
     window = shape.blocks * shape.block_size // shape.window_tokens
-    return Windowed(clock, engine, workload.items, window, HOP_NS), [engine]
+    return Windowed(clock, engine, workload.items, window, HOP_NS)
 
 
-def _aimd(clock: Clock, meter: Meter, workload: Workload) -> tuple[Side, list[Engine]]:
+def _aimd(clock: Clock, meter: Meter, workload: Workload) -> Side:
     engine = Engine(clock, meter, workload.shape)
-    return Aimd(clock, engine, workload.items, HOP_NS), [engine]
+    return Aimd(clock, engine, workload.items, HOP_NS)
 
 
-def _penstock(policy: str) -> Callable[[Clock, Meter, Workload], tuple[Side, list[Engine]]]:
-    def make(clock: Clock, meter: Meter, workload: Workload) -> tuple[Side, list[Engine]]:
+def _penstock(policy: str) -> Callable[[Clock, Meter, Workload], Side]:
+    def make(clock: Clock, meter: Meter, workload: Workload) -> Side:
         engine = Engine(clock, meter, workload.shape)
-        return Penstock(clock, [engine], workload.items, policy, HOP_NS), [engine]
+        return Penstock(clock, [engine], workload.items, policy, HOP_NS)
 
     return make
 
 
-SIDES: dict[str, Callable[[Clock, Meter, Workload], tuple[Side, list[Engine]]]] = {
+SIDES: dict[str, Callable[[Clock, Meter, Workload], Side]] = {
     "push": _push,
+    "watermark": lambda clock, meter, workload: _push(clock, meter, workload, 0.1),
+    "watermark-0.05": lambda clock, meter, workload: _push(clock, meter, workload, 0.05),
     "old-pull": _old_pull,
     "aimd": _aimd,
     **{name: _penstock(name) for name in POLICIES},
@@ -75,14 +77,13 @@ SIDES: dict[str, Callable[[Clock, Meter, Workload], tuple[Side, list[Engine]]]] 
 def run(policy: str, workload: Workload, push_rps: float = 0.0) -> Meter:
     """Run a workload under a policy to its end. `push_rps` is what arrival rates are shares of."""
     clock, meter = Clock(), Meter([Life() for _ in workload.items])
-    side, engines = SIDES[policy](clock, meter, workload)
+    side = SIDES[policy](clock, meter, workload)
     for index, moment_s in enumerate(workload.arrivals_s(push_rps)):
         clock.at(int(moment_s * SECOND_NS), lambda index=index: _arrive(side, meter, clock, index))  # type: ignore[misc]
     while meter.finished < len(workload.items) and clock.step():
         pass
     if meter.finished < len(workload.items):
         raise RuntimeError(f"{policy}: {len(workload.items) - meter.finished} requests never ended")
-    meter.preemptions = sum(engine.batch.preemptions for engine in engines)
     return meter
 
 

@@ -36,19 +36,22 @@ class Shape:
     max_num_seqs: int
     max_num_batched_tokens: int
     profile: str
+    prefix_caching: bool = False
 
 
 @dataclass(frozen=True)
 class Item:
     """One request. `max_tokens` is what the client asks for; it really ends after `output_tokens`.
 
-    `prefix` names the prompt's leading pieces of the workload's `prefix_tokens` each: equal names, equal tokens.
+    `prefix` names the prompt's leading pieces of the workload's `prefix_tokens` each: equal names, equal tokens, and
+    a name says all that comes before it. `keys` names the full blocks in them likewise.
     """
 
     prompt_tokens: int
     output_tokens: int
     max_tokens: int
     prefix: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Scale:
 
 SCALES = {
     "cpu": Scale("cpu", 1 / 4, 32, 256, 2048, "cpu-small"),
-    "gpu": Scale("gpu", 1.0, 16, 1024, 8192, "cpu-small"),
+    "gpu": Scale("gpu", 1.0, 16, 1024, 8192, "h100-llama-8b"),
 }
 """`cpu` is what real vLLM runs here (its CPU backend has no blocks smaller than 32), `gpu` the traces' own scale."""
 
@@ -158,7 +161,9 @@ def mooncake(count: int, scale: Scale, seed: int) -> Workload:
     """Return the Mooncake conversation trace: long prompts, many of which begin as an earlier one did."""
     # A window of 32K keeps nine prompts in ten; longer ones are left out, for cut ones would share less.
     shape = scale.shape(32768, 4)
+    shape = replace(shape, prefix_caching=True)
     prefix_tokens = scale.tokens(MOONCAKE_BLOCK_TOKENS)
+    per_piece = prefix_tokens // shape.block_size
     path = Path(os.environ.get("PENSTOCK_TRACES", traces.DEFAULT_DIRECTORY)) / MOONCAKE_FILE
     if not path.is_file():
         found = _azure("mooncake", count, scale, seed, 4.0)
@@ -168,7 +173,9 @@ def mooncake(count: int, scale: Scale, seed: int) -> Workload:
         for row in map(json.loads, lines):
             prompt, output = scale.tokens(row["input_length"]), scale.tokens(row["output_length"])
             if prompt + output <= shape.window_tokens and row["output_length"]:
-                items.append(Item(prompt, output, shape.window_tokens - prompt, tuple(row["hash_ids"])))
+                pieces = tuple(row["hash_ids"][: prompt // prefix_tokens])
+                keys = [piece * per_piece + at for piece in pieces for at in range(per_piece)]
+                items.append(Item(prompt, output, shape.window_tokens - prompt, pieces, tuple(keys)))
             if len(items) == count:
                 break
     mean = sum(item.output_tokens for item in items) / len(items)
