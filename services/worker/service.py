@@ -57,6 +57,19 @@ def capacity_of(shape: EngineShape, watermark_blocks: int) -> int:
     return capacity
 
 
+def sizes_of(shape: EngineShape, capacity_blocks: int) -> Sizes:
+    """Return what bounds a request on an engine of this shape."""
+    return Sizes(
+        capacity_blocks,
+        shape.blocks_total,
+        shape.block_size,
+        shape.max_model_len,
+        shape.lookahead_tokens,
+        shape.default_max_tokens,
+        shape.ceiling_max_tokens,
+    )
+
+
 class Service:
     """One worker between its engine and its two peers."""
 
@@ -65,17 +78,7 @@ class Service:
         shape = engine.shape
         worker_id = settings.the_worker_id()
         capacity = capacity_of(shape, settings.watermark_blocks)
-        session = Session(
-            Sizes(
-                capacity,
-                shape.blocks_total,
-                shape.block_size,
-                shape.max_model_len,
-                shape.lookahead_tokens,
-                shape.default_max_tokens,
-                shape.ceiling_max_tokens,
-            )
-        )
+        session = Session(sizes_of(shape, capacity))
         self._settings = settings
         self._engine = engine
         self._tokenizer = tokenizer

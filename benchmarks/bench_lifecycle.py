@@ -1,0 +1,68 @@
+"""The whole path of a request between real processes, with an engine that answers at once.
+
+Usage: python -m benchmarks.bench_lifecycle [--requests 20000] [--rounds 3] [--nats-server nats-server] [--quick]
+
+Durable submit, backlog, grant, claim, both ACKs, durable result, watch; 1 KiB prompts. The same lifecycle on Redis
+Streams (every write synced) and NATS JetStream alternates with it: submit, claim by a worker process, durable result,
+result seen by the client. Those two have no admission control, leases or cursors; they are the floor, not a twin.
+
+Then, for Penstock alone: how the figures grow with workers and with waiting requests, and how well many workers are
+kept full. Last line JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lifecycle import report
+from benchmarks.lifecycle.growth import Growth, by_waiting, by_workers, fleet_usage
+from benchmarks.lifecycle.measure import alternate, opened_systems
+
+WORKERS = (1, 8, 64, 512)
+WAITING = (100, 1_000, 10_000, 150_000)
+
+PACE_PER_S = 5_000.0
+"""Rate at which the scheduler's cost is stated."""
+
+FLEET = Growth(workers=512, requests=147_456, requests_at_once=32, service_s=4.0)
+"""288 requests per worker; each worker runs 32 at once, each for 4 s: 4,096 requests/s if nothing ever waits."""
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000, help="requests of one flood")
+    parser.add_argument("--lone", type=int, default=300, help="lone requests per round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--policy", default="", help="the scheduler's policy; empty means its default")
+    parser.add_argument("--nats-server", default="nats-server", help="program; its version decides whether it can sync")
+    parser.add_argument("--only", default="penstock,redis,nats", help="systems to compare")
+    parser.add_argument("--parts", default="compare,workers,waiting,fleet", help="parts to run")
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    answer: dict[str, Any] = {"benchmark": "lifecycle"}
+    with tempfile.TemporaryDirectory(prefix="lifecycle-", dir=".") as name:
+        directory = Path(name).resolve()
+        if "compare" in parts:
+            with opened_systems(directory, options.only.split(","), options.policy, options.nats_server) as systems:
+                rounds = alternate(systems, options.requests, options.lone, options.rounds)
+            answer.update(report.comparison(rounds, {system.name: system.note for system in systems}))
+        if "workers" in parts:
+            answer["workers"] = report.growth(
+                "workers", by_workers(directory, WORKERS, options.requests, options.policy)
+            )
+        if "waiting" in parts:
+            answer["waiting"] = report.growth(
+                "waiting", by_waiting(directory, WAITING, options.requests, PACE_PER_S, options.policy)
+            )
+        if "fleet" in parts:
+            answer["fleet"] = report.usage(FLEET, fleet_usage(directory, FLEET, options.policy))
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""One measurement: a flood or lone requests through a system, with the CPU time and the bytes they took."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.lifecycle.processes import Child, cpu_s, loopback_bytes
+from benchmarks.lifecycle.systems import FleetShape, System, jetstream, missing, penstock, redis_streams
+
+WARM_UP_REQUESTS = 2_000
+
+
+class Cost(NamedTuple):
+    """What some requests took."""
+
+    requests: int
+    seconds: float
+    cpu_us: dict[str, float]
+    """CPU time per request and process, in microseconds."""
+    wire_bytes: float
+    """Bytes on the loopback interface per request, headers included."""
+
+    @property
+    def per_s(self) -> float:
+        """Requests per second."""
+        return self.requests / self.seconds
+
+    @property
+    def total_cpu_us(self) -> float:
+        """CPU time per request over all processes, in microseconds."""
+        return sum(self.cpu_us.values())
+
+
+class Round(NamedTuple):
+    """One round of one system: a flood, and lone requests (latencies in seconds)."""
+
+    flood: Cost
+    through_s: list[float]
+    direct_s: list[float]
+
+
+def charged(children: Sequence[Child], requests: int, work: Callable[[], dict[str, Any]]) -> Cost:
+    """Do `work`, which reports its `seconds`, and return what it cost."""
+    before, sent = cpu_s(children), loopback_bytes()
+    answer = work()
+    after, received = cpu_s(children), loopback_bytes()
+    used = {name: (after[name] - before.get(name, 0.0)) / requests * 1e6 for name in after}
+    return Cost(requests, answer["seconds"], used, (received - sent) / requests)
+
+
+@contextmanager
+def opened_systems(directory: Path, names: Sequence[str], policy: str, nats_server: str) -> Iterator[list[System]]:
+    """Have the systems up; those whose program is not installed are left out, and that is said."""
+    with ExitStack() as stack:
+        systems: list[System] = []
+        for name in names:
+            if name == "penstock":
+                systems.append(stack.enter_context(penstock(directory / name, FleetShape(), policy)))
+            elif missing(program := "redis-server" if name == "redis" else nats_server):
+                print(f"{name}: {program} is not installed (Debian: apt-get install {name}-server)", file=sys.stderr)
+            elif name == "redis":
+                systems.append(stack.enter_context(redis_streams(directory / name)))
+            else:
+                systems.append(stack.enter_context(jetstream(directory / name, nats_server)))
+        yield systems
+
+
+def alternate(systems: Sequence[System], requests: int, lone: int, rounds: int) -> dict[str, list[Round]]:
+    """Run the rounds; each begins with another system than the one before."""
+    found: dict[str, list[Round]] = {system.name: [] for system in systems}
+    for system in systems:
+        system.client.ask(do="flood", requests=WARM_UP_REQUESTS)
+    for number in range(rounds):
+        first = number % len(systems)
+        for system in [*systems[first:], *systems[:first]]:
+            found[system.name].append(_round(system, requests, lone))
+    return found
+
+
+def _round(system: System, requests: int, lone: int) -> Round:
+    flood = charged(system.children, requests, lambda: system.client.ask(do="flood", requests=requests))
+    answer = system.client.ask(do="lone", requests=lone)
+    return Round(flood, answer["through_s"], answer.get("direct_s", []))

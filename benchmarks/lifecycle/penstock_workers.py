@@ -1,0 +1,121 @@
+"""One process with many workers: the production session, runner, links and tokenizer process; an instant engine each."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import uuid
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from benchmarks.lifecycle.instant_engine import WINDOW_TOKENS, Beat, InstantEngine
+from benchmarks.lifecycle.role import serve
+from services.clock import SystemClock
+from services.telemetry import Telemetry
+from services.worker.core.session import Session
+from services.worker.engine import PromptSpec
+from services.worker.gen_ai import RunSpans
+from services.worker.links import queue_link, scheduler_link
+from services.worker.metrics import WorkerMetrics
+from services.worker.runner import Identity, Runner
+from services.worker.service import sizes_of
+from services.worker.simulated_engine import ByteRenderer
+from services.worker.tokenizer import Answer, TokenizerPool, TokenizerProcess
+
+
+class SharedTokenizer:
+    """One tokenizer pool for many workers: a run's name is unique, so it tells whose answer it is."""
+
+    def __init__(self, pool: TokenizerPool) -> None:
+        """Render with `pool`."""
+        self._pool = pool
+        self._asked: dict[str, Runner] = {}
+
+    async def start(self) -> None:
+        """Begin to work on the running loop."""
+        await self._pool.start(self._answered, lambda reason: logging.error("%s", reason))
+
+    def of(self, runner_of: list[Runner]) -> Any:
+        """Return the tokenizer of the runner that `runner_of` will hold."""
+        tokenizer = self
+
+        class Own:
+            def render(self, name: str, spec: PromptSpec) -> None:
+                tokenizer._asked[name] = runner_of[0]
+                tokenizer._pool.render(name, spec)
+
+        return Own()
+
+    def _answered(self, name: str, answer: Answer) -> None:
+        self._asked.pop(name).tokenized(name, answer)
+
+
+class Fleet:
+    """The workers of this process."""
+
+    def __init__(self, options: argparse.Namespace, pool: TokenizerPool) -> None:
+        """Make them; nothing runs yet."""
+        self._options = options
+        paced = options.rate_per_s or options.service_s
+        self._beat = Beat(options.rate_per_s, options.service_s) if paced else None
+        self._tokenizer = SharedTokenizer(pool)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> dict[str, Any]:
+        """Connect every worker."""
+        await self._tokenizer.start()
+        if self._beat is not None:
+            self._spawn(self._beat.run())
+        for number in range(self._options.workers):
+            self._start_one(number)
+        return {"workers": self._options.workers}
+
+    def _start_one(self, number: int) -> None:
+        options = self._options
+        engine = InstantEngine(options.requests_at_once, options.blocks_each, self._beat)
+        shape = engine.shape
+        session = Session(sizes_of(shape, shape.blocks_total))
+        held: list[Runner] = []
+        runner = Runner(
+            Identity(f"worker-{number}", uuid.uuid4().hex, shape.blocks_total),
+            session,
+            engine,
+            self._tokenizer.of(held),
+            SystemClock(),
+            WorkerMetrics(session, shape.blocks_total, CollectorRegistry()),
+            RunSpans(Telemetry(None), shape, f"worker-{number}"),
+        )
+        held.append(runner)
+        scheduler = scheduler_link(options.scheduler, runner.post, runner.grant_arrived)
+        queue = queue_link(options.queue, runner.post, runner.deliver_arrived)
+        runner.connect(scheduler, queue)
+        for work in (runner.run(), scheduler.run(), queue.run()):
+            self._spawn(work)
+
+    def _spawn(self, work: Any) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--queue", required=True)
+    parser.add_argument("--scheduler", required=True)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--requests-at-once", type=int, default=1024)
+    parser.add_argument("--blocks-each", type=int, default=64)
+    parser.add_argument("--rate-per-s", type=float, default=0.0)
+    parser.add_argument("--service-s", type=float, default=0.0)
+    options = parser.parse_args()
+    pool = TokenizerPool([TokenizerProcess.fork(lambda: ByteRenderer(WINDOW_TOKENS))])
+
+    async def run() -> None:
+        await serve({"start": Fleet(options, pool).start})
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Tables for a person, and the figures for the closing line of JSON. Absolute times are shown, ratios are reported."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.lifecycle.growth import Growth, Usage, mean_held
+from benchmarks.lifecycle.measure import Cost, Round
+
+OURS = "penstock"
+
+
+def comparison(rounds: Mapping[str, list[Round]], notes: Mapping[str, str]) -> dict[str, Any]:
+    """Print the systems side by side; return the figures."""
+    print(f"{'system':10} {'requests/s':>11} {'CPU us/request':>15} {'wire bytes':>11} {'lone p50 ms':>12} {'p99 ms':>8}")
+    systems: dict[str, Any] = {}
+    for name, runs in rounds.items():
+        figures = systems[name] = _system(runs)
+        if notes[name]:
+            figures["note"] = notes[name]
+        print(
+            f"{name:10} {figures['per_s']:11.0f} {figures['cpu_us']:15.0f} {figures['wire_bytes']:11.0f}"
+            f" {figures['lone_ms_p50']:12.2f} {figures['lone_ms_p99']:8.2f}  {notes[name]}"
+        )
+        print(f"{'':10} by process: {figures['cpu_us_by_process']}")
+    answer: dict[str, Any] = {"systems": systems}
+    for name, runs in rounds.items():
+        if name != OURS and OURS in rounds:
+            answer[f"rps_ratio_vs_{name}"] = _ratio(rounds[OURS], runs)
+    if OURS in rounds:
+        answer["lone_added_ms"] = _added(rounds[OURS])
+    return answer
+
+
+def _system(runs: Sequence[Round]) -> dict[str, Any]:
+    lone_s = [seconds for run in runs for seconds in run.through_s]
+    per_s = [run.flood.per_s for run in runs]
+    return {
+        "per_s": round(statistics.median(per_s)),
+        "per_s_all": [round(value) for value in per_s],
+        "cpu_us": round(statistics.median(run.flood.total_cpu_us for run in runs), 1),
+        "cpu_us_by_process": {
+            name: round(statistics.median(run.flood.cpu_us[name] for run in runs), 1) for name in runs[0].flood.cpu_us
+        },
+        "wire_bytes": round(statistics.median(run.flood.wire_bytes for run in runs)),
+        "lone_ms_p50": round(quantile(lone_s, 0.5) * 1e3, 3),
+        "lone_ms_p99": round(quantile(lone_s, 0.99) * 1e3, 3),
+    }
+
+
+def _ratio(ours: Sequence[Round], theirs: Sequence[Round]) -> dict[str, float]:
+    ratios = [a.flood.per_s / b.flood.per_s for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "median": round(statistics.median(ratios), 3),
+        "least": round(min(ratios), 3),
+        "most": round(max(ratios), 3),
+    }
+
+
+def _added(runs: Sequence[Round]) -> dict[str, float]:
+    """Return what a lone request takes beyond calling the engine directly, in milliseconds."""
+    through_s = [seconds for run in runs for seconds in run.through_s]
+    direct_s = [seconds for run in runs for seconds in run.direct_s]
+    return {
+        f"p{int(q * 100)}": round((quantile(through_s, q) - quantile(direct_s, 0.5)) * 1e3, 3) for q in (0.5, 0.99)
+    }
+
+
+def growth(what: str, costs: Mapping[int, Cost]) -> dict[str, Any]:
+    """Print the figures by number of workers or waiting requests; return them."""
+    print(f"{what:>10} {'requests/s':>11} {'wire bytes':>11}  CPU us/request by process")
+    answer = {}
+    for count, cost in costs.items():
+        by_process = {name: round(us, 1) for name, us in cost.cpu_us.items()}
+        print(f"{count:10} {cost.per_s:11.0f} {cost.wire_bytes:11.0f}  {by_process}")
+        answer[str(count)] = {
+            "per_s": round(cost.per_s),
+            "wire_bytes": round(cost.wire_bytes),
+            "cpu_us_by_process": by_process,
+        }
+    return answer
+
+
+def usage(shape: Growth, found: Usage) -> dict[str, Any]:
+    """Print how full the fleet was kept; return the figures."""
+    held = mean_held(found)
+    by_process = {name: round(us, 1) for name, us in found.cost.cpu_us.items()}
+    print(
+        f"{shape.workers} workers, {found.completed} requests, all completed: {held:.3f} of the blocks held while"
+        f" a backlog existed ({len(found.held)} looks, least {min(found.held, default=0.0):.3f});"
+        f" {found.completed / found.seconds:.0f} requests/s; CPU us/request {by_process}"
+    )
+    return {
+        "workers": shape.workers,
+        "completed": found.completed,
+        "held": round(held, 4),
+        "held_all": [round(value, 3) for value in found.held],
+        "per_s": round(found.completed / found.seconds),
+        "cpu_us_by_process": by_process,
+    }
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Return the `q` quantile of `values`, 0 if there are none."""
+    ordered = sorted(values)
+    return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else 0.0
