@@ -61,7 +61,9 @@ def by_workers(directory: Path, counts: Sequence[int], requests: int, policy: st
     return found
 
 
-def by_waiting(directory: Path, counts: Sequence[int], requests: int, rate_per_s: float, policy: str) -> dict[int, Cost]:
+def by_waiting(
+    directory: Path, counts: Sequence[int], requests: int, rate_per_s: float, policy: str
+) -> dict[int, Cost]:
     """Answer `requests` at `rate_per_s` while so many more wait behind them."""
     found = {}
     for count in counts:

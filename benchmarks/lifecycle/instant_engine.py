@@ -86,8 +86,8 @@ class Beat:
             now_s = loop.time()
             # What was not used is kept for one beat only: a pause is not made up for by a burst.
             most = max(2 * BEAT_S * self._rate_per_s, 1.0)
-            allowance = min(allowance + (now_s - last_s) * self._rate_per_s, most) if self._rate_per_s else len(
-                self._waiting
+            allowance = (
+                min(allowance + (now_s - last_s) * self._rate_per_s, most) if self._rate_per_s else len(self._waiting)
             )
             last_s = now_s
             while self._waiting and allowance >= 1 and self._waiting[0][0] <= now_s:

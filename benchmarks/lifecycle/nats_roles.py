@@ -14,6 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
 
 from benchmarks.lifecycle.role import BATCH, prompt, serve
+from services.rpc.loop import run
 
 REQUESTS, RESULTS = "requests", "results"
 
@@ -119,4 +120,4 @@ async def main(role: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    run(main(sys.argv[1], int(sys.argv[2])))

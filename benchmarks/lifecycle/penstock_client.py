@@ -12,6 +12,7 @@ from benchmarks.lifecycle.instant_engine import WINDOW_TOKENS, InstantEngine
 from benchmarks.lifecycle.role import prompt, serve
 from penstock import Client
 from penstock.request.v1 import request_pb2 as pb
+from services.rpc.loop import run
 from services.worker.engine import EngineRequest, PromptSpec
 from services.worker.simulated_engine import ByteRenderer
 
@@ -103,4 +104,4 @@ async def main(queue: str, scheduler: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2]))
+    run(main(sys.argv[1], sys.argv[2]))

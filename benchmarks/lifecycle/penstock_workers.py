@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.lifecycle.instant_engine import WINDOW_TOKENS, Beat, InstantEngine
 from benchmarks.lifecycle.role import serve
 from services.clock import SystemClock
+from services.rpc.loop import run
 from services.telemetry import Telemetry
 from services.worker.core.session import Session
 from services.worker.engine import PromptSpec
@@ -111,10 +112,10 @@ def main() -> None:
     options = parser.parse_args()
     pool = TokenizerPool([TokenizerProcess.fork(lambda: ByteRenderer(WINDOW_TOKENS))])
 
-    async def run() -> None:
+    async def work() -> None:
         await serve({"start": Fleet(options, pool).start})
 
-    asyncio.run(run())
+    run(work())
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import redis.asyncio as redis
 
 from benchmarks.lifecycle.role import BATCH, prompt, serve
+from services.rpc.loop import run
 
 REQUESTS, RESULTS, GROUP = "requests", "results", "workers"
 
@@ -99,4 +100,4 @@ async def main(role: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    run(main(sys.argv[1], int(sys.argv[2])))

@@ -14,7 +14,9 @@ OURS = "penstock"
 
 def comparison(rounds: Mapping[str, list[Round]], notes: Mapping[str, str]) -> dict[str, Any]:
     """Print the systems side by side; return the figures."""
-    print(f"{'system':10} {'requests/s':>11} {'CPU us/request':>15} {'wire bytes':>11} {'lone p50 ms':>12} {'p99 ms':>8}")
+    print(
+        f"{'system':10} {'requests/s':>11} {'CPU us/request':>15} {'wire bytes':>11} {'lone p50 ms':>12} {'p99 ms':>8}"
+    )
     systems: dict[str, Any] = {}
     for name, runs in rounds.items():
         figures = systems[name] = _system(runs)
@@ -63,9 +65,7 @@ def _added(runs: Sequence[Round]) -> dict[str, float]:
     """Return what a lone request takes beyond calling the engine directly, in milliseconds."""
     through_s = [seconds for run in runs for seconds in run.through_s]
     direct_s = [seconds for run in runs for seconds in run.direct_s]
-    return {
-        f"p{int(q * 100)}": round((quantile(through_s, q) - quantile(direct_s, 0.5)) * 1e3, 3) for q in (0.5, 0.99)
-    }
+    return {f"p{int(q * 100)}": round((quantile(through_s, q) - quantile(direct_s, 0.5)) * 1e3, 3) for q in (0.5, 0.99)}
 
 
 def growth(what: str, costs: Mapping[int, Cost]) -> dict[str, Any]:

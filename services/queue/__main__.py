@@ -1,10 +1,9 @@
 """Runs the queue service: `python -m services.queue [--flags]`."""
 
-import asyncio
-
 from services.config import load_settings
 from services.queue.service import serve
 from services.queue.settings import QueueSettings
+from services.rpc.loop import run
 from services.telemetry import start_logging, start_metrics
 
 
@@ -13,7 +12,7 @@ def main() -> None:
     settings = load_settings(QueueSettings, "penstock queue")
     start_logging(settings.log_level)
     start_metrics(settings.metrics_listen)
-    asyncio.run(serve(settings))
+    run(serve(settings))
 
 
 if __name__ == "__main__":

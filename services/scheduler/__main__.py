@@ -9,6 +9,7 @@ import sys
 from penstock.scheduler.v1 import scheduler_pb2_grpc
 from services.clock import SystemClock
 from services.config import load_settings
+from services.rpc.loop import run
 from services.rpc.server import bind, stop_on_signals
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
@@ -87,7 +88,7 @@ def main() -> int:
     start_logging(settings.log_level)
     telemetry = start_telemetry("scheduler")
     try:
-        return asyncio.run(serve(settings, telemetry))
+        return run(serve(settings, telemetry))
     finally:
         telemetry.close()
 

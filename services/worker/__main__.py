@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from typing import TextIO
 
+from services.rpc.loop import run
 from services.telemetry import start_logging
 from services.worker.processes import children_die_with_us
 from services.worker.service import Parts, serve
@@ -24,7 +24,7 @@ def main() -> None:
     children_die_with_us()
     make = _simulated if settings.engine == "simulated" else _vllm
     parts = make(settings, engine_arguments)
-    status = asyncio.run(serve(settings, parts, announce))
+    status = run(serve(settings, parts, announce))
     announce.flush()
     sys.stderr.flush()
     # Libraries of the engine leave threads behind that would hold an ordinary exit up.
