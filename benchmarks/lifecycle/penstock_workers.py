@@ -1,4 +1,4 @@
-"""One process with many workers: the production session, runner, links and tokenizer process; an instant engine each."""
+"""One process with many workers: the production session, runner, links and tokenizer; an instant engine each."""
 
 from __future__ import annotations
 

@@ -60,8 +60,9 @@ class Admin:
         if view is None or view.state is State.DEAD:
             row = await self._reader.result(parse_request_id(self._store_id, request_id))
             if row is not None:
-                response = response or _ended(row.result)
-                response.result.CopyFrom(row.result)
+                result = row.result()
+                response = response or _ended(result)
+                response.result.CopyFrom(result)
         if response is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"request_id: {request_id!r} is unknown")
         return response

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.local_metrics import LocalHistogram
 from services.queue.core.effects import QueueView
+from services.queue.core.lifecycle import Outcome
 from services.telemetry import LATENCY_BUCKETS_S
 
 BATCH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -12,6 +20,37 @@ BATCH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 """Edges in seconds: from a fast SSD to a disk that stalls."""
+
+
+@dataclass
+class Tally:
+    """What one channel has seen since the service started."""
+
+    accepted: int = 0
+    ended: list[int] = field(default_factory=lambda: [0] * (max(Outcome) + 1))
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class TallyCollector(Collector):
+    """Owner of the tallies by channel: Stats and the metrics endpoint read the same numbers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register with `registry`."""
+        self.by_channel: defaultdict[str, Tally] = defaultdict(Tally)
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what was accepted and what ended."""
+        accepted = CounterMetricFamily("penstock_queue_accepted", "Requests accepted.", labels=["channel"])
+        ended = CounterMetricFamily("penstock_queue_ended", "Requests ended.", labels=["channel", "outcome"])
+        for channel, tally in list(self.by_channel.items()):
+            accepted.add_metric([channel], tally.accepted)
+            for outcome in Outcome:
+                if tally.ended[outcome]:
+                    ended.add_metric([channel, outcome.name.lower()], tally.ended[outcome])
+        yield accepted
+        yield ended
 
 
 class QueueMetrics:
@@ -33,12 +72,10 @@ class QueueMetrics:
         )
         self.watchers = Gauge("penstock_queue_watchers_open", "Open Watch streams.", registry=registry)
         self.disk_free = Gauge("penstock_queue_disk_free_bytes", "Free bytes of the store's disk.", registry=registry)
-        self.accepted = Counter("penstock_queue_accepted_total", "Requests accepted.", channel, registry=registry)
         self.duplicates = Counter("penstock_queue_duplicates_total", "Submits with a known key.", registry=registry)
         self.refused_submits = Counter(
             "penstock_queue_refused_submits_total", "Submits refused, by cause.", ["cause"], registry=registry
         )
-        self.ended = Counter("penstock_queue_ended_total", "Requests ended.", ["channel", "outcome"], registry=registry)
         self.requeues = Counter(
             "penstock_queue_requeues_total", "Requests put back in line.", ["channel", "cause"], registry=registry
         )
@@ -68,13 +105,10 @@ class QueueMetrics:
         self.commit_seconds = Histogram(
             "penstock_queue_commit_seconds", "Time of one synced commit.", buckets=SYNC_BUCKETS_S, registry=registry
         )
-        self.e2e_seconds = Histogram(
-            "penstock_queue_e2e_seconds",
-            "Time from submitted to completed.",
-            channel,
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
+        self.e2e_seconds = LocalHistogram(
+            "penstock_queue_e2e_seconds", "Time from submitted to completed.", LATENCY_BUCKETS_S, registry, "channel"
         )
+        self.tallies = TallyCollector(registry)
 
     def show(self, view: QueueView, now_ns: int, watchers: int, disk_free_bytes: int) -> None:
         """Set the gauges."""

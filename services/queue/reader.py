@@ -48,21 +48,21 @@ class Reader:
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def result(self, seq: int) -> queue_pb2.WatchResult | None:
+    async def result(self, seq: int) -> wire.StoredResult | None:
         """Return the result of one request, or None."""
         found = await self.results([seq])
         return found[0] if found else None
 
-    async def results(self, seqs: Sequence[int]) -> list[queue_pb2.WatchResult]:
+    async def results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
         """Return the results there are of these requests, in order of completion."""
         return await self._off_loop(lambda: self._results(seqs))
 
-    def _results(self, seqs: Sequence[int]) -> list[queue_pb2.WatchResult]:
+    def _results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
         rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs if seq >= 0])
         found = [wire.read_result(row) for row in rows if row is not None]
         return sorted(found, key=lambda result: result.cursor)
 
-    async def page(self, batch: str, cursor: int, limit: int) -> tuple[list[queue_pb2.WatchResult], int]:
+    async def page(self, batch: str, cursor: int, limit: int) -> tuple[list[wire.StoredResult], int]:
         """Return results of a batch after `cursor`, and the cursor after the log entries that were read.
 
         At most `limit` log entries are read, fewer if the results are large; results deleted meanwhile are left out.
@@ -70,9 +70,9 @@ class Reader:
 
         return await self._off_loop(lambda: self._page(batch, cursor, limit))
 
-    def _page(self, batch: str, cursor: int, limit: int) -> tuple[list[queue_pb2.WatchResult], int]:
+    def _page(self, batch: str, cursor: int, limit: int) -> tuple[list[wire.StoredResult], int]:
         log = self._log(batch, cursor, limit)
-        found: list[queue_pb2.WatchResult] = []
+        found: list[wire.StoredResult] = []
         after = cursor
         size_bytes = 0
         for first in range(0, len(log), CHUNK_RESULTS):
@@ -82,7 +82,7 @@ class Reader:
             last = chunk[-1].completion_seq
             found += [result for result in results if after < result.cursor <= last]
             after = last
-            size_bytes += sum(result.ByteSize() for result in results)
+            size_bytes += sum(len(result.body) for result in results)
             if size_bytes >= PAGE_BYTES:
                 break
         return found, after

@@ -128,7 +128,7 @@ class QueueServicer:
 
     # ---- reads and administration ----
 
-    def Watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[queue_pb2.WatchResponse]:
+    def Watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         """Stream results after the cursor, and token deltas if asked for."""
         return self._parts.watching.watch(request, context)
 
@@ -162,7 +162,7 @@ class QueueServicer:
 
     async def Backlog(
         self, requests: AsyncIterator[queue_pb2.BacklogRequest], context: Context
-    ) -> AsyncIterator[queue_pb2.BacklogResponse]:
+    ) -> AsyncIterator[bytes]:
         """Announce waiting requests to the scheduler."""
         channels = self._parts.greeting.channels
         stream = next(self._streams)
@@ -177,12 +177,10 @@ class QueueServicer:
 
         async with self._link(stream, requests, handle, context) as link:
             async for frame in link.outbox.frames():
-                yield queue_pb2.BacklogResponse(messages=frame)
+                yield frame
             await _end(link, context)
 
-    async def Work(
-        self, requests: AsyncIterator[queue_pb2.WorkRequest], context: Context
-    ) -> AsyncIterator[queue_pb2.WorkResponse]:
+    async def Work(self, requests: AsyncIterator[queue_pb2.WorkRequest], context: Context) -> AsyncIterator[bytes]:
         """Deliver claimed requests to a worker and take its completions."""
         stream = next(self._streams)
 
@@ -199,7 +197,7 @@ class QueueServicer:
 
         async with self._link(stream, requests, handle, context, WorkerClosed(stream)) as link:
             async for frame in link.outbox.frames():
-                yield queue_pb2.WorkResponse(messages=frame)
+                yield frame
             await _end(link, context)
 
     def _publish(self, delta: request_pb2.TokenDelta) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
@@ -15,7 +15,6 @@ from services.clock import Clock
 from services.queue import wire
 from services.queue.committer import Released
 from services.queue.core import effects as fx
-from services.queue.core.lifecycle import Outcome
 from services.queue.core.machine import Machine
 from services.queue.metrics import QueueMetrics
 from services.queue.watch import WatchHub
@@ -27,7 +26,7 @@ from services.telemetry import Telemetry
 class Link:
     """The way out of one Work or Backlog stream."""
 
-    outbox: Outbox[Any] = field(default_factory=Outbox)
+    outbox: Outbox = field(default_factory=Outbox)
     code: grpc.StatusCode | None = None
     """Status the stream ends with once the outbox is empty; None for OK."""
     reason: str = ""
@@ -37,16 +36,6 @@ class Link:
         if self.code is None:
             self.code, self.reason = code, reason
         self.outbox.close()
-
-
-@dataclass
-class Tally:
-    """What one channel has seen since the service started."""
-
-    accepted: int = 0
-    ended: list[int] = field(default_factory=lambda: [0] * (max(Outcome) + 1))
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,7 +61,7 @@ class Speaker:
         self._clock = clock
         self._greeting = greeting
         self.links: dict[int, Link] = {}
-        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self.tallies = metrics.tallies.by_channel
         self.on_reset: Callable[[], None] = _nothing
         self._payloads: dict[int, bytes] = {}
         self._say: dict[type, Callable[[Any], None]] = {
@@ -131,7 +120,6 @@ class Speaker:
 
     def _accepted(self, effect: fx.Accepted) -> None:
         self.tallies[effect.meta.channel].accepted += 1
-        self._metrics.accepted.labels(effect.meta.channel).inc()
 
     def _ended(self, effect: fx.Ended) -> None:
         channel = effect.meta.channel
@@ -142,8 +130,7 @@ class Speaker:
             usage = cast(request_pb2.Result, effect.body).usage
             tally.prompt_tokens += usage.prompt_tokens
             tally.completion_tokens += usage.completion_tokens
-        self._metrics.ended.labels(channel, effect.outcome.name.lower()).inc()
-        self._metrics.e2e_seconds.labels(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
+        self._metrics.e2e_seconds.of(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
         self._hub.ended(effect.seq, effect.meta.batch, effect.request_id, choices)
         if self._telemetry.enabled:
             self._telemetry.record(
@@ -163,7 +150,7 @@ class Speaker:
 
     # ---- workers ----
 
-    def _send(self, stream: int, message: object) -> None:
+    def _send(self, stream: int, message: Message | bytes) -> None:
         link = self.links.get(stream)
         if link is not None:
             link.outbox.put(message)
@@ -208,8 +195,7 @@ class Speaker:
         self._send(effect.stream, queue_pb2.QueueToWorker(cancel=cancel))
 
     def _recorded(self, effect: fx.Recorded) -> None:
-        recorded = queue_pb2.Recorded(lease=wire.lease_ref(effect.lease), accepted=effect.accepted)
-        self._send(effect.stream, queue_pb2.QueueToWorker(recorded=recorded))
+        self._send(effect.stream, wire.recorded(effect))
 
     def _tokens_watched(self, effect: fx.TokensWatched) -> None:
         watched = queue_pb2.Watched(request_id=effect.request_id, watched=effect.watched)

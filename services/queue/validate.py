@@ -26,21 +26,21 @@ MAX_COMPLETIONS = 16384
 
 NAMES = ("tenant", "idempotency_key", "model", "batch", "traceparent", "tracestate")
 
-_RANGES: tuple[tuple[str, float, float, bool], ...] = (
-    # field, least, most, whether the least itself is excluded
-    ("n", 1, MAX_COMPLETIONS, False),
-    ("max_tokens", 1, math.inf, False),
-    ("temperature", 0, math.inf, False),
-    ("top_p", 0, 1, True),
-    ("top_k", -1, math.inf, False),
-    ("min_p", 0, 1, False),
-    ("presence_penalty", -2, 2, False),
-    ("frequency_penalty", -2, 2, False),
-    ("repetition_penalty", 0, math.inf, True),
-    ("logprobs", -1, math.inf, False),
-    ("prompt_logprobs", -1, math.inf, False),
-    ("truncate_prompt_tokens", -1, math.inf, False),
-)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    # least, most, whether the least itself is excluded
+    "n": (1, MAX_COMPLETIONS, False),
+    "max_tokens": (1, math.inf, False),
+    "temperature": (0, math.inf, False),
+    "top_p": (0, 1, True),
+    "top_k": (-1, math.inf, False),
+    "min_p": (0, 1, False),
+    "presence_penalty": (-2, 2, False),
+    "frequency_penalty": (-2, 2, False),
+    "repetition_penalty": (0, math.inf, True),
+    "logprobs": (-1, math.inf, False),
+    "prompt_logprobs": (-1, math.inf, False),
+    "truncate_prompt_tokens": (-1, math.inf, False),
+}
 
 
 class InvalidRequestError(Exception):
@@ -71,8 +71,12 @@ def check(request: request_pb2.Request, channels: Collection[str], now_ns: int) 
 
 
 def _check_sizes(request: request_pb2.Request) -> None:
-    for name in NAMES:
-        _check_size(name, getattr(request, name), MAX_NAME_BYTES)
+    texts = [getattr(request, name) for name in NAMES]
+    # Names are short as a rule; a character takes at most four bytes.
+    if 4 * (sum(map(len, texts)) + len(request.client_reference)) <= MAX_NAME_BYTES:
+        return
+    for name, text in zip(NAMES, texts, strict=True):
+        _check_size(name, text, MAX_NAME_BYTES)
     _check_size("client_reference", request.client_reference, MAX_REFERENCE_BYTES)
 
 
@@ -117,10 +121,10 @@ def _check_chat(chat: request_pb2.ChatPrompt) -> None:
 
 
 def _check_sampling(sampling: request_pb2.SamplingParams) -> None:
-    fields: Message = sampling
-    for name, least, most, open_ended in _RANGES:
-        if fields.HasField(name):
-            _check_range(f"sampling.{name}", getattr(sampling, name), least, most, open_ended)
+    for field, value in sampling.ListFields():
+        bounds = _RANGES.get(field.name)
+        if bounds is not None:
+            _check_range(f"sampling.{field.name}", value, *bounds)
     if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
         text = f"{sampling.min_tokens} is more than max_tokens ({sampling.max_tokens})"
         raise InvalidRequestError("sampling.min_tokens", text)
@@ -128,7 +132,8 @@ def _check_sampling(sampling: request_pb2.SamplingParams) -> None:
         _check_range(f"sampling.logit_bias[{token_id}]", bias, -100, 100, False)
     if "" in sampling.stop:
         raise InvalidRequestError("sampling.stop", "a stop string cannot be empty")
-    _check_object("sampling.extra_args_json", sampling.extra_args_json)
+    if sampling.extra_args_json:
+        _check_object("sampling.extra_args_json", sampling.extra_args_json)
     if sampling.HasField("structured_outputs"):
         _check_structured(sampling.structured_outputs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -19,12 +19,16 @@ from services.queue.reader import Reader
 from services.queue.store import StoreError
 from services.queue.validate import check_name
 from services.queue.watch import Watcher, WatchHub
+from services.rpc.encoding import length_tag, wrapped
 from services.rpc.limits import TARGET_FRAME_BYTES
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 PAGE_RESULTS = 256
 """Results read at once; frames are cut by size besides."""
+
+
+_EVENTS = length_tag(queue_pb2.WatchResponse, "events")
 
 
 class Watching:
@@ -43,7 +47,7 @@ class Watching:
         for interest in self._interests.values():
             self._committer.post(interest)
 
-    async def watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[queue_pb2.WatchResponse]:
+    async def watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         """Yield frames of events; raises BadInputError if the request is wrong."""
         try:
             if request.WhichOneof("subject") == "request_ids":
@@ -57,7 +61,7 @@ class Watching:
         except (StoreError, RefusedError) as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
-    async def _watch_batch(self, request: queue_pb2.WatchRequest) -> AsyncIterator[queue_pb2.WatchResponse]:
+    async def _watch_batch(self, request: queue_pb2.WatchRequest) -> AsyncIterator[bytes]:
         batch = request.batch
         cursor = request.cursor
         told: tuple[int, int] | None = None
@@ -70,7 +74,7 @@ class Watching:
                 results, after = await self._reader.page(batch, cursor, PAGE_RESULTS)
                 more = after != cursor
                 cursor = after
-                events = _delta_events(watcher) + [queue_pb2.WatchEvent(result=result) for result in results]
+                events = _delta_events(watcher) + [result.event() for result in results]
                 if told is None or (results and told != progress):
                     events.append(_progress_event(progress))
                     told = progress
@@ -82,9 +86,7 @@ class Watching:
                     return
                 await watcher.wait()
 
-    async def _watch_requests(
-        self, ids: Sequence[str], tokens: bool, context: Context
-    ) -> AsyncIterator[queue_pb2.WatchResponse]:
+    async def _watch_requests(self, ids: Sequence[str], tokens: bool, context: Context) -> AsyncIterator[bytes]:
         seqs = {parse_request_id(self._store_id, request_id) for request_id in ids}
         if NO_SEQ in seqs:
             await self._unknown(ids, context)
@@ -94,10 +96,10 @@ class Watching:
             ended = seqs - running
             results = await self._reader.results(sorted(ended))
             if len(results) < len(ended):
-                found = {result.result.request_id for result in results}
+                found = {result.result().request_id for result in results}
                 names = [request_id_of(self._store_id, seq) for seq in sorted(ended)]
                 await self._unknown([name for name in names if name not in found], context)
-            for frame in _frames([queue_pb2.WatchEvent(result=result) for result in results]):
+            for frame in _frames([result.event() for result in results]):
                 yield frame
             while running:
                 await watcher.wait()
@@ -106,7 +108,7 @@ class Watching:
                 watcher.ended.clear()
                 running -= now
                 results = await self._reader.results(sorted(now))
-                events = _delta_events(watcher) + [queue_pb2.WatchEvent(result=result) for result in results]
+                events = _delta_events(watcher) + [result.event() for result in results]
                 for frame in _frames(events):
                     yield frame
 
@@ -135,24 +137,25 @@ class Watching:
             self._committer.post(interest._replace(on=False))
 
 
-def _delta_events(watcher: Watcher) -> list[queue_pb2.WatchEvent]:
-    return [queue_pb2.WatchEvent(tokens=delta) for delta in watcher.take_deltas()]
+def _delta_events(watcher: Watcher) -> list[bytes]:
+    return [queue_pb2.WatchEvent(tokens=delta).SerializeToString() for delta in watcher.take_deltas()]
 
 
-def _progress_event(progress: tuple[int, int]) -> queue_pb2.WatchEvent:
+def _progress_event(progress: tuple[int, int]) -> bytes:
     waiting, running = progress
-    return queue_pb2.WatchEvent(progress=queue_pb2.WatchProgress(waiting=waiting, running=running))
+    event = queue_pb2.WatchEvent(progress=queue_pb2.WatchProgress(waiting=waiting, running=running))
+    return event.SerializeToString()
 
 
-def _frames(events: Sequence[queue_pb2.WatchEvent]) -> Iterator[queue_pb2.WatchResponse]:
-    """Cut events into frames of bounded size."""
-    frame: list[queue_pb2.WatchEvent] = []
+def _frames(events: Iterable[bytes]) -> Iterator[bytes]:
+    """Cut encoded events into encoded frames of bounded size."""
+    frame: list[bytes] = []
     size_bytes = 0
     for event in events:
-        frame.append(event)
-        size_bytes += event.ByteSize()
+        frame.append(wrapped(_EVENTS, event))
+        size_bytes += len(event)
         if size_bytes >= TARGET_FRAME_BYTES:
-            yield queue_pb2.WatchResponse(events=frame)
+            yield b"".join(frame)
             frame, size_bytes = [], 0
     if frame:
-        yield queue_pb2.WatchResponse(events=frame)
+        yield b"".join(frame)

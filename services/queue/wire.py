@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from typing import cast
+from typing import NamedTuple, cast
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue.core import records
-from services.queue.core.effects import Announce, Deliver, Gone, PutResult, View, Write
+from services.queue.core.effects import Announce, Deliver, Gone, PutResult, Recorded, View, Write
 from services.queue.core.entry import Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.core.messages import Claim, Complete, GiveBack, Message, Reject, Renew, SetWindow, WorkerOpened
+from services.rpc.encoding import length_tag, number_tag, varint, wrapped
 from services.rpc.strict import BadInputError
 
 PREFIX_BYTES = 256
@@ -30,6 +31,30 @@ STATES = {
     State.DONE: queue_pb2.REQUEST_STATE_DONE,
     State.DEAD: queue_pb2.REQUEST_STATE_DEAD,
 }
+
+
+TRUE = b"\x01"
+
+_LEASE_REQUEST_ID = length_tag(queue_pb2.LeaseRef, "request_id")
+_LEASE_ATTEMPT = number_tag(queue_pb2.LeaseRef, "attempt")
+_LEASE_TOKEN = number_tag(queue_pb2.LeaseRef, "fencing_token")
+_REQUEST_ID = length_tag(request_pb2.Request, "request_id")
+_DELIVER = length_tag(queue_pb2.QueueToWorker, "deliver")
+_DELIVER_LEASE = length_tag(queue_pb2.Deliver, "lease")
+_DELIVER_REQUEST = length_tag(queue_pb2.Deliver, "request")
+_DELIVER_WATCHED = number_tag(queue_pb2.Deliver, "watched")
+_DELIVER_SUBMITTED = number_tag(queue_pb2.Deliver, "submitted_unix_ns")
+_RECORDED = length_tag(queue_pb2.QueueToWorker, "recorded")
+_RECORDED_LEASE = length_tag(queue_pb2.Recorded, "lease")
+_RECORDED_ACCEPTED = number_tag(queue_pb2.Recorded, "accepted")
+_ANNOUNCE = length_tag(queue_pb2.QueueToScheduler, "announce")
+_GONE = length_tag(queue_pb2.QueueToScheduler, "gone")
+_GONE_REQUEST_ID = length_tag(queue_pb2.Gone, "request_id")
+_GONE_REASON = number_tag(queue_pb2.Gone, "reason")
+_GONE_ATTEMPT = number_tag(queue_pb2.Gone, "attempt")
+_EVENT_RESULT = length_tag(queue_pb2.WatchEvent, "result")
+_CURSOR = number_tag(queue_pb2.WatchResult, "cursor")
+_RESULT = length_tag(queue_pb2.WatchResult, "result")
 
 
 # ---- requests and results ----
@@ -67,10 +92,8 @@ def meta_of(request: request_pb2.Request) -> RequestMeta:
 
 
 def result_of(put: PutResult) -> request_pb2.Result:
-    """Return the durable result: what the worker said, under the names the queue knows."""
-    result = request_pb2.Result()
-    if put.body is not None:
-        result.CopyFrom(cast(request_pb2.Result, put.body))
+    """Return the durable result: what the worker said, under the names the queue knows, which are written into it."""
+    result = request_pb2.Result() if put.body is None else cast(request_pb2.Result, put.body)
     meta = put.meta
     result.request_id = put.request_id
     result.idempotency_key = meta.idempotency_key
@@ -80,10 +103,11 @@ def result_of(put: PutResult) -> request_pb2.Result:
     result.outcome = cast(request_pb2.Outcome.ValueType, int(put.outcome))
     result.attempts = put.attempts
     result.worker_id = put.worker_id
-    result.timings.submitted_unix_ns = meta.submitted_ns
-    result.timings.completed_unix_ns = put.completed_ns
-    if not result.timings.delivered_unix_ns:
-        result.timings.delivered_unix_ns = put.delivered_ns
+    timings = result.timings
+    timings.submitted_unix_ns = meta.submitted_ns
+    timings.completed_unix_ns = put.completed_ns
+    if not timings.delivered_unix_ns:
+        timings.delivered_unix_ns = put.delivered_ns
     if put.failure is not None:
         result.error.CopyFrom(error_of(put.failure))
     return result
@@ -97,10 +121,26 @@ def result_write(put: PutResult) -> Write:
     return Write(records.RESULTS, records.seq_key(put.seq), row)
 
 
-def read_result(row: bytes) -> queue_pb2.WatchResult:
+class StoredResult(NamedTuple):
+    """A result as the store has it."""
+
+    cursor: int
+    body: bytes
+    """Encoded `Result`."""
+
+    def event(self) -> bytes:
+        """Return the encoded WatchEvent of this result."""
+        content = _CURSOR + varint(self.cursor) + wrapped(_RESULT, self.body)
+        return wrapped(_EVENT_RESULT, content)
+
+    def result(self) -> request_pb2.Result:
+        """Return the result decoded."""
+        return request_pb2.Result.FromString(self.body)
+
+
+def read_result(row: bytes) -> StoredResult:
     """Return the result in a row of `results`, with its cursor."""
-    head, body = records.decode_result(row)
-    return queue_pb2.WatchResult(cursor=head.completion_seq, result=request_pb2.Result.FromString(body))
+    return StoredResult(*records.split_result(row))
 
 
 def error_of(failure: Failure) -> request_pb2.RequestError:
@@ -136,6 +176,12 @@ def lease_of(lease: queue_pb2.LeaseRef) -> LeaseRef:
 def lease_ref(lease: LeaseRef) -> queue_pb2.LeaseRef:
     """Return the wire's form of a lease's name."""
     return queue_pb2.LeaseRef(request_id=lease.request_id, attempt=lease.attempt, fencing_token=lease.fencing_token)
+
+
+def lease_bytes(lease: LeaseRef) -> bytes:
+    """Return the encoded LeaseRef."""
+    name = wrapped(_LEASE_REQUEST_ID, lease.request_id.encode())
+    return name + _LEASE_ATTEMPT + varint(lease.attempt) + _LEASE_TOKEN + varint(lease.fencing_token)
 
 
 def leases_of(leases: object) -> tuple[LeaseRef, ...]:
@@ -182,18 +228,22 @@ def _complete(stream: int, complete: queue_pb2.Complete) -> Complete:
     return Complete(stream, lease, outcome, None, result)
 
 
-def deliver(effect: Deliver, payload: bytes) -> queue_pb2.QueueToWorker:
-    """Return the request with its lease."""
-    request = request_pb2.Request.FromString(payload)
-    request.request_id = effect.lease.request_id
-    return queue_pb2.QueueToWorker(
-        deliver=queue_pb2.Deliver(
-            lease=lease_ref(effect.lease),
-            request=request,
-            watched=effect.watched,
-            submitted_unix_ns=effect.submitted_ns,
-        )
-    )
+def deliver(effect: Deliver, payload: bytes) -> bytes:
+    """Return the encoded QueueToWorker with the request, stored as `payload`, and its lease."""
+    name = effect.lease.request_id.encode()
+    # A payload has no request_id: the one behind it counts.
+    request = payload + wrapped(_REQUEST_ID, name)
+    content = wrapped(_DELIVER_LEASE, lease_bytes(effect.lease)) + wrapped(_DELIVER_REQUEST, request)
+    content += _DELIVER_SUBMITTED + varint(effect.submitted_ns)
+    if effect.watched:
+        content += _DELIVER_WATCHED + TRUE
+    return wrapped(_DELIVER, content)
+
+
+def recorded(effect: Recorded) -> bytes:
+    """Return the encoded QueueToWorker that answers a Complete."""
+    content = wrapped(_RECORDED_LEASE, lease_bytes(effect.lease))
+    return wrapped(_RECORDED, content + _RECORDED_ACCEPTED + TRUE if effect.accepted else content)
 
 
 # ---- the Backlog stream ----
@@ -215,33 +265,31 @@ def scheduler_message(stream: int, message: queue_pb2.SchedulerToQueue, channels
             raise BadInputError("messages.message: none of the known messages is set")
 
 
-def announce(effect: Announce) -> queue_pb2.QueueToScheduler:
-    """Return the metadata of a waiting request."""
+def announce(effect: Announce) -> bytes:
+    """Return the encoded QueueToScheduler with the metadata of a waiting request."""
     meta = effect.meta
-    return queue_pb2.QueueToScheduler(
-        announce=queue_pb2.Announce(
-            request_id=effect.request_id,
-            channel=meta.channel,
-            priority=meta.priority,
-            position=effect.seq,
-            attempt=effect.attempt,
-            model=meta.model,
-            prompt_bytes=meta.prompt_bytes,
-            prompt_tokens=meta.prompt_tokens,
-            max_tokens=meta.max_tokens,
-            n=meta.n,
-            chat=meta.chat,
-            deadline_unix_ns=meta.deadline_ns,
-            traceparent=meta.traceparent,
-            submitted_unix_ns=meta.submitted_ns,
-            prefix_digest=meta.prefix_digest,
-        )
+    announced = queue_pb2.Announce(
+        request_id=effect.request_id,
+        channel=meta.channel,
+        priority=meta.priority,
+        position=effect.seq,
+        attempt=effect.attempt,
+        model=meta.model,
+        prompt_bytes=meta.prompt_bytes,
+        prompt_tokens=meta.prompt_tokens,
+        max_tokens=meta.max_tokens,
+        n=meta.n,
+        chat=meta.chat,
+        deadline_unix_ns=meta.deadline_ns,
+        traceparent=meta.traceparent,
+        submitted_unix_ns=meta.submitted_ns,
+        prefix_digest=meta.prefix_digest,
     )
+    return wrapped(_ANNOUNCE, announced.SerializeToString())
 
 
-def gone(effect: Gone) -> queue_pb2.QueueToScheduler:
-    """Return that an announced request left its line."""
-    reason = cast(queue_pb2.GoneReason.ValueType, effect.reason.value)
-    return queue_pb2.QueueToScheduler(
-        gone=queue_pb2.Gone(request_id=effect.request_id, reason=reason, attempt=effect.attempt)
-    )
+def gone(effect: Gone) -> bytes:
+    """Return the encoded QueueToScheduler that tells that an announced request left its line."""
+    content = wrapped(_GONE_REQUEST_ID, effect.request_id.encode())
+    content += _GONE_REASON + varint(effect.reason.value) + _GONE_ATTEMPT + varint(effect.attempt)
+    return wrapped(_GONE, content)

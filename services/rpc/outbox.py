@@ -5,31 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from typing import Generic, Protocol, TypeVar
 
+from google.protobuf.message import Message
+
+from services.rpc.encoding import encoded, varint
 from services.rpc.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
 
-
-class Sized(Protocol):
-    """A message that knows its encoded size."""
-
-    def ByteSize(self) -> int:  # noqa: N802 (protobuf's name)
-        """Return the encoded size in bytes."""
+ITEM_TAG = b"\x0a"
+"""Of field 1, length-delimited: every frame of every stream is `repeated M messages = 1` (or `events`)."""
 
 
-M = TypeVar("M", bound=Sized)
+class Outbox:
+    """Unsent messages of one stream, encoded. One writer, one reader, one event loop.
 
-
-class Outbox(Generic[M]):
-    """Unsent messages of one stream. One writer, one reader, one event loop.
-
-    `frames()` yields lists of messages in the order they were put, each list
+    `frames()` yields encoded frames of messages in the order they were put, each frame
     bounded in count and bytes, and ends once the outbox is closed and empty.
     """
 
     def __init__(self) -> None:
         """Make an empty outbox."""
-        self._messages: deque[M] = deque()
+        self._messages: deque[bytes] = deque()
         self._ready = asyncio.Event()
         self._closed = False
 
@@ -42,13 +37,14 @@ class Outbox(Generic[M]):
         """Whether nothing more will be accepted."""
         return self._closed
 
-    def put(self, message: M) -> None:
-        """Queue one message; it is dropped if the outbox is closed (its stream is gone)."""
+    def put(self, message: Message | bytes) -> None:
+        """Queue one message, encoded or not; it is dropped if the outbox is closed (its stream is gone)."""
         if not self._closed:
-            self._messages.append(message)
-            self._ready.set()
+            if not self._messages:
+                self._ready.set()
+            self._messages.append(encoded(message))
 
-    def put_all(self, messages: Iterable[M]) -> None:
+    def put_all(self, messages: Iterable[Message | bytes]) -> None:
         """Queue messages in order; they are dropped if the outbox is closed."""
         for message in messages:
             self.put(message)
@@ -58,8 +54,8 @@ class Outbox(Generic[M]):
         self._closed = True
         self._ready.set()
 
-    async def frames(self) -> AsyncIterator[list[M]]:
-        """Yield bounded lists of messages as they become ready."""
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Yield encoded frames as messages become ready."""
         while True:
             await self._ready.wait()
             while self._messages:
@@ -68,11 +64,12 @@ class Outbox(Generic[M]):
                 return
             self._ready.clear()
 
-    def _take(self) -> list[M]:
-        frame: list[M] = []
-        size_bytes = 0
-        while self._messages and len(frame) < MAX_FRAME_MESSAGES and size_bytes < TARGET_FRAME_BYTES:
+    def _take(self) -> bytes:
+        parts: list[bytes] = []
+        size_bytes = count = 0
+        while self._messages and count < MAX_FRAME_MESSAGES and size_bytes < TARGET_FRAME_BYTES:
             message = self._messages.popleft()
-            size_bytes += message.ByteSize()
-            frame.append(message)
-        return frame
+            size_bytes += len(message)
+            count += 1
+            parts += (ITEM_TAG, varint(len(message)), message)
+        return b"".join(parts)

@@ -1,4 +1,4 @@
-"""gRPC handlers that answer bad input with INVALID_ARGUMENT and a clear text.
+"""gRPC handlers that answer bad input with INVALID_ARGUMENT and a clear text, and send what is encoded as it is.
 
 gRPC's own decoder reports bytes that are no message as an internal error of the
 server. These handlers decode themselves, and turn `BadInputError` raised anywhere in a
@@ -14,6 +14,8 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
+
+from services.rpc.encoding import encoded
 
 
 class BadInputError(Exception):
@@ -34,7 +36,7 @@ def add_servicer(service: ServiceDescriptor, servicer: object, server: grpc.aio.
         decode = _decoder(GetMessageClass(method.input_type))
         call = getattr(servicer, method.name)
         kind, wrap = _KINDS[method.client_streaming, method.server_streaming]
-        handlers[method.name] = kind(wrap(call), decode, GetMessageClass(method.output_type).SerializeToString)
+        handlers[method.name] = kind(wrap(call), decode, encoded)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 

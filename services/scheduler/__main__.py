@@ -6,11 +6,11 @@ import asyncio
 import logging
 import sys
 
-from penstock.scheduler.v1 import scheduler_pb2_grpc
 from services.clock import SystemClock
 from services.config import load_settings
 from services.rpc.loop import run
 from services.rpc.server import bind, stop_on_signals
+from services.rpc.strict import add_servicer
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.policy import POLICIES, Policy
@@ -18,7 +18,7 @@ from services.scheduler.core.predictive import Predictive
 from services.scheduler.links import BacklogLink
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner
-from services.scheduler.servicer import SERVICE_NAME, SchedulerServicer
+from services.scheduler.servicer import SERVICE, SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.tracing import CreditSpans
 from services.telemetry import Telemetry, start_logging, start_metrics, start_telemetry
@@ -59,8 +59,8 @@ async def serve(settings: SchedulerSettings, telemetry: Telemetry) -> int:
     servicer = SchedulerServicer(runner)
     server = bind(
         settings.listen,
-        [SERVICE_NAME],
-        lambda grpc_server: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, grpc_server),
+        [SERVICE.full_name],
+        lambda grpc_server: add_servicer(SERVICE, servicer, grpc_server),
     )
     start_metrics(settings.metrics_listen)
     await server.start()

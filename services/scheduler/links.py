@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 
 import grpc
 
-from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
+from penstock.queue.v1 import queue_pb2
 from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
 from services.rpc.outbox import Outbox
+from services.rpc.streams import StreamMethod, stream_method
 from services.scheduler import wire
 from services.scheduler.core.messages import QueueOpened
 from services.scheduler.runner import Runner
+
+SERVICE = queue_pb2.DESCRIPTOR.services_by_name["QueueService"]
 
 log = logging.getLogger("scheduler")
 
@@ -33,19 +35,19 @@ class BacklogLink:
     async def run(self) -> None:
         """Open the stream again and again until cancelled."""
         async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
-            stub = queue_pb2_grpc.QueueServiceStub(channel)
+            backlog = stream_method(channel, SERVICE, "Backlog")
             while True:
-                reason = await self._serve(stub)
+                reason = await self._serve(backlog)
                 if not self._waiting_logged:
                     self._waiting_logged = True
                     log.warning("waiting for the queue at %s: %s", self._address, reason)
                 await asyncio.sleep(self._backoff.next_s())
 
-    async def _serve(self, stub: queue_pb2_grpc.QueueServiceAsyncStub) -> str:
+    async def _serve(self, backlog: StreamMethod) -> str:
         """Run one stream to its end; return why it ended."""
-        outbox: Outbox[queue_pb2.SchedulerToQueue] = Outbox()
+        outbox = Outbox()
         outbox.put(wire.backlog_open(self._name))
-        call = stub.Backlog(_frames(outbox))
+        call = backlog(outbox.frames())
         opened = False
         try:
             async for frame in call:
@@ -73,8 +75,3 @@ class BacklogLink:
         self._backoff.connected()
         self._waiting_logged = False
         log.info("connected to the queue at %s", self._address)
-
-
-async def _frames(outbox: Outbox[queue_pb2.SchedulerToQueue]) -> AsyncIterator[queue_pb2.BacklogRequest]:
-    async for messages in outbox.frames():
-        yield queue_pb2.BacklogRequest(messages=messages)

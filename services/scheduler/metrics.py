@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import REGISTRY, CollectorRegistry, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.local_metrics import LocalHistogram
 from services.scheduler.core.admission import Outlook
 from services.scheduler.core.snapshot import Snapshot, WorkerView
 from services.telemetry import LATENCY_BUCKETS_S
@@ -52,18 +53,11 @@ class SchedulerMetrics(Collector):
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         """Register in `registry`; what is collected stays empty until `source` is set."""
         self.source: Callable[[], Snapshot] | None = None
-        self.grant_wait = Histogram(
-            f"{PREFIX}grant_wait_seconds",
-            "Announcement to grant.",
-            ["channel"],
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
+        self.grant_wait = LocalHistogram(
+            f"{PREFIX}grant_wait_seconds", "Announcement to grant.", LATENCY_BUCKETS_S, registry, "channel"
         )
-        self.arbitration = Histogram(
-            f"{PREFIX}arbitration_seconds",
-            "One arbitration pass.",
-            buckets=ARBITRATION_BUCKETS_S,
-            registry=registry,
+        self.arbitration = LocalHistogram(
+            f"{PREFIX}arbitration_seconds", "One arbitration pass.", ARBITRATION_BUCKETS_S, registry
         )
         registry.register(self)
 

@@ -32,7 +32,7 @@ class WorkerStream:
         """Make the stream of `epoch` with nothing to send yet."""
         self.epoch = epoch
         self.worker_id = worker_id
-        self.outbox: Outbox[scheduler_pb2.SchedulerToWorker] = Outbox()
+        self.outbox = Outbox()
         self.replaced = False
 
 
@@ -52,7 +52,7 @@ class Runner:
         self._ready = asyncio.Event()
         self._last_epoch = 0
         self._streams: dict[int, WorkerStream] = {}
-        self._queue: Outbox[queue_pb2.SchedulerToQueue] | None = None
+        self._queue: Outbox | None = None
         self.stopping = False
         self._snapshot = take_snapshot(machine)
         self._unserved: set[str] = set()
@@ -105,7 +105,7 @@ class Runner:
             self.feed([m.WorkerClosed(stream.epoch)])
             log.info("worker %s: stream of epoch %d ended", stream.worker_id, stream.epoch)
 
-    def open_queue(self, outbox: Outbox[queue_pb2.SchedulerToQueue]) -> None:
+    def open_queue(self, outbox: Outbox) -> None:
         """Send what the queue is to hear through `outbox` from now on."""
         self._queue = outbox
 
@@ -173,7 +173,7 @@ class Runner:
         for effect in effects:
             self._deliver[type(effect)](effect)
 
-    def _send(self, epoch: int, message: scheduler_pb2.SchedulerToWorker) -> None:
+    def _send(self, epoch: int, message: scheduler_pb2.SchedulerToWorker | bytes) -> None:
         stream = self._streams.get(epoch)
         if stream is not None:
             stream.outbox.put(message)
@@ -184,7 +184,7 @@ class Runner:
 
     def _send_grant(self, effect: m.Grant) -> None:
         now_ns = self._clock.now_ns()
-        self._metrics.grant_wait.labels(effect.channel).observe(max(now_ns - effect.announced_ns, 0) / 1e9)
+        self._metrics.grant_wait.of(effect.channel).observe(max(now_ns - effect.announced_ns, 0) / 1e9)
         self._send(effect.epoch, wire.grant(effect, self._spans.granted(effect, now_ns)))
 
     def _send_reject(self, effect: m.RejectRequest) -> None:

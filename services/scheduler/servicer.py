@@ -8,18 +8,21 @@ from typing import Any
 
 import grpc
 
-from penstock.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from penstock.scheduler.v1 import scheduler_pb2
 from services.scheduler import wire
 from services.scheduler.core import messages as m
 from services.scheduler.runner import Runner, WorkerStream
 
-SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Turns streams into messages for the runner, and the runner's outboxes into streams."""
+class SchedulerServicer:
+    """Implements `penstock.scheduler.v1.SchedulerService`.
+
+    Turns streams into messages for the runner, and the runner's outboxes into streams.
+    """
 
     def __init__(self, runner: Runner) -> None:
         """Serve for `runner`, on whose event loop every call runs."""
@@ -27,7 +30,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Credits(
         self, requests: AsyncIterator[scheduler_pb2.CreditsRequest], context: Context
-    ) -> AsyncIterator[scheduler_pb2.CreditsResponse]:
+    ) -> AsyncIterator[bytes]:
         """Serve one epoch of one worker. One reader, one writer, until either side ends the stream."""
         if self._runner.stopping:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down")
@@ -39,7 +42,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         reader = asyncio.create_task(self._read(first, requests, stream))
         try:
             async for frame in stream.outbox.frames():
-                yield scheduler_pb2.CreditsResponse(messages=frame)
+                yield frame
             await self._say_why(stream, reader, context)
         finally:
             reader.cancel()

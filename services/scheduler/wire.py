@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
+from services.rpc.encoding import length_tag, wrapped
 from services.scheduler.core import messages as m
 from services.scheduler.core.snapshot import ChannelView, Snapshot, WorkerView
 
@@ -15,6 +16,9 @@ MAX_NAME_BYTES = 512
 
 MAX_MODEL_NAMES = 64
 """Names one worker may answer to; they are searched for every head that asks for a model."""
+
+
+_GRANT = length_tag(scheduler_pb2.SchedulerToWorker, "grant")
 
 
 class InvalidFieldError(ValueError):
@@ -101,11 +105,14 @@ def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Inpu
     raise InvalidFieldError("message: not set, or of a kind this scheduler does not know")
 
 
+_CAUSES = {int(cause): cause for cause in m.ReleaseCause}
+
+
 def _cause(number: int) -> m.ReleaseCause:
-    try:
-        return m.ReleaseCause(number)
-    except ValueError:
-        raise InvalidFieldError(f"completion_ack.cause: {number} is not a release cause") from None
+    cause = _CAUSES.get(number)
+    if cause is None:
+        raise InvalidFieldError(f"completion_ack.cause: {number} is not a release cause")
+    return cause
 
 
 def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineReport:
@@ -126,7 +133,8 @@ def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineR
 def _check_name(field: str, value: str) -> None:
     if not value:
         raise InvalidFieldError(f"{field}: must not be empty")
-    if len(value.encode()) > MAX_NAME_BYTES:
+    # A character takes at most four bytes: short names need no encoding to know.
+    if 4 * len(value) > MAX_NAME_BYTES and len(value.encode()) > MAX_NAME_BYTES:
         raise InvalidFieldError(f"{field}: at most {MAX_NAME_BYTES} bytes, got {len(value.encode())}")
 
 
@@ -140,19 +148,18 @@ def credits_opened(epoch: int, policy: str, report_interval_ns: int) -> schedule
     )
 
 
-def grant(effect: m.Grant, traceparent: str) -> scheduler_pb2.SchedulerToWorker:
-    """Encode a grant, with the trace context of its span."""
-    return scheduler_pb2.SchedulerToWorker(
-        grant=scheduler_pb2.Grant(
-            request_id=effect.request_id,
-            channel=effect.channel,
-            booked_blocks=effect.booked_blocks,
-            settles=effect.settles,
-            attempt=effect.attempt,
-            traceparent=traceparent,
-            reserve_output_tokens=effect.reserve_output_tokens,
-        )
+def grant(effect: m.Grant, traceparent: str) -> bytes:
+    """Encode a grant, with the trace context of its span, as the SchedulerToWorker it travels in."""
+    content = scheduler_pb2.Grant(
+        request_id=effect.request_id,
+        channel=effect.channel,
+        booked_blocks=effect.booked_blocks,
+        settles=effect.settles,
+        attempt=effect.attempt,
+        traceparent=traceparent,
+        reserve_output_tokens=effect.reserve_output_tokens,
     )
+    return wrapped(_GRANT, content.SerializeToString())
 
 
 def recall(effect: m.Recall) -> scheduler_pb2.SchedulerToWorker:

@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 
 from penstock.queue.v1 import queue_pb2 as q
-from penstock.queue.v1 import queue_pb2_grpc
 from penstock.scheduler.v1 import scheduler_pb2 as s
-from penstock.scheduler.v1 import scheduler_pb2_grpc
 from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
 from services.rpc.outbox import Outbox
+from services.rpc.streams import stream_method
 from services.worker import wire
 from services.worker.core import messages as m
 
 log = logging.getLogger("worker.links")
 
 Up = TypeVar("Up", s.WorkerToScheduler, q.WorkerToQueue)
+"""What the worker says on a stream."""
+
+QUEUE = q.DESCRIPTOR.services_by_name["QueueService"]
+SCHEDULER = s.DESCRIPTOR.services_by_name["SchedulerService"]
 
 
-class Dialect(NamedTuple, Generic[Up]):
+class Dialect(NamedTuple):
     """What differs between the two streams."""
 
     name: str
@@ -38,8 +42,8 @@ class Dialect(NamedTuple, Generic[Up]):
     """Said when a stream can be opened."""
     down: m.Message
     """Said when a stream has ended."""
-    call: Callable[[grpc.aio.Channel, AsyncIterator[list[Up]]], AsyncIterable[Any]]
-    """Starts the call; yields the peer's frames."""
+    service: ServiceDescriptor
+    method: str
     take: Callable[[Any], None]
     """Takes one frame of the peer."""
 
@@ -47,12 +51,12 @@ class Dialect(NamedTuple, Generic[Up]):
 class Link(Generic[Up]):
     """One stream to one peer. Messages sent while there is no stream are dropped: the next open says the same."""
 
-    def __init__(self, address: str, dialect: Dialect[Up], post: Callable[[m.Message], None]) -> None:
+    def __init__(self, address: str, dialect: Dialect, post: Callable[[m.Message], None]) -> None:
         """Connect to `address`; tell `post` of the stream's beginning and end."""
         self._address = address
-        self._dialect: Dialect[Up] = dialect
+        self._dialect: Dialect = dialect
         self._post = post
-        self._outbox: Outbox[Up] = Outbox()
+        self._outbox = Outbox()
         self._outbox.close()
         self._opening: asyncio.Future[Up] | None = None
         self._waiting = False
@@ -63,8 +67,8 @@ class Link(Generic[Up]):
         if self._opening is not None and not self._opening.done():
             self._opening.set_result(message)
 
-    def send(self, message: Up) -> None:
-        """Send a message on the stream in progress."""
+    def send(self, message: Up | bytes) -> None:
+        """Send a message, encoded or not, on the stream in progress."""
         self._outbox.put(message)
 
     @property
@@ -105,7 +109,8 @@ class Link(Generic[Up]):
         opened = False
         try:
             self._outbox.put(await self._opening)
-            async for frame in self._dialect.call(channel, self._outbox.frames()):
+            call = stream_method(channel, self._dialect.service, self._dialect.method)
+            async for frame in call(self._outbox.frames()):
                 if not opened:
                     opened = True
                     backoff.connected()
@@ -131,16 +136,6 @@ def scheduler_link(
 ) -> Link[s.WorkerToScheduler]:
     """Return the Credits link; `on_grant` gets each Grant as it is, before the session hears of it."""
 
-    async def requests(frames: AsyncIterator[list[s.WorkerToScheduler]]) -> AsyncIterator[s.CreditsRequest]:
-        async for frame in frames:
-            yield s.CreditsRequest(messages=frame)
-
-    def call(
-        channel: grpc.aio.Channel, frames: AsyncIterator[list[s.WorkerToScheduler]]
-    ) -> AsyncIterable[s.CreditsResponse]:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        return cast(AsyncIterable[s.CreditsResponse], stub.Credits(requests(frames)))
-
     def take(frame: s.CreditsResponse) -> None:
         for message in frame.messages:
             kind = message.WhichOneof("message")
@@ -156,21 +151,15 @@ def scheduler_link(
             else:
                 log.warning("scheduler: a message of an unknown kind was ignored")
 
-    return Link(address, Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), call, take), post)
+    return Link(
+        address, Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), SCHEDULER, "Credits", take), post
+    )
 
 
 def queue_link(
     address: str, post: Callable[[m.Message], None], on_deliver: Callable[[q.Deliver], None]
 ) -> Link[q.WorkerToQueue]:
     """Return the Work link; `on_deliver` gets each Deliver as it is, before the session hears of it."""
-
-    async def requests(frames: AsyncIterator[list[q.WorkerToQueue]]) -> AsyncIterator[q.WorkRequest]:
-        async for frame in frames:
-            yield q.WorkRequest(messages=frame)
-
-    def call(channel: grpc.aio.Channel, frames: AsyncIterator[list[q.WorkerToQueue]]) -> AsyncIterable[q.WorkResponse]:
-        stub = queue_pb2_grpc.QueueServiceStub(channel)
-        return cast(AsyncIterable[q.WorkResponse], stub.Work(requests(frames)))
 
     def take(frame: q.WorkResponse) -> None:
         for message in frame.messages:
@@ -184,4 +173,4 @@ def queue_link(
             else:
                 post(heard)
 
-    return Link(address, Dialect("queue", m.QueueReached(), m.QueueDown(), call, take), post)
+    return Link(address, Dialect("queue", m.QueueReached(), m.QueueDown(), QUEUE, "Work", take), post)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.local_metrics import LocalCounter, LocalHistogram
 from services.telemetry import LATENCY_BUCKETS_S
 from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
@@ -43,11 +44,11 @@ class WorkerMetrics:
     def __init__(self, session: Session, capacity_blocks: int, registry: CollectorRegistry = REGISTRY) -> None:
         """Register everything with `registry`."""
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"penstock_worker_{name}_seconds", text, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> LocalHistogram:
+            return LocalHistogram(f"penstock_worker_{name}_seconds", text, buckets, registry)
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"penstock_worker_{name}", text, registry=registry)
+        def counter(name: str, text: str) -> LocalCounter:
+            return LocalCounter(f"penstock_worker_{name}", text, registry)
 
         self.time_to_first_token = histogram(
             "time_to_first_token", "From the engine's start to the first token.", LATENCY_BUCKETS_S

@@ -117,13 +117,15 @@ class RunOutput:
                 text="".join(choice.texts),
                 token_ids=choice.token_ids,
                 finish_reason=FINISH_REASONS.get(choice.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
-                logprobs=[_logprob(p) for p in choice.logprobs],
             )
+            if choice.logprobs:
+                message.logprobs.extend(_logprob(p) for p in choice.logprobs)
             if isinstance(choice.stop_reason, str):
                 message.stop_string = choice.stop_reason
             elif choice.stop_reason is not None:
                 message.stop_token_id = choice.stop_reason
-        result.prompt_logprobs.extend(_logprob(p) for p in self.prompt_logprobs)
+        if self.prompt_logprobs:
+            result.prompt_logprobs.extend(_logprob(p) for p in self.prompt_logprobs)
         result.preemptions = self.preemptions
         result.usage.completion_tokens = self.tokens
         result.usage.cached_tokens = self.cached_tokens

@@ -38,53 +38,45 @@ class Run:
     settled_blocks: int = 0
     completed_ns: int = 0
     generation: asyncio.Task[None] | None = None
-    complete: q.WorkerToQueue | None = None
+    complete: bytes | None = None
+    """The encoded Complete, once there is one."""
     ending: Ending | None = None
 
-    def finish(self, ending: Ending, worker_id: str, model: str) -> q.WorkerToQueue:
-        """Return the Complete of this run; the same one each time."""
+    def finish(self, ending: Ending, model: str) -> bytes:
+        """Return the encoded Complete of this run; the same one each time."""
         if self.complete is None:
             self.ending = ending
-            self.complete = q.WorkerToQueue(complete=self._complete(ending, worker_id, model))
-            if self.complete.ByteSize() > MAX_REQUEST_BYTES:
-                log.warning("%s: the result is too large: %d bytes", self.lease.run_id, self.complete.ByteSize())
-                self.ending = _too_large(self.complete.ByteSize())
-                self.complete = q.WorkerToQueue(complete=self._complete(self.ending, worker_id, model))
+            self.complete = wire.complete(self._complete(ending, model))
+            if len(self.complete) > MAX_REQUEST_BYTES:
+                log.warning("%s: the result is too large: %d bytes", self.lease.run_id, len(self.complete))
+                self.ending = _too_large(len(self.complete))
+                self.complete = wire.complete(self._complete(self.ending, model))
             # What the completion holds need not be held twice while it waits to be recorded.
             self.request.ClearField("prompt")
             self.prompt_ids = []
         return self.complete
 
-    def _complete(self, ending: Ending, worker_id: str, model: str) -> q.Complete:
-        error = pb.RequestError(code=ending.code, message=ending.message, param=ending.param)
+    def _complete(self, ending: Ending, model: str) -> q.Complete:
+        """Return what only this worker knows; under which names it was asked for is what the queue knows."""
+        complete = q.Complete(lease=wire.lease_ref(self.lease))
         if ending.kind is EndingKind.FAILED:
-            return q.Complete(lease=wire.lease_ref(self.lease), failure=error)
-        request = self.request
-        result = pb.Result(
-            request_id=self.lease.request_id,
-            idempotency_key=request.idempotency_key,
-            batch=request.batch,
-            channel=request.channel,
-            client_reference=request.client_reference,
-            outcome=wire.OUTCOMES[ending.kind],
-            usage=pb.Usage(prompt_tokens=len(self.prompt_ids)),
-            timings=pb.Timings(
-                submitted_unix_ns=self.submitted_ns,
-                delivered_unix_ns=self.delivered_ns,
-                engine_started_unix_ns=self.engine_started_ns,
-                first_token_unix_ns=self.first_token_ns,
-                last_token_unix_ns=self.last_token_ns,
-            ),
-            attempts=self.lease.attempt,
-            worker_id=worker_id,
-            model=model,
-        )
+            complete.failure.CopyFrom(_error(ending))
+            return complete
+        result = complete.result
+        result.outcome = wire.OUTCOMES[ending.kind]
+        result.model = model
+        usage, timings = result.usage, result.timings
+        usage.prompt_tokens = len(self.prompt_ids)
+        timings.delivered_unix_ns = self.delivered_ns
+        timings.engine_started_unix_ns = self.engine_started_ns
+        timings.first_token_unix_ns = self.first_token_ns
+        timings.last_token_unix_ns = self.last_token_ns
         if ending.kind is EndingKind.COMPLETED:
             self.output.fill(result, self.prompt_text)
         else:
-            result.error.CopyFrom(error)
-            result.usage.completion_tokens = self.output.tokens
-        return q.Complete(lease=wire.lease_ref(self.lease), result=result)
+            result.error.CopyFrom(_error(ending))
+            usage.completion_tokens = self.output.tokens
+        return complete
 
     def token_messages(self) -> list[q.WorkerToQueue]:
         """Return the deltas a watcher has not been sent."""
@@ -96,6 +88,10 @@ class Run:
                 delta.ClearField("logprobs")
             messages.append(q.WorkerToQueue(tokens=delta))
         return messages
+
+
+def _error(ending: Ending) -> pb.RequestError:
+    return pb.RequestError(code=ending.code, message=ending.message, param=ending.param)
 
 
 def _too_large(size_bytes: int) -> Ending:

@@ -57,7 +57,7 @@ class SchedulerStream(Protocol):
     def open(self, message: s.WorkerToScheduler) -> None:
         """Open the stream."""
 
-    def send(self, message: s.WorkerToScheduler) -> None:
+    def send(self, message: s.WorkerToScheduler | bytes) -> None:
         """Send on the stream."""
 
 
@@ -67,7 +67,7 @@ class QueueStream(Protocol):
     def open(self, message: q.WorkerToQueue) -> None:
         """Open the stream."""
 
-    def send(self, message: q.WorkerToQueue) -> None:
+    def send(self, message: q.WorkerToQueue | bytes) -> None:
         """Send on the stream."""
 
 
@@ -96,6 +96,7 @@ class Runner:
         self._identity = identity
         self._session = session
         self._engine = engine
+        self._model = engine.shape.model
         self._tokenizer = tokenizer
         self._clock = clock
         self._metrics = metrics
@@ -259,7 +260,7 @@ class Runner:
                 log.warning("%s: the attempt failed: %s", effect.run_id, effect.ending.message)
             run.ending = effect.ending
             self._spans.generated(run, len(run.prompt_ids), end_ns)
-        self._queue.send(run.finish(effect.ending, self._identity.worker_id, self._engine.shape.model))
+        self._queue.send(run.finish(effect.ending, self._model))
 
     def _forget(self, effect: m.Forget, now_ns: int) -> None:
         run = self._runs.pop(effect.run_id, None)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
+from services.rpc.encoding import length_tag, wrapped
 from services.worker.core import messages as m
 from services.worker.core.messages import Cause, EndingKind
 from services.worker.engine import EngineShape, PromptSpec
@@ -35,6 +36,12 @@ CANCEL_CAUSES = {
     q.CANCEL_REASON_DEADLINE: m.CancelCause.DEADLINE,
     q.CANCEL_REASON_LEASE_LOST: m.CancelCause.LEASE_LOST,
 }
+
+_TOKENIZER_ACK = length_tag(s.WorkerToScheduler, "tokenizer_ack")
+_COMPLETION_ACK = length_tag(s.WorkerToScheduler, "completion_ack")
+_CLAIM = length_tag(q.WorkerToQueue, "claim")
+_CLAIM_REQUEST_ID = length_tag(q.Claim, "request_id")
+_COMPLETE = length_tag(q.WorkerToQueue, "complete")
 
 # ---- scheduler ----
 
@@ -65,34 +72,32 @@ def credits_open(
     )
 
 
-def tokenizer_ack(ack: m.SendTokenizerAck) -> s.WorkerToScheduler:
-    """Return a TokenizerAck."""
-    return s.WorkerToScheduler(
-        tokenizer_ack=s.TokenizerAck(
-            epoch=ack.epoch,
-            request_id=ack.request_id,
-            seq=ack.seq,
-            held_blocks=ack.held_blocks,
-            prompt_tokens=ack.prompt_tokens,
-            reserved_output_tokens=ack.reserved_output_tokens,
-            generated_tokens=ack.generated_tokens,
-            output_limit_tokens=ack.output_limit_tokens,
-        )
+def tokenizer_ack(ack: m.SendTokenizerAck) -> bytes:
+    """Return the encoded WorkerToScheduler with a TokenizerAck."""
+    content = s.TokenizerAck(
+        epoch=ack.epoch,
+        request_id=ack.request_id,
+        seq=ack.seq,
+        held_blocks=ack.held_blocks,
+        prompt_tokens=ack.prompt_tokens,
+        reserved_output_tokens=ack.reserved_output_tokens,
+        generated_tokens=ack.generated_tokens,
+        output_limit_tokens=ack.output_limit_tokens,
     )
+    return wrapped(_TOKENIZER_ACK, content.SerializeToString())
 
 
-def completion_ack(ack: m.SendCompletionAck) -> s.WorkerToScheduler:
-    """Return a CompletionAck."""
-    return s.WorkerToScheduler(
-        completion_ack=s.CompletionAck(
-            epoch=ack.epoch,
-            request_id=ack.request_id,
-            seq=ack.seq,
-            cause=CAUSES[ack.cause],
-            output_tokens=ack.output_tokens,
-            preemptions=ack.preemptions,
-        )
+def completion_ack(ack: m.SendCompletionAck) -> bytes:
+    """Return the encoded WorkerToScheduler with a CompletionAck."""
+    content = s.CompletionAck(
+        epoch=ack.epoch,
+        request_id=ack.request_id,
+        seq=ack.seq,
+        cause=CAUSES[ack.cause],
+        output_tokens=ack.output_tokens,
+        preemptions=ack.preemptions,
     )
+    return wrapped(_COMPLETION_ACK, content.SerializeToString())
 
 
 def engine_report(report: m.SendReport) -> s.WorkerToScheduler:
@@ -148,9 +153,14 @@ def work_open(worker_id: str, instance_id: str, held: Iterable[m.Lease]) -> q.Wo
     return q.WorkerToQueue(open=q.WorkOpen(worker_id=worker_id, instance_id=instance_id, held=refs))
 
 
-def claim(request_id: str) -> q.WorkerToQueue:
-    """Return a Claim."""
-    return q.WorkerToQueue(claim=q.Claim(request_id=request_id))
+def claim(request_id: str) -> bytes:
+    """Return the encoded WorkerToQueue with a Claim."""
+    return wrapped(_CLAIM, wrapped(_CLAIM_REQUEST_ID, request_id.encode()))
+
+
+def complete(content: q.Complete) -> bytes:
+    """Return the encoded WorkerToQueue with a Complete."""
+    return wrapped(_COMPLETE, content.SerializeToString())
 
 
 def renew(leases: Iterable[m.Lease]) -> q.WorkerToQueue:

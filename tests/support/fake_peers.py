@@ -36,7 +36,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         self.recording = True
         self.lease_ns = 60_000_000_000
         self._fencing = itertools.count(1)
-        self._outbox: Outbox[q.QueueToWorker] = Outbox()
+        self._outbox = Outbox()
 
     def add(self, request: pb.Request) -> str:
         """Let a request wait to be claimed."""
@@ -74,7 +74,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         reader = asyncio.get_running_loop().create_task(read())
         try:
             async for frame in outbox.frames():
-                yield q.WorkResponse(messages=frame)
+                yield q.WorkResponse.FromString(frame)
         finally:
             reader.cancel()
 
@@ -120,7 +120,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.draining: list[str] = []
         self.frames: list[s.CreditsRequest] = []
         self.epoch = 0
-        self._outbox: Outbox[s.SchedulerToWorker] = Outbox()
+        self._outbox = Outbox()
 
     def grant(
         self, request_id: str, blocks: int, settles: bool = True, channel: str = "batch", reserve_output_tokens: int = 0
@@ -155,7 +155,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         reader = asyncio.get_running_loop().create_task(read())
         try:
             async for frame in outbox.frames():
-                yield s.CreditsResponse(messages=frame)
+                yield s.CreditsResponse.FromString(frame)
         finally:
             reader.cancel()
 

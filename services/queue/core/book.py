@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from services.queue.core import records
 from services.queue.core.effects import Announce, Effect, Ended, Gone, GoneReason, PutResult, WentBack, Write
-from services.queue.core.entry import Entry, Failure, LeaseRef, Recovered, RequestMeta, parse_request_id, request_id_of
+from services.queue.core.entry import Entry, Failure, LeaseRef, Recovered, RequestMeta, request_id_of
 from services.queue.core.lifecycle import Action, Input, Outcome, State, transition
 from services.queue.core.lines import Line
 
@@ -40,6 +40,7 @@ class Book:
         self.store_id = store_id
         self.counters = recovered.counters
         self.entries: dict[int, Entry] = {}
+        self._by_name: dict[str, Entry] = {}
         self.lines: dict[str, Line] = {channel: Line() for channel in channels}
         self.leases: OrderedDict[int, int] = OrderedDict()
         """When each lease expires, soonest first: every renewal moves its lease to the end."""
@@ -74,13 +75,18 @@ class Book:
             self._adopt(entry, now_ns)
 
     def _adopt(self, entry: Entry, now_ns: int) -> None:
-        self.entries[entry.seq] = entry
+        self._know(entry)
         if entry.state is State.READY:
             self._enter_line(entry)
         elif entry.state is State.DEAD:
             self.dead[entry.seq] = None
         else:
             self._enter_lease(entry, now_ns)
+
+    def _know(self, entry: Entry) -> None:
+        entry.name = self.name_of(entry.seq)
+        self.entries[entry.seq] = entry
+        self._by_name[entry.name] = entry
 
     # ---- what the machine asks ----
 
@@ -101,11 +107,11 @@ class Book:
 
     def find(self, request_id: str) -> Entry | None:
         """Return the live request of this name, or None."""
-        return self.entries.get(parse_request_id(self.store_id, request_id))
+        return self._by_name.get(request_id)
 
     def lease_of(self, entry: Entry) -> LeaseRef:
         """Return the name of the lease that `entry` is under."""
-        return LeaseRef(self.name_of(entry.seq), entry.attempts, entry.fencing_token)
+        return LeaseRef(entry.name, entry.attempts, entry.fencing_token)
 
     def leased(self, lease: LeaseRef) -> Entry | None:
         """Return the request if `lease` is still its lease, else None."""
@@ -146,7 +152,7 @@ class Book:
 
     def _store(self, entry: Entry, _change: Change) -> None:
         key = records.seq_key(entry.seq)
-        self.entries[entry.seq] = entry
+        self._know(entry)
         self._write(records.REQUESTS, key, records.encode_meta(entry.meta))
         if entry.meta.idempotency_key:
             name = records.idempotency_key(entry.meta.tenant, entry.meta.idempotency_key)
@@ -246,7 +252,7 @@ class Book:
         self._touched_lines.add(entry.meta.channel)
         self._leave_batch(entry)
         if announced and self.backlog_stream is not None:
-            self.emit(Gone(self.backlog_stream, self.name_of(entry.seq), reason, entry.attempts + 1))
+            self.emit(Gone(self.backlog_stream, entry.name, reason, entry.attempts + 1))
 
     def _enter_lease(self, entry: Entry, now_ns: int) -> None:
         self.renew(entry.seq, now_ns)
@@ -285,6 +291,7 @@ class Book:
         self._write(records.REQUESTS, key, None)
         self._write(records.PAYLOADS, key, None)
         del self.entries[entry.seq]
+        del self._by_name[entry.name]
 
     def _put_result(self, entry: Entry, change: Change) -> None:
         assert change.outcome is not None, "a request ends with an outcome"
@@ -292,7 +299,7 @@ class Book:
         self.counters.results += 1
         position = self.counters.completion_seq
         key = records.seq_key(entry.seq)
-        name = self.name_of(entry.seq)
+        name = entry.name
         ran = entry.state in {State.LEASED, State.STOPPING}
         self._write(records.COMPLETIONS, records.completion_key(entry.meta.batch, position), key)
         self._write(records.EXPIRY, records.expiry_key(change.now_ns, entry.seq), b"")
@@ -328,8 +335,7 @@ class Book:
         for channel in sorted(touched):
             for seq in self.lines[channel].announce():
                 entry = self.entries[seq]
-                name = self.name_of(seq)
-                self.emit(Announce(self.backlog_stream, name, seq, entry.attempts + 1, entry.meta))
+                self.emit(Announce(self.backlog_stream, entry.name, seq, entry.attempts + 1, entry.meta))
 
 
 def stop_failure(outcome: Outcome | None) -> Failure:

@@ -69,6 +69,8 @@ class Entry:
     completion_seq: int = 0
     """Position of a dead letter in the completion log."""
     died_ns: int = 0
+    name: str = ""
+    """Its request_id; set by the book."""
 
 
 @dataclass(slots=True)

@@ -137,9 +137,8 @@ class Machine:
         if key[1]:
             self._fresh_keys[key] = entry.seq
         self._remember_deadline(entry)
-        name = self.book.name_of(entry.seq)
-        self.book.emit(Accepted(name, entry.meta))
-        return name, True
+        self.book.emit(Accepted(entry.name, entry.meta))
+        return entry.name, True
 
     def _cancel(self, message: Cancel, now_ns: int) -> None:
         cancelled = aborting = 0

@@ -217,7 +217,7 @@ class Workers:
         watched = self._is_watched(entry)
         worker = self._workers.get(entry.worker_id)
         if watched is on and worker is not None and worker.stream is not None:
-            self._book.emit(TokensWatched(worker.stream, self._book.name_of(entry.seq), watched))
+            self._book.emit(TokensWatched(worker.stream, entry.name, watched))
 
 
 def _count(counts: defaultdict[Any, int], key: object, on: bool) -> None:

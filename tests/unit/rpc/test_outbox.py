@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from penstock.queue.v1 import queue_pb2
 from services.rpc.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
 from services.rpc.outbox import Outbox
 
 
-@dataclass
-class Message:
-    """A message of a given size."""
-
-    number: int
-    size_bytes: int = 1
-
-    def ByteSize(self) -> int:
-        return self.size_bytes
+def message(name: str) -> queue_pb2.WorkerToQueue:
+    return queue_pb2.WorkerToQueue(claim=queue_pb2.Claim(request_id=name))
 
 
-async def frames_of(outbox: Outbox[Message]) -> list[list[int]]:
-    """Return the numbers in every frame of a closed outbox."""
-    return [[message.number for message in frame] async for frame in outbox.frames()]
-
-
-async def test_one_frame_takes_everything_that_is_ready() -> None:
-    outbox: Outbox[Message] = Outbox()
-    outbox.put_all(Message(n) for n in range(5))
+async def frames_of(outbox: Outbox) -> list[list[str]]:
+    """Close the outbox; return the names in every frame it still had."""
     outbox.close()
-    assert await frames_of(outbox) == [[0, 1, 2, 3, 4]]
+    decoded = [queue_pb2.WorkRequest.FromString(frame) async for frame in outbox.frames()]
+    return [[message.claim.request_id for message in frame.messages] for frame in decoded]
+
+
+async def test_one_frame_takes_everything_that_is_ready_encoded_or_not() -> None:
+    outbox = Outbox()
+    outbox.put_all([message("a"), message("b").SerializeToString(), message("c")])
+    assert await frames_of(outbox) == [["a", "b", "c"]]
 
 
 async def test_frames_are_bounded_in_count() -> None:
-    outbox: Outbox[Message] = Outbox()
-    outbox.put_all(Message(n) for n in range(MAX_FRAME_MESSAGES + 1))
-    outbox.close()
+    outbox = Outbox()
+    outbox.put_all(message(str(number)) for number in range(MAX_FRAME_MESSAGES + 1))
     assert [len(frame) for frame in await frames_of(outbox)] == [MAX_FRAME_MESSAGES, 1]
 
 
 async def test_frames_are_bounded_in_bytes() -> None:
-    outbox: Outbox[Message] = Outbox()
-    outbox.put_all(Message(n, TARGET_FRAME_BYTES) for n in range(3))
-    outbox.close()
-    assert await frames_of(outbox) == [[0], [1], [2]]
+    outbox = Outbox()
+    names = [str(number) * TARGET_FRAME_BYTES for number in range(3)]
+    outbox.put_all(message(name) for name in names)
+    assert await frames_of(outbox) == [[name] for name in names]
 
 
 async def test_what_is_put_after_the_close_is_dropped() -> None:
-    outbox: Outbox[Message] = Outbox()
+    outbox = Outbox()
     outbox.close()
-    outbox.put(Message(1))
+    outbox.put(message("a"))
     assert await frames_of(outbox) == []
     assert len(outbox) == 0

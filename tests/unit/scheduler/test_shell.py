@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from penstock.scheduler.v1 import scheduler_pb2
+from penstock.scheduler.v1.scheduler_pb2 import CreditsResponse
 from services.rpc.outbox import Outbox
 from services.scheduler import wire
 from services.scheduler.core import messages as m
@@ -59,10 +60,10 @@ class Shell:
         return stream
 
 
-async def sent(outbox: Outbox[scheduler_pb2.SchedulerToWorker]) -> list[scheduler_pb2.SchedulerToWorker]:
+async def sent(outbox: Outbox) -> list[scheduler_pb2.SchedulerToWorker]:
     """Close the outbox and return everything it still held."""
     outbox.close()
-    return [message async for frame in outbox.frames() for message in frame]
+    return [message async for frame in outbox.frames() for message in CreditsResponse.FromString(frame).messages]
 
 
 async def test_one_wake_up_grants_everything_that_is_ready_in_one_frame() -> None:
@@ -71,7 +72,7 @@ async def test_one_wake_up_grants_everything_that_is_ready_in_one_frame() -> Non
     shell.runner.feed([announced(f"r{number}", "batch", 2, number) for number in range(4)])
     shell.runner.wake()
     stream.outbox.close()
-    frames = [frame async for frame in stream.outbox.frames()]
+    frames = [CreditsResponse.FromString(frame).messages async for frame in stream.outbox.frames()]
     assert [[message.WhichOneof("message") for message in frame] for frame in frames] == [["open", *["grant"] * 4]]
 
 
@@ -187,7 +188,7 @@ def test_metrics_show_what_is_predicted_of_each_worker() -> None:
 
 def test_a_grant_and_its_acks_carry_what_a_growing_reservation_needs() -> None:
     grant = m.Grant(7, "w1", "r1", "batch", 4, True, 1, "", 0, 2)
-    assert wire.grant(grant, "").grant.reserve_output_tokens == 2
+    assert scheduler_pb2.SchedulerToWorker.FromString(wire.grant(grant, "")).grant.reserve_output_tokens == 2
     ack = scheduler_pb2.TokenizerAck(
         epoch=7, request_id="r1", seq=3, held_blocks=4, prompt_tokens=50, generated_tokens=12, output_limit_tokens=90
     )

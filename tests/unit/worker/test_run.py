@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from services.worker import run as run_module
 from services.worker.core.messages import Ending, EndingKind, Lease
@@ -25,18 +26,21 @@ def made(**fields: object) -> Run:
     return run
 
 
+def sent(message: bytes) -> q.Complete:
+    return q.WorkerToQueue.FromString(message).complete
+
+
 def step(*choices: ChoiceStep, finished: bool = False) -> EngineStep:
     return EngineStep(choices, finished, cached_tokens=2, preemptions=1)
 
 
-def test_a_result_has_everything_the_client_sent_and_everything_generated() -> None:
+def test_a_result_has_everything_generated() -> None:
     run = made()
     run.output.take(step(ChoiceStep(1, (5,), "five"), ChoiceStep(0, (7, 8), "seven")))
     run.output.take(step(ChoiceStep(1, (6,), " six", finish_reason="stop", stop_reason="END")))
     run.output.take(step(ChoiceStep(0, (9,), "", finish_reason="stop", stop_reason=9), finished=True))
-    result = run.finish(DONE, "w1", "tiny").complete.result
-    assert (result.outcome, result.attempts, result.worker_id, result.model) == (1, 2, "w1", "tiny")
-    assert (result.client_reference, result.batch, result.idempotency_key) == ("line 4", "b", "k")
+    result = sent(run.finish(DONE, "tiny")).result
+    assert (result.outcome, result.model) == (1, "tiny")
     assert [(c.index, c.text, list(c.token_ids)) for c in result.choices] == [
         (0, "seven", [7, 8, 9]),
         (1, "five six", [5, 6]),
@@ -48,20 +52,20 @@ def test_a_result_has_everything_the_client_sent_and_everything_generated() -> N
 
 def test_a_completion_is_made_once_and_sent_alike_again() -> None:
     run = made()
-    first = run.finish(DONE, "w1", "tiny")
-    assert run.finish(Ending(EndingKind.CANCELLED), "w1", "tiny") is first
-    assert first.complete.lease.fencing_token == 9
+    first = run.finish(DONE, "tiny")
+    assert run.finish(Ending(EndingKind.CANCELLED), "tiny") is first
+    assert sent(first).lease.fencing_token == 9
 
 
 def test_a_failure_carries_no_result() -> None:
-    complete = made().finish(Ending(EndingKind.FAILED, "engine_error", "why"), "w1", "tiny").complete
+    complete = sent(made().finish(Ending(EndingKind.FAILED, "engine_error", "why"), "tiny"))
     assert complete.WhichOneof("ending") == "failure"
     assert (complete.failure.code, complete.failure.message) == ("engine_error", "why")
 
 
 def test_a_rejection_names_the_field() -> None:
     ending = Ending(EndingKind.REJECTED, "invalid_parameter", "too hot", "sampling.temperature")
-    result = made().finish(ending, "w1", "tiny").complete.result
+    result = sent(made().finish(ending, "tiny")).result
     assert result.outcome == pb.OUTCOME_REJECTED
     assert (result.error.code, result.error.param) == ("invalid_parameter", "sampling.temperature")
 
@@ -70,7 +74,7 @@ def test_a_result_no_frame_can_carry_is_rejected_and_not_sent_forever(monkeypatc
     monkeypatch.setattr(run_module, "MAX_REQUEST_BYTES", 2000)
     run = made()
     run.output.take(step(ChoiceStep(0, (1,), "x" * 5000, finish_reason="length"), finished=True))
-    result = run.finish(DONE, "w1", "tiny").complete.result
+    result = sent(run.finish(DONE, "tiny")).result
     assert (result.outcome, result.error.code) == (pb.OUTCOME_REJECTED, "result_too_large")
     assert "2000" in result.error.message
 
@@ -78,7 +82,7 @@ def test_a_result_no_frame_can_carry_is_rejected_and_not_sent_forever(monkeypatc
 def test_an_echoed_prompt_stands_beside_the_choices() -> None:
     run = made(prompt_text="prompt")
     run.output.take(step(ChoiceStep(0, (1,), " and on", finish_reason="length"), finished=True))
-    result = run.finish(DONE, "w1", "tiny").complete.result
+    result = sent(run.finish(DONE, "tiny")).result
     assert (result.prompt_text, result.choices[0].text) == ("prompt", " and on")
 
 

@@ -97,6 +97,7 @@ def test_a_grant_says_how_far_ahead_to_reserve() -> None:
 
 
 def test_a_tokenizer_ack_tells_what_is_held_and_how_far_the_output_is() -> None:
-    ack = wire.tokenizer_ack(m.SendTokenizerAck(7, "r1", 9, 4, 50, 15, 12, 100)).tokenizer_ack
+    sent = wire.tokenizer_ack(m.SendTokenizerAck(7, "r1", 9, 4, 50, 15, 12, 100))
+    ack = s.WorkerToScheduler.FromString(sent).tokenizer_ack
     assert (ack.epoch, ack.request_id, ack.seq, ack.held_blocks, ack.prompt_tokens) == (7, "r1", 9, 4, 50)
     assert (ack.reserved_output_tokens, ack.generated_tokens, ack.output_limit_tokens) == (15, 12, 100)
