@@ -39,7 +39,8 @@ def number_tag(kind: type[Message], field: str) -> bytes:
 
 def wrapped(tag: bytes, content: bytes) -> bytes:
     """Return a field with encoded content."""
-    return tag + varint(len(content)) + content
+    size = len(content)
+    return tag + (_ONE_BYTE[size] if size < 128 else varint(size)) + content
 
 
 def encoded(message: Message | bytes) -> bytes:

@@ -28,6 +28,11 @@ class RunSpans:
         self._shape = shape
         self._worker_id = worker_id
 
+    @property
+    def enabled(self) -> bool:
+        """Whether spans are exported."""
+        return self._telemetry.enabled
+
     def claimed(self, request_id: str, traceparent: str, claimed_ns: int, answered_ns: int, refused: str = "") -> None:
         """Export `worker.claim`, child of the grant's span."""
         if self._telemetry.enabled:

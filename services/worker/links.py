@@ -134,14 +134,13 @@ class Link(Generic[Up]):
 def scheduler_link(
     address: str, post: Callable[[m.Message], None], on_grant: Callable[[s.Grant], None]
 ) -> Link[s.WorkerToScheduler]:
-    """Return the Credits link; `on_grant` gets each Grant as it is, before the session hears of it."""
+    """Return the Credits link; `on_grant` gets each Grant, and tells the session."""
 
     def take(frame: s.CreditsResponse) -> None:
         for message in frame.messages:
             kind = message.WhichOneof("message")
             if kind == "grant":
                 on_grant(message.grant)
-                post(wire.granted(message.grant))
             elif kind == "open":
                 post(m.SchedulerUp(message.open.epoch, message.open.report_interval_ns))
             elif kind == "recall":
@@ -159,13 +158,12 @@ def scheduler_link(
 def queue_link(
     address: str, post: Callable[[m.Message], None], on_deliver: Callable[[q.Deliver], None]
 ) -> Link[q.WorkerToQueue]:
-    """Return the Work link; `on_deliver` gets each Deliver as it is, before the session hears of it."""
+    """Return the Work link; `on_deliver` gets each Deliver, and tells the session."""
 
     def take(frame: q.WorkResponse) -> None:
         for message in frame.messages:
             if message.WhichOneof("message") == "deliver":
                 on_deliver(message.deliver)
-                post(wire.delivered(message.deliver))
                 continue
             heard = wire.queue_message(message)
             if heard is None:

@@ -21,6 +21,7 @@ class Run:
     """A delivered request. Times are Unix nanoseconds, 0 until they are known."""
 
     lease: Lease
+    run_id: str
     request: pb.Request
     submitted_ns: int
     delivered_ns: int
@@ -48,7 +49,7 @@ class Run:
             self.ending = ending
             self.complete = wire.complete(self._complete(ending, model))
             if len(self.complete) > MAX_REQUEST_BYTES:
-                log.warning("%s: the result is too large: %d bytes", self.lease.run_id, len(self.complete))
+                log.warning("%s: the result is too large: %d bytes", self.run_id, len(self.complete))
                 self.ending = _too_large(len(self.complete))
                 self.complete = wire.complete(self._complete(self.ending, model))
             # What the completion holds need not be held twice while it waits to be recorded.
@@ -84,7 +85,7 @@ class Run:
         for delta in self.output.deltas(self.lease.request_id, self.lease.attempt):
             if delta.ByteSize() > MAX_REQUEST_BYTES:
                 # The whole result will say the same with its own limit; the text still arrives in time.
-                log.warning("%s: a delta's log probabilities are too large and were left out", self.lease.run_id)
+                log.warning("%s: a delta's log probabilities are too large and were left out", self.run_id)
                 delta.ClearField("logprobs")
             messages.append(q.WorkerToQueue(tokens=delta))
         return messages

@@ -176,19 +176,24 @@ class Runner:
     # ---- what arrives ----
 
     def grant_arrived(self, grant: s.Grant) -> None:
-        """Keep what spans need of a grant; before the session hears of it."""
-        self._grants[grant.request_id] = _Grant(grant.traceparent, grant.booked_blocks, 0)
+        """Take a grant; of its trace keep what spans need."""
+        if self._spans.enabled:
+            self._grants[grant.request_id] = _Grant(grant.traceparent, grant.booked_blocks, 0)
+        self.post(wire.granted(grant))
 
     def deliver_arrived(self, deliver: q.Deliver) -> None:
-        """Keep the request of a Deliver; before the session hears of it."""
-        lease = wire.lease_of(deliver.lease)
+        """Keep the request of a Deliver, and tell the session of it."""
+        delivered = wire.delivered(deliver)
+        lease = delivered.lease
         now_ns = self._clock.now_ns()
-        run = Run(lease, deliver.request, deliver.submitted_unix_ns, now_ns)
+        run_id = lease.run_id
+        run = Run(lease, run_id, deliver.request, deliver.submitted_unix_ns, now_ns)
         grant = self._grants.pop(lease.request_id, None)
         if grant is not None:
             run.booked_blocks = grant.booked_blocks
             self._spans.claimed(lease.request_id, grant.traceparent, grant.claimed_ns or now_ns, now_ns)
-        self._runs[lease.run_id] = run
+        self._runs[run_id] = run
+        self.post(delivered)
 
     def tokenized(self, run_id: str, answer: Answer) -> None:
         """Take an answer of the tokenizer."""
@@ -292,7 +297,7 @@ class Runner:
         """Tell the session, once, that a run has come as far as it wanted to hear of."""
         if run.tell_at_tokens and (tokens := run.output.longest) >= run.tell_at_tokens:
             run.tell_at_tokens = 0
-            self.post(m.EngineProgress(run.lease.run_id, tokens))
+            self.post(m.EngineProgress(run.run_id, tokens))
 
     def _abort_engine(self, effect: m.AbortEngine, _: int) -> None:
         self._spawn(self._abort(self._runs[effect.run_id]), f"abort {effect.run_id}")
@@ -327,7 +332,7 @@ class Runner:
             return
         self._tell_progress(run)
         if tokens and run.watched:
-            self.post(m.EngineTokens(run.lease.run_id))
+            self.post(m.EngineTokens(run.run_id))
 
     def _observe_tokens(self, run: Run, tokens: int) -> None:
         now_ns = self._clock.now_ns()
@@ -345,15 +350,15 @@ class Runner:
             if run.generation is not None:
                 run.generation.cancel()
                 await asyncio.gather(run.generation, return_exceptions=True)
-            await self._engine.abort(run.lease.run_id)
+            await self._engine.abort(run.run_id)
         except EngineDeadError as error:
             self.died(str(error))
-        self.post(m.EngineAborted(run.lease.run_id, run.output.tokens, run.output.preemptions))
+        self.post(m.EngineAborted(run.run_id, run.output.tokens, run.output.preemptions))
 
 
 def _end_of(run: Run) -> m.Message:
     """Return what the session hears at the last output of a run."""
-    run_id, output = run.lease.run_id, run.output
+    run_id, output = run.run_id, run.output
     reasons = output.finish_reasons
     if "error" in reasons or "abort" in reasons:
         text = f"the engine gave up on the request (finish reasons: {', '.join(reasons)})"

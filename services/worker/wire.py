@@ -203,24 +203,30 @@ def prompt_spec(request: pb.Request) -> PromptSpec:
     sampling = request.sampling
     truncate = sampling.truncate_prompt_tokens if sampling.HasField("truncate_prompt_tokens") else None
     special = sampling.add_special_tokens if sampling.HasField("add_special_tokens") else None
-    common = PromptSpec(
+    kind = request.WhichOneof("prompt")
+    if kind == "chat":
+        return _chat_spec(request, truncate)
+    return PromptSpec(
+        None if kind == "token_ids" else request.text,
+        tuple(request.token_ids.ids) if kind == "token_ids" else None,
         add_special_tokens=special,
         truncate_prompt_tokens=truncate,
         max_tokens=sampling.max_tokens,
         want_text=request.echo,
     )
-    kind = request.WhichOneof("prompt")
-    if kind == "token_ids":
-        return common._replace(token_ids=tuple(request.token_ids.ids))
-    if kind == "chat":
-        chat = request.chat
-        return common._replace(
-            messages_json=chat.messages_json,
-            chat_template=chat.chat_template,
-            chat_template_kwargs_json=chat.chat_template_kwargs_json,
-            add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            # A template writes its special tokens itself.
-            add_special_tokens=chat.add_special_tokens,
-        )
-    return common._replace(text=request.text)
+
+
+def _chat_spec(request: pb.Request, truncate: int | None) -> PromptSpec:
+    chat = request.chat
+    return PromptSpec(
+        messages_json=chat.messages_json,
+        chat_template=chat.chat_template,
+        chat_template_kwargs_json=chat.chat_template_kwargs_json,
+        add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        # A template writes its special tokens itself.
+        add_special_tokens=chat.add_special_tokens,
+        truncate_prompt_tokens=truncate,
+        max_tokens=request.sampling.max_tokens,
+        want_text=request.echo,
+    )

@@ -18,6 +18,8 @@ class Outcome(IntEnum):
 class State(Enum):
     """Where a request is in its life."""
 
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
+
     ABSENT = "absent"
     """Not in the store: never submitted, or deleted after its end."""
     READY = "ready"
@@ -34,6 +36,8 @@ class State(Enum):
 
 class Input(Enum):
     """What can happen to a request."""
+
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
 
     SUBMIT = "submit"
     CLAIM = "claim"
@@ -61,6 +65,8 @@ class Input(Enum):
 
 class Action(Enum):
     """What the machine does on a transition."""
+
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
 
     STORE = "store"
     """Write the request and put it in its line."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
@@ -72,7 +73,9 @@ def _values(row: bytes) -> list[Any]:
     return values
 
 
+@lru_cache(maxsize=1024)
 def _text(text: str) -> bytes:
+    """Return a name with its length; of channels, batches and tenants there are few."""
     data = text.encode()
     return _LENGTH.pack(len(data)) + data
 

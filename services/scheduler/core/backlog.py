@@ -26,6 +26,8 @@ from services.scheduler.core.messages import Announced, EngineShape
 class State(enum.Enum):
     """Where a request is between its announcement and its claim."""
 
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
+
     ABSENT = "absent"
     WAITING = "waiting"
     GRANTED = "granted"
@@ -35,6 +37,8 @@ class State(enum.Enum):
 
 class Event(enum.Enum):
     """What can happen to it."""
+
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
 
     ANNOUNCED = "announced"  # for the first time, or again with the attempt that is known
     REATTEMPTED = "reattempted"  # announced with a higher attempt: the granted one has failed meanwhile
@@ -49,6 +53,8 @@ class Event(enum.Enum):
 
 class Action(enum.Enum):
     """What the machine must do besides changing the state."""
+
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
 
     NONE = "none"
     ENTER = "enter"  # its line, at its position

@@ -21,6 +21,8 @@ class Entry:
     state: State = State.GRANTED
     seq: int = 0
     lease: Lease | None = None
+    run_id: str = ""
+    """Name of the lease's attempt, once there is one."""
     completions: int = 1
     prompt_tokens: int = 0
     max_tokens: int = 0

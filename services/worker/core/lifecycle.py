@@ -13,6 +13,8 @@ from enum import Enum
 class State(Enum):
     """Where a granted request is."""
 
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
+
     GRANTED = "granted"
     """Credits booked; the claim has not been sent."""
     CLAIMING = "claiming"
@@ -36,6 +38,8 @@ class State(Enum):
 class Input(Enum):
     """What can happen to a granted request."""
 
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
+
     CLAIM = "claim"
     RECALL = "recall"
     UNCLAIM = "unclaim"
@@ -52,6 +56,8 @@ class Input(Enum):
 
 class Action(Enum):
     """What the session does on a transition."""
+
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
 
     NOTHING = "nothing"
     SEND_CLAIM = "send-claim"

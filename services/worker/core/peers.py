@@ -67,8 +67,8 @@ class Peers:
         self._credits = Stream.UP
         self._epoch = epoch
         self.report_interval_ns = report_interval_ns
-        for ack in self._waiting_acks:
-            self._send_ack(ack)
+        self._out.extend(ack._replace(epoch=epoch) for ack in self._waiting_acks)
+        self._acked = self._acked or any(isinstance(ack, m.SendCompletionAck) for ack in self._waiting_acks)
         self._waiting_acks.clear()
 
     def credits_closed(self) -> None:
@@ -80,7 +80,7 @@ class Peers:
         """Send a TokenizerAck with what `entry` holds from now on; tokens are per completion."""
         self._send_ack(
             m.SendTokenizerAck(
-                0,
+                self._epoch,
                 entry.request_id,
                 self._next_seq(entry),
                 entry.held_blocks,
@@ -95,9 +95,15 @@ class Peers:
         """Send a CompletionAck for `entry`."""
         self._send_ack(
             m.SendCompletionAck(
-                0, entry.request_id, self._next_seq(entry), entry.cause, entry.output_tokens, entry.preemptions
+                self._epoch,
+                entry.request_id,
+                self._next_seq(entry),
+                entry.cause,
+                entry.output_tokens,
+                entry.preemptions,
             )
         )
+        self._acked = self._acked or self._credits is Stream.UP
 
     def report(self, view: EngineView, now_ns: int) -> None:
         """Send the engine's report if it is due.
@@ -120,8 +126,7 @@ class Peers:
 
     def _send_ack(self, ack: m.SendTokenizerAck | m.SendCompletionAck) -> None:
         if self._credits is Stream.UP:
-            self._acked = self._acked or isinstance(ack, m.SendCompletionAck)
-            self._out.append(ack._replace(epoch=self._epoch))
+            self._out.append(ack)
         elif self._credits is Stream.OPENING:
             self._waiting_acks.append(ack)
 

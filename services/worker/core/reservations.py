@@ -122,13 +122,11 @@ class Reservations:
         if action is Action.SEND_CLAIM:
             self._out.append(m.SendClaim(entry.request_id))
         elif action is Action.TOKENIZE:
-            self._out.append(m.Tokenize(entry.the_lease.run_id))
+            self._out.append(m.Tokenize(entry.run_id))
         elif action is Action.START:
-            self._out.append(
-                m.StartEngine(entry.the_lease.run_id, entry.max_tokens, entry.held_blocks, entry.tell_at_tokens)
-            )
+            self._out.append(m.StartEngine(entry.run_id, entry.max_tokens, entry.held_blocks, entry.tell_at_tokens))
         elif action is Action.ABORT:
-            self._out.append(m.AbortEngine(entry.the_lease.run_id))
+            self._out.append(m.AbortEngine(entry.run_id))
         elif action is Action.FORGET:
             self._forget(entry, now_ns)
         elif action is not Action.NOTHING:
@@ -150,7 +148,7 @@ class Reservations:
         if entry.lease is None:
             self.claim_what_fits(now_ns)
         elif action is Action.RELEASE_AND_COMPLETE:
-            run_id = entry.lease.run_id
+            run_id = entry.run_id
             self.with_tokens.pop(run_id, None)
             if self._peers.queue_up:
                 if entry.watched:
@@ -168,7 +166,7 @@ class Reservations:
             self._out.append(m.SendGiveBack((lease,), reason))
 
     def _forget(self, entry: Entry, now_ns: int) -> None:
-        run_id = entry.the_lease.run_id
+        run_id = entry.run_id
         del self.by_run[run_id]
         self.with_tokens.pop(run_id, None)
         self._out.append(m.Forget(run_id))

@@ -175,14 +175,15 @@ class Session:
             self._out.append(m.Forget(message.lease.run_id))
             return
         entry.lease = message.lease
+        entry.run_id = run_id = message.lease.run_id
         entry.completions = message.completions
         entry.max_tokens = message.max_tokens
-        self._held.by_run[message.lease.run_id] = entry
+        self._held.by_run[run_id] = entry
         self._held.move(entry, Input.DELIVER, now_ns)
         if self._stopping:
             self._held.leave(entry, Input.HAND_BACK, Cause.LEASE_LOST, now_ns)
         elif message.watched:
-            self._watch(message.lease.run_id, entry, True)
+            self._watch(run_id, entry, True)
 
     def _refused(self, message: m.Refused, now_ns: int) -> None:
         entry = self._held.by_request.get(message.request_id)
@@ -216,7 +217,7 @@ class Session:
     def _watched(self, message: m.Watched, _: int) -> None:
         for entry in self._held.in_states(State.TOKENIZING, State.RUNNING):
             if entry.request_id == message.request_id:
-                self._watch(entry.the_lease.run_id, entry, message.watched)
+                self._watch(entry.run_id, entry, message.watched)
                 return
         self.counters.ignored += 1
 

@@ -22,6 +22,8 @@ class Lease(NamedTuple):
 class Cause(Enum):
     """Why credits come home; the scheduler's `ReleaseCause`."""
 
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
+
     COMPLETED = "completed"
     REJECTED = "rejected"
     CANCELLED = "cancelled"
@@ -35,6 +37,8 @@ class Cause(Enum):
 
 class EndingKind(Enum):
     """How an attempt ended; `FAILED` is for errors that another attempt might not meet."""
+
+    __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
 
     COMPLETED = "completed"
     REJECTED = "rejected"

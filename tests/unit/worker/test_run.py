@@ -19,7 +19,7 @@ def made(**fields: object) -> Run:
     request = pb.Request(
         request_id="r1", batch="b", channel="batch", client_reference="line 4", idempotency_key="k", text="prompt"
     )
-    run = Run(LEASE, request, 1, 2)
+    run = Run(LEASE, LEASE.run_id, request, 1, 2)
     run.prompt_ids = [1, 2, 3]
     for name, value in fields.items():
         setattr(run, name, value)

@@ -31,7 +31,7 @@ def exported(do: str) -> dict[str, ReadableSpan]:
     request = pb.Request(traceparent=PARENT, sampling=pb.SamplingParams(temperature=0.0, max_tokens=5))
     if do == "chat":
         request.chat.messages_json = "[]"
-    run = Run(Lease("r1", 2, 9), request, 0, 10 * MS)
+    run = Run(Lease("r1", 2, 9), "r1.9", request, 0, 10 * MS)
     run.prompt_ids, run.tokenized_ns, run.engine_started_ns = [1, 2, 3], 11 * MS, 12 * MS
     run.first_token_ns, run.last_token_ns, run.completed_ns = 15 * MS, 30 * MS, 31 * MS
     run.booked_blocks, run.settled_blocks = 30, 2
