@@ -81,6 +81,10 @@ bench-main: $(READY) ## 2,000 requests with production lengths through the whole
 bench-ratio: $(READY) ## The same requests through plain vLLM and through Penstock, alternating
 	@$(BIN)/python -m benchmarks.bench_ratio
 
+.PHONY: bench-lifecycle
+bench-lifecycle: $(READY) ## The whole path of a request, against Redis Streams and NATS JetStream (Debian: redis-server nats-server)
+	@$(BIN)/python -m benchmarks.bench_lifecycle
+
 .PHONY: format
 format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

@@ -41,6 +41,7 @@ class LocalHistogram(Collector):
         """Register with `registry`."""
         self._name, self._text, self._label = name, text, label
         self._edges = (*buckets, float("inf"))
+        self._names = [_edge_name(edge) for edge in self._edges]
         self._series: dict[str, Samples] = {} if label else {"": Samples(self._edges)}
         registry.register(self)
 
@@ -60,9 +61,13 @@ class LocalHistogram(Collector):
         family = HistogramMetricFamily(self._name, self._text, labels=[self._label] if self._label else None)
         for value, samples in list(self._series.items()):
             counts = accumulate(samples.counts)
-            buckets = [(floatToGoString(edge), float(n)) for edge, n in zip(self._edges, counts, strict=True)]
+            buckets = [(name, float(n)) for name, n in zip(self._names, counts, strict=True)]
             family.add_metric([value] if self._label else [], buckets, samples.total)
         yield family
+
+
+def _edge_name(edge: float) -> str:
+    return str(floatToGoString(edge))  # type: ignore[no-untyped-call]
 
 
 class LocalCounter(Collector):

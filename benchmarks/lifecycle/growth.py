@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,9 +55,7 @@ def by_workers(directory: Path, counts: Sequence[int], requests: int, policy: st
             _until_connected(stack, count)
             client = stack.system.client
             client.ask(do="flood", requests=min(requests, 2_000))
-            found[count] = charged(
-                stack.system.children, requests, lambda client=client: client.ask(do="flood", requests=requests)
-            )
+            found[count] = charged(stack.system.children, requests, partial(client.ask, do="flood", requests=requests))
             _log("workers", count, found[count])
     return found
 
@@ -70,13 +69,8 @@ def by_waiting(
         with penstock_without_workers(directory / f"waiting-{count}", policy) as stack:
             client = stack.system.client
             client.ask(do="preload", requests=count + requests)
-            before = {child.name: child.cpu_s() for child in stack.system.children}
-            del before
-            workers = stack.start_workers(FleetShape(1, SLOTS, rate_per_s=rate_per_s))
-            found[count] = charged(
-                stack.system.children, requests, lambda client=client: client.ask(do="drain", requests=requests)
-            )
-            del workers
+            stack.start_workers(FleetShape(1, SLOTS, rate_per_s=rate_per_s))
+            found[count] = charged(stack.system.children, requests, partial(client.ask, do="drain", requests=requests))
             _log("waiting", count, found[count])
     return found
 

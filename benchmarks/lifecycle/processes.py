@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from penstock.cli.supervisor import die_with_parent
 

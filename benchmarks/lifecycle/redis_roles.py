@@ -60,7 +60,8 @@ class Client:
     async def _read(self, requests: int) -> None:
         seen = 0
         while seen < requests:
-            for _, entries in await self._server.xread({RESULTS: self._last}, BATCH, BLOCK_MS) or []:
+            read: Any = await self._server.xread({RESULTS: self._last}, BATCH, BLOCK_MS)
+            for _, entries in read or []:
                 seen += len(entries)
                 self._last = entries[-1][0]
 
@@ -80,7 +81,8 @@ class Worker:
 
     async def _work(self, name: str) -> None:
         while True:
-            for _, entries in await self._server.xreadgroup(GROUP, name, {REQUESTS: ">"}, BATCH, BLOCK_MS) or []:
+            read: Any = await self._server.xreadgroup(GROUP, name, {REQUESTS: ">"}, BATCH, BLOCK_MS)
+            for _, entries in read or []:
                 async with self._server.pipeline(transaction=True) as pipe:
                     for entry, _fields in entries:
                         pipe.xadd(RESULTS, {"request": entry, "outcome": "completed", "text": "ba"})

@@ -18,4 +18,5 @@ def stream_method(channel: grpc.aio.Channel, service: ServiceDescriptor, name: s
     method = service.methods_by_name[name]
     path = f"/{service.full_name}/{name}"
     decode = GetMessageClass(method.output_type).FromString
-    return channel.stream_stream(path, request_serializer=None, response_deserializer=decode)
+    call: StreamMethod = channel.stream_stream(path, request_serializer=None, response_deserializer=decode)
+    return call
