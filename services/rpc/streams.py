@@ -18,5 +18,9 @@ def stream_method(channel: grpc.aio.Channel, service: ServiceDescriptor, name: s
     method = service.methods_by_name[name]
     path = f"/{service.full_name}/{name}"
     decode = GetMessageClass(method.output_type).FromString
-    call: StreamMethod = channel.stream_stream(path, request_serializer=None, response_deserializer=decode)
+    call: StreamMethod = channel.stream_stream(path, _as_is, decode)
     return call
+
+
+def _as_is(frame: bytes) -> bytes:
+    return frame

@@ -1,0 +1,64 @@
+"""What is put together by hand is what protobuf would have written."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from services.queue import wire
+from services.queue.core.effects import Announce, Deliver, Gone, GoneReason, Recorded
+from services.queue.core.entry import LeaseRef, RequestMeta
+from services.rpc.encoding import encoded, length_tag, number_tag, varint, wrapped
+
+META = RequestMeta("", "", "batch", "m", "b", -3, 9, "", "", 5, 0, 7, 2, True, 1 << 63, 4)
+NUMBERS = st.integers(0, 2**63 - 1)
+NAMES = st.text(max_size=300)
+
+
+@given(NUMBERS, NAMES)
+def test_fields_read_as_they_were_meant(number: int, text: str) -> None:
+    content = wrapped(length_tag(queue_pb2.LeaseRef, "request_id"), text.encode())
+    content += number_tag(queue_pb2.LeaseRef, "fencing_token") + varint(number)
+    lease = queue_pb2.LeaseRef.FromString(content)
+    assert (lease.request_id, lease.fencing_token) == (text, number)
+
+
+def test_what_is_encoded_already_stays_as_it_is() -> None:
+    lease = queue_pb2.LeaseRef(request_id="r")
+    assert encoded(lease) == encoded(encoded(lease)) == lease.SerializeToString()
+
+
+@given(NAMES, st.integers(0, 2**32 - 1), NUMBERS, st.booleans(), NUMBERS, st.text(max_size=3000))
+def test_a_delivery_is_the_stored_request_under_its_name_and_lease(
+    name: str, attempt: int, token: int, watched: bool, submitted_ns: int, text: str
+) -> None:
+    request = request_pb2.Request(text=text, channel="batch", sampling=request_pb2.SamplingParams(max_tokens=3))
+    effect = Deliver(1, 2, LeaseRef(name, attempt, token), watched, submitted_ns, 0, META)
+    sent = queue_pb2.QueueToWorker.FromString(wire.deliver(effect, request.SerializeToString()))
+    request.request_id = name
+    lease = queue_pb2.LeaseRef(request_id=name, attempt=attempt, fencing_token=token)
+    deliver = queue_pb2.Deliver(lease=lease, request=request, watched=watched, submitted_unix_ns=submitted_ns)
+    assert sent == queue_pb2.QueueToWorker(deliver=deliver)
+
+
+@given(NAMES, st.booleans())
+def test_a_completion_is_answered_for_its_lease(name: str, accepted: bool) -> None:
+    sent = queue_pb2.QueueToWorker.FromString(wire.recorded(Recorded(1, LeaseRef(name, 2, 3), accepted)))
+    lease = queue_pb2.LeaseRef(request_id=name, attempt=2, fencing_token=3)
+    assert sent == queue_pb2.QueueToWorker(recorded=queue_pb2.Recorded(lease=lease, accepted=accepted))
+
+
+def test_the_scheduler_hears_of_requests_that_come_and_go() -> None:
+    came = queue_pb2.QueueToScheduler.FromString(wire.announce(Announce(1, "r", 8, 2, META))).announce
+    assert (came.request_id, came.position, came.attempt, came.priority, came.n) == ("r", 8, 2, -3, 2)
+    assert (came.channel, came.prefix_digest, came.chat, came.max_tokens) == ("batch", 1 << 63, True, 7)
+    gone = queue_pb2.QueueToScheduler.FromString(wire.gone(Gone(1, "r", GoneReason.ENDED, 200))).gone
+    assert (gone.request_id, gone.reason, gone.attempt) == ("r", queue_pb2.GONE_REASON_ENDED, 200)
+
+
+def test_a_stored_result_is_watched_with_its_cursor() -> None:
+    result = request_pb2.Result(request_id="r", outcome=request_pb2.OUTCOME_COMPLETED)
+    event = queue_pb2.WatchEvent.FromString(wire.StoredResult(300, result.SerializeToString()).event())
+    assert event == queue_pb2.WatchEvent(result=queue_pb2.WatchResult(cursor=300, result=result))
