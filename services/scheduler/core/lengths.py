@@ -4,7 +4,9 @@ A life table keeps, for bins of output length four to an octave, how many
 completions reached a bin and how many ended in it by themselves. A completion that
 still runs, or that its limit cut short, has reached its bins and ended in none,
 so it counts for what is known of it: taking only ended ones would make outputs
-look short, because short ones end first.
+look short, because short ones end first. For the same reason one that runs counts
+in every bin it may end in before it is heard of again: its end would be heard at
+once, its going on only then.
 
 Requests are told apart by model, channel and coarse prompt length. A finer table
 leans on the coarser one above it with the weight of a few observations, so it
@@ -111,14 +113,18 @@ ENDLESS = Curve((1.0,) * (MOST_BINS + 1))
 
 
 class LifeTable:
-    """Weights of the completions that reached each bin, and of those that ended in it."""
+    """Weights of the completions that reached each bin, and of those that ended in it.
 
-    __slots__ = ("ended", "reached")
+    `exposed` counts those that run and may be in the bin by now.
+    """
+
+    __slots__ = ("ended", "exposed", "reached")
 
     def __init__(self) -> None:
         """Start with nothing seen."""
         self.reached = [0.0] * MOST_BINS
         self.ended = [0.0] * MOST_BINS
+        self.exposed = [0] * MOST_BINS
 
     def scale(self, factor: float) -> None:
         """Multiply every weight."""
@@ -144,6 +150,18 @@ class Lengths:
             reached = self._table(key).reached
             for index in range(first_bin, last_bin + 1):
                 reached[index] += self._weight
+
+    def exposed(self, kind: Kind, first_bin: int, last_bin: int, change: int) -> None:
+        """Note that `change` more (or fewer) completions run that may end in the bins from `first_bin` to `last_bin`.
+
+        A table that was given up meanwhile has forgotten those it is told to take out.
+        """
+        if first_bin > last_bin:
+            return
+        for key in kind.coarser():
+            exposed = self._table(key).exposed
+            for index in range(first_bin, last_bin + 1):
+                exposed[index] = max(exposed[index] + change, 0)
 
     def ended(self, kind: Kind, tokens: int) -> None:
         """Note that a completion ended by itself after `tokens`; its bins have been noted as reached."""
@@ -175,8 +193,10 @@ class Lengths:
             if table is None:
                 break
             hazards = [
-                min((ended + prior * above) / (reached + prior), 1.0)
-                for reached, ended, above in zip(table.reached, table.ended, hazards, strict=True)
+                min((ended + prior * above) / (reached + exposed * self._weight + prior), 1.0)
+                for reached, exposed, ended, above in zip(
+                    table.reached, table.exposed, table.ended, hazards, strict=True
+                )
             ]
         share = 1.0
         reaching = [share]

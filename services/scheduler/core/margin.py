@@ -17,7 +17,11 @@ MOST_DEVIATIONS = 6.0
 """Beyond this, more margin prevents nothing that a model of independent requests can foresee."""
 
 STEP_DEVIATIONS = 0.1
-"""What one preemption adds: they come in bursts, and one burst must not cost usage for thousands of requests."""
+"""What one preemption adds."""
+
+MOST_BURST_STEPS = 5
+"""Most steps until the engine has recovered: one overflow preempts many, and it must not cost usage for thousands
+of requests."""
 
 DEFAULT_TARGET_PER_1000 = 5.0
 """Preemptions per 1,000 completed requests that are worth the usage they buy."""
@@ -32,6 +36,7 @@ class Margin:
         self.recovering = False
         self._narrowing = STEP_DEVIATIONS * target_per_1000 / 1000
         self._preemptions: int | None = None
+        self._burst_steps = 0
         self._usage = 0.0
         self._usage_before = 0.0
 
@@ -45,10 +50,17 @@ class Margin:
         new = max(report.preemptions - known, 0)
         self._preemptions = report.preemptions
         if new:
-            self.deviations = min(self.deviations + new * STEP_DEVIATIONS, MOST_DEVIATIONS)
+            self._widen(new)
             self.recovering = True
             self._usage_before = max(self._usage, report.kv_cache_usage)
         elif self.recovering:
             fallen = report.waiting == 0 and report.kv_cache_usage < self._usage_before
             self.recovering = not (fallen or report.running + report.waiting == 0)
         self._usage = report.kv_cache_usage
+
+    def _widen(self, preemptions: int) -> None:
+        """Widen by a step for each preemption, up to so many in one burst."""
+        self._burst_steps = self._burst_steps if self.recovering else 0
+        steps = min(preemptions, MOST_BURST_STEPS - self._burst_steps)
+        self._burst_steps += steps
+        self.deviations = min(self.deviations + steps * STEP_DEVIATIONS, MOST_DEVIATIONS)

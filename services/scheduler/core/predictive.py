@@ -39,13 +39,15 @@ would keep blocks from being granted that nobody uses yet."""
 class Flight:
     """One reservation as the forecast knows it. `request` is None if only a worker's inventory told of it.
 
-    `bins` counts the bins of output length that its life table has been told of.
+    `bins` counts the bins of output length that its life table has been told it has reached, `exposed_bins` those
+    and the ones it may end in before its next ACK.
     """
 
     kind: Kind
     size: Size
     request: Announced | None = None
     bins: int = 0
+    exposed_bins: int = 0
 
 
 @dataclass(slots=True)
@@ -147,7 +149,15 @@ class Predictive(Policy):
             if flight.request is not None:
                 self._prompts.observe(flight.request.model, flight.request, ack.prompt_tokens)
         self._reach(flight, bin_of(generated + 1) + 1)
+        self._expose(flight, bin_of(self._covered_tokens(flight.size, worker.shape)) + 1)
         self._expect(view, ack.request_id, flight)
+
+    @staticmethod
+    def _covered_tokens(size: Size, shape: EngineShape) -> int:
+        """Return the output tokens of one completion that fit into what is held: after so many the next ACK comes."""
+        held_tokens = size.held_blocks // size.completions * shape.block_size
+        covered = held_tokens + 1 - shape.lookahead_tokens - size.prompt_tokens
+        return max(min(covered, size.limit), size.generated + 1)
 
     def released(self, worker: Worker, ack: CompletionAck) -> None:
         """Take the request out, and learn from how far it came.
@@ -174,9 +184,16 @@ class Predictive(Policy):
         self._views[worker.epoch].margin.observe(report)
 
     def _reach(self, flight: Flight, bins: int) -> None:
-        """Tell the life table of the bins that the flight has reached since it was last told."""
+        """Tell the life table of the bins that the flight has reached since it was last told; it may end in no other."""
+        self._expose(flight, 0)
         self._lengths.reached(flight.kind, flight.bins, bins - 1)
         flight.bins = max(flight.bins, bins)
+
+    def _expose(self, flight: Flight, bins: int) -> None:
+        """Tell the life table up to which bin the flight may end before it is heard of again; 0 takes it out."""
+        self._lengths.exposed(flight.kind, flight.bins, flight.exposed_bins - 1, -1)
+        self._lengths.exposed(flight.kind, flight.bins, bins - 1, 1)
+        flight.exposed_bins = bins
 
     def _expect(self, view: View, request_id: str, flight: Flight) -> None:
         view.flights[request_id] = flight

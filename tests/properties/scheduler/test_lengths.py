@@ -97,6 +97,32 @@ def test_those_that_still_run_count_before_they_end() -> None:
     assert known.curve(KIND).reaching(300) == pytest.approx(0.5, abs=0.05)
 
 
+def test_those_that_may_have_come_as_far_count_where_others_end() -> None:
+    """A hundred run, five end at 20; the others are not heard of before token 32, and may be as far."""
+    known = Lengths()
+    known.exposed(KIND, 0, bin_of(32), 95)
+    for _ in range(5):
+        end(known, KIND, 20)
+    assert known.curve(KIND).reaching(32) == pytest.approx(0.95, abs=0.02)
+    known.exposed(KIND, 0, bin_of(32), -95)
+    end(known, KIND, 20)
+    assert known.curve(KIND).reaching(32) < 0.5
+
+
+@given(changes=st.lists(st.tuples(st.integers(0, 79), st.integers(0, 79), st.integers(0, 3))))
+def test_what_was_exposed_and_taken_out_leaves_nothing_behind(changes: list[tuple[int, int, int]]) -> None:
+    known, plain = Lengths(), Lengths()
+    for first, last, count in changes:
+        known.exposed(KIND, first, last, count)
+    for first, last, count in changes:
+        known.exposed(KIND, first, last, -count)
+    for lengths_ in (known, plain):
+        end(lengths_, KIND, 40)
+    assert [known.curve(KIND).reaching(at) for at in range(100)] == [
+        plain.curve(KIND).reaching(at) for at in range(100)
+    ]
+
+
 def test_old_lengths_fade() -> None:
     known = Lengths()
     for tokens, count in ((1000, 2000), (50, 8000)):

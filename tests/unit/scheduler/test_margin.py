@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.margin import FIRST_DEVIATIONS, MOST_DEVIATIONS, Margin
+from services.scheduler.core.margin import FIRST_DEVIATIONS, MOST_BURST_STEPS, MOST_DEVIATIONS, STEP_DEVIATIONS, Margin
 from services.scheduler.core.messages import EngineReport
 
 
@@ -27,6 +27,7 @@ def test_it_finds_the_rate_it_is_asked_for() -> None:
             preemptions += 1
             counted += number >= 10_000
             margin.observe(report(preemptions))
+            margin.observe(report(preemptions, usage=0.1))
         margin.completed()
     assert counted / 50 == pytest.approx(4.0, rel=0.1)
     assert margin.deviations == pytest.approx(2.5, abs=0.8)
@@ -56,6 +57,19 @@ def test_preemptions_from_before_the_first_report_do_not_count() -> None:
     margin.observe(report(71))
     assert margin.deviations > FIRST_DEVIATIONS
     assert margin.recovering
+
+
+def test_one_burst_costs_no_more_than_its_steps() -> None:
+    margin = Margin(5.0)
+    margin.observe(report(0))
+    for preemptions in (3, 30, 31):
+        margin.observe(report(preemptions))
+    once = FIRST_DEVIATIONS + MOST_BURST_STEPS * STEP_DEVIATIONS
+    assert margin.deviations == pytest.approx(once)
+    margin.observe(report(31, usage=0.1))
+    assert not margin.recovering
+    margin.observe(report(33))
+    assert margin.deviations == pytest.approx(once + 2 * STEP_DEVIATIONS)
 
 
 def test_a_target_of_zero_never_narrows() -> None:
