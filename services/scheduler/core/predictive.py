@@ -184,7 +184,7 @@ class Predictive(Policy):
         self._views[worker.epoch].margin.observe(report)
 
     def _reach(self, flight: Flight, bins: int) -> None:
-        """Tell the life table of the bins that the flight has reached since it was last told; it may end in no other."""
+        """Tell the life table of the bins that the flight has reached since it was last told, and expose it to none."""
         self._expose(flight, 0)
         self._lengths.reached(flight.kind, flight.bins, bins - 1)
         flight.bins = max(flight.bins, bins)
