@@ -85,6 +85,15 @@ bench-ratio: $(READY) ## The same requests through plain vLLM and through Pensto
 bench-lifecycle: $(READY) ## The whole path of a request, against Redis Streams and NATS JetStream (Debian: redis-server nats-server)
 	@$(BIN)/python -m benchmarks.bench_lifecycle
 
+.PHONY: bench-admission
+bench-admission: $(READY) ## Admission policies on real vLLM, alternating; ARGS="--help" shows the choices
+	@$(BIN)/python -m benchmarks.admission.real $(ARGS)
+
+.PHONY: bench-admission-sim
+bench-admission-sim: $(READY) ## Admission policies and fleets on simulated engines, in minutes; ARGS="..." for the first
+	@$(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --out build/bench-sim)
+	@$(if $(ARGS),,$(BIN)/python -m benchmarks.admission.makespan)
+
 .PHONY: format
 format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

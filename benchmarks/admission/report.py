@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.admission.clock import SECOND_NS
 from benchmarks.admission.meter import Meter, quantile
+from benchmarks.admission.plot import plot
 from benchmarks.admission.workloads import Workload
 
 MOST_SAMPLES = 4000
@@ -145,7 +146,10 @@ def _line(policy: str, runs: list[Outcome], base: list[Outcome]) -> dict[str, An
 
 
 def _write(outcomes: list[Outcome], out: Path) -> None:
+    """Write every outcome as JSON, and the first run of each policy as one picture."""
     out.mkdir(parents=True, exist_ok=True)
     for outcome in outcomes:
         path = out / f"{outcome.workload}-{outcome.policy}-{outcome.seed}.json"
         path.write_text(json.dumps(outcome.__dict__))
+    first = [outcome.__dict__ for outcome in outcomes if outcome.seed == outcomes[0].seed]
+    plot(first, out / f"{outcomes[0].workload}.png", outcomes[0].workload)

@@ -24,8 +24,9 @@ from benchmarks.admission.meter import Life, Meter
 from benchmarks.admission.penstock_side import Penstock
 from benchmarks.admission.pushing import Aimd, Push, Windowed, round_robin
 from benchmarks.admission.report import Outcome, print_table
-from benchmarks.admission.workloads import Workload
+from benchmarks.admission.workloads import Scale, Workload
 from services.scheduler.core.policy import POLICIES
+from services.worker.simulated_profile import PROFILES
 
 HOP_NS = 3 * MS // 2
 """One message between two processes; a pair there and back was measured at 3 ms on a loaded machine."""
@@ -99,11 +100,11 @@ def saturated_rps(workload: Workload) -> float:
     return len(workload.items) / meter.elapsed_s
 
 
-def compare(name: str, policies: list[str], count: int, scale: str, seeds: list[int]) -> list[Outcome]:
+def compare(name: str, policies: list[str], count: int, scale: Scale, seeds: list[int]) -> list[Outcome]:
     """Run every policy on every seed's requests; return one outcome per policy and seed."""
     outcomes = []
     for seed in seeds:
-        workload = workloads.make(name, count, scale, seed)
+        workload = workloads.WORKLOADS[name](count, scale, seed)
         if seed == seeds[0]:
             shape = workload.shape
             print(
@@ -125,15 +126,22 @@ def main() -> None:
     parser.add_argument("--policies", default="push,predictive", help="comma-separated, or all")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--scale", choices=sorted(workloads.SCALES), default="cpu")
+    parser.add_argument("--profile", choices=sorted(PROFILES), help="another engine than the scale's own")
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--out", type=Path, help="directory for the cache over time and every outcome, as JSON")
+    parser.add_argument("--out", type=Path, help="directory for every outcome as JSON and the cache over time as PNG")
+    parser.add_argument("--pool-windows", type=float, help="pool in windows; 0 is what the profile's GPU holds")
     options = parser.parse_args()
     policies = list(SIDES) if options.policies == "all" else options.policies.split(",")
     names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
     seeds = [int(seed) for seed in options.seeds.split(",")]
+    scale = workloads.SCALES[options.scale]
+    if options.pool_windows is not None:
+        scale = replace(scale, pool_windows=options.pool_windows)
+    if options.profile:
+        scale = replace(scale, profile=options.profile)
     lines: list[dict[str, Any]] = []
     for name in names:
-        lines += print_table(compare(name, policies, options.requests, options.scale, seeds), options.out)
+        lines += print_table(compare(name, policies, options.requests, scale, seeds), options.out)
     for line in lines:
         print(json.dumps(line))
 

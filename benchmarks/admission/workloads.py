@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import traces
+from services.worker.simulated_profile import PROFILES
 
 MOONCAKE_FILE = "mooncake_conversation.jsonl"
 MOONCAKE_BLOCK_TOKENS = 512
@@ -86,7 +87,8 @@ class Workload:
 class Scale:
     """A family of shapes: what the windows are multiplied by, and what the engine is.
 
-    `factor` multiplies every length of a workload; `pool_windows` is the pool in windows.
+    `factor` multiplies every length of a workload; `pool_windows` is the pool in windows, 0 what the profile's GPU
+    has beside its weights.
     """
 
     name: str
@@ -95,15 +97,18 @@ class Scale:
     max_num_seqs: int
     max_num_batched_tokens: int
     profile: str
+    pool_windows: float = 4
 
     def tokens(self, full: float) -> int:
         """Return a length of the full scale at this one."""
         return max(round(full * self.factor), 1)
 
-    def shape(self, window: int, pool_windows: float) -> Shape:
-        """Return the engine with a window of so many tokens at full scale and a pool of so many windows."""
+    def shape(self, window: int) -> Shape:
+        """Return the engine with a window of so many tokens at full scale, and the pool in windows of this scale."""
         window_tokens = -(-self.tokens(window) // self.block_size) * self.block_size
-        blocks = int(pool_windows * window_tokens) // self.block_size
+        blocks = int(self.pool_windows * window_tokens) // self.block_size or PROFILES[self.profile].num_blocks
+        if not blocks:
+            raise ValueError(f"the profile {self.profile} does not say how many blocks it has")
         return Shape(
             window_tokens, self.block_size, blocks, self.max_num_seqs, self.max_num_batched_tokens, self.profile
         )
@@ -136,7 +141,7 @@ def azure(count: int, scale: Scale, seed: int) -> Workload:
 
 
 def _azure(name: str, count: int, scale: Scale, seed: int, looseness: float) -> Workload:
-    shape = scale.shape(AZURE_WINDOW_TOKENS, 4)
+    shape = scale.shape(AZURE_WINDOW_TOKENS)
     found = traces.load(count, scale.factor, shape.window_tokens, shape.window_tokens, seed)
     mean_output = sum(length.output for length in found.lengths) / count
     max_tokens = round(looseness * mean_output)
@@ -160,7 +165,7 @@ def _azure_gaps(count: int, seed: int) -> tuple[float, ...]:
 def mooncake(count: int, scale: Scale, seed: int) -> Workload:
     """Return the Mooncake conversation trace: long prompts, many of which begin as an earlier one did."""
     # A window of 32K keeps nine prompts in ten; longer ones are left out, for cut ones would share less.
-    shape = scale.shape(32768, 4)
+    shape = scale.shape(32768)
     shape = replace(shape, prefix_caching=True)
     prefix_tokens = scale.tokens(MOONCAKE_BLOCK_TOKENS)
     per_piece = prefix_tokens // shape.block_size
@@ -189,7 +194,7 @@ def limit32k(count: int, scale: Scale, seed: int) -> Workload:
     """Return requests that may use 32K tokens and use 4K: no `max_tokens` to speak of, short prompts, long outputs."""
     rng = random.Random(seed)
     scale = replace(scale, factor=scale.factor / 4) if scale.factor < 1 else scale
-    shape = scale.shape(32768, 4)
+    shape = scale.shape(32768)
     items = []
     for _ in range(count):
         prompt = lognormal(rng, scale.tokens(1024), 0.8, 1, shape.window_tokens // 4)
@@ -202,7 +207,7 @@ def near_critical(count: int, scale: Scale, seed: int) -> Workload:
     """Return long outputs, arriving nearly as fast as pushing everything completes them."""
     rng = random.Random(seed)
     scale = replace(scale, factor=scale.factor / 4) if scale.factor < 1 else scale
-    shape = scale.shape(16384, 4)
+    shape = scale.shape(16384)
     items = []
     for _ in range(count):
         prompt = lognormal(rng, scale.tokens(1024), 0.3, 1, scale.tokens(4096))
@@ -216,7 +221,7 @@ def near_critical(count: int, scale: Scale, seed: int) -> Workload:
 def bimodal(count: int, scale: Scale, seed: int) -> Workload:
     """Return one long request among fifty short ones."""
     rng = random.Random(seed)
-    shape = scale.shape(8192, 4)
+    shape = scale.shape(8192)
     items = []
     for index in range(count):
         long = index % 51 == 25

@@ -1,0 +1,96 @@
+"""The simulated admission benchmark: every policy does the same work, whole, and what it says of it adds up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.admission import makespan, sim, workloads
+from benchmarks.admission.meter import Meter
+from benchmarks.admission.report import Outcome, print_table
+from benchmarks.admission.workloads import Workload
+
+SMALL = replace(workloads.SCALES["cpu"], factor=1 / 16, block_size=16, pool_windows=2)
+
+
+def small(name: str, count: int = 60) -> Workload:
+    """Return a workload whose windows are a sixteenth of the full ones."""
+    return workloads.WORKLOADS[name](count, SMALL, 0)
+
+
+def check(meter: Meter, workload: Workload) -> None:
+    """Assert that every request ran once, to its length, and that no time or block is counted twice."""
+    assert [life.tokens for life in meter.lives] == [item.output_tokens for item in workload.items]
+    assert meter.finished == len(workload.items)
+    assert meter.waiting == 0
+    assert len(meter.gaps_ns) == sum(item.output_tokens - 1 for item in workload.items)
+    for life in meter.lives:
+        assert life.arrived_ns <= life.entered_ns < life.first_ns <= life.last_ns == life.done_ns
+    # The KV of a last token is never written; a prefix cache computes less, a preemption the lost part again.
+    needed = sum(item.prompt_tokens + item.output_tokens - 1 for item in workload.items)
+    if not workload.shape.prefix_caching:
+        assert meter.computed_tokens == needed + meter.recomputed_tokens
+    assert (workload.load is None) <= (meter.backlog_block_ns > 0)
+    assert meter.backlog_block_ns <= meter.block_ns
+    assert 0 < meter.held_block_ns <= meter.block_ns
+
+
+@pytest.mark.parametrize("policy", sim.SIDES)
+def test_every_policy_runs_every_request_once(policy: str) -> None:
+    workload = small("kv-bound")
+    check(sim.run(policy, workload), workload)
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_every_workload_runs_to_its_end(name: str) -> None:
+    workload = small(name)
+    rps = sim.saturated_rps(workload) if workload.load else 0.0
+    for policy in ("push", "predictive"):
+        check(sim.run(policy, workload, rps), workload)
+
+
+def test_a_run_repeats_to_the_nanosecond() -> None:
+    workload = small("kv-bound")
+    assert sim.run("predictive", workload) == sim.run("predictive", small("kv-bound"))
+
+
+def test_the_old_pull_keeps_to_whole_windows_and_pushing_preempts() -> None:
+    workload = small("limit32k-use4k")
+    pull, push = sim.run("old-pull", workload), sim.run("push", workload)
+    assert pull.preemptions == 0 < push.preemptions
+    assert max(usage for _, _, usage, _ in pull.samples) < max(usage for _, _, usage, _ in push.samples)
+    assert push.recomputed_tokens > 0
+
+
+def test_timed_requests_arrive_at_their_times() -> None:
+    workload = small("near-critical")
+    meter = sim.run("push", workload, 10.0)
+    wanted = [int(moment * 1e9) for moment in workload.arrivals_s(10.0)]
+    assert [life.arrived_ns for life in meter.lives] == wanted
+    mean_gap_ns = wanted[-1] / (len(wanted) - 1)
+    assert mean_gap_ns == pytest.approx(1e9 / 9.5, rel=0.5)
+
+
+@pytest.mark.parametrize("way", makespan.WAYS)
+def test_a_fleet_divides_the_work(way: str) -> None:
+    workload = small("bimodal", 102)
+    batch = makespan.Batch(workload.items, "predictive")
+    shapes = makespan.fleet(workload.shape, (1.0, 0.5))
+    meter = makespan.run(way, batch, shapes)
+    check(meter, workload)
+    assert {index for _, index, _, _ in meter.samples} == {0, 1}
+    assert meter.elapsed_s >= makespan.bound_s(batch, shapes) * 0.95
+
+
+def test_the_closing_lines_have_their_form(capsys: pytest.CaptureFixture[str]) -> None:
+    workload = small("kv-bound")
+    outcomes = [Outcome.of("kv-bound", policy, 0, workload, sim.run(policy, workload)) for policy in ("push", "aimd")]
+    first, second = print_table(outcomes)
+    wanted = ["workload", "policy", "rps_ratio_vs_push", "kv_usage", "preemptions_per_1000"]
+    assert list(first)[:5] == wanted
+    assert (first["policy"], first["rps_ratio_vs_push"]) == ("push", 1.0)
+    assert second["rps_ratio_vs_push"] == pytest.approx(
+        outcomes[1].requests_per_s / outcomes[0].requests_per_s, abs=1e-3
+    )
+    assert "aimd" in capsys.readouterr().out
