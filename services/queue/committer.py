@@ -54,7 +54,7 @@ DISK_CHECK_NS = 200_000_000
 HEAL_PAUSE_NS = 1_000_000_000
 """Between attempts to write again after the store failed."""
 
-ANSWERS = (Submitted, Cancelled, Deleted, Requeued, Inspected, QueueView)
+ANSWERS = frozenset({Submitted, Cancelled, Deleted, Requeued, Inspected, QueueView})
 READ_ONLY = (Inspect, InspectQueue, WatchTokens, WorkerClosed, BacklogClosed)
 """Messages that are served while the store cannot write."""
 
@@ -246,17 +246,13 @@ class Committer:
 
     async def _commit(self, messages: Sequence[Message]) -> None:
         now_ns = self._clock.now_ns()
-        writes: list[Write] = []
-        effects: list[Effect] = []
-        for message in messages:
-            for effect in self.machine.step(message, now_ns):
-                if isinstance(effect, Write):
-                    writes.append(effect)
-                else:
-                    effects.append(effect)
+        step = self.machine.step
+        everything = [effect for message in messages for effect in step(message, now_ns)]
         sealed = self.machine.seal()
-        results = [effect for effect in effects if isinstance(effect, PutResult)]
-        wanted = [effect.seq for effect in effects if isinstance(effect, Deliver)]
+        writes = [effect for effect in everything if type(effect) is Write]
+        effects = [effect for effect in everything if type(effect) is not Write]
+        results = [effect for effect in effects if type(effect) is PutResult]
+        wanted = [effect.seq for effect in effects if type(effect) is Deliver]
         payloads: dict[int, bytes] = {}
         if writes:
             writes.append(sealed.counters)
@@ -274,8 +270,8 @@ class Committer:
 
     def _release(self, released: Released) -> None:
         for effect in released.effects:
-            if isinstance(effect, ANSWERS):
-                answer = self._answers.pop(effect.ticket, None)
+            if type(effect) in ANSWERS:
+                answer = self._answers.pop(effect.ticket, None)  # type: ignore[union-attr]  # answers have a ticket
                 if answer is not None and not answer.done():
                     answer.set_result(effect)
         self._outlet.release(released)

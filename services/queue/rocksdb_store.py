@@ -103,11 +103,12 @@ class RocksdbStore:
         """Apply all writes in one batch and fsync it."""
         with _store_errors():
             batch = rocksdict.WriteBatch(raw_mode=True)
+            put, delete, handles = batch.put, batch.delete, self._handles
             for family, key, value in writes:
                 if value is None:
-                    batch.delete(key, self._handles[family])
+                    delete(key, handles[family])
                 else:
-                    batch.put(key, value, self._handles[family])
+                    put(key, value, handles[family])
             self._db.write(batch, self._sync)
 
     def disk_free_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -131,7 +132,7 @@ class Speaker:
             tally.prompt_tokens += usage.prompt_tokens
             tally.completion_tokens += usage.completion_tokens
         self._metrics.e2e_seconds.of(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
-        self._hub.ended(effect.seq, effect.meta.batch, effect.request_id, choices)
+        self._hub.ended(effect.seq, effect.meta.batch, effect.request_id, choices, partial(wire.told_result, effect))
         if self._telemetry.enabled:
             self._telemetry.record(
                 "queue.complete",

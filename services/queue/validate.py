@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, cast
 
 from google.protobuf.message import Message
@@ -71,12 +71,8 @@ def check(request: request_pb2.Request, channels: Collection[str], now_ns: int) 
 
 
 def _check_sizes(request: request_pb2.Request) -> None:
-    texts = [getattr(request, name) for name in NAMES]
-    # Names are short as a rule; a character takes at most four bytes.
-    if 4 * (sum(map(len, texts)) + len(request.client_reference)) <= MAX_NAME_BYTES:
-        return
-    for name, text in zip(NAMES, texts, strict=True):
-        _check_size(name, text, MAX_NAME_BYTES)
+    for name in NAMES:
+        _check_size(name, getattr(request, name), MAX_NAME_BYTES)
     _check_size("client_reference", request.client_reference, MAX_REFERENCE_BYTES)
 
 
@@ -122,29 +118,56 @@ def _check_chat(chat: request_pb2.ChatPrompt) -> None:
 
 def _check_sampling(sampling: request_pb2.SamplingParams) -> None:
     for field, value in sampling.ListFields():
-        bounds = _RANGES.get(field.name)
+        name = field.name
+        bounds = _RANGES.get(name)
         if bounds is not None:
-            _check_range(f"sampling.{field.name}", value, *bounds)
+            _check_range(name, value, *bounds)
+        elif (check_field := _OTHERS.get(name)) is not None:
+            check_field(sampling)
+
+
+def _check_min_tokens(sampling: request_pb2.SamplingParams) -> None:
     if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
         text = f"{sampling.min_tokens} is more than max_tokens ({sampling.max_tokens})"
         raise InvalidRequestError("sampling.min_tokens", text)
+
+
+def _check_logit_bias(sampling: request_pb2.SamplingParams) -> None:
     for token_id, bias in sampling.logit_bias.items():
-        _check_range(f"sampling.logit_bias[{token_id}]", bias, -100, 100, False)
+        _check_range(f"logit_bias[{token_id}]", bias, -100, 100, False)
+
+
+def _check_stop(sampling: request_pb2.SamplingParams) -> None:
     if "" in sampling.stop:
         raise InvalidRequestError("sampling.stop", "a stop string cannot be empty")
-    if sampling.extra_args_json:
-        _check_object("sampling.extra_args_json", sampling.extra_args_json)
-    if sampling.HasField("structured_outputs"):
-        _check_structured(sampling.structured_outputs)
 
 
-def _check_range(param: str, value: float, least: float, most: float, open_ended: bool) -> None:
-    if math.isfinite(value) and (least < value if open_ended else least <= value) and value <= most:
+def _check_extra_args(sampling: request_pb2.SamplingParams) -> None:
+    _check_object("sampling.extra_args_json", sampling.extra_args_json)
+
+
+def _check_structured_outputs(sampling: request_pb2.SamplingParams) -> None:
+    _check_structured(sampling.structured_outputs)
+
+
+_OTHERS: dict[str, Callable[[request_pb2.SamplingParams], None]] = {
+    "min_tokens": _check_min_tokens,
+    "logit_bias": _check_logit_bias,
+    "stop": _check_stop,
+    "extra_args_json": _check_extra_args,
+    "structured_outputs": _check_structured_outputs,
+}
+
+
+def _check_range(field: str, value: float, least: float, most: float, open_ended: bool) -> None:
+    # What is not a number is on no side of anything.
+    if (least < value if open_ended else least <= value) and value <= most and value != math.inf:
         return
     bounds = [f"above {least:g}" if open_ended else f"at least {least:g}"]
     if math.isfinite(most):
         bounds.append(f"at most {most:g}")
-    raise InvalidRequestError(param, f"{value:g} is out of range: must be {' and '.join(bounds)}")
+    text = f"{value:g} is out of range: must be {' and '.join(bounds)}"
+    raise InvalidRequestError(f"sampling.{field}", text)
 
 
 def _check_structured(outputs: request_pb2.StructuredOutputs) -> None:
@@ -174,6 +197,12 @@ def _check_object(param: str, text: str) -> None:
 
 def _check_unknown(request: request_pb2.Request, size_bytes: int) -> None:
     """Refuse fields this version does not know: dropping them would change what was asked for."""
+    sampling = request.sampling
+    if request.WhichOneof("prompt") == "text" and not sampling.HasField("structured_outputs"):
+        # No messages are in it but this one: looking at both is cheaper than the copy below.
+        nothing_unknown = not len(UnknownFieldSet(request)) and not len(UnknownFieldSet(sampling))
+        if nothing_unknown:
+            return
     known = request_pb2.Request()
     known.CopyFrom(request)
     known.DiscardUnknownFields()  # type: ignore[no-untyped-call,unused-ignore]

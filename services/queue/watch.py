@@ -1,7 +1,7 @@
 """Who watches what. Results are read from the store after a cursor; only token deltas are pushed.
 
-A watcher is told that something ended, and reads it from the store itself, so a
-slow watcher holds back nobody. Token deltas are merged per completion until the
+A watcher is told that something ended, and reads it from the store itself (a small result
+that it named is handed to it), so a slow watcher holds back nobody. Token deltas are merged per completion until the
 watcher takes them: at most one copy of the outputs it watches is kept for it.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.request.v1 import request_pb2
+from services.queue.wire import StoredResult
 
 
 @dataclass(slots=True)
@@ -31,8 +32,9 @@ class Watcher:
     def __init__(self, tokens: bool) -> None:
         """Watch results, and token deltas if `tokens`."""
         self.tokens = tokens
-        self.ended: set[int] = set()
-        """Requests that ended and were not taken yet (streams by name only)."""
+        self.ended: dict[int, StoredResult | None] = {}
+        """Requests that ended and were not taken yet, with their result or None to be read from the store (streams by
+        name only)."""
         self._news = asyncio.Event()
         self._deltas: dict[tuple[str, int], request_pb2.TokenDelta] = {}
         self._positions: dict[tuple[str, int], _Position] = {}
@@ -157,10 +159,12 @@ class WatchHub:
         for watcher in self._watchers:
             watcher.notify()
 
-    def ended(self, seq: int, batch: str, request_id: str, choices: int) -> None:
-        """Tell the watchers that a request has a durable result."""
+    def ended(
+        self, seq: int, batch: str, request_id: str, choices: int, result: Callable[[], StoredResult | None]
+    ) -> None:
+        """Tell the watchers that a request has a durable result; those that named it get it from `result`."""
         for watcher in self._by_seq.get(seq, ()):
-            watcher.ended.add(seq)
+            watcher.ended[seq] = result()
             watcher.forget(request_id, choices)
             watcher.notify()
         for watcher in self._by_batch.get(batch, ()):

@@ -19,6 +19,7 @@ from services.queue.reader import Reader
 from services.queue.store import StoreError
 from services.queue.validate import check_name
 from services.queue.watch import Watcher, WatchHub
+from services.queue.wire import StoredResult
 from services.rpc.encoding import length_tag, wrapped
 from services.rpc.limits import TARGET_FRAME_BYTES
 
@@ -26,6 +27,10 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 PAGE_RESULTS = 256
 """Results read at once; frames are cut by size besides."""
+
+
+def _by_cursor(result: StoredResult) -> int:
+    return result.cursor
 
 
 _EVENTS = length_tag(queue_pb2.WatchResponse, "events")
@@ -104,10 +109,13 @@ class Watching:
             while running:
                 await watcher.wait()
                 watcher.clear()
-                now = watcher.ended & running
+                now = {seq: result for seq, result in watcher.ended.items() if seq in running}
                 watcher.ended.clear()
-                running -= now
-                results = await self._reader.results(sorted(now))
+                running -= now.keys()
+                results = [result for result in now.values() if result is not None]
+                if unread := [seq for seq, result in now.items() if result is None]:
+                    results += await self._reader.results(sorted(unread))
+                results.sort(key=_by_cursor)
                 events = _delta_events(watcher) + [result.event() for result in results]
                 for frame in _frames(events):
                     yield frame

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue.core import records
-from services.queue.core.effects import Announce, Deliver, Gone, PutResult, Recorded, View, Write
+from services.queue.core.effects import Announce, Deliver, Ended, Gone, PutResult, Recorded, View, Write
 from services.queue.core.entry import Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.core.messages import Claim, Complete, GiveBack, Message, Reject, Renew, SetWindow, WorkerOpened
@@ -136,6 +136,18 @@ class StoredResult(NamedTuple):
     def result(self) -> request_pb2.Result:
         """Return the result decoded."""
         return request_pb2.Result.FromString(self.body)
+
+
+MAX_TOLD_BYTES = 64 * 1024
+"""Of a result that a watcher gets without reading the store: what waits for a slow one stays small."""
+
+
+def told_result(ended: Ended) -> StoredResult | None:
+    """Return the result of a request that has just ended, as `result_write` stored it; None if it must be read."""
+    if ended.body is None:
+        return None
+    body = cast(request_pb2.Result, ended.body).SerializeToString()
+    return StoredResult(ended.completion_seq, body) if len(body) <= MAX_TOLD_BYTES else None
 
 
 def read_result(row: bytes) -> StoredResult:

@@ -34,6 +34,7 @@ class RequestMeta(NamedTuple):
     chat: bool
     prefix_digest: int
     submitted_ns: int = 0
+    """Last, so that it can be put in when the request is stored."""
 
 
 class Failure(NamedTuple):
