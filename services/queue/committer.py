@@ -62,10 +62,11 @@ T = TypeVar("T")
 
 
 class Lookup(NamedTuple):
-    """A message that needs the store first; `read` runs off the loop."""
+    """A message that needs the store first; `read` runs off the loop, unless `glance` knows enough without the disk."""
 
     ticket: int
     read: Callable[[Store], Message]
+    glance: Callable[[Store], Message | None] = lambda _store: None
 
 
 Item: TypeAlias = Message | Lookup
@@ -216,6 +217,10 @@ class Committer:
     async def _look_up(self, items: Sequence[Item]) -> Sequence[Message]:
         if not any(isinstance(item, Lookup) for item in items):
             return items  # type: ignore[return-value]  # no Lookup among them
+        # No batch is being written now: what is looked at here and below is the same store.
+        items = [item.glance(self._store) or item if isinstance(item, Lookup) else item for item in items]
+        if not any(isinstance(item, Lookup) for item in items):
+            return items  # type: ignore[return-value]  # no Lookup is left
         return await self._off_loop(
             lambda: [item.read(self._store) if isinstance(item, Lookup) else item for item in items]
         )
@@ -269,12 +274,13 @@ class Committer:
         return {seq: row for seq, row in zip(wanted, rows, strict=True) if row is not None}
 
     def _release(self, released: Released) -> None:
+        # Streams first: a request's way to its worker goes on while its client is being answered.
+        self._outlet.release(released)
         for effect in released.effects:
             if type(effect) in ANSWERS:
                 answer = self._answers.pop(effect.ticket, None)  # type: ignore[union-attr]  # answers have a ticket
                 if answer is not None and not answer.done():
                     answer.set_result(effect)
-        self._outlet.release(released)
 
     # ---- when the store fails ----
 

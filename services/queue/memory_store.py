@@ -31,6 +31,11 @@ class MemoryStore:
         with self._guard:
             return [self._rows[family].get(key) for key in keys]
 
+    def may_hold(self, family: str, key: bytes) -> bool:
+        """Return whether there is a row of `key`."""
+        with self._guard:
+            return key in self._rows[family]
+
     def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Return at most `limit` rows with start <= key < end, by key."""
         with self._guard:

@@ -84,6 +84,11 @@ class RocksdbStore:
             values: list[bytes | None] = self._families[family].get(list(keys))
             return values
 
+    def may_hold(self, family: str, key: bytes) -> bool:
+        """Return False only if there is no row of `key`, by memtables, bloom filters and what is cached."""
+        with _store_errors():
+            return bool(self._families[family].key_may_exist(key))
+
     def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Return at most `limit` rows with start <= key < end, by key; an empty `end` means to the last."""
         rows: list[Row] = []

@@ -65,6 +65,7 @@ class Speaker:
         self.tallies = metrics.tallies.by_channel
         self.on_reset: Callable[[], None] = _nothing
         self._payloads: dict[int, bytes] = {}
+        self._to_scheduler: list[tuple[int, bytes]] = []
         self._say: dict[type, Callable[[Any], None]] = {
             fx.Submitted: self._submitted,
             fx.Accepted: self._accepted,
@@ -93,6 +94,7 @@ class Speaker:
             say = self._say.get(type(effect))
             if say is not None:
                 say(effect)
+        self._tell_scheduler()
 
     def reset(self, machine: Machine) -> None:
         """End every Work and Backlog stream: peers come back and tell what they have."""
@@ -213,10 +215,16 @@ class Speaker:
         self._send(effect.stream, queue_pb2.QueueToScheduler(open=opened))
 
     def _announce(self, effect: fx.Announce) -> None:
-        self._send(effect.stream, wire.announce(effect))
+        self._to_scheduler.append((effect.stream, wire.announce(effect)))
 
     def _gone(self, effect: fx.Gone) -> None:
-        self._send(effect.stream, wire.gone(effect))
+        self._to_scheduler.append((effect.stream, wire.gone(effect)))
+
+    def _tell_scheduler(self) -> None:
+        """Send what the batch has for the scheduler, after what it has for workers, who are waited for."""
+        for stream, message in self._to_scheduler:
+            self._send(stream, message)
+        self._to_scheduler.clear()
 
     def _end_stream(self, effect: fx.EndStream) -> None:
         link = self.links.get(effect.stream)

@@ -30,6 +30,9 @@ class Store(Protocol):
     def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the rows of `keys`, in order, None where there is none."""
 
+    def may_hold(self, family: str, key: bytes) -> bool:
+        """Return False only if there is no row of `key`; looks at memory alone, so an event loop may call it."""
+
     def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Return at most `limit` rows with start <= key < end, by key; an empty `end` means to the last."""
 

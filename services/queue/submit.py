@@ -142,17 +142,21 @@ class Intake:
 
 def _item(ticket: int, requests: tuple[NewRequest, ...]) -> Item:
     """Return the submit itself, or a look-up of its idempotency keys first if it has any."""
-    if not any(new.meta.idempotency_key for new in requests):
+    named = [index for index, new in enumerate(requests) if new.meta.idempotency_key]
+    if not named:
         return Submit(ticket, requests)
+    metas = [requests[index].meta for index in named]
+    keys = [records.idempotency_key(meta.tenant, meta.idempotency_key) for meta in metas]
+
+    def glance(store: Store) -> Submit | None:
+        known = any(store.may_hold(records.IDEMPOTENCY, key) for key in keys)
+        return None if known else Submit(ticket, requests)
 
     def read(store: Store) -> Submit:
-        named = [index for index, new in enumerate(requests) if new.meta.idempotency_key]
-        metas = [requests[index].meta for index in named]
-        keys = [records.idempotency_key(meta.tenant, meta.idempotency_key) for meta in metas]
         looked_up = list(requests)
         for index, row in zip(named, store.get_many(records.IDEMPOTENCY, keys), strict=True):
             if row is not None:
                 looked_up[index] = requests[index]._replace(known_seq=records.seq_of(row))
         return Submit(ticket, tuple(looked_up))
 
-    return Lookup(ticket, read)
+    return Lookup(ticket, read, glance)

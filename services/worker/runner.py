@@ -106,6 +106,8 @@ class Runner:
         self._runs: dict[str, Run] = {}
         self._grants: dict[str, _Grant] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._to_scheduler: list[s.WorkerToScheduler | bytes] = []
+        """Sent at the end of a wake-up, behind what the queue is waiting for: claims and completions."""
         self._scheduler: SchedulerStream
         self._queue: QueueStream
         self.dead_reason = ""
@@ -116,8 +118,8 @@ class Runner:
             m.OpenCredits: self._open_credits,
             m.SendTokenizerAck: self._send_tokenizer_ack,
             m.SendCompletionAck: self._send_completion_ack,
-            m.SendReport: lambda e, _: self._scheduler.send(wire.engine_report(e)),
-            m.SendDraining: lambda e, _: self._scheduler.send(wire.draining(e.reason)),
+            m.SendReport: lambda e, _: self._to_scheduler.append(wire.engine_report(e)),
+            m.SendDraining: lambda e, _: self._to_scheduler.append(wire.draining(e.reason)),
             m.OpenWork: self._open_work,
             m.SendClaim: self._send_claim,
             m.WatchTokens: self._watch_tokens,
@@ -155,6 +157,9 @@ class Runner:
         for message in (*inbox, m.Tick()):
             for effect in self._session.step(message, now_ns):
                 self._do[type(effect)](effect, now_ns)
+        for told in self._to_scheduler:
+            self._scheduler.send(told)
+        self._to_scheduler.clear()
         if self._session.idle:
             self.idle.set()
         else:
@@ -222,18 +227,20 @@ class Runner:
 
     def _open_credits(self, effect: m.OpenCredits, _: int) -> None:
         who = self._identity
+        # What an earlier stream was still to be told is in the inventory.
+        self._to_scheduler.clear()
         self._scheduler.open(
             wire.credits_open(who.worker_id, who.instance_id, self._engine.shape, who.capacity_blocks, effect.inventory)
         )
 
     def _send_tokenizer_ack(self, effect: m.SendTokenizerAck, _: int) -> None:
-        self._scheduler.send(wire.tokenizer_ack(effect))
+        self._to_scheduler.append(wire.tokenizer_ack(effect))
 
     def _send_completion_ack(self, effect: m.SendCompletionAck, now_ns: int) -> None:
         grant = self._grants.pop(effect.request_id, None)
         if grant is not None and grant.claimed_ns:
             self._spans.claimed(effect.request_id, grant.traceparent, grant.claimed_ns, now_ns, effect.cause.value)
-        self._scheduler.send(wire.completion_ack(effect))
+        self._to_scheduler.append(wire.completion_ack(effect))
 
     # ---- effects: queue ----
 
