@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -266,7 +266,7 @@ class Client:
     def _prepared(self, fields: AnyRequest) -> tuple[request_pb2.Request, trace.Span]:
         request = fields if isinstance(fields, request_pb2.Request) else build_request(fields)
         if not request.idempotency_key:
-            request.idempotency_key = uuid.uuid4().hex
+            request.idempotency_key = secrets.token_hex(16)
         span: trace.Span = trace.INVALID_SPAN
         if not request.traceparent:
             request.traceparent, request.tracestate, span = self._tracer.context()
