@@ -123,3 +123,26 @@ def test_a_known_field_of_the_wrong_wire_type_is_refused() -> None:
     wrong = request_pb2.Request.FromString(request().SerializeToString() + text_as_varint)
     with pytest.raises(InvalidRequestError, match="does not know: 11"):
         check(wrong, {"batch"}, NOW_NS)
+
+
+def test_unknown_fields_inside_a_constraint_or_another_kind_of_prompt_are_refused() -> None:
+    varint_field_900 = b"\xa0\x38\x01"
+    constrained = sampling(structured_outputs=request_pb2.StructuredOutputs(regex="a"))
+    constrained.sampling.structured_outputs.MergeFromString(varint_field_900)
+    tokens = request(text="", token_ids=request_pb2.TokenIds(ids=[1]))
+    tokens.token_ids.MergeFromString(varint_field_900)
+    for wrong in (constrained, tokens):
+        with pytest.raises(InvalidRequestError, match=r"\.900"):
+            check(wrong, {"batch"}, NOW_NS)
+
+
+def test_no_other_part_of_a_text_request_can_hide_unknown_fields() -> None:
+    """The quick look for unknown fields knows these; a new one must be added to it."""
+    held = {
+        kind.DESCRIPTOR.name: {field.name for field in kind.DESCRIPTOR.fields if field.message_type is not None}
+        for kind in (request_pb2.Request, request_pb2.SamplingParams)
+    }
+    assert held == {
+        "Request": {"token_ids", "chat", "sampling"},
+        "SamplingParams": {"logit_bias", "structured_outputs"},
+    }
