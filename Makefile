@@ -91,7 +91,7 @@ bench-admission: $(READY) ## Admission policies on real vLLM, alternating; ARGS=
 
 .PHONY: bench-admission-sim
 bench-admission-sim: $(READY) ## Admission policies and fleets on simulated engines, in minutes; ARGS="..." for the first
-	@$(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --out build/bench-sim)
+	@$(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --requests 600 --out build/bench-sim)
 	@$(if $(ARGS),,$(BIN)/python -m benchmarks.admission.makespan)
 
 .PHONY: format
