@@ -112,7 +112,7 @@ def print_table(outcomes: list[Outcome], out: Path | None = None) -> list[dict[s
     rows = [_row(policy, runs, base) for policy, runs in by_policy.items()]
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     for row in (heads, *rows):
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), flush=True)
     if out is not None:
         _write(outcomes, out)
     return [_line(policy, runs, base) for policy, runs in by_policy.items()]
