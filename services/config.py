@@ -24,7 +24,7 @@ EX_CONFIG = 78
 
 
 class ChannelSettings(BaseModel):
-    """One virtual channel: its weight, its guaranteed share and its ceiling."""
+    """One virtual channel: its weight, its guaranteed share, its ceiling and its tier."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,6 +36,12 @@ class ChannelSettings(BaseModel):
         description="Share of a worker's blocks nobody else may hold while this channel has work.",
     )
     ceiling_share: float = Field(1.0, gt=0, le=1, description="Most of a worker's blocks this channel may hold.")
+    tier: int = Field(
+        0,
+        ge=0,
+        le=15,
+        description="Channels of a lower tier are served strictly first; only guarantees hold against them.",
+    )
 
 
 def default_channels() -> dict[str, ChannelSettings]:

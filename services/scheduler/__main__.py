@@ -42,7 +42,7 @@ def make_runner(settings: SchedulerSettings, telemetry: Telemetry, metrics: Sche
     machine = Machine(
         make_policy(settings),
         {
-            name: Share(channel.weight, channel.guaranteed_share, channel.ceiling_share)
+            name: Share(channel.weight, channel.guaranteed_share, channel.ceiling_share, channel.tier)
             for name, channel in settings.channels.items()
         },
         int(settings.epoch_grace_s * 1e9),

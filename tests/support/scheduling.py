@@ -107,6 +107,10 @@ class Rig:
         self.tell(m.Gone(grant.request_id, m.GoneReason.CLAIMED))
         self.release(grant)
 
+    def wait(self, milliseconds: int) -> None:
+        """Let time pass."""
+        self.now_ns += milliseconds * 1_000_000
+
     def worker(self, worker_id: str) -> Worker:
         """Return the present life of a worker."""
         worker = self.machine.fleet.named(worker_id)

@@ -43,7 +43,10 @@ class Policy(ABC):
 
     @abstractmethod
     def booking_blocks(self, request: Announced, shape: EngineShape) -> int:
-        """Return the blocks to book for the request on an engine of this shape, at least 1."""
+        """Return the blocks to book for the request on an engine of this shape, at least 1.
+
+        They may depend on how the engine counts tokens into blocks, not on its capacity: one answer serves a group.
+        """
 
     def room_blocks(self, request: Announced, worker: Worker, blocks: int) -> int:
         """Return how large a booking the worker has room for, if `blocks` are what the request books."""
@@ -72,5 +75,7 @@ class Policy(ABC):
     def released(self, worker: Worker, ack: CompletionAck) -> None:  # noqa: B027
         """Note a completion ACK that was applied."""
 
-    def reported(self, worker: Worker, report: EngineReport) -> None:  # noqa: B027
-        """Note an engine report."""
+    def reported(self, worker: Worker, report: EngineReport) -> bool:
+        """Note an engine report; return whether the policy may have more room for the worker than before."""
+        del worker, report
+        return False

@@ -1,56 +1,68 @@
 """Whose request is granted next, and on which worker.
 
-Channels take turns by deficit round robin in blocks. A round gives every
-channel with work a quantum proportional to its weight; a grant is charged what
-it books, and the tokenizer ACK gives back what was booked too much, so over
-time channels that always have work receive blocks in proportion to weight. A new
-round begins only when every channel that could be served has used up its deficit.
+Tiers come strictly one after the other. Within a tier channels take turns by
+deficit round robin (Shreedhar and Varghese, SIGCOMM '95) in **block-nanoseconds**: a
+round gives every channel with work a quantum proportional to its weight; a grant is charged
+what it is expected to occupy, corrected by what it really does (`holds`). A new round
+begins only when every channel that could be served has used up its deficit.
 
-What a channel may take of one worker:
+What a channel may take of one worker (`rules`):
 
 - never past its ceiling, except that a channel holding nothing there may always start one request (or a
   request larger than the ceiling could never run);
-- up to its guarantee, whatever others want: that part is fenced off from the others while it has work here;
+- up to its guarantee, whatever others want: that part is fenced off from the others while it has work here, so
+  what ends there is its own again;
 - beyond that, whatever neither a fence nor a saving keeps.
 
-**Nobody starves.** A head that can pay but fits nowhere *saves* on the worker with
-most room: until it is granted, other channels get nothing there beyond their own
-guarantees, so as running requests end their blocks pile up for it. Guarantees
-that would leave the head too little room bend, in proportion, while it saves.
-Nothing else can be booked on that worker forever, hence a saving head waits at most for
-what ran there when it began to save. One head saves per worker, the first in
-the ring that can pay. Another that can pay waits for the savings before it, of which
-there are finitely many: no round begins, so no deficit grows, while a head that can pay is waiting.
+**Nobody starves.** A head that can pay but fits nowhere pays, and *saves* on one of the workers with most room
+(`savings`): its start is booked, and others pass it there only if they do not delay it. Guarantees that would leave
+the head too little room bend, in proportion, while it saves. One head saves per worker and per line. Another
+that can pay waits for the savings before it, of which there are finitely many: no round begins, so
+no deficit grows, while a head that can pay is waiting without one.
 
-**Nothing idles for fairness' sake.** While those that can pay do not fit, a head that
-fits now is lent the blocks beyond its deficit; the debt is bounded, so that a channel
-that used idle workers is not shut out for long when others return.
+**Nothing idles for fairness' sake.** While those that can pay do not fit, a head that fits now is lent the blocks
+beyond its deficit; it owes no more than what its last request cost, so that a channel that used
+idle workers is not shut out for long when others return.
 
-A pass costs O(channels x workers) per grant and does not depend on how many wait.
+**Nothing is looked at twice.** A worker that has no room for a channel is left alone until something ends there
+(`openings`), and a pass before which nothing ended and nobody came to the front of a line does nothing. A grant
+takes O(channels), amortised, however many wait and however many workers there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.channel import Channel, Line
-from services.scheduler.core.estimate import could_hold
-from services.scheduler.core.fleet import Fleet, Worker
+from services.scheduler.core.channel import Channel
+from services.scheduler.core.estimate import needed_blocks
+from services.scheduler.core.fleet import Fleet, Group, Worker
+from services.scheduler.core.holds import Holds
+from services.scheduler.core.line import Line
 from services.scheduler.core.policy import Policy
+from services.scheduler.core.rules import Claim, Rules, below_ceiling, in_tiers
+from services.scheduler.core.savings import Saving, Savings
 
-QUANTUM_BLOCKS = 8
-"""Blocks a round gives the channel of least weight: small against a request, so that turns interleave finely."""
+QUANTUM_BLOCK_NS = 1_000_000
+"""What a round gives the channel of least weight: a block for a millisecond. Rounds are given as many at once as it
+takes, so a small quantum costs nothing and lets turns follow the weights closely."""
 
-DEBT_ROUNDS = 8
-"""Most rounds a channel can owe for blocks it was lent: a lender that returns waits for few requests."""
+CHOICES = 2
+"""Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
+power of two choices", 2001)."""
+
+SAVE_LOOKS = 64
+"""Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
+
+PAID_ROUNDS = -(1 << 62)
+"""Rank of a head that has saved: before all that have yet to pay."""
 
 
-def quantum_blocks(weight: float, least_weight: float) -> int:
-    """Return what one round gives a channel of `weight`, in blocks."""
-    return max(round(QUANTUM_BLOCKS * weight / least_weight), 1)
+def quantum_block_ns(weight: float, least_weight: float) -> int:
+    """Return what one round gives a channel of `weight`."""
+    return max(round(QUANTUM_BLOCK_NS * weight / least_weight), 1)
 
 
 class Placement(NamedTuple):
@@ -62,237 +74,340 @@ class Placement(NamedTuple):
     blocks: int
 
 
-class Saving(NamedTuple):
-    """A head for which freed blocks of one worker are kept."""
+class Bid(NamedTuple):
+    """What a channel would do next, for `cost_block_ns`: place a request, or begin to save for one, or (neither) wait.
 
-    entry: Entry
-    channel: Channel
-    line: Line
-    blocks: int
-
-
-class Offer(NamedTuple):
-    """Where a head could go: `worker` has room for `blocks` now, or is where it may save (None: all are taken)."""
-
-    worker: Worker | None
-    blocks: int
-    fits: bool
-
-
-@dataclass(slots=True)
-class Survey:
-    """What one look around the ring found.
-
-    `hungry` channels cannot pay for their head (with its cost in blocks); `lendable` is the first of those heads that
-    fits now; `payer_waits` tells that a head could pay and fits nowhere.
+    `wants` is False if it has nothing to pay for; `takes_part` tells that it gains by a round: it has a head that a
+    worker could run, also if that one saves already. `payer_waits` tells that one of its heads can pay, fits nowhere,
+    and found no worker to save on.
     """
 
-    hungry: list[tuple[Channel, int]]
+    channel: Channel
+    wants: bool = False
+    cost_block_ns: int = 0
     placement: Placement | None = None
-    lendable: Placement | None = None
+    saving: Saving | None = None
+    takes_part: bool = True
     payer_waits: bool = False
-    began_to_save: bool = False
+
+    @property
+    def affordable(self) -> bool:
+        """Whether the channel can pay now; what has saved has paid."""
+        return self.cost_block_ns <= self.channel.deficit_block_ns or not self.cost_block_ns
+
+    @property
+    def rounds(self) -> int:
+        """The rounds it takes until the channel can pay; negative for what it has to spare then."""
+        return self.channel.rounds_to_pay(self.cost_block_ns) if self.cost_block_ns else PAID_ROUNDS
+
+
+def soonest(bids: list[Bid]) -> Bid | None:
+    """Return the bid of the channel that can pay soonest or has most to spare, None if there is none.
+
+    So those that have saved up alike take turns, instead of one spending all of it first.
+    """
+    return min(bids, key=lambda bid: bid.rounds, default=None)
 
 
 class Arbiter:
-    """Deficit round robin over channels, with guarantees, ceilings and savings. Owns the savings."""
+    """Deficit round robin over channels, with tiers, guarantees, ceilings and savings. Owns deficits and savings."""
 
     def __init__(self, policy: Policy, fleet: Fleet, channels: Iterable[Channel]) -> None:
         """Arbitrate over `channels`, which are taken in this order within a round."""
         self._policy = policy
         self._fleet = fleet
-        self._ring = list(channels)
-        self._savings: dict[int, Saving] = {}
+        self._ring: list[Channel] = []
+        self._tiers: list[list[Channel]] = []
+        self._holds = Holds()
+        self._savings = Savings(self._holds)
+        self._rules = Rules(self._savings)
         self._now_ns = 0
-        self._serving: dict[str, list[Worker]] = {}
-        self._stuck: dict[str, Offer] = {}
+        self._news = True
+        self._bids: dict[Channel, Bid] = {}
+        self._fenced: set[Worker] = set()
+        self._paused: set[Worker] = set()
+        for channel in channels:
+            self.add(channel)
 
     def add(self, channel: Channel) -> None:
-        """Take one more channel into the ring."""
+        """Take one more channel into the ring of its tier."""
         self._ring.append(channel)
+        self._tiers = in_tiers(self._ring)
+        self._rules.add(channel)
+        self._news = True
 
     def saving_on(self, worker: Worker) -> Saving | None:
         """Return the head that saves on the worker, None if none does."""
-        return self._savings.get(worker.epoch)
+        return self._savings.on(worker)
+
+    # ---- what happens between passes ----
+
+    def opened(self, worker: Worker) -> None:
+        """Note a new worker."""
+        for channel in self._ring:
+            channel.room_grew(worker)
+        self._look_again()
+
+    def ended(self, worker: Worker, now_ns: int) -> None:
+        """Note that an epoch is over; its worker is no longer in the fleet."""
+        saving = self._savings.on(worker)
+        if saving is not None:
+            self._cancel(saving)
+        self._holds.drop(worker, now_ns)
+        self._fenced.discard(worker)
+        self._paused.discard(worker)
+        for channel in self._ring:
+            channel.worker_left(worker)
+        self._look_again()
+
+    def settled(self, worker: Worker, request_id: str, held_blocks: int, now_ns: int) -> None:
+        """Note that a request holds `held_blocks` from now on."""
+        self._holds.changed(worker, request_id, held_blocks, now_ns)
+
+    def released(self, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
+        """Note that a request holds nothing any more; `ran` is False if it came back unclaimed."""
+        self._holds.ended(worker, request_id, ran, now_ns)
+        self._savings.ended(worker, request_id)
+        if worker.paused_until_ns > now_ns:
+            self._paused.add(worker)
+        self.room_grew(worker)
+
+    def room_grew(self, worker: Worker) -> None:
+        """Note that the worker may have more room than at the last pass."""
+        for channel in self._ring:
+            channel.room_grew(worker)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._news = True
+        self._bids.clear()
+
+    # ---- a pass ----
 
     def begin(self, now_ns: int) -> None:
-        """Start a pass: see who takes grants, and forget savings whose head or worker is no longer there."""
+        """Start a pass: end savings whose head or worker is no longer there, and see whether there is anything new."""
         self._now_ns = now_ns
-        self._serving.clear()
-        self._stuck.clear()
-        takers = {worker.epoch for worker in self._fleet if worker.takes_grants(now_ns)}
-        for epoch, saving in list(self._savings.items()):
-            still_first = (
-                saving.channel.lines.get(saving.line.model) is saving.line and saving.line.head() is saving.entry
-            )
-            if epoch not in takers or not still_first or saving.channel.deficit_blocks < saving.blocks:
-                del self._savings[epoch]
+        for saving in self._savings:
+            line = saving.channel.lines.get(saving.line.model)
+            first = line is saving.line and line.head() is saving.entry
+            if not first or not saving.worker.takes_grants(now_ns):
+                self._cancel(saving)
+        for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
+            self._paused.discard(worker)
+            self.room_grew(worker)
+        for channel in self._ring:
+            if channel.changed or channel.line_ended:
+                self._look_again()
+                channel.changed = False
+            self._lift_fence(channel)
 
     def next(self) -> Placement | None:
         """Return the next grant of this pass, None if nothing more fits. `placed` must follow each placement."""
-        while True:
-            survey = Survey([])
-            for channel in self._ring:
-                self._survey(channel, survey)
-                if survey.placement is not None:
-                    return survey.placement
-            if survey.began_to_save:
-                continue  # guarantees may have bent for the new saving: look again
-            if survey.payer_waits or not survey.hungry:
-                return survey.lendable
-            self._begin_rounds(survey.hungry)
+        if not self._news:
+            return None
+        for ring in self._tiers:
+            placement = self._next_of(ring)
+            if placement is not None:
+                return placement
+        self._news = False
+        return None
 
     def placed(self, placement: Placement) -> None:
-        """Charge a placement that was booked; the entry must still be in its line."""
-        channel = placement.channel
-        self.charge(channel, placement.blocks)
-        saved_on = [epoch for epoch, saving in self._savings.items() if saving.entry is placement.entry]
-        for epoch in saved_on:
-            del self._savings[epoch]
-        # Only these two give others more room than they had a moment ago; every other booking takes room away.
-        if saved_on or len(channel.lines[placement.entry.announced.model]) == 1:
-            self._stuck.clear()
+        """Charge a placement that was booked; the entry has left its line."""
+        entry, channel, worker, blocks = placement
+        saving = self._savings.of(entry)
+        self._savings.passed(worker, entry, channel, blocks)
+        prepaid_block_ns = 0
+        if saving is not None:
+            prepaid_block_ns = saving.paid_block_ns
+            self._savings.remove(saving)
+            self.room_grew(saving.worker)
+        self._holds.granted(worker, entry.request_id, channel, blocks, prepaid_block_ns, self._now_ns)
+        # Every other bid stands: a booking takes room away from this worker alone.
+        stale = [
+            other
+            for other, bid in self._bids.items()
+            if other is channel or (bid.placement is not None and bid.placement.worker is worker)
+        ]
+        for other in stale:
+            del self._bids[other]
+        channel.changed = False
+        self._lift_fence(channel)
 
-    @staticmethod
-    def charge(channel: Channel, blocks: int) -> None:
-        """Let the channel pay for blocks; what it cannot pay it owes, up to a bound."""
-        channel.charge(blocks, DEBT_ROUNDS * channel.quantum_blocks)
+    def _lift_fence(self, channel: Channel) -> None:
+        """If a line has ended, nothing is fenced off for it any more: look again where something was."""
+        if channel.line_ended:
+            channel.line_ended = False
+            if channel.share.guaranteed_share and self._fenced:
+                fenced, self._fenced = self._fenced, set()
+                for worker in fenced:
+                    self.room_grew(worker)
 
-    def _survey(self, channel: Channel, survey: Survey) -> None:
-        """Look at the channel's heads in order, until one can be placed or cannot pay."""
+    # ---- turns ----
+
+    def _next_of(self, ring: list[Channel]) -> Placement | None:
+        """Return the next grant of a tier."""
+        while True:
+            bids = [self._bid(channel) for channel in ring if len(channel)]
+            able = [bid for bid in bids if bid.wants and bid.affordable]
+            hungry = [bid for bid in bids if bid.wants and not bid.affordable]
+            first = soonest(able)
+            if first is None and (not hungry or any(bid.payer_waits for bid in bids)):
+                first = soonest([bid for bid in hungry if bid.placement is not None])  # lent
+                return first.placement if first is not None else None
+            if first is None:
+                rounds = min(bid.rounds for bid in hungry)
+                for bid in bids:
+                    if bid.takes_part:
+                        bid.channel.deficit_block_ns += rounds * bid.channel.quantum_block_ns
+            elif first.saving is not None:
+                self._save(first.saving)
+            else:
+                return first.placement
+
+    def _bid(self, channel: Channel) -> Bid:
+        """Return what the channel would do next, as found before if nothing has changed for it."""
+        bid = self._bids.get(channel)
+        waited = bid is not None and bid.wants and bid.placement is None and bid.saving is None
+        if bid is None or (waited and bid.affordable):
+            bid = self._bids[channel] = self._find_bid(channel)
+        return bid
+
+    def _find_bid(self, channel: Channel) -> Bid:
+        """Look at the heads in order until one can be placed, may save or cannot pay."""
+        takes_part = payer_waits = False
         for line, head in channel.heads():
-            offer = self._offer(channel, line, head)
-            if offer is None:
-                continue
-            placement = Placement(head, channel, offer.worker, offer.blocks) if offer.fits and offer.worker else None
-            if channel.deficit_blocks < offer.blocks:
-                survey.hungry.append((channel, offer.blocks))
-                survey.lendable = survey.lendable or placement
-                return
+            placement = self._place(channel, head)
+            paid = self._savings.of(head) is not None
+            if placement is None and not paid:
+                worker, blocks = self._where_to_save(channel, head)
+                if not blocks:
+                    continue
+                cost_block_ns = self._holds.cost_block_ns(channel, blocks)
+                if cost_block_ns > channel.deficit_block_ns:
+                    return Bid(channel, True, cost_block_ns, payer_waits=payer_waits)
+                if worker is not None:
+                    saving = Saving(head, channel, line, worker, blocks, cost_block_ns)
+                    return Bid(channel, True, cost_block_ns, saving=saving, payer_waits=payer_waits)
+                payer_waits = True
+            elif placement is None:
+                takes_part = True
+                placement = self._place_one_behind(channel, line)
+                paid = False
             if placement is not None:
-                survey.placement = placement
-                return
-            survey.payer_waits = True
-            survey.began_to_save |= self._save(channel, line, head, offer)
+                cost_block_ns = 0 if paid else self._holds.cost_block_ns(channel, placement.blocks)
+                return Bid(channel, True, cost_block_ns, placement, payer_waits=payer_waits)
+        return Bid(channel, takes_part=takes_part, payer_waits=payer_waits)
 
-    # ---- rounds ----
+    def _place_one_behind(self, channel: Channel, line: Line) -> Placement | None:
+        """Return a placement for the first request that may pass the head."""
+        groups = self._fleet.serving(line.model)
+        for entry in line.behind():
+            if not any(channel.openings(group).any_for(1) for group in groups):
+                break
+            placement = self._place(channel, entry)
+            if placement is not None:
+                return placement
+        return None
 
-    @staticmethod
-    def _begin_rounds(hungry: list[tuple[Channel, int]]) -> None:
-        """Give as many rounds at once as it takes until one channel can pay."""
-        rounds = min(-((channel.deficit_blocks - cost) // channel.quantum_blocks) for channel, cost in hungry)
-        for channel, _ in hungry:
-            channel.deficit_blocks += rounds * channel.quantum_blocks
+    # ---- savings ----
+
+    def _where_to_save(self, channel: Channel, head: Entry) -> tuple[Worker | None, int]:
+        """Return the worker with most room on which the head may save, and its booking.
+
+        No worker: others save on all of them. No blocks: no worker may take it whatever ends, so there is nothing to
+        save for.
+        """
+        best: Worker | None = None
+        wanted_blocks = 0
+        for group, blocks, least_blocks in self._bookings(head):
+            for worker in islice(channel.openings(group).most_room(self._now_ns), SAVE_LOOKS):
+                too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)
+                if too_small or head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
+                    continue
+                saving = self._savings.on(worker)
+                if saving is not None and saving.binds(channel, head):
+                    wanted_blocks = wanted_blocks or blocks
+                elif best is None or worker.usable_blocks > best.usable_blocks:
+                    best, wanted_blocks = worker, blocks
+        return best, wanted_blocks
+
+    def _save(self, saving: Saving) -> None:
+        """Pay and begin to save, in place of a lower tier's head if one saves there."""
+        saving.channel.pay(saving.paid_block_ns, 0)
+        lower = self._savings.on(saving.worker)
+        if lower is not None:
+            self._cancel(lower)
+        self._savings.add(saving)
+        saving.channel.room_grew(saving.worker)
+        self._bids.clear()
+
+    def _cancel(self, saving: Saving) -> None:
+        self._savings.remove(saving)
+        saving.channel.refund(saving.paid_block_ns)
+        self.room_grew(saving.worker)
 
     # ---- room ----
 
-    def _offer(self, channel: Channel, line: Line, head: Entry) -> Offer | None:
-        """Return where the head could go, None if no worker may take it whatever is free."""
-        stuck = self._stuck.get(head.request_id)
-        if stuck is not None:
-            return stuck
-        best: Offer | None = None
-        best_rank: tuple[bool, bool, int] = (False, False, -1)
-        for worker, blocks in self._candidates(head, line.model):
-            room = self._policy.room_blocks(head.announced, worker, blocks)
-            if best_rank[0] and room <= best_rank[2]:
-                continue  # cannot be better than what fits already
-            if head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
-                continue
-            saving = self._savings.get(worker.epoch)
-            fits = blocks <= room and self._fits(worker, channel, line, blocks, room, head.announced.n)
-            open_to_save = saving is None or saving.entry is head
-            rank = (fits, open_to_save, room)
-            if best is None or rank > best_rank:
-                best, best_rank = Offer(worker if fits or open_to_save else None, blocks, fits), rank
-        if best is not None and not best.fits:
-            self._stuck[head.request_id] = best
+    def _place(self, channel: Channel, entry: Entry) -> Placement | None:
+        """Return where the entry fits now, the roomier of the first CHOICES workers; None if nowhere."""
+        best: Placement | None = None
+        best_room = 0
+        looks = 0
+        for group, blocks, least_blocks in self._bookings(entry):
+            openings = channel.openings(group)
+            for worker in openings.roomiest_first(blocks, self._now_ns):
+                if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
+                    continue
+                claim = self._rules.claim(worker, channel, entry, blocks, self._now_ns)
+                room = self._room_blocks(channel, entry, worker, blocks, claim)
+                if room < blocks:
+                    # Several completions may fail for their sequences alone, which says nothing about single ones.
+                    if claim is Claim.SHUT or entry.announced.n <= 1:
+                        openings.refuse(worker, 1 if claim is Claim.SHUT else blocks)
+                    continue
+                if room > best_room:
+                    best, best_room = Placement(entry, channel, worker, blocks), room
+                looks += 1
+                if looks == CHOICES:
+                    return best
         return best
 
-    def _save(self, channel: Channel, line: Line, head: Entry, offer: Offer) -> bool:
-        """Keep what is freed on the offered worker for this head; False if it saves already or nowhere can."""
-        if offer.worker is None or any(saving.entry is head for saving in self._savings.values()):
-            return False
-        if offer.worker.epoch in self._savings:
-            return False
-        self._savings[offer.worker.epoch] = Saving(head, channel, line, offer.blocks)
-        self._stuck.clear()
-        return True
+    def _room_blocks(self, channel: Channel, entry: Entry, worker: Worker, blocks: int, claim: Claim) -> int:
+        """Return how large a booking of this channel the worker has room for, 0 if it may have none."""
+        if claim in (Claim.SHUT, Claim.REFUSED):
+            return 0
+        fence_blocks = 0 if claim is Claim.GUARANTEED else self._rules.fence(worker, channel)
+        room = worker.usable_blocks - fence_blocks
+        if room >= blocks:
+            room = self._policy.room_blocks(entry.announced, worker, blocks) - fence_blocks
+        if room < blocks and fence_blocks:
+            self._fenced.add(worker)
+        return room
 
-    def _candidates(self, head: Entry, model: str) -> list[tuple[Worker, int]]:
-        """Return the workers that take grants now and may get the head, with the blocks each would book.
+    def _bookings(self, entry: Entry) -> list[tuple[Group, int, int]]:
+        """Return the groups that may get the entry, with what it would book there and what it is proven to need.
 
-        Those that can hold all the policy books come before any other, also while they are full or away: a smaller one
-        might have to reject what they could run. If none can, the largest books all it has.
+        If no worker has what the policy books, the largest book all they have. A smaller one never does: it might
+        have to reject what a larger one could run, also while that is full or away.
         """
-        workers = self._serving.get(model)
-        if workers is None:
-            workers = self._serving[model] = self._fleet.serving(model)
-        wanted = [(worker, blocks) for worker in workers if (blocks := self._booking(head, worker))]
-        roomy = [pair for pair in wanted if pair[1] <= pair[0].shape.capacity_blocks]
-        if not roomy and wanted:
-            largest = max(worker.shape.capacity_blocks for worker, _ in wanted)
-            roomy = [(worker, largest) for worker, _ in wanted if worker.shape.capacity_blocks == largest]
-        return [pair for pair in roomy if pair[0].takes_grants(self._now_ns)]
+        wanted = []
+        for group in self._fleet.serving(entry.announced.model):
+            blocks, least_blocks = entry.bookings.get(group) or self._booking(entry, group)
+            if least_blocks <= group.shape.capacity_blocks:
+                wanted.append((group, blocks, least_blocks))
+        roomy = [found for found in wanted if found[1] <= found[0].shape.capacity_blocks]
+        if roomy or not wanted:
+            return roomy
+        largest = max(group.shape.capacity_blocks for group, _, _ in wanted)
+        return [
+            (group, largest, least_blocks)
+            for group, _, least_blocks in wanted
+            if group.shape.capacity_blocks == largest
+        ]
 
-    def _booking(self, head: Entry, worker: Worker) -> int:
-        """Return what the policy books for the head on the worker; 0 if it is proven that the worker cannot hold it."""
-        blocks = head.bookings.get(worker.shape)
-        if blocks is None:
-            blocks = 0
-            if could_hold(head.announced, worker.shape):
-                blocks = max(self._policy.booking_blocks(head.announced, worker.shape), 1)
-            head.bookings[worker.shape] = blocks
-        return blocks
-
-    def _fits(self, worker: Worker, channel: Channel, line: Line, blocks: int, room: int, sequences: int) -> bool:
-        """Return whether `blocks` of the `room` there is may go to this line."""
-        saving = self._savings.get(worker.epoch)
-        own_saving = saving is not None and saving.line is line
-        kept_sequences = 0 if saving is None or own_saving else max(saving.entry.announced.n, 1)
-        if not sequences_fit(worker, sequences + kept_sequences):
-            return False
-        if saving is not None and saving.channel is channel and not own_saving:
-            return False
-        if worker.ledger.held_by(channel.name) + blocks <= self._guarantee(worker, channel):
-            return True
-        if saving is not None and not own_saving:
-            return False
-        return blocks <= room - self._fence(worker, channel)
-
-    def _fence(self, worker: Worker, channel: Channel) -> int:
-        """Return the blocks kept for the unused guarantees of other channels that have work for the worker."""
-        return sum(
-            max(self._guarantee(worker, other) - worker.ledger.held_by(other.name), 0)
-            for other in self._ring
-            if other is not channel and other.share.guaranteed_share and has_work_for(other, worker)
-        )
-
-    def _guarantee(self, worker: Worker, channel: Channel) -> int:
-        """Return the channel's guarantee on the worker, bent if a saving head would not fit beside all of them."""
-        capacity = worker.shape.capacity_blocks
-        guaranteed = channel.share.guaranteed_blocks(capacity)
-        saving = self._savings.get(worker.epoch)
-        if not guaranteed or saving is None or saving.channel is channel:
-            return guaranteed
-        room = capacity - saving.blocks
-        others = sum(other.share.guaranteed_blocks(capacity) for other in self._ring if other is not saving.channel)
-        return guaranteed if others <= room else guaranteed * room // others
-
-
-def below_ceiling(worker: Worker, channel: Channel, blocks: int) -> bool:
-    """Return whether the channel may hold `blocks` more of the worker; its first request there always may."""
-    if channel.share.ceiling_share >= 1:
-        return True  # then only room limits it, and room that is merely taken is worth saving for
-    held = worker.ledger.held_by(channel.name)
-    return not held or held + blocks <= channel.share.ceiling_blocks(worker.shape.capacity_blocks)
-
-
-def sequences_fit(worker: Worker, sequences: int) -> bool:
-    """Return whether the engine can run that many completions more; an idle one takes any request."""
-    return not worker.ledger.sequences or worker.ledger.sequences + sequences <= worker.most_sequences
-
-
-def has_work_for(channel: Channel, worker: Worker) -> bool:
-    """Return whether a request that the worker could serve waits in the channel."""
-    return any(worker.serves(model) for model in channel.lines)
+    def _booking(self, entry: Entry, group: Group) -> tuple[int, int]:
+        request = entry.announced
+        blocks = max(self._policy.booking_blocks(request, group.shape), 1)
+        entry.bookings[group] = found = (blocks, needed_blocks(request, group.shape))
+        return found

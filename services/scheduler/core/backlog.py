@@ -20,7 +20,8 @@ import enum
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.scheduler.core.messages import Announced, EngineShape
+from services.scheduler.core.fleet import Group
+from services.scheduler.core.messages import Announced
 
 
 class State(enum.Enum):
@@ -99,8 +100,8 @@ LIFECYCLE: dict[tuple[State, Event], tuple[State, Action]] = {
 class Entry:
     """One request: what was announced of it, its state, and the epoch that holds credits for it (0: none).
 
-    `request` is None for a request known from an inventory only. `bookings` keeps
-    the policy's answer per engine shape, which a waiting head is asked for at every pass.
+    `request` is None for a request known from an inventory only. `bookings` keeps what the request would book in
+    each group of workers and what it is proven to need there, which a waiting head is asked for at every pass.
     """
 
     request_id: str
@@ -108,7 +109,7 @@ class Entry:
     request: Announced | None = None
     announced_ns: int = 0
     epoch: int = 0
-    bookings: dict[EngineShape, int] = field(default_factory=dict)
+    bookings: dict[Group, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def announced(self) -> Announced:

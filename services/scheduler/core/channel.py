@@ -1,28 +1,32 @@
-"""One virtual channel: its waiting lines, its share of the blocks, its deficit.
+"""One virtual channel: its waiting lines, its share of the blocks, and its standing with the arbiter.
 
-Within a channel requests leave strictly by (priority, position). A channel has
-one line per model asked for, because requests for different models do not
-compete for the same engines: a request that waits for a model nobody serves
-must not hold up the others.
+Within a channel requests leave by (priority, position). A channel has one line
+per model asked for, because requests for different models do not compete for the
+same engines: a request that waits for a model nobody serves must not hold up the
+others.
+
+What a channel takes is counted in **block-nanoseconds**: blocks held, times how
+long. The deficit is what it may still take before the others have had their turn.
 """
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 from services.scheduler.core.backlog import Entry
-
-STALE_ALLOWANCE = 64
-"""Left-over heap items tolerated on top of as many as there are live ones, before the heap is rebuilt."""
+from services.scheduler.core.fleet import Group, Worker
+from services.scheduler.core.hold_time import HoldTime
+from services.scheduler.core.line import Line, order
+from services.scheduler.core.openings import Openings
 
 
 class Share(NamedTuple):
-    """What a channel is entitled to. Shares are parts of each worker's capacity, 0 to 1."""
+    """What a channel is entitled to. Shares are parts of each worker's capacity, 0 to 1; a lower tier goes first."""
 
     weight: float = 1.0
     guaranteed_share: float = 0.0
     ceiling_share: float = 1.0
+    tier: int = 0
 
     def guaranteed_blocks(self, capacity_blocks: int) -> int:
         """Return the blocks nobody else may hold while the channel has work."""
@@ -33,69 +37,31 @@ class Share(NamedTuple):
         return int(self.ceiling_share * capacity_blocks)
 
 
-class Line:
-    """Waiting requests of one channel for one model, lowest (priority, position) first.
-
-    Removal only forgets the name; what is left in the heap is skipped when it
-    surfaces, so every operation takes O(log n).
-    """
-
-    def __init__(self, model: str) -> None:
-        """Make an empty line of requests that ask for `model` ("" accepts any)."""
-        self.model = model
-        self._heap: list[tuple[int, int, str]] = []
-        self._live: dict[str, Entry] = {}
-
-    def __len__(self) -> int:
-        """Return the number of requests in line."""
-        return len(self._live)
-
-    def enter(self, entry: Entry) -> None:
-        """Put the entry at its position."""
-        self._live[entry.request_id] = entry
-        heapq.heappush(self._heap, order(entry))
-
-    def leave(self, entry: Entry) -> None:
-        """Take the entry out; it must be in line."""
-        del self._live[entry.request_id]
-        if len(self._heap) > 2 * len(self._live) + STALE_ALLOWANCE:
-            self._heap = [order(live) for live in self._live.values()]
-            heapq.heapify(self._heap)
-
-    def head(self) -> Entry | None:
-        """Return the entry whose turn it is, None if the line is empty."""
-        while self._heap:
-            entry = self._live.get(self._heap[0][2])
-            if entry is not None and order(entry) == self._heap[0]:
-                return entry
-            heapq.heappop(self._heap)
-        return None
-
-
-def order(entry: Entry) -> tuple[int, int, str]:
-    """Return what the line is ordered by; the name makes it total."""
-    return entry.announced.priority, entry.announced.position, entry.request_id
-
-
 class Channel:
-    """A channel's lines and its standing with the arbiter.
+    """A channel's lines, its deficit, what is known of how long its requests hold blocks, and where it may find room.
 
-    `deficit_blocks` is what the channel may still take in this round; a refund
-    gives back what it was charged too much. An empty channel neither saves nor owes.
+    `changed` tells the arbiter that the front of a line is another than at its last pass, `line_ended` that a line is
+    empty now. An empty channel does not save, but it still owes.
     """
 
-    def __init__(self, name: str, share: Share, quantum_blocks: int) -> None:
-        """Make an empty channel that gains `quantum_blocks` a round."""
+    def __init__(self, name: str, share: Share, quantum_block_ns: int) -> None:
+        """Make an empty channel that gains `quantum_block_ns` a round."""
         self.name = name
         self.share = share
-        self.quantum_blocks = quantum_blocks
-        self.deficit_blocks = 0
+        self.quantum_block_ns = quantum_block_ns
+        self.deficit_block_ns = 0
+        self.hold_time = HoldTime()
         self.lines: dict[str, Line] = {}
+        self.changed = False
+        self.line_ended = False
+        self._openings: dict[Group, Openings] = {}
         self._waiting = 0
 
     def __len__(self) -> int:
         """Return the number of requests waiting."""
         return self._waiting
+
+    # ---- lines ----
 
     def enter(self, entry: Entry) -> None:
         """Put an announced entry into its line."""
@@ -103,18 +69,21 @@ class Channel:
         line = self.lines.get(model)
         if line is None:
             line = self.lines[model] = Line(model)
-        line.enter(entry)
+        if line.enter(entry):
+            self.changed = True
         self._waiting += 1
 
     def leave(self, entry: Entry) -> None:
         """Take an entry out of its line."""
         line = self.lines[entry.announced.model]
-        line.leave(entry)
+        if line.leave(entry):
+            self.changed = True
         self._waiting -= 1
         if not line:
             del self.lines[line.model]
+            self.line_ended = True
         if not self._waiting:
-            self.deficit_blocks = 0
+            self.deficit_block_ns = min(self.deficit_block_ns, 0)
 
     def heads(self) -> list[tuple[Line, Entry]]:
         """Return each line with its head, in the order in which the heads would leave."""
@@ -123,11 +92,47 @@ class Channel:
             found.sort(key=lambda pair: order(pair[1]))
         return found
 
-    def charge(self, blocks: int, most_debt_blocks: int) -> None:
-        """Pay for a grant; what idle blocks were lent beyond the deficit is owed up to a bound."""
-        self.deficit_blocks = max(self.deficit_blocks - blocks, -most_debt_blocks)
+    def has_work_for(self, models: tuple[str, ...]) -> bool:
+        """Return whether a request waits that a worker answering to `models` could serve."""
+        return any(not model or model in models for model in self.lines)
 
-    def refund(self, blocks: int) -> None:
-        """Take back what a grant was charged too much; a channel without work does not save."""
-        if self._waiting:
-            self.deficit_blocks += blocks
+    # ---- standing ----
+
+    def rounds_to_pay(self, cost_block_ns: int) -> int:
+        """Return the rounds it takes until the channel can pay; 0 or less if it can now."""
+        return -((self.deficit_block_ns - cost_block_ns) // self.quantum_block_ns)
+
+    def pay(self, cost_block_ns: int, most_debt_block_ns: int) -> int:
+        """Pay for a grant and return what was paid: beyond a debt of `most_debt_block_ns` the rest is forgiven."""
+        before = self.deficit_block_ns
+        self.deficit_block_ns = max(before - cost_block_ns, min(before, -most_debt_block_ns))
+        return before - self.deficit_block_ns
+
+    def refund(self, block_ns: int) -> None:
+        """Take back what was paid too much; a channel without work does not save."""
+        self.deficit_block_ns += block_ns
+        if not self._waiting:
+            self.deficit_block_ns = min(self.deficit_block_ns, 0)
+
+    # ---- room ----
+
+    def openings(self, group: Group) -> Openings:
+        """Return where in the group the channel may find room."""
+        found = self._openings.get(group)
+        if found is None:
+            found = self._openings[group] = Openings(group)
+        return found
+
+    def room_grew(self, worker: Worker) -> None:
+        """Note that the worker may have more room for this channel than it had."""
+        found = self._openings.get(worker.group)
+        if found is not None:
+            found.room_grew(worker)
+
+    def worker_left(self, worker: Worker) -> None:
+        """Forget the worker."""
+        found = self._openings.get(worker.group)
+        if found is not None:
+            found.remove(worker)
+            if not worker.group.workers:
+                del self._openings[worker.group]

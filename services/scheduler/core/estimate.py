@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 from services.scheduler.core.messages import Announced, EngineShape, RejectRequest
 
+BEYOND_ANY_BLOCKS = 1 << 62
+"""What a request needs whose prompt alone exceeds the window."""
+
 
 def need_blocks(tokens: int, block_size: int) -> int:
     """Return the blocks that hold `tokens` tokens."""
@@ -57,9 +60,15 @@ def least_blocks(request: Announced, shape: EngineShape) -> int:
     return peak_blocks(max(request.prompt_tokens, 1), request, shape)
 
 
+def needed_blocks(request: Announced, shape: EngineShape) -> int:
+    """Return the blocks an engine must have to hold the request, by what is proven of its size; no engine has
+    BEYOND_ANY_BLOCKS."""
+    return least_blocks(request, shape) if request.prompt_tokens < shape.max_model_len else BEYOND_ANY_BLOCKS
+
+
 def could_hold(request: Announced, shape: EngineShape) -> bool:
     """Return whether an idle engine of this shape could hold the request, by what is proven of its size."""
-    return request.prompt_tokens < shape.max_model_len and least_blocks(request, shape) <= shape.capacity_blocks
+    return needed_blocks(request, shape) <= shape.capacity_blocks
 
 
 def rejection(request: Announced, shapes: Sequence[EngineShape]) -> RejectRequest | None:

@@ -1,12 +1,43 @@
-"""The workers as the scheduler sees them: one record per epoch, its ledger inside."""
+"""The workers as the scheduler sees them: one record per epoch, its ledger inside.
+
+Workers that answer to the same models and count tokens into blocks alike form a
+*group*: a request needs the same number of blocks on each of them, so that is found
+once and not once per worker. Their capacities may differ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.messages import EngineReport, EngineShape, WorkerOpened
+
+MODELS_REMEMBERED = 1024
+"""Model names whose groups are kept at hand: far more than a fleet serves, and what callers make up costs no more."""
+
+
+def token_geometry(shape: EngineShape) -> EngineShape:
+    """Return the shape without what does not decide how many blocks a request needs."""
+    return shape._replace(capacity_blocks=0, max_num_seqs=0)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Workers that differ only in capacity and speed. `shape` has the capacity of the largest."""
+
+    models: tuple[str, ...]
+    shape: EngineShape
+    workers: dict[int, Worker] = field(default_factory=dict)
+
+    def serves(self, model: str) -> bool:
+        """Return whether the workers answer to this model name; "" accepts any."""
+        return not model or model in self.models
+
+    def measure(self) -> None:
+        """Find the largest capacity after a worker has come or gone; one that is away for a moment counts."""
+        largest = max((worker.shape.capacity_blocks for worker in self.workers.values()), default=0)
+        self.shape = self.shape._replace(capacity_blocks=largest)
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +55,7 @@ class Worker:
     shape: EngineShape
     most_sequences: int
     ledger: Ledger
+    group: Group
     draining: bool = False
     closed_ns: int | None = None
     paused_until_ns: int = 0
@@ -40,10 +72,6 @@ class Worker:
         if not self.drift_blocks or not len(self.ledger):
             return self.ledger.free_blocks
         return max(self.ledger.free_blocks - self.drift_blocks, 0)
-
-    def serves(self, model: str) -> bool:
-        """Return whether the worker answers to this model name; "" accepts any."""
-        return not model or model in self.models
 
     def takes_grants(self, now_ns: int) -> bool:
         """Return whether grants may be sent to it now."""
@@ -66,6 +94,8 @@ class Fleet:
         self._sequence_slack = sequence_slack
         self._by_epoch: dict[int, Worker] = {}
         self._by_id: dict[str, Worker] = {}
+        self._groups: dict[tuple[tuple[str, ...], EngineShape], Group] = {}
+        self._serving: dict[str, list[Group]] = {}
 
     def __iter__(self) -> Iterator[Worker]:
         """Iterate over the workers, those in their grace period included."""
@@ -85,7 +115,10 @@ class Fleet:
             opened.shape,
             max(int(opened.shape.max_num_seqs * self._sequence_slack), 1),
             Ledger(opened.shape.capacity_blocks),
+            self._group(opened),
         )
+        worker.group.workers[worker.epoch] = worker
+        worker.group.measure()
         worker.ledger.adopt(opened.inventory)
         self._by_epoch[worker.epoch] = worker
         self._by_id[worker.worker_id] = worker
@@ -104,10 +137,29 @@ class Fleet:
         del self._by_epoch[worker.epoch]
         if self._by_id.get(worker.worker_id) is worker:
             del self._by_id[worker.worker_id]
+        group = worker.group
+        del group.workers[worker.epoch]
+        group.measure()
+        if not group.workers:
+            del self._groups[group.models, token_geometry(group.shape)]
+            self._serving.clear()
 
-    def serving(self, model: str) -> list[Worker]:
-        """Return the workers that answer to the model, in the order they came."""
-        return [worker for worker in self._by_epoch.values() if worker.serves(model)]
+    def serving(self, model: str) -> list[Group]:
+        """Return the groups that answer to the model, in the order they came; to be read and not changed."""
+        found = self._serving.get(model)
+        if found is None:
+            found = [group for group in self._groups.values() if group.serves(model)]
+            if len(self._serving) < MODELS_REMEMBERED:
+                self._serving[model] = found
+        return found
+
+    def _group(self, opened: WorkerOpened) -> Group:
+        key = opened.models, token_geometry(opened.shape)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(opened.models, opened.shape)
+            self._serving.clear()
+        return group
 
     def sequences(self) -> int:
         """Return how many requests the connected engines can run at once."""

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.arbiter import Arbiter, Placement, quantum_blocks
+from services.scheduler.core.arbiter import Arbiter, Placement, quantum_block_ns
 from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
 from services.scheduler.core.channel import Channel, Share
 from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, TOKENIZER_ACK, Counters
 from services.scheduler.core.estimate import rejection
 from services.scheduler.core.fleet import Fleet, Worker
-from services.scheduler.core.ledger import Change, Ledger, Verdict
+from services.scheduler.core.ledger import Change, Verdict
 from services.scheduler.core.policy import Policy
 
 LEAST_WINDOW_REQUESTS = 64
@@ -113,7 +113,7 @@ class Machine:
         if channel is None:
             # A channel the configuration does not know (removed from it, say) gets an ordinary share, not silence.
             share = self.shares.get(name, Share()) if self.policy.channels_apart else Share()
-            channel = self._channels[name] = Channel(name, share, quantum_blocks(share.weight, self._least_weight))
+            channel = self._channels[name] = Channel(name, share, quantum_block_ns(share.weight, self._least_weight))
             self._arbiter.add(channel)
         return channel
 
@@ -125,8 +125,8 @@ class Machine:
         if not worker.ledger.book(entry.request_id, request.channel, blocks, max(request.n, 1)):
             raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks are not free")
         self.policy.booked(worker, request, blocks)
-        self._arbiter.placed(placement)
         self._move(entry.request_id, Event.BOOKED)
+        self._arbiter.placed(placement)
         entry.epoch = worker.epoch
         self.counters.grants[request.channel] += 1
         self._effects.append(
@@ -205,7 +205,7 @@ class Machine:
         entry = self.backlog.get(request.request_id)
         if not self._fleet_known or entry is None or entry.state is not State.WAITING:
             return
-        reject = rejection(request, [worker.shape for worker in self.fleet.serving(request.model)])
+        reject = rejection(request, [group.shape for group in self.fleet.serving(request.model)])
         if reject is not None:
             self._move(request.request_id, Event.ENDED)
             self.counters.rejected[reject.code] += 1
@@ -220,14 +220,15 @@ class Machine:
 
     # ---- workers ----
 
-    def _worker_opened(self, opened: m.WorkerOpened, _now_ns: int) -> None:
+    def _worker_opened(self, opened: m.WorkerOpened, now_ns: int) -> None:
         before = self.fleet.named(opened.worker_id)
         if before is not None:
             if before.closed_ns is None:
                 self._effects.append(m.EndStream(before.epoch))
-            self._end_epoch(before)
+            self._end_epoch(before, now_ns)
         worker = self.fleet.open(opened)
         self.policy.opened(worker)
+        self._arbiter.opened(worker)
         for holding in opened.inventory:
             self._adopt(holding.request_id, worker)
         if before is not None and before.draining and before.instance_id == opened.instance_id:
@@ -247,9 +248,10 @@ class Machine:
             worker.closed_ns = now_ns
             self._set_windows()
 
-    def _end_epoch(self, worker: Worker) -> None:
+    def _end_epoch(self, worker: Worker, now_ns: int) -> None:
         """Send everything the epoch holds home; what of it was not claimed waits again."""
         self.fleet.remove(worker)
+        self._arbiter.ended(worker, now_ns)
         self.policy.ended(worker)
         for request_id, blocks in worker.ledger.drop().items():
             self.counters.refunded(EPOCH_END, blocks)
@@ -285,8 +287,10 @@ class Machine:
     def _engine_report(self, report: m.EngineReport, _now_ns: int) -> None:
         worker = self._live(report.stream, report.epoch, "engine_report")
         if worker is not None:
-            self.policy.reported(worker, report)
+            usable_blocks = worker.usable_blocks
             worker.observe(report)
+            if self.policy.reported(worker, report) or worker.usable_blocks > usable_blocks:
+                self._arbiter.room_grew(worker)
 
     def _live(self, stream: int, epoch: int, kind: str) -> Worker | None:
         """Return the worker a message is about; count it as stale if its epoch is over or not its stream's."""
@@ -297,7 +301,7 @@ class Machine:
 
     # ---- ACKs ----
 
-    def _tokenizer_ack(self, ack: m.TokenizerAck, _now_ns: int) -> None:
+    def _tokenizer_ack(self, ack: m.TokenizerAck, now_ns: int) -> None:
         worker = self._live(ack.stream, ack.epoch, TOKENIZER_ACK)
         if worker is None:
             return
@@ -311,26 +315,16 @@ class Machine:
             return
         self.policy.settled(worker, ack)
         self.counters.refunded(TOKENIZER_ACK, change.refunded_blocks)
-        self._refund_channel(worker.ledger, ack.request_id, change.refunded_blocks)
+        self._arbiter.settled(worker, ack.request_id, ack.held_blocks, now_ns)
+        if change.refunded_blocks > 0 or grows:
+            self._arbiter.room_grew(worker)  # one that grows tells how far it has come: less may be expected of it
         self._effects.append(m.Settled(ack.epoch, ack.request_id, ack.held_blocks, change.refunded_blocks))
-
-    def _refund_channel(self, ledger: Ledger, request_id: str, blocks: int) -> None:
-        """Give the channel back what it was charged too much; what its reservation grew by, it pays."""
-        reservation = ledger.reservation(request_id)
-        if reservation is None:
-            return
-        channel = self.channel(reservation.channel)
-        if blocks < 0:
-            self._arbiter.charge(channel, -blocks)
-        else:
-            channel.refund(blocks)
 
     def _completion_ack(self, ack: m.CompletionAck, now_ns: int) -> None:
         worker = self._live(ack.stream, ack.epoch, COMPLETION_ACK)
         if worker is None:
             return
         returned = ack.cause in (m.ReleaseCause.UNCLAIMED, m.ReleaseCause.RECALLED)
-        reservation = worker.ledger.reservation(ack.request_id)
         change = worker.ledger.release(ack.request_id, ack.seq)
         if change.verdict is not Verdict.APPLIED:
             self._absorb(change, COMPLETION_ACK)
@@ -338,10 +332,9 @@ class Machine:
         self.policy.released(worker, ack)
         self.counters.refunded(ack.cause.name.lower(), change.refunded_blocks)
         self._effects.append(m.Released(ack.epoch, ack.request_id, ack.cause, change.refunded_blocks))
-        if returned and reservation is not None:
-            self.channel(reservation.channel).refund(change.refunded_blocks)
         if ack.cause is m.ReleaseCause.UNCLAIMED:
             worker.paused_until_ns = now_ns + UNCLAIMED_PAUSE_NS
+        self._arbiter.released(worker, ack.request_id, not returned, now_ns)
         entry = self.backlog.get(ack.request_id)
         if entry is not None and entry.epoch == ack.epoch:
             self._move(ack.request_id, Event.RETURNED if returned else Event.RELEASED)
@@ -365,7 +358,7 @@ class Machine:
             if worker.closed_ns is not None and now_ns - worker.closed_ns >= self._epoch_grace_ns
         ]
         for worker in over:
-            self._end_epoch(worker)
+            self._end_epoch(worker, now_ns)
         became_known = not self._fleet_known and now_ns >= self._fleet_known_ns
         self._fleet_known |= became_known
         if over or became_known:

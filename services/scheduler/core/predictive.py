@@ -179,9 +179,12 @@ class Predictive(Policy):
         else:
             self._reach(flight, bin_of(tokens))
 
-    def reported(self, worker: Worker, report: EngineReport) -> None:
-        """Steer the margin."""
-        self._views[worker.epoch].margin.observe(report)
+    def reported(self, worker: Worker, report: EngineReport) -> bool:
+        """Steer the margin; there is room again when the engine has recovered."""
+        margin = self._views[worker.epoch].margin
+        recovering = margin.recovering
+        margin.observe(report)
+        return recovering and not margin.recovering
 
     def _reach(self, flight: Flight, bins: int) -> None:
         """Tell the life table of the bins that the flight has reached since it was last told, and expose it to none."""

@@ -1,0 +1,113 @@
+"""What running requests have really occupied, in block-nanoseconds, and what their channels are charged for it.
+
+At the grant a channel is charged an estimate: the blocks booked, for as long as its
+requests usually hold theirs. Each ACK corrects it to what has been used so far plus what
+is held now for the time that is still expected, and the end to what was used. So
+over time a channel pays for exactly what it occupied, whatever it booked and however wrong
+the estimate was; in between it is off by no more than its running requests are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.scheduler.core.channel import Channel
+from services.scheduler.core.fleet import Worker
+from services.scheduler.core.hold_time import HoldTime
+
+LEAST_HOLD_NS = 1_000_000
+"""What a grant is charged at least: about one step of the fastest engine, so that no grant is free."""
+
+
+@dataclass(slots=True)
+class Hold:
+    """One reservation that is charged for: what it holds since when, what it used before, what was charged and paid.
+
+    `paid_block_ns` is less than `charge_block_ns` where the channel's debt had reached its bound.
+    """
+
+    channel: Channel
+    granted_ns: int
+    blocks: int
+    since_ns: int
+    used_block_ns: int
+    charge_block_ns: int
+    paid_block_ns: int
+
+    def use(self, now_ns: int) -> None:
+        """Count what has been held since the last change."""
+        self.used_block_ns += self.blocks * (now_ns - self.since_ns)
+        self.since_ns = now_ns
+
+    def correct(self, charge_block_ns: int) -> None:
+        """Let the channel pay the difference to a new charge, or get back what it paid above it."""
+        if charge_block_ns > self.charge_block_ns:
+            self.paid_block_ns += self.channel.pay(charge_block_ns - self.charge_block_ns, charge_block_ns)
+        elif charge_block_ns < self.paid_block_ns:
+            self.channel.refund(self.paid_block_ns - charge_block_ns)
+            self.paid_block_ns = charge_block_ns
+        self.charge_block_ns = charge_block_ns
+
+
+class Holds:
+    """The holds of every epoch by request. One that a worker brought along is charged to nobody and not in here."""
+
+    def __init__(self) -> None:
+        """Start with no hold."""
+        self._by_epoch: dict[int, dict[str, Hold]] = {}
+        self._any_channel = HoldTime()
+
+    @property
+    def known(self) -> bool:
+        """Whether any request has ended yet, so that ends can be expected."""
+        return self._any_channel.known
+
+    def cost_block_ns(self, channel: Channel, blocks: int) -> int:
+        """Return what a grant of so many blocks is expected to occupy."""
+        return blocks * max(self._expected_ns(channel), LEAST_HOLD_NS)
+
+    def granted(
+        self, worker: Worker, request_id: str, channel: Channel, blocks: int, prepaid_block_ns: int, now_ns: int
+    ) -> None:
+        """Begin a hold and charge it; `prepaid_block_ns` the channel has paid already."""
+        hold = Hold(channel, now_ns, blocks, now_ns, 0, prepaid_block_ns, prepaid_block_ns)
+        self._by_epoch.setdefault(worker.epoch, {})[request_id] = hold
+        hold.correct(self.cost_block_ns(channel, blocks))
+
+    def changed(self, worker: Worker, request_id: str, blocks: int, now_ns: int) -> None:
+        """Note that the request holds `blocks` from now on."""
+        hold = self._by_epoch.get(worker.epoch, {}).get(request_id)
+        if hold is None:
+            return
+        hold.use(now_ns)
+        hold.blocks = blocks
+        left_ns = max(hold.granted_ns + self._expected_ns(hold.channel) - now_ns, 0)
+        hold.correct(max(hold.used_block_ns + blocks * left_ns, blocks * LEAST_HOLD_NS))
+
+    def ended(self, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
+        """End the hold at what it used; one that never ran costs nothing and says nothing about hold times."""
+        hold = self._by_epoch.get(worker.epoch, {}).pop(request_id, None)
+        if hold is None:
+            return
+        if not ran:
+            hold.correct(0)
+            return
+        hold.use(now_ns)
+        hold.correct(max(hold.used_block_ns, hold.blocks * LEAST_HOLD_NS))
+        hold.channel.hold_time.observe(now_ns - hold.granted_ns)
+        self._any_channel.observe(now_ns - hold.granted_ns)
+
+    def drop(self, worker: Worker, now_ns: int) -> None:
+        """End all holds of an epoch at what they used."""
+        for hold in self._by_epoch.pop(worker.epoch, {}).values():
+            hold.use(now_ns)
+            hold.correct(hold.used_block_ns)
+
+    def expected_ends(self, worker: Worker, now_ns: int) -> list[tuple[int, int]]:
+        """Return when each hold is expected to end and what it frees, soonest first; one that is late, now."""
+        holds = self._by_epoch.get(worker.epoch, {}).values()
+        return sorted((max(hold.granted_ns + self._expected_ns(hold.channel), now_ns), hold.blocks) for hold in holds)
+
+    def _expected_ns(self, channel: Channel) -> int:
+        time = channel.hold_time
+        return time.mean_ns if time.known else self._any_channel.mean_ns

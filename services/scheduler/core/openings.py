@@ -1,0 +1,95 @@
+"""Where one channel may find room: workers of a group, by the largest booking that may fit.
+
+With hundreds of workers a grant must not look at each of them. For every worker
+this keeps a *hint*, an upper bound of the booking that it may have room for. A
+worker that is looked at and found too full, or that refuses a booking, gets a
+lower hint, and is not looked at again for bookings above it until something there
+has made room (`room_grew`). So a look at a worker is always paid for by a grant, by a hint
+that sinks, or by something that ended there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from services.scheduler.core.fleet import Group, Worker
+
+
+class Openings:
+    """The workers of one group by hint, for one channel."""
+
+    def __init__(self, group: Group) -> None:
+        """Start with a look at every worker outstanding."""
+        self._group = group
+        self._order: list[tuple[int, int]] = []
+        self._hints: dict[int, int] = {}
+        self._grown: set[Worker] = set(group.workers.values())
+
+    def room_grew(self, worker: Worker) -> None:
+        """Note that the worker may have more room than its hint says."""
+        self._grown.add(worker)
+
+    def remove(self, worker: Worker) -> None:
+        """Forget the worker."""
+        self._grown.discard(worker)
+        self._place(worker.epoch, None)
+
+    def refuse(self, worker: Worker, blocks: int) -> None:
+        """Do not look at the worker again for `blocks` or more until its room grows."""
+        if self._hints.get(worker.epoch, 0) >= blocks:
+            self._place(worker.epoch, blocks - 1)
+
+    def any_for(self, blocks: int) -> bool:
+        """Return whether any worker may have room for `blocks`."""
+        self._take_grown()
+        return bool(self._order) and self._order[-1][0] >= blocks
+
+    def roomiest_first(self, blocks: int, now_ns: int) -> Iterator[Worker]:
+        """Yield the workers that may have room for `blocks`, most room first; each may be refused meanwhile.
+
+        Workers that take no grants leave the index until their room grows.
+        """
+        self._take_grown()
+        index = len(self._order) - 1
+        while index >= 0:
+            hint, epoch = self._order[index]
+            if hint < blocks:
+                return
+            worker = self._group.workers[epoch]
+            if not worker.takes_grants(now_ns):
+                self._place(epoch, None)
+                index -= 1
+                continue
+            if worker.usable_blocks < hint:
+                # Bookings do not touch the index. If the worker sinks, what was below it is at this place now.
+                self._place(epoch, worker.usable_blocks)
+                continue
+            yield worker
+            if self._hints[epoch] == hint:
+                index -= 1
+
+    def most_room(self, now_ns: int) -> Iterator[Worker]:
+        """Yield the workers that take grants, roughly those with most room first."""
+        self._take_grown()
+        for _hint, epoch in reversed(self._order):
+            worker = self._group.workers[epoch]
+            if worker.takes_grants(now_ns):
+                yield worker
+
+    def _take_grown(self) -> None:
+        for worker in self._grown:
+            self._place(worker.epoch, worker.usable_blocks)
+        self._grown.clear()
+
+    def _place(self, epoch: int, hint: int | None) -> None:
+        """Set the worker's hint; None takes it out."""
+        before = self._hints.get(epoch)
+        if before == hint:
+            return
+        if before is not None:
+            del self._order[bisect_left(self._order, (before, epoch))]
+            del self._hints[epoch]
+        if hint is not None:
+            insort(self._order, (hint, epoch))
+            self._hints[epoch] = hint

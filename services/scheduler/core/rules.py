@@ -1,0 +1,96 @@
+"""What a channel may take of one worker, whatever is free there: ceiling, guarantees, sequences, savings."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from services.scheduler.core.backlog import Entry
+from services.scheduler.core.channel import Channel
+from services.scheduler.core.fleet import Worker
+from services.scheduler.core.savings import Savings
+
+
+class Claim(enum.Enum):
+    """How a channel may have blocks of a worker."""
+
+    SHUT = "shut"  # nothing of this channel gets in until something ends there
+    REFUSED = "refused"  # not so many blocks until something ends there
+    GUARANTEED = "guaranteed"  # within its guarantee, whatever others want
+    SHARED = "shared"  # from what neither a fence nor a saving keeps
+
+
+class Rules:
+    """Ceilings, guarantees and savings. Reads the channels, owns nothing."""
+
+    def __init__(self, savings: Savings) -> None:
+        """Apply the rules to channels that are added."""
+        self._savings = savings
+        self._guaranteed: list[Channel] = []
+
+    def add(self, channel: Channel) -> None:
+        """Take one more channel into account."""
+        if channel.share.guaranteed_share:
+            self._guaranteed.append(channel)
+
+    def claim(self, worker: Worker, channel: Channel, entry: Entry, blocks: int, now_ns: int) -> Claim:
+        """Return how the entry may have `blocks` of the worker, if they are free."""
+        if not below_ceiling(worker, channel, blocks):
+            return Claim.REFUSED
+        saving = self._savings.on(worker)
+        bound = saving is not None and saving.binds(channel, entry)
+        kept_sequences = max(saving.entry.announced.n, 1) if saving is not None and bound else 0
+        if not sequences_fit(worker, max(entry.announced.n, 1) + kept_sequences):
+            return Claim.REFUSED if sequences_fit(worker, 1) else Claim.SHUT
+        within = channel.share.guaranteed_share > 0 and (
+            worker.ledger.held_by(channel.name) + blocks <= self.guarantee(worker, channel)
+        )
+        if saving is not None and bound and (not within or saving.channel is channel):
+            kept_blocks = self.fence(worker, saving.channel)
+            if not self._savings.lets_pass(saving, channel, blocks, kept_blocks, now_ns):
+                shut = self._savings.is_due(saving, now_ns) and not channel.share.guaranteed_share
+                return Claim.SHUT if shut else Claim.REFUSED
+        return Claim.GUARANTEED if within else Claim.SHARED
+
+    def fence(self, worker: Worker, channel: Channel) -> int:
+        """Return the blocks kept for the unused guarantees of other channels that have work for the worker."""
+        if not self._guaranteed:
+            return 0
+        models = worker.group.models
+        return sum(
+            max(self.guarantee(worker, other) - worker.ledger.held_by(other.name), 0)
+            for other in self._guaranteed
+            if other is not channel and other.has_work_for(models)
+        )
+
+    def guarantee(self, worker: Worker, channel: Channel) -> int:
+        """Return the channel's guarantee on the worker, bent if a saving head would not fit beside all of them."""
+        capacity = worker.shape.capacity_blocks
+        guaranteed = channel.share.guaranteed_blocks(capacity)
+        saving = self._savings.on(worker)
+        if not guaranteed or saving is None or saving.channel is channel:
+            return guaranteed
+        room = capacity - saving.blocks
+        others = sum(
+            other.share.guaranteed_blocks(capacity) for other in self._guaranteed if other is not saving.channel
+        )
+        return guaranteed if others <= room else guaranteed * room // others
+
+
+def below_ceiling(worker: Worker, channel: Channel, blocks: int) -> bool:
+    """Return whether the channel may hold `blocks` more of the worker; its first request there always may."""
+    if channel.share.ceiling_share >= 1:
+        return True  # then only room limits it, and room that is merely taken is worth saving for
+    held = worker.ledger.held_by(channel.name)
+    return not held or held + blocks <= channel.share.ceiling_blocks(worker.shape.capacity_blocks)
+
+
+def sequences_fit(worker: Worker, sequences: int) -> bool:
+    """Return whether the engine can run that many completions more; an idle one takes any request."""
+    return not worker.ledger.sequences or worker.ledger.sequences + sequences <= worker.most_sequences
+
+
+def in_tiers(channels: Sequence[Channel]) -> list[list[Channel]]:
+    """Return the channels by tier, the lowest first, each tier in the given order."""
+    tiers = sorted({channel.share.tier for channel in channels})
+    return [[channel for channel in channels if channel.share.tier == tier] for tier in tiers]

@@ -1,0 +1,129 @@
+"""Heads that wait for a start that is booked for them on one worker.
+
+The first request that can pay but fits nowhere *saves* on a worker: what ends
+there piles up for it. It has paid, so its channel goes on. This is EASY backfilling
+(Lifka, "The ANL/IBM SP Scheduling System", 1995) with blocks for nodes: others
+may pass it there only if they do not delay its booked start:
+
+- the start is when, by their channels' hold times, enough of what runs there will have ended;
+- one that ends before the start by a cautious estimate may pass;
+- so may one that fits in what will be left beside the head at its start: the *extra* blocks.
+
+Estimates can be wrong. From the booked start on nobody passes any more, so the head waits at most
+until then, and for what runs there then. While no hold time is known nobody passes at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from services.scheduler.core.backlog import Entry
+from services.scheduler.core.channel import Channel
+from services.scheduler.core.fleet import Worker
+from services.scheduler.core.holds import Holds
+from services.scheduler.core.line import Line
+
+
+@dataclass(slots=True, eq=False)
+class Saving:
+    """A head for which freed blocks of one worker are kept, and what it has paid.
+
+    `start_ns` is its booked start, None until somebody wants to pass; `passed` are the requests that were granted
+    there meanwhile, with what each took of the extra blocks.
+    """
+
+    entry: Entry
+    channel: Channel
+    line: Line
+    worker: Worker
+    blocks: int
+    paid_block_ns: int
+    start_ns: int | None = None
+    extra_blocks: int = 0
+    passed: dict[str, int] = field(default_factory=dict)
+
+    def binds(self, channel: Channel, entry: Entry) -> bool:
+        """Return whether the saving keeps blocks from the entry: it does not from itself nor from a tier above it."""
+        return entry is not self.entry and channel.share.tier >= self.channel.share.tier
+
+
+class Savings:
+    """At most one saving per worker and one per line."""
+
+    def __init__(self, holds: Holds) -> None:
+        """Start with none; `holds` tells when what runs may end."""
+        self._holds = holds
+        self._by_epoch: dict[int, Saving] = {}
+        self._by_request: dict[str, Saving] = {}
+
+    def __iter__(self) -> Iterator[Saving]:
+        """Iterate over a copy of the savings."""
+        return iter(list(self._by_epoch.values()))
+
+    def __len__(self) -> int:
+        """Return the number of savings."""
+        return len(self._by_epoch)
+
+    def on(self, worker: Worker) -> Saving | None:
+        """Return the saving on the worker."""
+        return self._by_epoch.get(worker.epoch)
+
+    def of(self, entry: Entry) -> Saving | None:
+        """Return the saving of the entry."""
+        return self._by_request.get(entry.request_id)
+
+    def add(self, saving: Saving) -> None:
+        """Begin to save; the worker and the entry must have no saving."""
+        self._by_epoch[saving.worker.epoch] = saving
+        self._by_request[saving.entry.request_id] = saving
+
+    def remove(self, saving: Saving) -> None:
+        """End it."""
+        del self._by_epoch[saving.worker.epoch]
+        del self._by_request[saving.entry.request_id]
+
+    def lets_pass(self, saving: Saving, channel: Channel, blocks: int, kept_blocks: int, now_ns: int) -> bool:
+        """Return whether a request of `channel` may take `blocks` without delaying the saving head.
+
+        `kept_blocks` are fenced off for others than the head.
+        """
+        if saving.start_ns is None:
+            self._book_start(saving, kept_blocks, now_ns)
+        assert saving.start_ns is not None
+        if self.is_due(saving, now_ns):
+            return False
+        cautious_ns = channel.hold_time.cautious_ns
+        ends_before = cautious_ns is not None and now_ns + cautious_ns <= saving.start_ns
+        return ends_before or blocks <= saving.extra_blocks
+
+    @staticmethod
+    def is_due(saving: Saving, now_ns: int) -> bool:
+        """Return whether the booked start has come: nobody passes any more."""
+        return saving.start_ns is not None and now_ns >= saving.start_ns
+
+    def passed(self, worker: Worker, entry: Entry, channel: Channel, blocks: int) -> None:
+        """Note a grant on the worker; if a saving binds it, it uses up extra blocks until it ends."""
+        saving = self._by_epoch.get(worker.epoch)
+        if saving is not None and saving.start_ns is not None and saving.binds(channel, entry):
+            saving.passed[entry.request_id] = blocks
+            saving.extra_blocks -= blocks
+
+    def ended(self, worker: Worker, request_id: str) -> None:
+        """Give back the extra blocks of a request that has ended before the head could start."""
+        saving = self._by_epoch.get(worker.epoch)
+        if saving is not None:
+            saving.extra_blocks += saving.passed.pop(request_id, 0)
+
+    def _book_start(self, saving: Saving, kept_blocks: int, now_ns: int) -> None:
+        """Book the start: when enough will have ended, and what will be left then; now, if that cannot be told."""
+        saving.start_ns = now_ns
+        if not self._holds.known:
+            return
+        free_blocks = saving.worker.usable_blocks - saving.blocks - kept_blocks
+        for end_ns, blocks in self._holds.expected_ends(saving.worker, now_ns):
+            if free_blocks >= 0:
+                break
+            free_blocks += blocks
+            saving.start_ns = end_ns
+        saving.extra_blocks = max(free_blocks, 0)
