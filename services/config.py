@@ -93,7 +93,7 @@ class ChannelledSettings(ServiceSettings):
     channels: dict[str, ChannelSettings] = Field(
         default_factory=default_channels,
         validation_alias="PENSTOCK_CHANNELS",
-        description='Channels as JSON: {"name": {"weight": 1, "guaranteed_share": 0, "ceiling_share": 1}}.',
+        description='Channels as JSON: {"name": {"weight": 1, "guaranteed_share": 0, "ceiling_share": 1, "tier": 0}}.',
     )
 
     @field_validator("channels")

@@ -154,6 +154,7 @@ class Arbiter:
         if saving is not None:
             self._cancel(saving)
         self._holds.drop(worker, now_ns)
+        self._rules.forget(worker)
         self._fenced.discard(worker)
         self._paused.discard(worker)
         for channel in self._ring:
@@ -222,6 +223,7 @@ class Arbiter:
             prepaid_block_ns = saving.paid_block_ns
             self._savings.remove(saving)
             self.room_grew(saving.worker)
+        self._rules.granted(worker, channel, self._now_ns)
         self._holds.granted(worker, entry.request_id, channel, blocks, prepaid_block_ns, self._now_ns)
         # Every other bid stands: a booking takes room away from this worker alone.
         stale = [
@@ -377,7 +379,7 @@ class Arbiter:
         """Return how large a booking of this channel the worker has room for, 0 if it may have none."""
         if claim in (Claim.SHUT, Claim.REFUSED):
             return 0
-        fence_blocks = 0 if claim is Claim.GUARANTEED else self._rules.fence(worker, channel)
+        fence_blocks = 0 if claim is Claim.GUARANTEED else self._rules.fence(worker, channel, self._now_ns)
         room = worker.usable_blocks - fence_blocks
         if room >= blocks:
             room = self._policy.room_blocks(entry.announced, worker, blocks) - fence_blocks

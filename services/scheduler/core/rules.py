@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.lately import Lately
 from services.scheduler.core.savings import Savings
 
 
@@ -27,6 +28,7 @@ class Rules:
         """Apply the rules to channels that are added."""
         self._savings = savings
         self._guaranteed: list[Channel] = []
+        self._lately: dict[int, dict[str, Lately]] = {}
 
     def add(self, channel: Channel) -> None:
         """Take one more channel into account."""
@@ -46,22 +48,37 @@ class Rules:
             worker.ledger.held_by(channel.name) + blocks <= self.guarantee(worker, channel)
         )
         if saving is not None and bound and (not within or saving.channel is channel):
-            kept_blocks = self.fence(worker, saving.channel)
+            kept_blocks = self.fence(worker, saving.channel, now_ns)
             if not self._savings.lets_pass(saving, channel, blocks, kept_blocks, now_ns):
                 shut = self._savings.is_due(saving, now_ns) and not channel.share.guaranteed_share
                 return Claim.SHUT if shut else Claim.REFUSED
         return Claim.GUARANTEED if within else Claim.SHARED
 
-    def fence(self, worker: Worker, channel: Channel) -> int:
-        """Return the blocks kept for the unused guarantees of other channels that have work for the worker."""
-        if not self._guaranteed:
+    def granted(self, worker: Worker, channel: Channel, now_ns: int) -> None:
+        """Note that the channel holds more of the worker than before."""
+        if channel.share.guaranteed_share:
+            lately = self._lately.setdefault(worker.epoch, {}).setdefault(channel.name, Lately(now_ns))
+            lately.note(worker.ledger.held_by(channel.name), now_ns, channel.hold_time.mean_ns)
+
+    def forget(self, worker: Worker) -> None:
+        """Forget a worker that is gone."""
+        self._lately.pop(worker.epoch, None)
+
+    def fence(self, worker: Worker, channel: Channel, now_ns: int) -> int:
+        """Return the blocks kept from the channel for the guarantees of the others."""
+        return sum(self._kept(worker, other, now_ns) for other in self._guaranteed if other is not channel)
+
+    def _kept(self, worker: Worker, channel: Channel, now_ns: int) -> int:
+        """Return what is kept of a guarantee: all that is unused if there is work for the worker, else what it used
+        lately."""
+        unused = self.guarantee(worker, channel) - worker.ledger.held_by(channel.name)
+        if unused <= 0 or channel.has_work_for(worker.group.models):
+            return max(unused, 0)
+        lately = self._lately.get(worker.epoch, {}).get(channel.name)
+        if lately is None:
             return 0
-        models = worker.group.models
-        return sum(
-            max(self.guarantee(worker, other) - worker.ledger.held_by(other.name), 0)
-            for other in self._guaranteed
-            if other is not channel and other.has_work_for(models)
-        )
+        used = lately.peak_blocks(now_ns, channel.hold_time.mean_ns) - worker.ledger.held_by(channel.name)
+        return max(min(unused, used), 0)
 
     def guarantee(self, worker: Worker, channel: Channel) -> int:
         """Return the channel's guarantee on the worker, bent if a saving head would not fit beside all of them."""

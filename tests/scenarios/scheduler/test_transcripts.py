@@ -57,7 +57,10 @@ class Replay:
         return []
 
     def do_channels(self, _words: list[str], options: dict[str, str]) -> list[str]:
-        self.shares = {name: Share(*map(float, value.split("/"))) for name, value in options.items()}
+        self.shares = {}
+        for name, value in options.items():
+            weight, guaranteed, ceiling, *tier = value.split("/")
+            self.shares[name] = Share(float(weight), float(guaranteed), float(ceiling), int(*tier))
         self.machine = self.fresh_machine(started_ns=0)
         return []
 

@@ -1,0 +1,131 @@
+"""The bounds of docs/scheduling.md, over virtual time."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.core.channel import Share
+from tests.support.timeline import Call, Timeline
+
+CAPACITY = 60
+LONGEST_STEPS = 40
+bounded = settings(max_examples=15, deadline=None)
+
+
+def drawn(draw: random.Random, step: int, channel: str, largest: int, longest: int = LONGEST_STEPS) -> Call:
+    return Call(step, channel, draw.randint(1, largest), draw.randint(1, longest))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    weights=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    largest=st.tuples(st.integers(1, CAPACITY), st.integers(1, CAPACITY)),
+    longest=st.tuples(st.integers(1, LONGEST_STEPS), st.integers(1, LONGEST_STEPS)),
+    seed=st.integers(0, 2**32),
+)
+def test_two_channels_with_work_never_drift_apart(
+    weights: tuple[int, int], largest: tuple[int, int], longest: tuple[int, int], seed: int
+) -> None:
+    draw = random.Random(seed)
+    names = ("a", "b")
+    timeline = Timeline({name: Share(float(weight)) for name, weight in zip(names, weights, strict=True)}, [CAPACITY])
+    costs = [blocks * steps / weight for blocks, steps, weight in zip(largest, longest, weights, strict=True)]
+    running = CAPACITY * max(longest)
+    bound = 2 * sum(costs) + 2 * running * sum(1 / weight for weight in weights)
+    for _ in range(500):
+        calls = [
+            drawn(draw, timeline.step, name, size, steps)
+            for name, size, steps in zip(names, largest, longest, strict=True)
+            for _ in range(CAPACITY + 20 - timeline.waiting[name])
+        ]
+        timeline.advance(calls)
+        had = [timeline.block_steps[name] / weight for name, weight in zip(names, weights, strict=True)]
+        assert abs(had[0] - had[1]) <= bound
+
+
+@bounded
+@given(largest=st.integers(1, CAPACITY), workers=st.integers(1, 3), seed=st.integers(0, 2**32))
+def test_a_head_waits_no_longer_than_twice_the_longest_request(largest: int, workers: int, seed: int) -> None:
+    draw = random.Random(seed)
+    timeline = Timeline({"a": Share()}, [CAPACITY] * workers)
+    for _ in range(400):
+        timeline.advance([drawn(draw, timeline.step, "a", largest) for _ in range(draw.randint(0, 3))])
+    while timeline.busy:
+        timeline.advance()
+    for name, since in timeline.head_since.items():
+        assert timeline.granted_at[name] - since <= 2 * LONGEST_STEPS
+
+
+@bounded
+@given(size=st.integers(1, CAPACITY), weight=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_a_request_of_any_size_starts_within_the_bound_against_a_flood(size: int, weight: int, seed: int) -> None:
+    draw = random.Random(seed)
+    timeline = Timeline({"flood": Share(float(weight)), "large": Share(1.0)}, [CAPACITY])
+    for step in range(600):
+        calls = [drawn(draw, step, "flood", 4) for _ in range(100 - timeline.waiting["flood"])]
+        if not timeline.waiting["large"]:
+            calls.append(Call(step, "large", size, LONGEST_STEPS))
+        timeline.advance(calls)
+    # What its share has to cover is its own cost; the flood takes its weight's part of the capacity meanwhile.
+    # The worker is never less than half full, and the flood pays its debts and what is running first.
+    cost = size * LONGEST_STEPS
+    until_paid = 2 * (2 * cost * (weight + 1) + 8 * LONGEST_STEPS * weight) / CAPACITY + LONGEST_STEPS
+    for name, since in timeline.head_since.items():
+        if name.startswith("large"):
+            assert timeline.granted_at.get(name, timeline.step) - since <= until_paid + 4 * LONGEST_STEPS
+
+
+@bounded
+@given(seed=st.integers(0, 2**32), steps=st.integers(2, 20))
+def test_who_passes_does_not_delay_the_booked_start(seed: int, steps: int) -> None:
+    """Every request takes its channel's usual time, so estimates are right: the head starts as if it were alone."""
+
+    def start_of_the_head(small_too: bool) -> int:
+        draw = random.Random(seed)
+        timeline = Timeline({"a": Share(), "quick": Share()}, [CAPACITY])
+        timeline.advance([Call(0, "quick", 1, 1), Call(0, "a", 1, steps)])
+        while timeline.busy:
+            timeline.advance()
+        for _ in range(5):
+            timeline.advance([Call(timeline.step, "a", draw.randint(5, 12), steps)])
+        timeline.advance([Call(timeline.step, "a", draw.randint(40, CAPACITY), steps)])
+        (head,) = [name for name in timeline.calls if name not in timeline.granted_at] or [""]
+        while head and head not in timeline.granted_at:
+            small = [Call(timeline.step, "quick", draw.randint(1, 9), 1) for _ in range(2)]
+            timeline.advance(small if small_too else [])
+        return timeline.granted_at.get(head, 0)
+
+    assert start_of_the_head(small_too=True) == start_of_the_head(small_too=False)
+
+
+def test_a_short_request_passes_one_that_waits_for_its_booked_start() -> None:
+    timeline = Timeline({"a": Share(), "quick": Share()}, [CAPACITY])
+    timeline.advance([Call(0, "quick", 1, 1), Call(0, "a", 1, 30)])
+    while timeline.busy:
+        timeline.advance()
+    timeline.advance([Call(timeline.step, "a", 40, 30)])
+    timeline.advance([Call(timeline.step, "a", 50, 30)])
+    timeline.advance([Call(timeline.step, "quick", 20, 1)])
+    assert len(timeline.granted_at) == 4
+    timeline.advance([Call(timeline.step, "a", 15, 30)])
+    assert timeline.waiting == {"a": 2, "quick": 0}, "what would outlast the booked start and not fit beside it waits"
+
+
+@bounded
+@given(seed=st.integers(0, 2**32), guarantee=st.floats(0.15, 0.5))
+def test_a_lower_tier_goes_first_and_guarantees_hold_against_it(seed: int, guarantee: float) -> None:
+    draw = random.Random(seed)
+    shares = {"behind": Share(8.0, 0.0, 1.0, 1), "kept": Share(1.0, guarantee, 1.0, 1), "first": Share(1.0)}
+    timeline = Timeline(shares, [CAPACITY])
+    for step in range(300):
+        calls = [drawn(draw, step, name, 5) for name in shares for _ in range(80 - timeline.waiting[name])]
+        timeline.advance(calls)
+        kept = shares["kept"].guaranteed_blocks(CAPACITY)
+        held = timeline.workers[0].ledger.held_by("kept")
+        assert held > kept - 5, "its head, of 5 blocks at most, would fit into its guarantee"
+    # All that is left to the other tier beyond guarantees is what passes heads of the first.
+    assert timeline.block_steps["behind"] <= 0.05 * 300 * CAPACITY
+    assert timeline.block_steps["kept"] <= 300 * (kept + 0.05 * CAPACITY)
