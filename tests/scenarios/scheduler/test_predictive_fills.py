@@ -56,7 +56,7 @@ def test_it_goes_on_learning_when_outputs_become_longer() -> None:
 
 def test_outputs_that_all_reach_their_limit_are_expected_to() -> None:
     lengths = [Lengths(prompt, 64) for prompt, _ in drawn(4)[:200]]
-    assert run(Predictive(), lengths, max_tokens=64).preemptions <= 0.01 * len(lengths)
+    assert run(Predictive(), lengths, max_tokens=64).preemptions <= 0.02 * len(lengths)
 
 
 def test_an_output_that_its_limit_cut_is_not_taken_for_an_end() -> None:
