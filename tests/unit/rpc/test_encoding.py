@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue import wire
-from services.queue.core.effects import Announce, Deliver, Gone, GoneReason, Recorded
+from services.queue.core.effects import Announce, Deliver, Ended, Gone, GoneReason, Recorded
 from services.queue.core.entry import LeaseRef, RequestMeta
+from services.queue.core.lifecycle import Outcome
 from services.rpc.encoding import encoded, length_tag, number_tag, varint, wrapped
 
 META = RequestMeta("", "", "batch", "m", "b", -3, 9, "", "", 5, 0, 7, 2, True, 1 << 63, 4)
@@ -62,3 +63,9 @@ def test_a_stored_result_is_watched_with_its_cursor() -> None:
     result = request_pb2.Result(request_id="r", outcome=request_pb2.OUTCOME_COMPLETED)
     event = queue_pb2.WatchEvent.FromString(wire.StoredResult(300, result.SerializeToString()).event())
     assert event == queue_pb2.WatchEvent(result=queue_pb2.WatchResult(cursor=300, result=result))
+
+
+def test_a_result_told_at_once_has_the_cursor_it_is_stored_with_unless_it_is_large() -> None:
+    small, large = (request_pb2.Result(prompt_text="x" * size) for size in (10, wire.MAX_TOLD_BYTES))
+    told = [wire.told_result(Ended(7, "r", META, Outcome.COMPLETED, 1, 5, 41, body)) for body in (small, large, None)]
+    assert told == [wire.StoredResult(41, small.SerializeToString()), None, None]
