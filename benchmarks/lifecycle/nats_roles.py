@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import nats
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
 
@@ -61,7 +60,7 @@ class Client:
         while seen < requests:
             try:
                 seen += len(await self._results.fetch(min(BATCH, requests - seen), FETCH_S))
-            except NatsTimeoutError:
+            except TimeoutError:  # nats-py raises its own, which is one of these, or asyncio's
                 continue
 
 
@@ -85,7 +84,7 @@ class Worker:
         while True:
             try:
                 messages = await requests.fetch(BATCH, FETCH_S)
-            except NatsTimeoutError:
+            except TimeoutError:  # nats-py raises its own, which is one of these, or asyncio's
                 continue
             task = asyncio.create_task(self._record(messages))
             recording.add(task)
