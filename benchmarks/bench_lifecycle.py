@@ -1,6 +1,6 @@
 """The whole path of a request between real processes, with an engine that answers at once.
 
-Usage: python -m benchmarks.bench_lifecycle [--requests 20000] [--rounds 3] [--nats-server nats-server] [--quick]
+Usage: python -m benchmarks.bench_lifecycle [--requests 20000] [--rounds 3] [--nats-server PROGRAM] [--parts compare,…]
 
 Durable submit, backlog, grant, claim, both ACKs, durable result, watch; 1 KiB prompts. The same lifecycle on Redis
 Streams (every write synced) and NATS JetStream alternates with it: submit, claim by a worker process, durable result,
@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--policy", default="", help="the scheduler's policy; empty means its default")
     parser.add_argument("--nats-server", default="nats-server", help="program; its version decides whether it can sync")
     parser.add_argument("--only", default="penstock,redis,nats", help="systems to compare")
+    parser.add_argument("--workers", type=_counts, default=WORKERS, help="numbers of workers to compare")
+    parser.add_argument("--waiting", type=_counts, default=WAITING, help="numbers of waiting requests to compare")
     parser.add_argument("--parts", default="compare,workers,waiting,fleet", help="parts to run")
     options = parser.parse_args()
     parts = options.parts.split(",")
@@ -53,15 +55,19 @@ def main() -> None:
             answer.update(report.comparison(rounds, {system.name: system.note for system in systems}))
         if "workers" in parts:
             answer["workers"] = report.growth(
-                "workers", by_workers(directory, WORKERS, options.requests, options.policy)
+                "workers", by_workers(directory, options.workers, options.requests, options.policy)
             )
         if "waiting" in parts:
             answer["waiting"] = report.growth(
-                "waiting", by_waiting(directory, WAITING, options.requests, PACE_PER_S, options.policy)
+                "waiting", by_waiting(directory, options.waiting, options.requests, PACE_PER_S, options.policy)
             )
         if "fleet" in parts:
             answer["fleet"] = report.usage(FLEET, fleet_usage(directory, FLEET, options.policy))
     print(json.dumps(answer))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 if __name__ == "__main__":
