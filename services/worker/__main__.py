@@ -39,7 +39,8 @@ def reserve_stdout() -> TextIO:
 
 
 def _simulated(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
-    from services.worker.simulated_engine import ByteRenderer, SimulatedEngine, simulated_settings
+    from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
+    from services.worker.simulated_settings import simulated_settings
 
     name, *aliases = settings.names()
     size = simulated_settings(name, tuple(aliases), engine_arguments)

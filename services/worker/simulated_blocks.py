@@ -12,6 +12,7 @@ Blocks without a key are all alike, so they are only counted.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -103,15 +104,17 @@ class BlockPool:
             blocks.remove(block)
 
 
-def prompt_keys(prompt_ids: Iterable[int], block_size: int, salt: int = 0) -> list[int]:
+def prompt_keys(prompt_ids: Iterable[int], block_size: int) -> list[int]:
     """Return the chained keys of a prompt's full blocks: equal keys mean equal tokens from the first on.
 
-    Keys are Python hashes of 64 bits: at a million blocks two differing prefixes meet with probability 3e-8.
+    Keys are Python's 64-bit hashes, good within one process: among a million blocks two that differ have the same
+    key with probability 3e-8.
     """
-    ids = tuple(prompt_ids)
+    ids = array("q", prompt_ids).tobytes()
+    block_bytes = 8 * block_size
     keys: list[int] = []
-    key = salt
-    for start in range(0, len(ids) - block_size + 1, block_size):
-        key = hash((key, ids[start : start + block_size]))
+    key = 0
+    for start in range(0, len(ids) - block_bytes + 1, block_bytes):
+        key = hash((key, ids[start : start + block_bytes]))
         keys.append(key)
     return keys

@@ -1,22 +1,18 @@
 """A stand-in for vLLM: real batching and block arithmetic, invented tokens, seeded.
 
-For scale and fault tests, chosen only by `--engine simulated`. It says nothing
-about how fast vLLM is.
+For scale and fault tests, chosen only by `--engine simulated`. How long its
+steps take is the profile's to say (docs/engine-model.md).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import json
 import random
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from services.config import EX_CONFIG
 from services.worker.core.messages import EngineReported
 from services.worker.engine import (
     ChoiceStep,
@@ -29,8 +25,10 @@ from services.worker.engine import (
     RequestRefusedError,
 )
 from services.worker.simulated_batch import Batch
+from services.worker.simulated_blocks import prompt_keys
 from services.worker.simulated_profile import PROFILES
 from services.worker.simulated_sequence import Sequence, StepResult
+from services.worker.simulated_settings import SimulatedSettings
 
 BYTE_TOKENS = 256
 """Tokens 0 to 255 are bytes; the one after is the end of sequence."""
@@ -39,53 +37,6 @@ EOS_TOKEN = BYTE_TOKENS
 
 WORDS = tuple(f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u"))
 """What the engine talks in: token n reads as word n modulo the list."""
-
-
-class SimulatedSettings(NamedTuple):
-    """Size and speed of a simulated engine."""
-
-    model: str = "simulated"
-    model_aliases: tuple[str, ...] = ()
-    num_blocks: int = 1024
-    block_size: int = 16
-    max_model_len: int = 2048
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    seed: int = 0
-    profile: str = "instant"
-
-
-def simulated_settings(model: str, aliases: tuple[str, ...], arguments: list[str]) -> SimulatedSettings:
-    """Read engine arguments, named as vLLM names them. Raises SystemExit(78) naming what is wrong."""
-    parser = argparse.ArgumentParser("worker", allow_abbrev=False, exit_on_error=False, add_help=False)
-    defaults = SimulatedSettings()
-    parser.add_argument("--num-gpu-blocks-override", type=int, default=defaults.num_blocks + 1)
-    parser.add_argument("--block-size", type=int, default=defaults.block_size)
-    parser.add_argument("--max-model-len", type=int, default=defaults.max_model_len)
-    parser.add_argument("--max-num-seqs", type=int, default=defaults.max_num_seqs)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=defaults.max_num_batched_tokens)
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--profile", choices=sorted(PROFILES), default=defaults.profile)
-    try:
-        found, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        print(f"worker: {error}", file=sys.stderr)
-        raise SystemExit(EX_CONFIG) from None
-    if unknown:
-        print(f"worker: unknown arguments for the simulated engine: {' '.join(unknown)}", file=sys.stderr)
-        raise SystemExit(EX_CONFIG)
-    return SimulatedSettings(
-        model,
-        aliases,
-        # vLLM's number counts the null block, which holds nothing.
-        found.num_gpu_blocks_override - 1,
-        found.block_size,
-        found.max_model_len,
-        found.max_num_seqs,
-        found.max_num_batched_tokens,
-        found.seed,
-        found.profile,
-    )
 
 
 class ByteRenderer:
@@ -139,6 +90,7 @@ class _Run:
     open_choices: set[int]
     steps: asyncio.Queue[EngineStep | EngineDeadError] = field(default_factory=asyncio.Queue)
     preemptions: int = 0
+    cached_tokens: int = 0
 
 
 class SimulatedEngine:
@@ -150,7 +102,11 @@ class SimulatedEngine:
         self._sleep = sleep
         self._profile = PROFILES[settings.profile]
         self.batch = Batch(
-            settings.num_blocks, settings.block_size, settings.max_num_seqs, settings.max_num_batched_tokens
+            settings.num_blocks,
+            settings.block_size,
+            settings.max_num_seqs,
+            settings.max_num_batched_tokens,
+            settings.rules,
         )
         self._runs: dict[str, _Run] = {}
         self._work = asyncio.Event()
@@ -196,8 +152,10 @@ class SimulatedEngine:
             raise EngineDeadError(self._dead)
         run = self._plan(request)
         self._runs[request.run_id] = run
+        caching = self._settings.rules.enable_prefix_caching
+        keys = prompt_keys(request.prompt_ids, self._settings.block_size) if caching else ()
         for index, length in enumerate(run.lengths):
-            self.batch.add(Sequence(_key(request.run_id, index), len(request.prompt_ids), length))
+            self.batch.add(Sequence(_key(request.run_id, index), len(request.prompt_ids), length, keys))
         self._work.set()
         finished = False
         try:
@@ -281,12 +239,13 @@ class SimulatedEngine:
                 # Aborted while the step was being computed.
                 continue
             run.preemptions = max(run.preemptions, sequence.preemptions)
+            run.cached_tokens = max(run.cached_tokens, sequence.cached_tokens)
             choice = self._choice(run, int(index), sequence, id(sequence) in ended)
             by_run.setdefault(run_id, []).append(choice)
         for run_id, choices in by_run.items():
             run = self._runs[run_id]
             finished = not run.open_choices
-            run.steps.put_nowait(EngineStep(choices, finished, preemptions=run.preemptions))
+            run.steps.put_nowait(EngineStep(choices, finished, run.cached_tokens, run.preemptions))
             if finished:
                 del self._runs[run_id]
 

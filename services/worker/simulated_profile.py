@@ -42,8 +42,8 @@ class Fitted(NamedTuple):
     per_sequence: float = 0.0
     """Each sequence of it: sampling, input preparation, output handling."""
     per_prefill_token: float = 0.0
-    per_kv_token: float = 0.0
-    """Each token of context of each sequence."""
+    per_attended_token: float = 0.0
+    """Each token of context of each token computed."""
     num_blocks: int | None = None
 
     def step_s(self, load: Load) -> float:
@@ -52,7 +52,7 @@ class Fitted(NamedTuple):
             self.step
             + self.per_sequence * (load.decoding + load.prefills)
             + self.per_prefill_token * load.prefill_tokens
-            + self.per_kv_token * load.kv_tokens_read
+            + self.per_attended_token * load.attended_tokens
         )
 
 

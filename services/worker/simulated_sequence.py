@@ -31,6 +31,7 @@ class Sequence:
         "_computed",
         "_generated",
         "blocks",
+        "cached_tokens",
         "key",
         "lost",
         "output_tokens",
@@ -53,6 +54,8 @@ class Sequence:
         """Blocks held, shared ones included."""
         self.shared: list[KeyedBlock] = []
         """Those of the held blocks that have keys: always the first ones."""
+        self.cached_tokens = 0
+        """Prompt tokens found in the prefix cache when it was first admitted."""
         self.preemptions = 0
         self.lost = 0
         """Tokens whose KV entries the last preemption threw away."""
@@ -85,6 +88,8 @@ class Sequence:
     def begin_prefill(self, computed: int) -> None:
         """Run from `computed` tokens found in the cache."""
         self._computed = computed
+        if not self.preemptions:
+            self.cached_tokens = computed
 
     def prefill(self, chunk: int) -> None:
         """Compute `chunk` more tokens of what is known."""

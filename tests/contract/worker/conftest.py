@@ -13,7 +13,8 @@ import pytest_asyncio
 
 from services.worker.core.messages import EngineReported
 from services.worker.engine import Engine, Renderer
-from services.worker.simulated_engine import ByteRenderer, SimulatedEngine, SimulatedSettings
+from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
+from services.worker.simulated_settings import SimulatedSettings
 from tests.support.fleet import penstock
 
 BLOCKS = 64

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.worker.settings import load_arguments, split_arguments
-from services.worker.simulated_engine import simulated_settings
+from services.worker.simulated_profile import PROFILES
+from services.worker.simulated_settings import simulated_settings
 
 
 def test_what_the_worker_does_not_know_goes_to_the_engine_in_order() -> None:
@@ -63,3 +64,32 @@ def test_the_environment_is_a_source_too(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_simulated_engine_takes_vllms_names() -> None:
     made = simulated_settings("m", (), ["--num-gpu-blocks-override", "65", "--max-num-seqs", "4"])
     assert (made.num_blocks, made.max_num_seqs) == (64, 4)
+
+
+def test_the_simulated_engine_takes_vllms_scheduler_rules() -> None:
+    rules = simulated_settings("m", (), []).rules
+    assert (rules.watermark, rules.scheduler_reserve_full_isl, rules.enable_prefix_caching) == (0, True, True)
+    flags = ["--watermark", "0.1", "--no-scheduler-reserve-full-isl", "--no-enable-prefix-caching"]
+    rules = simulated_settings("m", (), [*flags, "--long-prefill-token-threshold", "64"]).rules
+    assert rules == (0.1, 64, False, False)
+
+
+def test_a_gpu_profile_brings_its_blocks() -> None:
+    blocks = PROFILES["h100-llama-8b"].num_blocks
+    assert blocks is not None
+    assert simulated_settings("m", (), ["--profile", "h100-llama-8b"]).num_blocks == blocks
+    assert simulated_settings("m", (), ["--profile", "h100-llama-8b", "--block-size", "32"]).num_blocks == blocks // 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "--max-num-batched-tokens"),
+        (["--watermark", "1.5"], "--watermark"),
+    ],
+)
+def test_impossible_rules_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        simulated_settings("m", (), flags)
+    assert ended.value.code == 78
+    assert said in capsys.readouterr().err
