@@ -94,6 +94,10 @@ bench-admission-sim: $(READY) ## Admission policies and fleets on simulated engi
 	@$(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --requests 600 --out build/bench-sim)
 	@$(if $(ARGS),,$(BIN)/python -m benchmarks.admission.makespan)
 
+.PHONY: fit-engine
+fit-engine: $(READY) ## Fit the engine model's step time to real vLLM on this machine: PROFILE=cpu-tiny or cpu-small
+	@$(BIN)/python -m benchmarks.fit_engine --profile $(or $(PROFILE),cpu-tiny)
+
 .PHONY: format
 format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

@@ -66,10 +66,11 @@ class Item(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One step: what it computed and how long it took."""
+    """One step: what it computed, the CPU seconds of the engine's thread, and the time that passed."""
 
     result: StepResult
     seconds: float
+    wall_s: float
 
 
 def items(seed: int, count: int, prompt: tuple[int, int], output: tuple[int, int], every: int) -> list[Item]:
@@ -125,7 +126,7 @@ class Bench:
         """Time every step of the engine core."""
         self._engine = engine
         self._core = engine.engine_core.engine_core
-        self._seconds: list[float] = []
+        self._seconds: list[tuple[float, float]] = []
         self._tokens: list[int] = []
         self._serial = 0
         self._hook()
@@ -134,9 +135,9 @@ class Bench:
         core, step, schedule = self._core, self._core.step_fn, self._core.scheduler.schedule
 
         def timed() -> Any:
-            started = time.perf_counter()
+            started, wall = time.thread_time(), time.perf_counter()
             result = step()
-            self._seconds.append(time.perf_counter() - started)
+            self._seconds.append((time.thread_time() - started, time.perf_counter() - wall))
             return result
 
         def counted(*arguments: Any) -> Any:
@@ -161,7 +162,7 @@ class Bench:
             results.append(batch.step())
         if [result.computed_tokens for result in results] != self._tokens:
             raise RuntimeError("vLLM and the model took different steps")
-        return [Sample(result, seconds) for result, seconds in zip(results, self._seconds, strict=True)]
+        return [Sample(result, *seconds) for result, seconds in zip(results, self._seconds, strict=True)]
 
     def _add(self, item: Item, batch: Batch) -> None:
         from vllm import SamplingParams
@@ -177,7 +178,7 @@ class Bench:
 
 def row(result: StepResult) -> tuple[float, ...]:
     """Return a step's load in the order of the coefficients of `Fitted`."""
-    return (1.0, result.decoding + result.prefills, result.prefill_tokens, result.attended_tokens)
+    return (1.0, result.decoding + result.prefills, result.prefill_tokens, result.kv_tokens_read)
 
 
 def fit(samples: list[Sample]) -> Fitted:
@@ -226,7 +227,7 @@ def main() -> None:
         bench = Bench(make_engine(make_tiny_model(Path(directory), MODELS[arguments.profile])))
         fitted, held_out = measure(bench, arguments.rounds)
     if arguments.samples:
-        lines = [",".join(map(str, (*row(s.result), s.result.kv_tokens_read, s.seconds))) for s in fitted + held_out]
+        lines = [",".join(map(str, (*row(s.result), s.result.attended_tokens, s.seconds, s.wall_s))) for s in fitted + held_out]
         arguments.samples.write_text("\n".join(lines) + "\n")
     profile = fit(fitted)
     print(f"{arguments.profile}: {profile}")

@@ -180,8 +180,9 @@ class Batch:
             self._preempt(victim, work)
             if victim is sequence:
                 return False
-        self._pool.take(wanted)
-        sequence.blocks += wanted
+        if wanted:
+            self._pool.take(wanted)
+            sequence.blocks += wanted
         return True
 
     def _preempt(self, sequence: Sequence, work: _Work) -> None:
@@ -216,13 +217,16 @@ class Batch:
 
     def _start(self, sequence: Sequence, work: _Work) -> int:
         """Give a waiting sequence what the cache has of it and blocks for a first chunk; 0 if they are too few."""
+        watermark = self._watermark_blocks if self.running else 0
+        if self._pool.free <= watermark:
+            # At least the block of the last known token is a new one.
+            return 0
         length = sequence.length
         # The last known token is always computed: its logits give the next one.
         found = self._pool.find(islice(self._keys(sequence), (length - 1) // self._block_size))
         cached = len(found) * self._block_size
         chunk = self._chunk(length - cached, work)
         fits = length if self._rules.scheduler_reserve_full_isl else cached + chunk
-        watermark = self._watermark_blocks if self.running else 0
         idle = sum(block.holders == 0 for block in found)
         if self._blocks_for(fits) - len(found) + idle + watermark > self._pool.free:
             return 0

@@ -100,12 +100,12 @@ def requests(seed: int, count: int, prompt: tuple[int, int], output: tuple[int, 
 
 
 ENGINE_WORKLOADS = {
-    "short of blocks": Workload(requests(1, 40, (20, 120), (20, 160)), BLOCKS, BLOCK_SIZE),
+    "short of blocks": Workload(requests(1, 30, (20, 120), (20, 120)), BLOCKS, BLOCK_SIZE),
     "chunked prefill": Workload(
-        requests(2, 24, (200, 500), (10, 80)), BLOCKS, BLOCK_SIZE, 16, 128, Rules(long_prefill_token_threshold=48)
+        requests(2, 14, (200, 500), (10, 60)), BLOCKS, BLOCK_SIZE, 16, 128, Rules(long_prefill_token_threshold=48)
     ),
-    "shared prefixes": Workload(requests(3, 32, (10, 90), (20, 160), shared=200), BLOCKS, BLOCK_SIZE),
-    "watermark": Workload(requests(4, 32, (20, 120), (20, 160)), BLOCKS, BLOCK_SIZE, rules=Rules(watermark=0.1)),
+    "shared prefixes": Workload(requests(3, 24, (10, 90), (20, 140), shared=200), BLOCKS, BLOCK_SIZE),
+    "watermark": Workload(requests(4, 20, (20, 120), (20, 120)), BLOCKS, BLOCK_SIZE, rules=Rules(watermark=0.1)),
 }
 
 
