@@ -195,7 +195,8 @@ def fit(samples: list[Sample]) -> Fitted:
         kept.pop(int(np.argmin(found)))
     coefficients = np.zeros(loads.shape[1])
     coefficients[kept] = found
-    return Fitted(*(float(f"{value:.3g}") for value in coefficients))
+    step, per_sequence, per_prefill_token, per_kv_token = (float(f"{value:.3g}") for value in coefficients)
+    return Fitted(step, per_sequence, per_prefill_token, per_kv_token)
 
 
 class Error(NamedTuple):
@@ -227,7 +228,10 @@ def main() -> None:
         bench = Bench(make_engine(make_tiny_model(Path(directory), MODELS[arguments.profile])))
         fitted, held_out = measure(bench, arguments.rounds)
     if arguments.samples:
-        lines = [",".join(map(str, (*row(s.result), s.result.attended_tokens, s.seconds, s.wall_s))) for s in fitted + held_out]
+        lines = [
+            ",".join(map(str, (*row(s.result), s.result.attended_tokens, s.seconds, s.wall_s)))
+            for s in fitted + held_out
+        ]
         arguments.samples.write_text("\n".join(lines) + "\n")
     profile = fit(fitted)
     print(f"{arguments.profile}: {profile}")
