@@ -87,6 +87,33 @@ def test_every_step_is_the_schedulers(config: Any, workload: Workload) -> None:
     assert not first_difference(through_model(workload), through_scheduler(config, workload))
 
 
+def text(seed: int, blocks: int, block_size: int = 16) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(6, 2048) for _ in range(blocks * block_size + 1)]
+
+
+RARE_WORKLOADS = {
+    "the watermark does not hold back a request that is alone": Workload(
+        [Arrival(text(1, 17), 5), Arrival(text(2, 2), 5)], 20, 16, rules=Rules(watermark=0.3)
+    ),
+    # The first two end in one step; the third takes some of their blocks, the last sees of whom.
+    "blocks of sequences that end together are lost in the order they ran": Workload(
+        [Arrival(text(seed, blocks), 5, at) for seed, blocks, at in ((1, 8, 0), (2, 8, 0), (3, 10, 10), (1, 8, 20))],
+        20,
+        16,
+    ),
+}
+"""What random workloads hardly ever show."""
+
+
+@pytest.mark.parametrize("name", RARE_WORKLOADS)
+def test_rare_steps_are_the_schedulers_too(config: Any, name: str) -> None:
+    from tests.support.vllm_scheduler import through_scheduler
+
+    workload = RARE_WORKLOADS[name]
+    assert not first_difference(through_model(workload), through_scheduler(config, workload))
+
+
 def requests(seed: int, count: int, prompt: tuple[int, int], output: tuple[int, int], shared: int = 0) -> list[Arrival]:
     """Requests that all come at once; the first `shared` prompt tokens are one of two texts."""
     rng = random.Random(seed)
