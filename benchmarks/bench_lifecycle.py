@@ -22,6 +22,8 @@ from benchmarks.lifecycle import report
 from benchmarks.lifecycle.growth import Growth, by_waiting, by_workers, fleet_usage
 from benchmarks.lifecycle.measure import alternate, opened_systems
 
+RUN_DIRECTORY = Path(".run")
+
 WORKERS = (1, 8, 64, 512)
 WAITING = (100, 1_000, 10_000, 150_000)
 
@@ -47,7 +49,9 @@ def main() -> None:
     options = parser.parse_args()
     parts = options.parts.split(",")
     answer: dict[str, Any] = {"benchmark": "lifecycle"}
-    with tempfile.TemporaryDirectory(prefix="lifecycle-", dir=".") as name:
+    # Not the system's place for such things, which may be memory: syncing would cost nothing there.
+    RUN_DIRECTORY.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="lifecycle-", dir=RUN_DIRECTORY) as name:
         directory = Path(name).resolve()
         if "compare" in parts:
             with opened_systems(directory, options.only.split(","), options.policy, options.nats_server) as systems:
