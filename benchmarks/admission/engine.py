@@ -38,6 +38,8 @@ class Engine:
         self._lives: dict[str, Life] = {}
         self._stepping = False
         self._since_ns = 0
+        self._ended_ns = 0
+        self._left_blocks = 0
         self._held_blocks = 0
         self._backlog = True
 
@@ -87,11 +89,13 @@ class Engine:
     def _end(self, step: Step) -> None:
         now_ns, meter = self._clock.now_ns, self._meter
         self.account()
+        meter.left(self._left_blocks, self.batch.blocks_total, now_ns - self._ended_ns, self._backlog)
         for sequence in step.sampled:
             meter.token(self._lives[sequence.key], now_ns)
         for sequence in step.ended:
             meter.done(self._lives.pop(sequence.key), now_ns)
-        self._held_blocks = self.batch.blocks_total - self.batch.blocks_free
+        self._held_blocks = self._left_blocks = self.batch.blocks_total - self.batch.blocks_free
+        self._ended_ns = now_ns
         self.listen(step)
         self._stepping = self.batch.busy
         if self._stepping:

@@ -1,11 +1,12 @@
-"""How long several simulated workers take for one batch of very different requests, against the least possible.
+"""How long several simulated workers take for one batch of very different requests, against one of all their speed.
 
-Usage: python -m benchmarks.admission.makespan [--requests 4000] [--scale gpu] [--seeds 0,1,2]
+Usage: python -m benchmarks.admission.makespan [--requests 8000] [--scale cpu] [--seeds 0,1,2]
 
 Every request is there at the beginning. `penstock` binds a request to a worker when the worker has room for it;
 `round-robin` and `least-requests` push each into an engine at once, as a load balancer before vLLM does. The bound
-is the larger of two times nothing can beat: the whole work on all workers as if they were one, and the longest
-request alone on the fastest worker.
+is the larger of two times: the whole work on all workers as if they were one, and the longest request alone on the
+fastest worker. A worker's speed is what it reaches when it does everything alone, filling and draining included, so
+the first of them is a little longer than what a fleet without either would take.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def run(way: str, batch: Batch, shapes: Sequence[Shape]) -> Meter:
 
 
 def bound_s(batch: Batch, shapes: Sequence[Shape]) -> float:
-    """Return the seconds that no way of dividing the work can beat.
+    """Return the seconds the fleet would take if it were one worker, or the longest request's if that is more.
 
     A worker's speed is taken from the faster of pushing everything into it and Penstock, alone on everything.
     """
@@ -84,8 +85,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=list(workloads.WORKLOADS), default="bimodal")
     parser.add_argument("--policy", default="predictive")
-    parser.add_argument("--requests", type=int, default=4000)
-    parser.add_argument("--scale", choices=sorted(workloads.SCALES), default="gpu")
+    parser.add_argument("--requests", type=int, default=8000)
+    parser.add_argument("--scale", choices=sorted(workloads.SCALES), default="cpu")
     parser.add_argument("--seeds", default="0,1,2")
     options = parser.parse_args()
     ratios: dict[tuple[str, str], list[float]] = {}

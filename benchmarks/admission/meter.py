@@ -40,6 +40,8 @@ class Meter:
     block_ns: int = 0
     backlog_held_block_ns: int = 0
     backlog_block_ns: int = 0
+    left_block_ns: int = 0
+    left_of_block_ns: int = 0
     samples: list[tuple[int, int, float, bool]] = field(default_factory=list)
 
     def arrived(self, index: int, now_ns: int) -> None:
@@ -68,6 +70,17 @@ class Meter:
         if backlog:
             self.backlog_held_block_ns += held_blocks * passed_ns
             self.backlog_block_ns += blocks * passed_ns
+
+    def left(self, left_blocks: int, blocks: int, passed_ns: int, backlog: bool) -> None:
+        """Add the time from one step's end to the next, with what the first left held: vLLM's own statistic."""
+        if backlog:
+            self.left_block_ns += left_blocks * passed_ns
+            self.left_of_block_ns += blocks * passed_ns
+
+    @property
+    def usage_after_steps(self) -> float:
+        """Mean share of the blocks that steps leave held while a backlog exists: as vLLM reports it."""
+        return self.left_block_ns / max(self.left_of_block_ns, 1)
 
     @property
     def usage(self) -> float:

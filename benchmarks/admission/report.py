@@ -29,6 +29,7 @@ class Outcome:
     tokens_per_s: float
     usage: float
     usage_overall: float
+    usage_after_steps: float
     preemptions_per_1000: float
     recomputed_share: float
     latencies: dict[str, float]
@@ -71,6 +72,7 @@ class Outcome:
             output_tokens / meter.elapsed_s,
             meter.backlog_usage,
             meter.usage,
+            meter.usage_after_steps,
             1000 * meter.preemptions / count,
             meter.recomputed_tokens / needed,
             latencies,
@@ -141,6 +143,7 @@ def _line(policy: str, runs: list[Outcome], base: list[Outcome]) -> dict[str, An
         "kv_usage": round(statistics.median(run.usage for run in runs), 3),
         "preemptions_per_1000": round(statistics.median(run.preemptions_per_1000 for run in runs), 2),
         "rps_ratios": [round(ratio, 3) for ratio in ratios(runs, base, "requests_per_s")],
+        "kv_usage_after_steps": round(statistics.median(run.usage_after_steps for run in runs), 3),
         "cpu_s": round(sum(run.cpu_s for run in runs), 1),
     }
 

@@ -43,6 +43,7 @@ class Trace:
             backlog = arrived - meter.finished > step["running"]
             meter.held(held, blocks, max(step["scheduled_ns"] - last_ns, 0), backlog)
             meter.held(step["held"], blocks, step["updated_ns"] - step["scheduled_ns"], backlog)
+            meter.left(held, blocks, step["updated_ns"] - last_ns, backlog)
             meter.samples.append((step["scheduled_ns"] - order[0], 0, step["held"] / blocks, backlog))
             _take(meter, step)
             last_ns, held = step["updated_ns"], step["held_after"]
