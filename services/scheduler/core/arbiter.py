@@ -305,8 +305,11 @@ class Arbiter:
         """Return a placement for the first request that may pass the head."""
         groups = self._fleet.serving(line.model)
         for entry in line.behind():
-            if not any(channel.openings(group).any_for(1) for group in groups):
+            hints = [(group, channel.openings(group).most_blocks()) for group in groups]
+            if not any(blocks for _, blocks in hints):
                 break
+            if not any((entry.bookings.get(group) or self._booking(entry, group))[0] <= most for group, most in hints):
+                continue
             placement = self._place(channel, entry)
             if placement is not None:
                 return placement

@@ -103,6 +103,17 @@ class Holds:
             hold.use(now_ns)
             hold.correct(hold.used_block_ns)
 
+    def count(self, worker: Worker) -> int:
+        """Return how many holds the worker has."""
+        return len(self._by_epoch.get(worker.epoch, ()))
+
+    def expected_ns(self, worker: Worker, blocks: int) -> int:
+        """Return how long it takes until so many blocks have come home, if they come in a steady flow.
+
+        By Little's law what is held comes home once in the mean hold time.
+        """
+        return self._any_channel.mean_ns * blocks // max(worker.ledger.held_blocks, 1)
+
     def expected_ends(self, worker: Worker, now_ns: int) -> list[tuple[int, int]]:
         """Return when each hold is expected to end and what it frees, soonest first; one that is late, now."""
         holds = self._by_epoch.get(worker.epoch, {}).values()

@@ -40,10 +40,10 @@ class Openings:
         if self._hints.get(worker.epoch, 0) >= blocks:
             self._place(worker.epoch, blocks - 1)
 
-    def any_for(self, blocks: int) -> bool:
-        """Return whether any worker may have room for `blocks`."""
+    def most_blocks(self) -> int:
+        """Return the largest booking that any worker may have room for."""
         self._take_grown()
-        return bool(self._order) and self._order[-1][0] >= blocks
+        return self._order[-1][0] if self._order else 0
 
     def roomiest_first(self, blocks: int, now_ns: int) -> Iterator[Worker]:
         """Yield the workers that may have room for `blocks`, most room first; each may be refused meanwhile.

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.admission import Outlook, Policy
 from services.scheduler.core.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
-from services.scheduler.core.fleet import Worker
-from services.scheduler.core.forecast import Forecast, Size
+from services.scheduler.core.fleet import Group, Worker
+from services.scheduler.core.forecast import Demand, Forecast, Size
 from services.scheduler.core.lengths import Kind, Lengths, PromptSizes, bin_of, limit_tokens, prompt_class
 from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000, Margin
 from services.scheduler.core.messages import (
@@ -72,6 +72,7 @@ class Predictive(Policy):
         self._lengths = Lengths()
         self._prompts = PromptSizes()
         self._views: dict[int, View] = {}
+        self._demands: dict[tuple[str, int, Group], Demand] = {}
 
     def fresh(self) -> Predictive:
         """Return the policy with nothing learned."""
@@ -91,8 +92,7 @@ class Predictive(Policy):
             return worker.usable_blocks
         if view.margin.recovering or worker.ledger.overcommitted_blocks or worker.usable_blocks < blocks:
             return min(worker.usable_blocks, blocks - 1)
-        size, kind = self._first_look(request, worker, blocks)
-        demand = view.forecast.demand(size, self._lengths.curve(kind))
+        demand = self._first_demand(request, worker, blocks)
         return min(worker.usable_blocks, blocks + view.forecast.spare_blocks(demand, view.margin.deviations))
 
     def outlook(self, worker: Worker) -> Outlook | None:
@@ -113,6 +113,16 @@ class Predictive(Policy):
     def _first_look(self, request: Announced, worker: Worker, blocks: int) -> tuple[Size, Kind]:
         size = self._first_size(request, worker.shape, request.model)._replace(held_blocks=blocks)
         return size, Kind(worker.models[0], request.channel, prompt_class(size.prompt_tokens))
+
+    def _first_demand(self, request: Announced, worker: Worker, blocks: int) -> Demand:
+        """Return what the request is expected to need, found once for all workers of a group until more is learned."""
+        key = request.request_id, blocks, worker.group
+        demand = self._demands.get(key)
+        if demand is None:
+            size, kind = self._first_look(request, worker, blocks)
+            demand = self._views[worker.epoch].forecast.demand(size, self._lengths.curve(kind))
+            self._demands[key] = demand
+        return demand
 
     # ---- what becomes of the requests ----
 
@@ -136,6 +146,7 @@ class Predictive(Policy):
 
     def settled(self, worker: Worker, ack: TokenizerAck) -> None:
         """Take the prompt's length, or how far a running request has come."""
+        self._demands.clear()
         view = self._views[worker.epoch]
         flight = view.flights.get(ack.request_id)
         if flight is None:
@@ -165,6 +176,7 @@ class Predictive(Policy):
         An output as long as its limit may have been cut, and one that was stopped was: they count as having come so
         far, not as ends.
         """
+        self._demands.clear()
         view = self._views[worker.epoch]
         view.forecast.remove(ack.request_id)
         flight = view.flights.pop(ack.request_id, None)
