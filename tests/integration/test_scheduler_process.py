@@ -28,6 +28,8 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 30.0
+POLICY = "virtual-channels"
+"""Books what can be told from a request alone, so that a test can name the numbers."""
 
 
 class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
@@ -147,7 +149,16 @@ class Rig:
 async def start_scheduler(*flags: str) -> tuple[asyncio.subprocess.Process, str]:
     """Start a scheduler and return it with its address once it is ready."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.scheduler", "--listen", "127.0.0.1:0", *flags, cwd=ROOT, stdout=subprocess.PIPE
+        sys.executable,
+        "-m",
+        "services.scheduler",
+        "--listen",
+        "127.0.0.1:0",
+        "--policy",
+        POLICY,
+        *flags,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
     line = (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode()
@@ -180,7 +191,7 @@ async def rig() -> AsyncIterator[Rig]:
 async def test_a_request_is_granted_settled_and_released(rig: Rig) -> None:
     worker = rig.worker()
     opened = await worker.open()
-    assert (opened.policy, opened.report_interval_ns) == ("virtual-channels", 20_000_000)
+    assert (opened.policy, opened.report_interval_ns) == (POLICY, 20_000_000)
     await rig.queue.announce("r1")
     grant = (await worker.hear()).grant
     assert (grant.request_id, grant.channel, grant.booked_blocks, grant.settles) == ("r1", "batch", 4, True)
@@ -397,7 +408,7 @@ def test_wrong_settings_are_named(flags: list[str], status: int, words: list[str
 
 
 async def test_a_port_in_use_is_named(rig: Rig) -> None:
-    command = [sys.executable, "-m", "services.scheduler", "--listen", rig.address]
+    command = [sys.executable, "-m", "services.scheduler", "--listen", rig.address, "--policy", POLICY]
     ended = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=subprocess.PIPE)
     _, stderr = await asyncio.wait_for(ended.communicate(), PATIENCE_S)
     assert ended.returncode == 69

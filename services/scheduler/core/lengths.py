@@ -10,7 +10,7 @@ once, its going on only then.
 
 Requests are told apart by model, channel and coarse prompt length. A finer table
 leans on the coarser one above it with the weight of a few observations, so it
-says the same until it knows better; the coarsest leans on as many that never
+says the same until it knows better; the coarsest leans on a few that never
 end: where nobody has been seen to end, nobody is expected to.
 
 Old observations fade: each new end weighs a little more than the one before.
@@ -28,6 +28,10 @@ MOST_BINS = 80
 
 PRIOR_WEIGHT = 8.0
 """Observations that the coarser table counts for in a bin of a finer one: one request says little, dozens say much."""
+
+FIRST_PRIOR_WEIGHT = 2.0
+"""Observations that never end, for the coarsest table to lean on: with a window far longer than the outputs, each
+costs a pool of requests that would have fitted until enough have ended to outweigh it."""
 
 FADE = 2.0 ** (1 / 2048)
 """Growth of an observation's weight from one end to the next: after 2,048 ends an old one counts half."""
@@ -187,11 +191,12 @@ class Lengths:
 
     def _draw(self, kind: Kind) -> Curve:
         hazards = [0.0] * MOST_BINS
-        prior = PRIOR_WEIGHT * self._weight
+        weight = FIRST_PRIOR_WEIGHT
         for key in kind.coarser():
             table = self._tables.get(key)
             if table is None:
                 break
+            prior, weight = weight * self._weight, PRIOR_WEIGHT
             hazards = [
                 min((ended + prior * above) / (reached + exposed * self._weight + prior), 1.0)
                 for reached, exposed, ended, above in zip(

@@ -47,4 +47,4 @@ POLICIES: dict[str, Policy] = {
 }
 """Every policy by the name that configuration gives it, with nothing learned and its knobs at their defaults."""
 
-DEFAULT_POLICY = VirtualChannels.name
+DEFAULT_POLICY = Predictive.name

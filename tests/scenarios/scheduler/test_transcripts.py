@@ -15,7 +15,7 @@ import pytest
 from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policy import DEFAULT_POLICY, POLICIES
+from services.scheduler.core.policy import POLICIES
 from tests.support.scheduling import SECOND_NS, announced, shape
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
@@ -27,7 +27,7 @@ class Replay:
 
     def __init__(self) -> None:
         self.now_ns = 100 * SECOND_NS
-        self.policy = DEFAULT_POLICY
+        self.policy = "virtual-channels"
         self.shares: dict[str, Share] = {"interactive": Share(4.0, 0.1), "batch": Share(1.0)}
         self.machine = self.fresh_machine(started_ns=0)
         self.epochs: dict[str, int] = {}
