@@ -17,6 +17,7 @@ Sums are whole numbers, so that adding and removing a request leaves no rest.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
@@ -49,6 +50,26 @@ def horizons_of(shape: EngineShape) -> tuple[int, ...]:
     return (*found, shape.max_model_len)
 
 
+class Look(NamedTuple):
+    """One look ahead: by how many blocks a completion has grown then, the variance of that, and the most.
+
+    Where within its last block a request stands is not known: of the border crossings to come the last has happened
+    with the chance of the rest.
+    """
+
+    steps: int
+    growth: float
+    unsure: float
+    most_growth: int
+
+
+def look_at(steps: int, block_size: int) -> Look:
+    """Return the look that many steps ahead."""
+    growth = steps / block_size
+    rest = growth % 1
+    return Look(steps, growth, rest * (1 - rest), math.ceil(growth))
+
+
 class Size(NamedTuple):
     """What of a request decides its demand. Tokens are of one completion, blocks of all `completions`."""
 
@@ -78,6 +99,7 @@ class Forecast:
         """Start with no request on an engine of this shape."""
         self._shape = shape
         self._horizons = horizons_of(shape)
+        self._looks = tuple(look_at(steps, shape.block_size) for steps in self._horizons)
         self._demands: dict[str, Demand] = {}
         self._means = [0] * len(self._horizons)
         self._variances = [0] * len(self._horizons)
@@ -90,31 +112,35 @@ class Forecast:
     def demand(self, size: Size, curve: Curve) -> Demand:
         """Return what a request of this size will need if `curve` tells how long outputs are."""
         shape = self._shape
-        left = size.limit - size.generated
         written = min(size.prompt_tokens + size.limit, shape.max_model_len) - 1 + shape.lookahead_tokens
         most = max(size.completions * max(need_blocks(written, shape.block_size), 1), size.held_blocks)
+        held, completions = size.held_blocks, size.completions
         means: list[int] = []
         variances: list[int] = []
         mosts: list[int] = []
-        before = 0
-        for horizon in self._horizons:
-            # One that runs to its limit is largest just before it: look there rather than beyond.
-            steps = min(horizon, left - 1)
-            if steps <= before:
-                break
-            before = steps
-            chance = curve.staying(size.generated, steps)
+        for (_, growth, unsure, most_growth), chance in self._ahead(size, curve):
             if chance < LEAST_CHANCE:
                 break
-            # Where within its last block a request stands is not known: of the border crossings to come the last
-            # has happened with the chance of the rest.
-            whole, rest = divmod(steps / shape.block_size, 1)
-            blocks = min(size.held_blocks + size.completions * (whole + rest), most)
-            ending = (1 - chance) * blocks * blocks / size.completions
+            blocks = min(held + completions * growth, most)
+            ending = (1 - chance) * blocks * blocks / completions
             means.append(int(chance * blocks * UNIT))
-            variances.append(int(chance * (ending + size.completions * rest * (1 - rest)) * UNIT))
-            mosts.append(min(size.held_blocks + size.completions * math.ceil(whole + rest), most) * UNIT)
+            variances.append(int(chance * (ending + completions * unsure) * UNIT))
+            mosts.append(min(held + completions * most_growth, most) * UNIT)
         return Demand(tuple(means), tuple(variances), tuple(mosts))
+
+    def _ahead(self, size: Size, curve: Curve) -> list[tuple[Look, float]]:
+        """Return the looks ahead for a request, each with the chance that it still runs then.
+
+        One that runs to its limit is largest just before it: the last look is there rather than beyond.
+        """
+        last = size.limit - size.generated - 1
+        # Tokens since the last ACK are not known anyway: whole blocks are near enough, and few.
+        age = size.generated - size.generated % self._shape.block_size
+        before = bisect_left(self._horizons, last)
+        ahead = list(zip(self._looks[:before], curve.stays(age, self._horizons), strict=False))
+        if last > 0 and before < len(self._horizons):
+            ahead.append((look_at(last, self._shape.block_size), curve.staying(size.generated, last)))
+        return ahead
 
     def put(self, request_id: str, demand: Demand) -> None:
         """Add a request to the sums, or replace what they have of it."""

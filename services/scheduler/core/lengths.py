@@ -99,6 +99,7 @@ class Curve:
     def __init__(self, reaching: Sequence[float]) -> None:
         """Take the shares that reach each bin's edge, the end of the last bin included."""
         self._reaching = reaching
+        self._stays: dict[tuple[int, tuple[int, ...]], tuple[float, ...]] = {}
 
     def reaching(self, tokens: int) -> float:
         """Return the share whose length is at least `tokens`."""
@@ -110,6 +111,14 @@ class Curve:
         """Return the chance that one which runs after `generated` tokens still runs after `more` of them."""
         now = self.reaching(generated + 1)
         return self.reaching(generated + more + 1) / now if now > 0 else 1.0
+
+    def stays(self, generated: int, horizons: tuple[int, ...]) -> tuple[float, ...]:
+        """Return `staying` for each of `horizons`; remembered, for requests come through the same lengths."""
+        found = self._stays.get((generated, horizons))
+        if found is None:
+            found = tuple(self.staying(generated, horizon) for horizon in horizons)
+            self._stays[generated, horizons] = found
+        return found
 
 
 ENDLESS = Curve((1.0,) * (MOST_BINS + 1))
