@@ -1,0 +1,91 @@
+"""What a channel pays for its requests, and how long they are expected to hold their blocks."""
+
+from __future__ import annotations
+
+from services.scheduler.core.backlog import Entry
+from services.scheduler.core.channel import Channel, Share
+from services.scheduler.core.hold_time import HoldTime
+from services.scheduler.core.holds import LEAST_HOLD_NS, Holds
+from services.scheduler.core.lately import MEMORY_HOLDS, Lately
+from tests.support.scheduling import SECOND_NS, Rig, announced, shape
+
+
+class Book:
+    """One channel that has work, one worker, and what is held there."""
+
+    def __init__(self) -> None:
+        rig = Rig({"a": Share()})
+        rig.open("w", shape())
+        self.worker = rig.worker("w")
+        self.channel = Channel("a", Share(), 1)
+        entry = Entry("waits")
+        entry.announce(announced("waits", "a", 1), 0)
+        self.channel.enter(entry)
+        self.channel.deficit_block_ns = self.start = 1_000 * SECOND_NS
+        self.holds = Holds()
+
+    def paid(self) -> int:
+        return self.start - self.channel.deficit_block_ns
+
+
+def test_a_channel_pays_for_what_was_held_for_as_long_as_it_was() -> None:
+    book = Book()
+    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    assert book.paid() == 10 * SECOND_NS, "nothing is known: a second"
+    book.holds.changed(book.worker, "r", 4, 2 * SECOND_NS)
+    assert book.paid() == 20 * SECOND_NS, "longer than expected: what was used"
+    book.holds.ended(book.worker, "r", True, 5 * SECOND_NS)
+    assert book.paid() == (20 + 12) * SECOND_NS
+    assert book.holds.cost_block_ns(book.channel, 3) == 15 * SECOND_NS, "the next are expected to take as long"
+
+
+def test_what_was_paid_too_much_comes_back_at_the_end() -> None:
+    book = Book()
+    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    book.holds.ended(book.worker, "r", True, SECOND_NS // 10)
+    assert book.paid() == SECOND_NS
+    book.holds.granted(book.worker, "q", book.channel, 10, 0, SECOND_NS)
+    book.holds.ended(book.worker, "q", True, SECOND_NS)
+    assert book.paid() == SECOND_NS + 10 * LEAST_HOLD_NS, "no grant is free"
+
+
+def test_a_grant_that_came_back_unclaimed_costs_nothing_and_tells_nothing() -> None:
+    book = Book()
+    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    book.holds.ended(book.worker, "r", False, 9 * SECOND_NS)
+    assert (book.paid(), book.holds.known) == (0, False)
+
+
+def test_debt_is_bounded_by_the_charge_and_what_was_forgiven_is_not_refunded() -> None:
+    book = Book()
+    book.channel.deficit_block_ns = book.start = -4 * SECOND_NS
+    book.holds.granted(book.worker, "r", book.channel, 5, 0, 0)
+    assert book.channel.deficit_block_ns == -5 * SECOND_NS
+    book.holds.ended(book.worker, "r", True, SECOND_NS // 2)
+    assert book.channel.deficit_block_ns == -5 * SECOND_NS, "it paid 1 of 5 and used 2.5"
+
+
+def test_a_lost_epoch_is_paid_up_to_its_end() -> None:
+    book = Book()
+    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    book.holds.drop(book.worker, 3 * SECOND_NS)
+    assert book.paid() == 30 * SECOND_NS
+
+
+def test_a_hold_time_follows_what_it_is_told_and_its_cautious_value_is_above() -> None:
+    time = HoldTime()
+    assert time.cautious_ns is None
+    for number in range(200):
+        time.observe(900 + 200 * (number % 2))
+    assert 950 <= time.mean_ns <= 1050
+    assert time.cautious_ns is not None
+    assert time.cautious_ns >= 1100
+
+
+def test_what_was_used_lately_is_remembered_for_one_to_two_windows() -> None:
+    lately, hold_ns = Lately(0), 10
+    window_ns = MEMORY_HOLDS * hold_ns
+    lately.note(7, window_ns - 1, hold_ns)
+    assert lately.peak_blocks(window_ns, hold_ns) == 7
+    assert lately.peak_blocks(2 * window_ns - 1, hold_ns) == 7
+    assert lately.peak_blocks(2 * window_ns, hold_ns) == 0
