@@ -33,9 +33,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import NamedTuple
 
 from services.scheduler.core.backlog import Entry
+from services.scheduler.core.bids import Bid, Placement, soonest
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.estimate import needed_blocks
 from services.scheduler.core.fleet import Fleet, Group, Worker
@@ -56,57 +56,10 @@ power of two choices", 2001)."""
 SAVE_LOOKS = 64
 """Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
 
-PAID_ROUNDS = -(1 << 62)
-"""Rank of a head that has saved: before all that have yet to pay."""
-
 
 def quantum_block_ns(weight: float, least_weight: float) -> int:
     """Return what one round gives a channel of `weight`."""
     return max(round(QUANTUM_BLOCK_NS * weight / least_weight), 1)
-
-
-class Placement(NamedTuple):
-    """Grant this entry on this worker, booking `blocks`."""
-
-    entry: Entry
-    channel: Channel
-    worker: Worker
-    blocks: int
-
-
-class Bid(NamedTuple):
-    """What a channel would do next, for `cost_block_ns`: place a request, or begin to save for one, or (neither) wait.
-
-    `wants` is False if it has nothing to pay for; `takes_part` tells that it gains by a round: it has a head that a
-    worker could run, also if that one saves already. `payer_waits` tells that one of its heads can pay, fits nowhere,
-    and found no worker to save on.
-    """
-
-    channel: Channel
-    wants: bool = False
-    cost_block_ns: int = 0
-    placement: Placement | None = None
-    saving: Saving | None = None
-    takes_part: bool = True
-    payer_waits: bool = False
-
-    @property
-    def affordable(self) -> bool:
-        """Whether the channel can pay now; what has saved has paid."""
-        return self.cost_block_ns <= self.channel.deficit_block_ns or not self.cost_block_ns
-
-    @property
-    def rounds(self) -> int:
-        """The rounds it takes until the channel can pay; negative for what it has to spare then."""
-        return self.channel.rounds_to_pay(self.cost_block_ns) if self.cost_block_ns else PAID_ROUNDS
-
-
-def soonest(bids: list[Bid]) -> Bid | None:
-    """Return the bid of the channel that can pay soonest or has most to spare, None if there is none.
-
-    So those that have saved up alike take turns, instead of one spending all of it first.
-    """
-    return min(bids, key=lambda bid: bid.rounds, default=None)
 
 
 class Arbiter:

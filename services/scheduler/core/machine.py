@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.arbiter import Arbiter, Placement, quantum_block_ns
+from services.scheduler.core.arbiter import Arbiter, quantum_block_ns
 from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
+from services.scheduler.core.bids import Placement
 from services.scheduler.core.channel import Channel, Share
 from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, TOKENIZER_ACK, Counters
 from services.scheduler.core.estimate import rejection
