@@ -136,8 +136,11 @@ class Predictive(Policy):
                 self._expect(view, request_id, Flight(Kind(worker.models[0], reservation.channel, 0), size))
 
     def ended(self, worker: Worker) -> None:
-        """Forget the worker's forecast."""
-        self._views.pop(worker.epoch, None)
+        """Forget the worker's forecast; what ran there runs no more, and how long it would have been stays unknown."""
+        view = self._views.pop(worker.epoch, None)
+        if view is not None:
+            for flight in view.flights.values():
+                self._expose(flight, 0)
 
     def booked(self, worker: Worker, request: Announced, blocks: int) -> None:
         """Add a request that has generated nothing."""

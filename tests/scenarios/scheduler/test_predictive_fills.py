@@ -7,15 +7,18 @@ import random
 
 import pytest
 
-from services.scheduler.core.lengths import Kind, prompt_class
+from services.scheduler.core import messages as m
+from services.scheduler.core.lengths import Kind, bin_of, prompt_class
 from services.scheduler.core.policy import POLICIES, Policy
 from services.scheduler.core.predictive import Predictive
 from services.worker.core.sizing import Sizes
+from tests.support.scheduling import announced
 from tests.support.stepping import Granted, Lengths, Outcome, pushed
 
 SIZES = Sizes(capacity_blocks=256, blocks_total=256, block_size=32, max_model_len=2048)
 MAX_TOKENS = 512
 REQUESTS = 600
+KIND = Kind("m", "batch", prompt_class(50))
 
 
 def drawn(seed: int, mean_prompt: int = 127, mean_output: int = 128, spread: float = 0.8) -> list[Lengths]:
@@ -65,6 +68,29 @@ def test_an_output_that_its_limit_cut_is_not_taken_for_an_end() -> None:
     policy = policy_and_engine.machine.policy
     assert isinstance(policy, Predictive)
     assert policy._lengths.curve(Kind("m", "batch", prompt_class(50))).staying(0, 400) == 1
+
+
+def test_what_ran_on_a_lost_worker_is_not_taken_to_run_on() -> None:
+    """Lengths learned afterwards say what they would have said without it."""
+
+    def chance(lost: int) -> float:
+        machine = Granted(Predictive(), [], SIZES, 64, 1).machine
+        policy = machine.policy
+        assert isinstance(policy, Predictive)
+        shape = m.EngineShape(256, 32, 2048, 256)
+        worker = machine.fleet.open(m.WorkerOpened(99, "lost", "i", ("m",), shape))
+        policy.opened(worker)
+        for number in range(lost):
+            request = announced(f"lost-{number}", "batch", 50, number, max_tokens=64)
+            policy.booked(worker, request, 2)
+            policy.settled(worker, m.TokenizerAck(99, 99, request.request_id, 1, 3, 50, 0, 64))
+        policy.ended(worker)
+        for tokens in [20] * 5:
+            policy._lengths.reached(KIND, 0, bin_of(tokens))
+            policy._lengths.ended(KIND, tokens)
+        return policy._lengths.curve(KIND).reaching(30)
+
+    assert chance(lost=50) == pytest.approx(chance(lost=0), abs=0.2)
 
 
 def test_a_higher_target_fills_the_cache_higher() -> None:
