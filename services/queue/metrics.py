@@ -96,6 +96,11 @@ class QueueMetrics:
         self.expired_results = Counter(
             "penstock_queue_expired_results_total", "Results deleted because they were too old.", registry=registry
         )
+        self.audit_violations = Counter(
+            "penstock_queue_audit_violations_total",
+            "Contradictions between the indexes of requests; must be 0.",
+            registry=registry,
+        )
         self.store_failures = Counter(
             "penstock_queue_store_failures_total", "Commits the store could not write.", registry=registry
         )

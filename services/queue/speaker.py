@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,8 @@ from services.queue.metrics import QueueMetrics
 from services.queue.watch import WatchHub
 from services.rpc.outbox import Outbox
 from services.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -82,6 +85,7 @@ class Speaker:
             fx.Ended: self._ended,
             fx.WentBack: self._went_back,
             fx.StaleCompletion: self._stale,
+            fx.AuditFailed: self._audit_failed,
         }
 
     # ---- Outlet ----
@@ -206,6 +210,11 @@ class Speaker:
 
     def _stale(self, _effect: fx.StaleCompletion) -> None:
         self._metrics.stale.inc()
+
+    def _audit_failed(self, effect: fx.AuditFailed) -> None:
+        self._metrics.audit_violations.inc(len(effect.violations))
+        for violation in effect.violations:
+            log.error("the audit found: %s", violation)
 
     # ---- the scheduler ----
 

@@ -138,7 +138,9 @@ def _counts(snapshot: Snapshot) -> Iterator[Metric]:
         f"{PREFIX}refused_settles", "Tokenizer ACKs refused for want of room.", value=snapshot.refused_settles
     )
     yield CounterMetricFamily(
-        f"{PREFIX}audit_violations", "Violations of the conservation law; must be 0.", value=snapshot.audit_violations
+        f"{PREFIX}audit_violations",
+        "Faults in ledgers and backlog; must be 0.",
+        value=snapshot.audit_violations,
     )
 
 

@@ -200,4 +200,4 @@ class Runner:
 
 def _report_audit(effect: m.AuditFailed) -> None:
     for violation in effect.violations:
-        log.error("ledger of worker %s is wrong: %s", effect.worker_id, violation)
+        log.error("the audit found, at %s: %s", effect.worker_id, violation)

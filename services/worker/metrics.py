@@ -34,6 +34,7 @@ COUNTERS = {
     "given_back": "Leases handed back unharmed.",
     "stale_completions": "Completions dropped by the queue because the lease was stale.",
     "successors": "Grants for a request whose earlier run was still here.",
+    "audit_violations": "Contradictions between reservations, pool and engine; must be 0.",
     "ignored": "Messages for something that no longer exists.",
 }
 

@@ -132,6 +132,7 @@ class Runner:
             m.TellAt: self._tell_at,
             m.AbortEngine: self._abort_engine,
             m.Forget: self._forget,
+            m.AuditFailed: _report_audit,
         }
 
     def connect(self, scheduler: SchedulerStream, queue: QueueStream) -> None:
@@ -361,6 +362,11 @@ class Runner:
         except EngineDeadError as error:
             self.died(str(error))
         self.post(m.EngineAborted(run.run_id, run.output.tokens, run.output.preemptions))
+
+
+def _report_audit(effect: m.AuditFailed, _: int) -> None:
+    for violation in effect.violations:
+        log.error("the audit found: %s", violation)
 
 
 def _end_of(run: Run) -> m.Message:

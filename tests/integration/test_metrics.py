@@ -72,6 +72,7 @@ def test_the_metrics_tell_what_happened_and_are_documented(make_fleet: Callable[
     assert queue["penstock_queue_accepted_total"] == REQUESTS
     assert queue["penstock_queue_ended_total"] == REQUESTS
     assert queue["penstock_queue_e2e_seconds_count"] == REQUESTS
+    assert queue["penstock_queue_audit_violations_total"] == 0
     scheduler = scrape(fleet.scheduler)
     assert scheduler["penstock_scheduler_audit_violations_total"] == 0
     assert scheduler["penstock_scheduler_refunded_blocks_total"] > 0
@@ -79,6 +80,7 @@ def test_the_metrics_tell_what_happened_and_are_documented(make_fleet: Callable[
     engine = scrape(worker)
     assert engine["penstock_worker_time_to_first_token_seconds_count"] == REQUESTS
     assert engine["penstock_worker_generation_tokens_total"] > 0
+    assert engine["penstock_worker_audit_violations_total"] == 0
 
     documented = set(re.findall(r"^\| `(penstock_\w+)`", (ROOT / "docs/observability.md").read_text(), re.MULTILINE))
     assert documented == families(fleet.queue) | families(fleet.scheduler) | families(worker)

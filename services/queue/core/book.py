@@ -104,6 +104,11 @@ class Book:
         effects, self._out = self._out, []
         return effects
 
+    @property
+    def names(self) -> int:
+        """Number of names that are known."""
+        return len(self._by_name)
+
     def name_of(self, seq: int) -> str:
         """Return the name of request `seq`."""
         return request_id_of(self.store_id, seq)

@@ -244,6 +244,12 @@ class StaleCompletion(NamedTuple):
     """A completion under a lease that is no longer valid was dropped."""
 
 
+class AuditFailed(NamedTuple):
+    """The indexes of the book contradict each other: a defect, one sentence per violation."""
+
+    violations: tuple[str, ...]
+
+
 Effect: TypeAlias = (
     Write
     | PutResult
@@ -267,6 +273,7 @@ Effect: TypeAlias = (
     | Ended
     | WentBack
     | StaleCompletion
+    | AuditFailed
 )
 
 

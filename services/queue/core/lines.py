@@ -36,6 +36,11 @@ class Line:
         """Return whether request `seq` waits here."""
         return seq in self._waiting
 
+    @property
+    def announced(self) -> int:
+        """Number of waiting requests that the scheduler knows."""
+        return len(self._announced)
+
     def enter(self, seq: int, priority: int) -> None:
         """Let request `seq` wait; it is not announced yet."""
         self._waiting[seq] = priority

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from services.queue.core import records
+from services.queue.core.audit import Audit
 from services.queue.core.book import Book, Change, stop_failure
 from services.queue.core.effects import (
     Accepted,
+    AuditFailed,
     BacklogReady,
     Cancelled,
     Deleted,
@@ -71,6 +73,7 @@ class Machine:
     def __init__(self, store_id: str, rules: Rules, recovered: Recovered, now_ns: int) -> None:
         """Take over what the store holds."""
         self.book = Book(store_id, rules.channels, rules.lease_ns, recovered, now_ns)
+        self.audit = Audit(self.book)
         self._workers = Workers(self.book, rules)
         self._fresh_keys: dict[tuple[str, str], int] = {}
         self._deadlines: list[tuple[int, int]] = []
@@ -252,6 +255,9 @@ class Machine:
     def _tick(self, _message: Tick, now_ns: int) -> None:
         self._pass_deadlines(now_ns)
         self._workers.tick(now_ns)
+        violations = self.audit.look()
+        if violations:
+            self.book.emit(AuditFailed(violations))
 
     def _remember_deadline(self, entry: Entry) -> None:
         if not entry.meta.deadline_ns or entry.state is State.DEAD:

@@ -146,6 +146,10 @@ class Backlog:
         """Return all entries; a copy, so that they may change state while it is read."""
         return list(self._entries.values())
 
+    def names(self) -> list[str]:
+        """Return the names of all entries."""
+        return list(self._entries)
+
     def apply(self, request_id: str, event: Event) -> tuple[Entry, Action] | None:
         """Move the request through the table; None if the table refuses.
 

@@ -63,6 +63,11 @@ class Channel:
 
     # ---- lines ----
 
+    def __contains__(self, entry: Entry) -> bool:
+        """Return whether the announced entry is in its line."""
+        line = self.lines.get(entry.announced.model)
+        return line is not None and entry in line
+
     def enter(self, entry: Entry) -> None:
         """Put an announced entry into its line."""
         model = entry.announced.model

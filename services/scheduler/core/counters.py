@@ -31,7 +31,7 @@ class Counters:
     rejected: Counter[str] = field(default_factory=Counter)
     """Requests rejected because no worker could ever hold them, by code."""
     audit_violations: int = 0
-    """Violations of the conservation law; must stay 0."""
+    """What the audit found: violations of the conservation law, and requests that are nowhere; must stay 0."""
 
     def refunded(self, cause: str, blocks: int) -> None:
         """Count `blocks` that came home."""

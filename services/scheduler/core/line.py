@@ -40,6 +40,10 @@ class Line:
         """Return the number of requests in line."""
         return len(self._live)
 
+    def __contains__(self, entry: Entry) -> bool:
+        """Return whether the entry is in line."""
+        return self._live.get(entry.request_id) is entry
+
     def enter(self, entry: Entry) -> bool:
         """Put the entry at its position; return whether that is (or may be) in front."""
         key = order(entry)

@@ -12,6 +12,7 @@ from typing import Any
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.arbiter import Arbiter, quantum_block_ns
+from services.scheduler.core.audit import Audit
 from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
 from services.scheduler.core.bids import Placement
 from services.scheduler.core.channel import Channel, Share
@@ -70,6 +71,7 @@ class Machine:
         self._least_weight = min((share.weight for share in shares.values()), default=1.0)
         self._channels: dict[str, Channel] = {}
         self._arbiter = Arbiter(policy, self.fleet, ())
+        self._audit = Audit(self.fleet, self.backlog, self._channels)
         for name in shares if policy.channels_apart else (SHARED_LINE,):
             self._channel(name)
         self._effects: list[m.Effect] = []
@@ -365,14 +367,9 @@ class Machine:
         if over or became_known:
             self._review_waiting()
         self._set_windows()
-        self._audit()
-
-    def _audit(self) -> None:
-        for worker in self.fleet:
-            violations = worker.ledger.audit()
-            if violations:
-                self.counters.audit_violations += len(violations)
-                self._effects.append(m.AuditFailed(worker.worker_id, tuple(violations)))
+        for whose, violations in self._audit.look(self.channel):
+            self.counters.audit_violations += len(violations)
+            self._effects.append(m.AuditFailed(whose, violations))
 
     # ---- the life of a request, by its table ----
 

@@ -267,7 +267,7 @@ class Released(NamedTuple):
 
 
 class AuditFailed(NamedTuple):
-    """The conservation law does not hold for a worker: a defect, one sentence per violation."""
+    """Totals of a worker, or of the backlog, do not add up: a defect, one sentence per violation."""
 
     worker_id: str
     violations: tuple[str, ...]

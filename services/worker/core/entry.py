@@ -68,6 +68,8 @@ class Counters:
     stale_completions: int = 0
     successors: int = 0
     """Grants for a request whose earlier run was still here."""
+    audit_violations: int = 0
+    """Contradictions found by the audit; must stay 0."""
     ignored: int = 0
     """Messages for something that no longer exists, or refused by the lifecycle table."""
 

@@ -386,6 +386,12 @@ class Forget(NamedTuple):
     run_id: str
 
 
+class AuditFailed(NamedTuple):
+    """The session contradicts itself or its engine: a defect, one sentence per violation."""
+
+    violations: tuple[str, ...]
+
+
 Effect: TypeAlias = (
     OpenCredits
     | SendTokenizerAck
@@ -404,4 +410,5 @@ Effect: TypeAlias = (
     | TellAt
     | AbortEngine
     | Forget
+    | AuditFailed
 )

@@ -27,7 +27,7 @@ class Reservations:
         self.open = True
         """Whether new grants are taken."""
         self.in_engine = 0
-        self._claiming = 0
+        self.claiming = 0
         self._successors: dict[str, m.Granted] = {}
         self._out = out
         self._peers = peers
@@ -84,7 +84,7 @@ class Reservations:
         """Claim waiting grants, oldest first, as far as the queue allows leases."""
         if not (self.open and self._peers.queue_up):
             return
-        while self.unclaimed and self._claiming + len(self.by_run) < self._peers.max_inflight:
+        while self.unclaimed and self.claiming + len(self.by_run) < self._peers.max_inflight:
             self.move(next(iter(self.unclaimed.values())), Input.CLAIM, now_ns)
 
     def leases(self) -> tuple[m.Lease, ...]:
@@ -111,7 +111,7 @@ class Reservations:
         before, (after, action) = entry.state, line
         entry.state = after
         self.in_engine += (after in IN_ENGINE) - (before in IN_ENGINE)
-        self._claiming += (after is State.CLAIMING) - (before is State.CLAIMING)
+        self.claiming += (after is State.CLAIMING) - (before is State.CLAIMING)
         if before is State.GRANTED:
             del self.unclaimed[entry.request_id]
         self._act(entry, action, now_ns)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.worker.core import messages as m
+from services.worker.core.audit import Auditor
 from services.worker.core.engine_view import EngineView
 from services.worker.core.entry import Counters, Entry
 from services.worker.core.lifecycle import IN_ENGINE, Input, State
@@ -62,6 +63,7 @@ class Session:
         self._out: list[m.Effect] = []
         self._peers = Peers(self._out)
         self._held = Reservations(self._out, self._peers, self.view, self.counters)
+        self.auditor = Auditor(self._held, sizes, self.counters, self._out)
         self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
             m.SchedulerReached: self._scheduler_reached,
             m.SchedulerUp: self._scheduler_up,
@@ -302,6 +304,7 @@ class Session:
         entry.preemptions = message.preemptions
         if not message.step_follows:
             self.view.freed_outside_step()
+            self.auditor.moved()
         self._held.leave(entry, Input.END, Cause.COMPLETED, now_ns, Ending(EndingKind.COMPLETED))
 
     def _engine_failed(self, message: m.EngineFailed, now_ns: int) -> None:
@@ -329,10 +332,12 @@ class Session:
         entry.output_tokens = message.output_tokens
         entry.preemptions = message.preemptions
         self.view.freed_outside_step()
+        self.auditor.moved()
         self._held.move(entry, Input.ABORTED, now_ns)
 
     def _engine_reported(self, message: m.EngineReported, now_ns: int) -> None:
         self.view.reported(message, now_ns)
+        self.auditor.reported(message)
         if not self._held.in_engine:
             self.view.emptied(now_ns)
 
@@ -379,3 +384,4 @@ class Session:
             self._held.return_unclaimed([e for e in entries if now_ns - e.granted_ns >= CLAIM_HOLD_NS], now_ns)
         self._held.with_tokens.clear()
         self._peers.report(self.view, now_ns)
+        self.auditor.tick(now_ns)

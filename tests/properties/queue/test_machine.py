@@ -68,6 +68,11 @@ class QueueMachine(RuleBasedStateMachine):
     def pick(self, index: int) -> str:
         return self.names[index % len(self.names)] if self.names else "0a1b2c3d-00000000dead"
 
+    @invariant()
+    def the_audit_finds_nothing(self) -> None:
+        assert self.queue.machine.audit.whole() == ()
+        assert self.queue.machine.audit.look() == ()
+
     @rule(priority=st.integers(-1, 1), batch=st.sampled_from(["", "b"]), wait=st.none() | st.integers(1, 200))
     def submit(self, priority: int, batch: str, wait: int | None) -> None:
         deadline_ns = self.queue.now_ns + wait if wait else 0

@@ -255,6 +255,11 @@ class World(RuleBasedStateMachine):
         if self.scheduler_up:
             assert sum(self.booked.values()) == self.session.held_blocks
 
+    @invariant()
+    def the_audit_finds_nothing_but_what_this_scheduler_overbooks(self) -> None:
+        found = [text for text in self.session.auditor.whole() if "the capacity is" not in text]
+        assert not found, found
+
     def teardown(self) -> None:
         """Stop the worker and answer everything: all must have come home."""
         if not self.scheduler_up:

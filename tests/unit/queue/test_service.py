@@ -22,6 +22,7 @@ from services.queue.metrics import QueueMetrics
 from services.queue.service import Service
 from services.queue.settings import QueueSettings
 from services.telemetry import Telemetry
+from tests.support.waiting import wait_for_async
 
 Request = request_pb2.Request
 COMPLETED = request_pb2.OUTCOME_COMPLETED
@@ -66,6 +67,7 @@ class Peer:
     stub: Any
     service: Service
     channel: grpc.aio.Channel
+    registry: CollectorRegistry
 
     async def submit(self, *requests: Request) -> list[str]:
         response = await self.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=requests))
@@ -94,13 +96,14 @@ def ids(*names: str) -> queue_pb2.RequestIds:
 @asynccontextmanager
 async def serving(telemetry: Telemetry) -> AsyncIterator[Peer]:
     settings = QueueSettings(listen="127.0.0.1:0", max_attempts=2)
-    service = Service(settings, MemoryStore(), telemetry, QueueMetrics(CollectorRegistry()))
+    registry = CollectorRegistry()
+    service = Service(settings, MemoryStore(), telemetry, QueueMetrics(registry))
     stop = asyncio.Event()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(service.run(stop, port.set_result))
     running.add_done_callback(lambda _: port.cancel())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{await port}") as channel:
-        yield Peer(queue_pb2_grpc.QueueServiceStub(channel), service, channel)
+        yield Peer(queue_pb2_grpc.QueueServiceStub(channel), service, channel, registry)
     stop.set()
     await running
 
@@ -419,3 +422,15 @@ async def test_the_spans_of_a_request_are_one_trace() -> None:
         assert len({span.context.trace_id for span in spans if span.context}) == 1
     roots = [span for span in exporter.get_finished_spans() if span.parent is None]
     assert [span.name for span in roots] == ["queue.persist"], "the queue starts a trace only if the client did not"
+
+
+async def test_what_the_audit_finds_is_counted(peer: Peer) -> None:
+    (name,) = await peer.submit(text(channel="batch"))
+    machine = peer.service.committer.machine
+    machine.book.batches.clear()
+
+    async def counted() -> bool:
+        return peer.registry.get_sample_value("penstock_queue_audit_violations_total") != 0
+
+    await wait_for_async(counted, "the audit to find that the request's batch is gone")
+    assert machine.book.find(name) is not None

@@ -1,0 +1,128 @@
+"""The live audit of the book: sound books pass, every kind of damage is named, and a look is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from services.queue.core.audit import ENTRIES_PER_LOOK, NUMBERS_PER_LOOK
+from services.queue.core.book import Book
+from services.queue.core.effects import AuditFailed
+from services.queue.core.entry import Failure
+from services.queue.core.lifecycle import State
+from services.queue.core.messages import Complete, WorkerOpened
+from tests.support.queueing import Queue, meta
+
+READY, LEASED, DEAD = 1, 2, 3
+
+
+def book_with_one_of_each() -> Queue:
+    """Return a queue with request 1 ready, 2 leased to worker `w` and 3 dead."""
+    queue = Queue()
+    names = queue.submit(*(meta(batch="b") for _ in range(3)))
+    queue.step(WorkerOpened(1, "w", "life", ()))
+    for _ in range(queue.rules.max_attempts):
+        lease = queue.claim(1, names[2])
+        assert lease is not None
+        queue.step(Complete(1, lease, None, Failure("broken", "it broke"), None))
+    assert queue.claim(1, names[1]) is not None
+    return queue
+
+
+def break_stop(book: Book) -> None:
+    book.entries[LEASED].state = State.STOPPING
+
+
+def break_fence(book: Book) -> None:
+    book.entries[LEASED].fencing_token = book.counters.fencing_token + 1
+
+
+def break_attempts(book: Book) -> None:
+    book.entries[LEASED].attempts = 0
+
+
+def break_log(book: Book) -> None:
+    book.entries[DEAD].completion_seq = book.counters.completion_seq + 1
+
+
+def break_number(book: Book) -> None:
+    book.counters.seq = DEAD - 1
+
+
+def lose_name(book: Book) -> None:
+    del book._by_name[book.entries[READY].name]
+
+
+def lose_entry(book: Book) -> None:
+    del book.entries[READY]
+
+
+def break_announced(book: Book) -> None:
+    book.lines["batch"]._announced.update({READY, 77})
+
+
+DAMAGE: list[tuple[Callable[[Book], object], str]] = [
+    (lambda book: book.lines["batch"].leave(READY), "request 1 (ready) is not in its line"),
+    (lambda book: book.lines["batch"].enter(LEASED, 0), "request 2 (leased) is in its line"),
+    (lambda book: book.leases.pop(LEASED), "request 2 (leased) is not in the leases"),
+    (lambda book: book.leases.update({READY: 9}), "request 1 (ready) is in the leases"),
+    (lambda book: book.holdings["w"].discard(LEASED), "request 2 (leased) is not in its worker's leases"),
+    (lambda book: book.dead.pop(DEAD), "request 3 (dead) is not in the dead letters"),
+    (lambda book: book.dead.update({READY: None}), "request 1 (ready) is in the dead letters"),
+    (lambda book: book.batches["b"].discard(READY), "request 1 (ready) is not in its batch"),
+    (lambda book: book.batches["b"].add(DEAD), "request 3 (dead) is in its batch"),
+    (lambda book: book.leased_by_channel.update(batch=2), "channels count {'batch': 2} leases, there are 1"),
+    (lambda book: setattr(book.entries[READY], "state", State.DONE), "request 1 (done) is in the book"),
+    (lambda book: setattr(book.counters, "results", -1), "-1 results are counted"),
+    (break_stop, "request 2 (stopping) has the stop outcome None"),
+    (break_fence, "request 2 (leased) is in attempt 1 with the fencing token 5"),
+    (break_attempts, "request 2 (leased) is in attempt 0 with the fencing token 4"),
+    (break_log, "request 3 (dead) has the place 2 in the completion log"),
+    (break_number, "request 3 (dead) is not a number given out; the last is 2"),
+    (lose_name, "request 1 (ready) is not in the names"),
+    (lose_entry, "1 waiting + 1 leased + 1 dead != 2 live requests"),
+    (break_announced, "channel batch: 2 announced of 1 waiting"),
+]
+
+
+@pytest.mark.parametrize(("damage", "sentence"), DAMAGE, ids=[sentence for _, sentence in DAMAGE])
+def test_damage_is_named(damage: Callable[[Book], object], sentence: str) -> None:
+    queue = book_with_one_of_each()
+    assert queue.machine.audit.whole() == ()
+    damage(queue.machine.book)
+    assert sentence in queue.machine.audit.whole()
+
+
+def test_a_tick_reports_what_it_finds_and_a_sound_book_reports_nothing() -> None:
+    queue = book_with_one_of_each()
+    assert queue.tick(1) == []
+    queue.machine.book.dead.pop(DEAD)
+    (found,) = [effect for effect in queue.tick(1) if isinstance(effect, AuditFailed)]
+    assert "request 3 (dead) is not in the dead letters" in found.violations
+
+
+def test_every_request_comes_round_while_a_look_stays_bounded() -> None:
+    queue = Queue()
+    queue.submit(*(meta() for _ in range(3 * ENTRIES_PER_LOOK)))
+    audit, book = queue.machine.audit, queue.machine.book
+    last = book.entries[3 * ENTRIES_PER_LOOK]
+    book.lines["batch"].leave(last.seq)
+    by_look = [any(f"request {last.seq} " in text for text in audit.look()) for _ in range(6)]
+    assert by_look == [False, False, True] * 2
+
+
+def test_numbers_of_requests_that_have_ended_are_passed_over_and_not_tried_again() -> None:
+    queue = Queue()
+    (old,) = queue.submit(meta())
+    queue.machine.book.counters.seq = 3 * NUMBERS_PER_LOOK
+    (young,) = queue.submit(meta())
+    book = queue.machine.book
+    for entry in (book.find(old), book.find(young)):
+        assert entry is not None
+        book.lines["batch"].leave(entry.seq)
+    audit = queue.machine.audit
+    audit._next_seq = 1
+    looks = [[text for text in audit.look() if text.startswith("request")] for _ in range(4)]
+    assert [len(found) for found in looks] == [1, 0, 0, 1]
+    assert "request 1 " in audit.look()[-1], "the next round begins with the oldest that lives"
