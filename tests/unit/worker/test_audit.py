@@ -24,10 +24,10 @@ def session(reserve_output_tokens: int = 0) -> Session:
         m.SchedulerUp(5, 0),
         m.QueueReached(),
         m.QueueUp(1_000, 1),
-        m.Granted("r1", "batch", 8, True, reserve_output_tokens),
+        m.Granted("r1", "batch", 8, True, 1, reserve_output_tokens),
         m.Delivered(lease, 1, 32, False),
         m.Tokenized(lease.run_id, 32),
-        m.Granted("r2", "batch", 8, True, reserve_output_tokens),
+        m.Granted("r2", "batch", 8, True, 1, reserve_output_tokens),
     ):
         made.step(message, INTERVAL_NS)
     assert made.auditor.whole() == ()
