@@ -46,4 +46,4 @@ class Store(Protocol):
         """Close and open again, to leave an error the store cannot recover from by itself."""
 
     def close(self) -> None:
-        """Release the store; nothing may be called after."""
+        """Release the store, whatever state it is in; nothing but `reopen` may be called after."""

@@ -1,6 +1,8 @@
 """What every store must do; run on each of them."""
 
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,35 @@ def test_every_write_asks_rocksdb_for_an_fsync(tmp_path: Path, monkeypatch: pyte
     assert store.get(REQUESTS, b"k") == b"v"
     store.close()
     assert synced == [True]
+
+
+@contextmanager
+def files_may_not_grow() -> Iterator[None]:
+    """Make every write beyond a file's first kilobyte fail, as on a full disk. Works without privileges."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_store_on_a_disk_that_was_full_opens_again_with_what_was_durable(tmp_path: Path) -> None:
+    store = RocksdbStore(tmp_path / "db")
+    durable = [Write(REQUESTS, bytes([n]), bytes(100)) for n in range(5)]
+    store.write(durable)
+    with files_may_not_grow():
+        with pytest.raises(StoreError):
+            store.write([Write(REQUESTS, b"lost", bytes(10_000))])
+        with pytest.raises(StoreError):
+            store.reopen()
+        with pytest.raises(StoreError):
+            store.get(REQUESTS, b"\x00")
+    store.reopen()
+    assert store.scan(REQUESTS, b"", b"", 100) == [(row.key, row.value) for row in durable]
+    store.write([Write(REQUESTS, b"new", b"1")])
+    store.close()
+    store.close()
+    again = RocksdbStore(tmp_path / "db")
+    assert again.get(REQUESTS, b"new") == b"1"
+    again.close()
