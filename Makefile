@@ -73,6 +73,14 @@ docs-check: $(READY) ## Fail if docs/configuration.md is out of date
 sim: $(READY) ## Simulate queue, scheduler and workers with faults: SEEDS=n runs n seeds, SEED=k replays one
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
 
+.PHONY: chaos
+chaos: $(READY) ## A batch on real vLLM while everything around it is killed, frozen, cut off and filled up; ARGS="--seed 2"
+	@$(BIN)/python -m tests.chaos --directory $(RUN_DIR)/chaos $(ARGS)
+
+.PHONY: chaos-sim
+chaos-sim: $(READY) ## The same for 100,000 requests on simulated engines
+	@$(BIN)/python -m tests.chaos --engine simulated --directory $(RUN_DIR)/chaos-sim $(ARGS)
+
 .PHONY: bench-main
 bench-main: $(READY) ## 2,000 requests with production lengths through the whole stack on real vLLM
 	@$(BIN)/python -m benchmarks.bench_main

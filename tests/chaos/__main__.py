@@ -1,0 +1,40 @@
+"""Chaos: `python -m tests.chaos --seed 1` (real vLLM), `--engine simulated` (100,000 requests), `--short` (a test)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from tests.chaos.engines import SIMULATED, SLOW, VLLM
+from tests.chaos.run import Options, run
+from tests.chaos.schedule import FULL, SHORT
+
+
+def options() -> Options:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser("tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="of the schedule of faults")
+    parser.add_argument("--engine", choices=["vllm", "simulated"], default="vllm")
+    parser.add_argument("--requests", type=int, help="lines of the batch")
+    parser.add_argument("--short", action="store_true", help="a simulated run of half a minute with eight kills")
+    parser.add_argument("--directory", type=Path, default=Path(".run/chaos"), help="inputs, outputs, logs, the model")
+    found = parser.parse_args()
+    engine = SLOW if found.short else VLLM if found.engine == "vllm" else SIMULATED
+    requests = found.requests or engine.requests
+    rows = SHORT if found.short else FULL
+    return Options(found.seed, engine, requests, found.directory.absolute(), rows, partial(print, flush=True))
+
+
+def main() -> int:
+    """Run; the last line printed is JSON; return 1 if a promise was broken."""
+    report, kept = asyncio.run(run(options()))
+    print(json.dumps(report))
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
