@@ -10,10 +10,11 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
+import grpc
 from opentelemetry import trace
 
 from penstock.connection import Connection
-from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable, as_given
+from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable, as_given, from_rpc
 from penstock.fields import RequestFields, build_request
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.queue.v1.queue_pb2_grpc import QueueServiceStub
@@ -243,6 +244,22 @@ class Client:
         """Stop granting to a worker; return how many reservations it still has. Raises NotFound."""
         request = scheduler_pb2.DrainWorkerRequest(worker_id=worker_id)
         return (await self._scheduler.call(lambda: self._fleet.DrainWorker(request))).reservations
+
+    async def undrain_worker(self, worker_id: str) -> None:
+        """Let a drained worker have grants again. Raises NotFound, or ServiceError if it is not connected."""
+        request = scheduler_pb2.UndrainWorkerRequest(worker_id=worker_id)
+        await self._scheduler.call(lambda: self._fleet.UndrainWorker(request))
+
+    async def backup(self, name: str = "") -> pb.BackupResponse:
+        """Have the queue write a consistent copy of its store beside it; return where it is and what it holds.
+
+        Raises ServiceError if the name is taken or the copy cannot be made.
+        """
+        # Not repeated after a failure: whether the first call made the backup cannot be known.
+        try:
+            return await self._stub.Backup(pb.BackupRequest(name=name))
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, self._queue.address) from None
 
     def _session(
         self, batch: str | None, request_ids: Sequence[str], cursor: int, tokens: bool, follow: bool

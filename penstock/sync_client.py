@@ -134,6 +134,14 @@ class SyncClient:
         """Stop granting to a worker; return how many reservations it still has."""
         return self._run(self._client.drain_worker(worker_id))
 
+    def undrain_worker(self, worker_id: str) -> None:
+        """Let a drained worker have grants again."""
+        self._run(self._client.undrain_worker(worker_id))
+
+    def backup(self, name: str = "") -> queue_pb2.BackupResponse:
+        """Have the queue write a consistent copy of its store beside it; return where it is and what it holds."""
+        return self._run(self._client.backup(name))
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from penstock.cli import requests, run_batch, status, tiny, up
+from penstock.cli import operations, requests, run_batch, status, tiny, up
 from penstock.cli.errors import EX_INTERRUPTED, CommandError
 from penstock.cli.interrupt import Interrupted
 
@@ -29,7 +29,11 @@ app.command("get")(requests.get)
 app.command("watch")(requests.watch)
 app.command("cancel")(requests.cancel)
 app.command("status")(status.status)
+app.command("drain")(operations.drain)
 app.add_typer(requests.dead, name="dead")
+app.command("backup")(operations.backup)
+app.command("restore")(operations.restore)
+app.command("verify-store")(operations.verify_store)
 app.command("tiny-model")(tiny.tiny_model)
 
 

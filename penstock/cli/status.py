@@ -221,7 +221,9 @@ def _held_by(channel: str) -> Callable[[WorkerStatus], str]:
 def _worker_state(worker: WorkerStatus) -> str:
     if not worker.connected:
         return "gone"
-    return "draining" if worker.draining else "up"
+    if not worker.draining:
+        return "up"
+    return "draining" if worker.reservations else "drained"
 
 
 def _ledger_line(fleet: StatusResponse) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from pathlib import Path
 
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES
-from services.queue.store import Row
+from services.queue.store import Row, StoreError
 
 
 class MemoryStore:
@@ -55,6 +56,10 @@ class MemoryStore:
                     rows[key] = value
                 elif rows.pop(key, None) is not None:
                     del keys[bisect_left(keys, key)]
+
+    def checkpoint(self, path: Path) -> None:
+        """Raise StoreError: there is nothing on disk."""
+        raise StoreError(f"a store in memory cannot be copied to {path}")
 
     def disk_free_bytes(self) -> int:
         """Return what the constructor was told."""

@@ -29,7 +29,7 @@ def recover(store: Store) -> Recovered:
     """Return every live request of `store`; raises StoreUnusableError if its rows contradict each other."""
     try:
         return _recover(store)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, IndexError) as error:
         raise StoreUnusableError(f"the store is damaged: {error}") from error
 
 

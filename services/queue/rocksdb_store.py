@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import rocksdict
 
@@ -26,6 +27,9 @@ BLOB_BYTES = 4096
 MAX_WAL_BYTES = 256 * 1024 * 1024
 """Bounds the log that a start replays, which is what bounds the time of a start after a kill."""
 
+BACKUP_MARK = "PENSTOCK_BACKUP.json"
+"""The file that tells a backup from a data directory."""
+
 INFO_LOGS_KEPT = 2
 """RocksDB's own text logs; one for this run and one for the run before."""
 
@@ -33,13 +37,20 @@ INFO_LOGS_KEPT = 2
 class RocksdbStore:
     """A store in one directory. The directory belongs to one process at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the store in `path`.
+    def __init__(self, path: Path, read_only: bool = False) -> None:
+        """Open or create the store in `path`; with `read_only` one that exists, of whatever schema, and change nothing.
 
         Raises StoreUnusableError if the directory is locked, cannot be written, or
         has a schema this program does not know.
         """
         self._path = path
+        self._lock: IO[bytes] | None = None
+        self._read_only = read_only
+        if read_only:
+            self._open_to_read()
+            return
+        if (path / BACKUP_MARK).exists():
+            raise StoreUnusableError(f"{path} is a backup: `penstock restore` makes a data directory of it")
         self._sync = rocksdict.WriteOptions()
         self._sync.sync = True
         try:
@@ -53,10 +64,25 @@ class RocksdbStore:
             self.close()
             raise
 
+    def _open_to_read(self) -> None:
+        if not (self._path / "CURRENT").is_file():
+            raise StoreUnusableError(f"there is no store in {self._path}")
+        # RocksDB reads beside a writer without asking, and sees rows of different moments: keep writers away.
+        lock = self._path / "LOCK"
+        if lock.exists():
+            try:
+                self._lock = lock.open("r+b")
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StoreUnusableError(_open_reason(self._path, f"lock: {error.strerror}")) from None
+        self._open()
+
     def _open(self) -> None:
+        access = rocksdict.AccessType.read_only() if self._read_only else rocksdict.AccessType.read_write()
         try:
             families = {name: _family_options(name) for name in FAMILIES}
-            self._db: Any = rocksdict.Rdict(str(self._path), _database_options(), column_families=families)
+            options = _database_options()
+            self._db: Any = rocksdict.Rdict(str(self._path), options, column_families=families, access_type=access)
             self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
         except Exception as error:  # rocksdict raises plain Exception for every failure
@@ -119,6 +145,11 @@ class RocksdbStore:
                     put(key, value, handles[family])
             self._db.write(batch, self._sync)
 
+    def checkpoint(self, path: Path) -> None:
+        """Write a consistent copy to `path`: links where files no longer change, copies on another file system."""
+        with _store_errors():
+            rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
+
     def disk_free_bytes(self) -> int:
         """Return the bytes an unprivileged process may still write."""
         try:
@@ -143,9 +174,11 @@ class RocksdbStore:
         try:
             self._db.close()
         except rocksdict.DbClosedError:
-            return
+            pass
         except Exception as error:  # what cannot be flushed, say after a full disk, is in the synced log all the same
             log.warning("closed without a flush: %s", error)
+        if self._lock is not None:
+            self._lock.close()
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from penstock.queue.v1 import queue_pb2
 from services.clock import SystemClock
 from services.queue.admin import Admin
+from services.queue.backup import backups_of
+from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer, RefusedError
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Tick
@@ -77,7 +79,10 @@ class Service:
         self._speaker.on_reset = watching.renew_interests
         self._admin = Admin(self.committer, self._reader, self._speaker, metrics, self._clock, store_id)
         intake = Intake(self.committer, channels, settings.default_channel, self._clock, telemetry, metrics)
-        parts = Parts(self.committer, self._speaker, self._hub, intake, self._admin, watching, metrics, greeting)
+        backup = BackupCall(self.committer, self._clock, settings.backup_dir or backups_of(settings.data_dir))
+        parts = Parts(
+            self.committer, self._speaker, self._hub, intake, self._admin, watching, metrics, greeting, backup
+        )
         self.servicer = QueueServicer(parts)
 
     def _warn_of_lost_channels(self, machine: Machine) -> None:

@@ -16,6 +16,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue import wire
 from services.queue.admin import Admin
+from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer
 from services.queue.core.messages import (
     BacklogClosed,
@@ -54,6 +55,7 @@ class Parts:
     watching: Watching
     metrics: QueueMetrics
     greeting: Greeting
+    backup: BackupCall
 
 
 class QueueServicer:
@@ -157,6 +159,10 @@ class QueueServicer:
     ) -> queue_pb2.RequeueDeadResponse:
         """Put dead letters back in line."""
         return await self._parts.admin.requeue_dead(request, context)
+
+    async def Backup(self, request: queue_pb2.BackupRequest, context: Context) -> queue_pb2.BackupResponse:
+        """Write a consistent copy of the store beside it."""
+        return await self._parts.backup.make(request, context)
 
     # ---- Backlog and Work ----
 

@@ -19,6 +19,9 @@ class QueueSettings(ChannelledSettings):
         DEFAULT_QUEUE_ADDRESS, pattern=LISTEN_PATTERN, description="HOST:PORT to serve on; port 0 picks a free one."
     )
     data_dir: Path = Field(Path(".run/queue"), description="Directory of the store; belongs to one process at a time.")
+    backup_dir: Path | None = Field(
+        None, description="Directory of backups, on the data directory's file system; none means DATA_DIR-backups."
+    )
     default_channel: str = Field("interactive", description="Channel of requests that name none.")
     max_attempts: int = Field(3, ge=1, le=1000, description="Attempts before a request becomes a dead letter.")
     lease_s: float = Field(60.0, ge=1, description="Seconds a lease lasts without a renewal.")

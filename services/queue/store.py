@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from services.queue.core.effects import Write
@@ -38,6 +39,9 @@ class Store(Protocol):
 
     def write(self, writes: Sequence[Write]) -> None:
         """Apply all writes, or none; on return they survive a crash of the machine."""
+
+    def checkpoint(self, path: Path) -> None:
+        """Write a consistent copy of everything written so far to `path`, a new directory."""
 
     def disk_free_bytes(self) -> int:
         """Return the free bytes of the disk under the store."""

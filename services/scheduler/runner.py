@@ -61,6 +61,7 @@ class Runner:
             m.Grant: self._send_grant,
             m.Recall: lambda effect: self._send(effect.epoch, wire.recall(effect)),
             m.Drain: lambda effect: self._send(effect.epoch, wire.drain()),
+            m.Undrain: lambda effect: self._send(effect.epoch, wire.undrain()),
             m.EndStream: self._end_stream,
             m.SetWindow: lambda effect: self._send_queue(wire.window(effect)),
             m.RejectRequest: self._send_reject,

@@ -11,6 +11,7 @@ import grpc
 from penstock.scheduler.v1 import scheduler_pb2
 from services.scheduler import wire
 from services.scheduler.core import messages as m
+from services.scheduler.core.snapshot import WorkerView
 from services.scheduler.runner import Runner, WorkerStream
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
@@ -84,11 +85,31 @@ class SchedulerServicer:
         self, request: scheduler_pb2.DrainWorkerRequest, context: Context
     ) -> scheduler_pb2.DrainWorkerResponse:
         """Stop granting to a worker and tell it to finish what it has."""
-        for view in self._runner.snapshot().workers:
-            if view.worker_id == request.worker_id:
-                self._runner.feed([m.DrainRequested(request.worker_id)])
-                return scheduler_pb2.DrainWorkerResponse(reservations=view.reservations)
-        return await context.abort(grpc.StatusCode.NOT_FOUND, f"worker_id: no worker is called {request.worker_id!r}")
+        view = await self._worker(request.worker_id, context)
+        self._runner.feed([m.DrainRequested(request.worker_id)])
+        return scheduler_pb2.DrainWorkerResponse(reservations=view.reservations)
+
+    async def UndrainWorker(
+        self, request: scheduler_pb2.UndrainWorkerRequest, context: Context
+    ) -> scheduler_pb2.UndrainWorkerResponse:
+        """Let a drained worker have grants again."""
+        view = await self._worker(request.worker_id, context)
+        if not view.connected:
+            # The worker remembers that it drains, and would say so when it comes back.
+            text = f"worker_id: {request.worker_id!r} is not connected; undrain it when it is back"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        self._runner.feed([m.DrainRequested(request.worker_id, undo=True)])
+        return scheduler_pb2.UndrainWorkerResponse()
+
+    async def _worker(self, worker_id: str, context: Context) -> WorkerView:
+        """Return the view of a worker; ends the call with the names of those there are if it is not one of them."""
+        workers = self._runner.snapshot().workers
+        for view in workers:
+            if view.worker_id == worker_id:
+                return view
+        known = ", ".join(view.worker_id for view in workers) or "none is connected"
+        text = f"worker_id: no worker is called {worker_id!r}; known: {known}"
+        return await context.abort(grpc.StatusCode.NOT_FOUND, text)
 
 
 async def _first_frame(

@@ -172,6 +172,11 @@ def drain() -> scheduler_pb2.SchedulerToWorker:
     return scheduler_pb2.SchedulerToWorker(drain=scheduler_pb2.Drain())
 
 
+def undrain() -> scheduler_pb2.SchedulerToWorker:
+    """Encode the undoing of a drain."""
+    return scheduler_pb2.SchedulerToWorker(undrain=scheduler_pb2.Undrain())
+
+
 # ---- the queue ----
 
 

@@ -147,6 +147,8 @@ def scheduler_link(
                 post(m.Recalled(message.recall.request_id))
             elif kind == "drain":
                 post(m.DrainAsked("the scheduler asked for it"))
+            elif kind == "undrain":
+                post(m.UndrainAsked())
             else:
                 log.warning("scheduler: a message of an unknown kind was ignored")
 

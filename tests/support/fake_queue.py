@@ -213,6 +213,11 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         requeued = len(known) if request.all else sum(i in known for i in ids)
         return pb.RequeueDeadResponse(requeued=requeued, not_dead=[i for i in ids if i not in known])
 
+    async def Backup(self, request: pb.BackupRequest, context: Any) -> pb.BackupResponse:
+        if request.name == "taken":
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "name: there is a backup taken already")
+        return pb.BackupResponse(path=f"/backups/{request.name or 'now'}", store_id="fake", waiting=3, results=7)
+
     async def Backlog(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.BacklogResponse]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no scheduler here")
         yield pb.BacklogResponse()

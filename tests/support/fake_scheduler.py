@@ -22,7 +22,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
     async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Any) -> pb.DrainWorkerResponse:
-        return pb.DrainWorkerResponse()
+        return pb.DrainWorkerResponse(reservations=2)
+
+    async def UndrainWorker(self, request: pb.UndrainWorkerRequest, context: Any) -> pb.UndrainWorkerResponse:
+        if request.worker_id == "away":
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "worker_id: 'away' is not connected")
+        return pb.UndrainWorkerResponse()
 
     async def Credits(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.CreditsResponse]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no worker here")

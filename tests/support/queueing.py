@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.request.v1.request_pb2 import Request
 from services.queue import wire
+from services.queue.core import records
 from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
 from services.queue.core.entry import LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome
@@ -11,9 +13,11 @@ from services.queue.core.messages import BacklogOpened, Claim, Complete, Message
 from services.queue.core.workers import Rules
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
+from services.queue.store import Store
 
 STORE_ID = "0a1b2c3d"
 LEASE_NS = 60
+PAYLOAD = Request(text="payload").SerializeToString()
 GRACE_NS = 10
 RULES = Rules(("interactive", "batch"), max_attempts=3, lease_ns=LEASE_NS, worker_grace_ns=GRACE_NS, max_inflight=4)
 
@@ -43,10 +47,16 @@ def meta(**fields: object) -> RequestMeta:
 class Queue:
     """A machine over a memory store. Every step is committed before its effects are returned."""
 
-    def __init__(self, rules: Rules = RULES) -> None:
-        """Start with an empty store at time 1."""
+    def __init__(self, rules: Rules = RULES, store: Store | None = None) -> None:
+        """Start at time 1 with what `store` holds, or with an empty one in memory."""
         self.rules = rules
-        self.store = MemoryStore()
+        self.store: Store = store or MemoryStore()
+        self.store.write(
+            [
+                Write(records.META, records.SCHEMA_KEY, str(records.SCHEMA_VERSION).encode()),
+                Write(records.META, records.STORE_ID_KEY, STORE_ID.encode()),
+            ]
+        )
         self.now_ns = 1
         self.machine = self._build()
 
@@ -69,7 +79,7 @@ class Queue:
 
     def submit(self, *metas: RequestMeta) -> list[str]:
         """Submit requests; return their names."""
-        effects = self.step(Submit(0, tuple(NewRequest(m, b"payload") for m in metas)))
+        effects = self.step(Submit(0, tuple(NewRequest(m, PAYLOAD) for m in metas)))
         (answer,) = (effect for effect in effects if isinstance(effect, Submitted))
         return [name for name, _ in answer.acks]
 

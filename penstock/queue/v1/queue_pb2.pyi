@@ -1107,6 +1107,77 @@ class RequeueDeadResponse(_message.Message):
 Global___RequeueDeadResponse: _TypeAlias = RequeueDeadResponse  # noqa: Y015
 
 @_typing.final
+class BackupRequest(_message.Message):
+    """---- Backup ----
+
+    Which backup to make.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of its directory: letters, digits, dot, dash and underscore, at most 100; empty names it after the time."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupRequest: _TypeAlias = BackupRequest  # noqa: Y015
+
+@_typing.final
+class BackupResponse(_message.Message):
+    """The backup is whole and on disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    MADE_UNIX_NS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Its directory on the queue's machine."""
+    store_id: _builtins.str
+    """Name of the store."""
+    made_unix_ns: _builtins.int
+    """When it was begun, Unix time in nanoseconds: it holds everything acknowledged before."""
+    waiting: _builtins.int
+    """Requests in it that wait."""
+    leased: _builtins.int
+    """Requests in it that are leased."""
+    dead: _builtins.int
+    """Dead letters in it."""
+    results: _builtins.int
+    """Results in it."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        store_id: _builtins.str = ...,
+        made_unix_ns: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        leased: _builtins.int = ...,
+        dead: _builtins.int = ...,
+        results: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "leased", b"leased", "made_unix_ns", b"made_unix_ns", "path", b"path", "results", b"results", "store_id", b"store_id", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupResponse: _TypeAlias = BackupResponse  # noqa: Y015
+
+@_typing.final
 class BacklogRequest(_message.Message):
     """---- Backlog: scheduler and queue ----
 

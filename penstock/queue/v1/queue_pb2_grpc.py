@@ -81,6 +81,11 @@ class QueueServiceStub:
                 request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.RequeueDeadRequest.SerializeToString,
                 response_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.RequeueDeadResponse.FromString,
                 _registered_method=True)
+        self.Backup = channel.unary_unary(
+                '/penstock.queue.v1.QueueService/Backup',
+                request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.BackupRequest.SerializeToString,
+                response_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.BackupResponse.FromString,
+                _registered_method=True)
         self.Backlog = channel.stream_stream(
                 '/penstock.queue.v1.QueueService/Backlog',
                 request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.BacklogRequest.SerializeToString,
@@ -163,6 +168,14 @@ class QueueServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Backup(self, request, context):
+        """Write a consistent copy of the store beside it, while the queue goes on. ALREADY_EXISTS if the name is taken,
+        FAILED_PRECONDITION if the copy cannot be made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Backlog(self, request_iterator, context):
         """Metadata of waiting requests for the credit scheduler, within its windows.
         """
@@ -224,6 +237,11 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.RequeueDead,
                     request_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.RequeueDeadRequest.FromString,
                     response_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.RequeueDeadResponse.SerializeToString,
+            ),
+            'Backup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.BackupRequest.FromString,
+                    response_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.BackupResponse.SerializeToString,
             ),
             'Backlog': grpc.stream_stream_rpc_method_handler(
                     servicer.Backlog,
@@ -481,6 +499,33 @@ class QueueService:
             '/penstock.queue.v1.QueueService/RequeueDead',
             penstock_dot_queue_dot_v1_dot_queue__pb2.RequeueDeadRequest.SerializeToString,
             penstock_dot_queue_dot_v1_dot_queue__pb2.RequeueDeadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.queue.v1.QueueService/Backup',
+            penstock_dot_queue_dot_v1_dot_queue__pb2.BackupRequest.SerializeToString,
+            penstock_dot_queue_dot_v1_dot_queue__pb2.BackupResponse.FromString,
             options,
             channel_credentials,
             insecure,

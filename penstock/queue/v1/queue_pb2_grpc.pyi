@@ -57,6 +57,10 @@ class QueueServiceStub:
     """Page through the dead letters."""
     RequeueDead: _grpc.UnaryUnaryMultiCallable[_queue_pb2.RequeueDeadRequest, _queue_pb2.RequeueDeadResponse]
     """Put dead letters back to the front of their lines with fresh attempts."""
+    Backup: _grpc.UnaryUnaryMultiCallable[_queue_pb2.BackupRequest, _queue_pb2.BackupResponse]
+    """Write a consistent copy of the store beside it, while the queue goes on. ALREADY_EXISTS if the name is taken,
+    FAILED_PRECONDITION if the copy cannot be made.
+    """
     Backlog: _grpc.StreamStreamMultiCallable[_queue_pb2.BacklogRequest, _queue_pb2.BacklogResponse]
     """Metadata of waiting requests for the credit scheduler, within its windows."""
     Work: _grpc.StreamStreamMultiCallable[_queue_pb2.WorkRequest, _queue_pb2.WorkResponse]
@@ -91,6 +95,10 @@ class QueueServiceAsyncStub(QueueServiceStub):
     """Page through the dead letters."""
     RequeueDead: _aio.UnaryUnaryMultiCallable[_queue_pb2.RequeueDeadRequest, _queue_pb2.RequeueDeadResponse]  # type: ignore[assignment]
     """Put dead letters back to the front of their lines with fresh attempts."""
+    Backup: _aio.UnaryUnaryMultiCallable[_queue_pb2.BackupRequest, _queue_pb2.BackupResponse]  # type: ignore[assignment]
+    """Write a consistent copy of the store beside it, while the queue goes on. ALREADY_EXISTS if the name is taken,
+    FAILED_PRECONDITION if the copy cannot be made.
+    """
     Backlog: _aio.StreamStreamMultiCallable[_queue_pb2.BacklogRequest, _queue_pb2.BacklogResponse]  # type: ignore[assignment]
     """Metadata of waiting requests for the credit scheduler, within its windows."""
     Work: _aio.StreamStreamMultiCallable[_queue_pb2.WorkRequest, _queue_pb2.WorkResponse]  # type: ignore[assignment]
@@ -176,6 +184,16 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.RequeueDeadResponse, _abc.Awaitable[_queue_pb2.RequeueDeadResponse]]:
         """Put dead letters back to the front of their lines with fresh attempts."""
+
+    @_abc_1.abstractmethod
+    def Backup(
+        self,
+        request: _queue_pb2.BackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.BackupResponse, _abc.Awaitable[_queue_pb2.BackupResponse]]:
+        """Write a consistent copy of the store beside it, while the queue goes on. ALREADY_EXISTS if the name is taken,
+        FAILED_PRECONDITION if the copy cannot be made.
+        """
 
     @_abc_1.abstractmethod
     def Backlog(

@@ -50,6 +50,11 @@ class SchedulerServiceStub:
                 request_serializer=penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.UndrainWorker = channel.unary_unary(
+                '/penstock.scheduler.v1.SchedulerService/UndrainWorker',
+                request_serializer=penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.UndrainWorkerRequest.SerializeToString,
+                response_deserializer=penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.UndrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -77,6 +82,13 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UndrainWorker(self, request, context):
+        """Let a drained worker have grants again. NOT_FOUND if unknown, FAILED_PRECONDITION if it is not connected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.FromString,
                     response_serializer=penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'UndrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainWorker,
+                    request_deserializer=penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.UndrainWorkerRequest.FromString,
+                    response_serializer=penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.UndrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class SchedulerService:
             '/penstock.scheduler.v1.SchedulerService/DrainWorker',
             penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.SerializeToString,
             penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.scheduler.v1.SchedulerService/UndrainWorker',
+            penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.UndrainWorkerRequest.SerializeToString,
+            penstock_dot_scheduler_dot_v1_dot_scheduler__pb2.UndrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class SchedulerServiceStub:
     """The ledger, channels and workers as they are now."""
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DrainWorkerRequest, _scheduler_pb2.DrainWorkerResponse]
     """Stop granting to a worker and tell it to finish what it has. NOT_FOUND if unknown."""
+    UndrainWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.UndrainWorkerRequest, _scheduler_pb2.UndrainWorkerResponse]
+    """Let a drained worker have grants again. NOT_FOUND if unknown, FAILED_PRECONDITION if it is not connected."""
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -51,6 +53,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """The ledger, channels and workers as they are now."""
     DrainWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DrainWorkerRequest, _scheduler_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Stop granting to a worker and tell it to finish what it has. NOT_FOUND if unknown."""
+    UndrainWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.UndrainWorkerRequest, _scheduler_pb2.UndrainWorkerResponse]  # type: ignore[assignment]
+    """Let a drained worker have grants again. NOT_FOUND if unknown, FAILED_PRECONDITION if it is not connected."""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Credit scheduler. A credit is the right to occupy one KV-cache block."""
@@ -78,5 +82,13 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.DrainWorkerResponse, _abc.Awaitable[_scheduler_pb2.DrainWorkerResponse]]:
         """Stop granting to a worker and tell it to finish what it has. NOT_FOUND if unknown."""
+
+    @_abc_1.abstractmethod
+    def UndrainWorker(
+        self,
+        request: _scheduler_pb2.UndrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.UndrainWorkerResponse, _abc.Awaitable[_scheduler_pb2.UndrainWorkerResponse]]:
+        """Let a drained worker have grants again. NOT_FOUND if unknown, FAILED_PRECONDITION if it is not connected."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

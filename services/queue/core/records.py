@@ -66,7 +66,9 @@ def _row(*values: Any) -> bytes:
 
 
 def _values(row: bytes) -> list[Any]:
-    values: list[Any] = json.loads(row)
+    values = json.loads(row)
+    if not isinstance(values, list) or not values:
+        raise ValueError("row is not a list that opens with a version")
     version = values.pop(0)
     if version != _ROW_VERSION:
         raise ValueError(f"row has version {version}; this program reads version {_ROW_VERSION}")
@@ -121,7 +123,9 @@ def expiry_key(completed_ns: int, seq: int) -> bytes:
 
 
 def expiry_of(key: bytes) -> tuple[int, int]:
-    """Return (completed_ns, seq) of a key in `expiry`."""
+    """Return (completed_ns, seq) of a key in `expiry`; raises ValueError if it is not one."""
+    if len(key) != _PAIR.size:
+        raise ValueError(f"a key of {len(key)} bytes")
     completed_ns, seq = _PAIR.unpack(key)
     return completed_ns, seq
 
@@ -190,8 +194,9 @@ def restore_dead(entry: Entry, row: bytes) -> None:
 
 
 def dead_seq(row: bytes) -> int:
-    """Return the request of a row of `dead`."""
-    return int(_values(row)[0])
+    """Return the request of a row of `dead`; raises ValueError if it is not one."""
+    seq, *_ = _values(row)
+    return int(seq)
 
 
 def encode_counters(counters: Counters) -> bytes:
@@ -200,7 +205,9 @@ def encode_counters(counters: Counters) -> bytes:
 
 
 def decode_counters(row: bytes) -> Counters:
-    """Read the row of the counters."""
+    """Read the row of the counters; raises ValueError if it is not one."""
+    if len(row) != _COUNTERS.size:
+        raise ValueError(f"the counters take {_COUNTERS.size} bytes, the row has {len(row)}")
     return Counters(*_COUNTERS.unpack(row))
 
 
@@ -211,10 +218,17 @@ def encode_result(head: ResultHead, body: bytes) -> bytes:
 
 
 def decode_result(row: bytes) -> tuple[ResultHead, bytes]:
-    """Return the head and the encoded result of a row of `results`."""
+    """Return the head and the encoded result of a row of `results`; raises ValueError if it is not one."""
     completion_seq, completed_ns, end = _result_head(row)
-    tenant, key, batch = json.loads(row[_RESULT.size : end])
+    tenant, key, batch = _names(row[_RESULT.size : end])
     return ResultHead(completion_seq, completed_ns, tenant, key, batch), row[end:]
+
+
+def _names(row: bytes) -> list[str]:
+    names = json.loads(row)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("the names of a result row are not texts")
+    return names
 
 
 def split_result(row: bytes) -> tuple[int, bytes]:
@@ -225,6 +239,8 @@ def split_result(row: bytes) -> tuple[int, bytes]:
 
 def _result_head(row: bytes) -> tuple[int, int, int]:
     """Return completion_seq, completed_ns and where the encoded result begins."""
+    if len(row) < _RESULT.size:
+        raise ValueError(f"a result row of {len(row)} bytes")
     version, completion_seq, completed_ns, length = _RESULT.unpack_from(row)
     if version != _ROW_VERSION:
         raise ValueError(f"result row has version {version}; this program reads version {_ROW_VERSION}")

@@ -273,8 +273,13 @@ class Machine:
 
     def _drain_requested(self, request: m.DrainRequested, _now_ns: int) -> None:
         worker = self.fleet.named(request.worker_id)
-        if worker is not None:
+        if worker is not None and not request.undo:
             self._drain(worker)
+        elif worker is not None and worker.draining and worker.closed_ns is None:
+            # One that is ending says so again, and returns what it is granted meanwhile.
+            worker.draining = False
+            self._effects.append(m.Undrain(worker.epoch))
+            self._arbiter.room_grew(worker)
 
     def _drain(self, worker: Worker) -> None:
         worker.draining = True

@@ -167,9 +167,10 @@ class Gone(NamedTuple):
 
 
 class DrainRequested(NamedTuple):
-    """An operator wants a worker to finish what it has."""
+    """An operator wants a worker to finish what it has and get nothing more; or, with `undo`, to take grants again."""
 
     worker_id: str
+    undo: bool = False
 
 
 class Tick(NamedTuple):
@@ -226,6 +227,12 @@ class Drain(NamedTuple):
     epoch: int
 
 
+class Undrain(NamedTuple):
+    """To a worker: take grants again."""
+
+    epoch: int
+
+
 class EndStream(NamedTuple):
     """A newer stream of the same worker has replaced this epoch's."""
 
@@ -273,4 +280,6 @@ class AuditFailed(NamedTuple):
     violations: tuple[str, ...]
 
 
-Effect: TypeAlias = Grant | Recall | Drain | EndStream | SetWindow | RejectRequest | Settled | Released | AuditFailed
+Effect: TypeAlias = (
+    Grant | Recall | Drain | Undrain | EndStream | SetWindow | RejectRequest | Settled | Released | AuditFailed
+)

@@ -62,6 +62,10 @@ class DrainAsked(NamedTuple):
 # ---- messages: queue ----
 
 
+class UndrainAsked(NamedTuple):
+    """Take grants again, unless the worker is ending."""
+
+
 class QueueReached(NamedTuple):
     """A connection to the queue exists; the stream can be opened."""
 
@@ -219,6 +223,7 @@ Message: TypeAlias = (
     | Granted
     | Recalled
     | DrainAsked
+    | UndrainAsked
     | QueueReached
     | QueueUp
     | QueueDown

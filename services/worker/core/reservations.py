@@ -71,7 +71,7 @@ class Reservations:
             self.leave(entry, Input.RECALL, Cause.RECALLED, now_ns)
 
     def close(self, now_ns: int) -> None:
-        """Take nothing new, for good, and return what has not been claimed."""
+        """Take nothing new, and return what has not been claimed."""
         self.open = False
         self.return_unclaimed(list(self.unclaimed.values()), now_ns)
 

@@ -71,6 +71,7 @@ class Session:
             m.Granted: self._held.grant,
             m.Recalled: self._recalled,
             m.DrainAsked: self._drain_asked,
+            m.UndrainAsked: self._undrain_asked,
             m.QueueReached: self._queue_reached,
             m.QueueUp: self._queue_up,
             m.QueueDown: self._queue_down,
@@ -148,6 +149,12 @@ class Session:
 
     def _drain_asked(self, message: m.DrainAsked, now_ns: int) -> None:
         self._take_nothing_new(message.reason, now_ns)
+
+    def _undrain_asked(self, _: m.UndrainAsked, __: int) -> None:
+        if self._stopping:
+            self._out.append(m.SendDraining("the worker is ending"))
+        else:
+            self._held.open = True
 
     # ---- queue ----
 

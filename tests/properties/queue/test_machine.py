@@ -23,6 +23,7 @@ from services.queue.core.messages import (
     WorkerClosed,
     WorkerOpened,
 )
+from services.queue.verify import Verifier
 from tests.support.queueing import LEASE_NS, RULES, Queue, meta
 
 INDEX = st.integers(0, 30)
@@ -72,6 +73,10 @@ class QueueMachine(RuleBasedStateMachine):
     def the_audit_finds_nothing(self) -> None:
         assert self.queue.machine.audit.whole() == ()
         assert self.queue.machine.audit.look() == ()
+
+    @invariant()
+    def the_store_is_sound(self) -> None:
+        assert [found.line() for found in Verifier(self.queue.store).violations()] == []
 
     @rule(priority=st.integers(-1, 1), batch=st.sampled_from(["", "b"]), wait=st.none() | st.integers(1, 200))
     def submit(self, priority: int, batch: str, wait: int | None) -> None:

@@ -163,3 +163,31 @@ async def test_run_batch_says_what_it_cannot_read_or_write(shell: Shell, tmp_pat
 
 async def test_version(shell: Shell) -> None:
     assert (await shell.run("version", plain=True)).status == 0
+
+
+async def test_drain_waits_until_nothing_runs_on_the_worker() -> None:
+    def fleet(reservations: int, draining: bool = True, name: str = "w1") -> pb.StatusResponse:
+        view = pb.WorkerStatus(worker_id=name, reservations=reservations, draining=draining, connected=True)
+        return pb.StatusResponse(workers=[view])
+
+    for statuses, status, end in (
+        ([fleet(2), fleet(1), fleet(0)], 0, "w1 is drained\n"),
+        ([fleet(2), fleet(2, draining=False)], 1, ""),
+        ([fleet(2), fleet(0, name="w2")], 1, ""),
+    ):
+        async with serving_scheduler(FakeScheduler(*statuses)) as address:
+            ran = await Shell(address, FakeQueue()).run("drain", "w1", "--scheduler", address, plain=True)
+        assert (ran.status, ran.out) == (status, f"w1 takes no new grants; 2 requests run on it\n{end}"), ran.err
+    async with serving_scheduler(FakeScheduler()) as address:
+        flags = ("--scheduler", address)
+        undone = await Shell(address, FakeQueue()).run("drain", "w1", "--undo", *flags, plain=True)
+        assert (undone.status, undone.out) == (0, "w1 takes grants again\n")
+        away = await Shell(address, FakeQueue()).run("drain", "away", "--undo", *flags, plain=True)
+        assert (away.status, "'away' is not connected" in away.err) == (70, True)
+
+
+async def test_backup_of_a_running_queue(shell: Shell) -> None:
+    made = await shell.run("backup", "b1")
+    assert made.out == "/backups/b1: backup of store fake; 3 requests waiting, 0 running, 0 dead letters, 7 results\n"
+    taken = await shell.run("backup", "taken")
+    assert (taken.status, "there is a backup taken already" in taken.err) == (70, True)

@@ -1,0 +1,86 @@
+"""Tools for the store of a queue that does not run: `python -m services.queue.offline verify|backup|restore`.
+
+The `penstock` command starts them. Exit status: 0 if all is well, 1 if a verification found something, 2 for wrong
+arguments, 69 if the directory cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.queue.backup import BackupError, backups_of, make_backup, restore
+from services.queue.core.records import FAMILIES
+from services.queue.rocksdb_store import RocksdbStore
+from services.queue.store import StoreError, StoreUnusableError
+from services.queue.verify import Verifier
+
+EX_FOUND = 1
+EX_UNAVAILABLE = 69
+
+
+def verify(directory: Path) -> int:
+    """Print every violation of a store's invariants, one a line with its key, then the rows of each family."""
+    store = RocksdbStore(directory, read_only=True)
+    try:
+        verifier = Verifier(store)
+        found = 0
+        for violation in verifier.violations():
+            found += 1
+            print(violation.line())
+    finally:
+        store.close()
+    print(f"{directory}: " + ", ".join(f"{verifier.counts[family]} {family}" for family in FAMILIES))
+    print(f"{found} violations" if found else "no violations")
+    return EX_FOUND if found else 0
+
+
+def back_up(data_dir: Path, name: str) -> int:
+    """Make a backup of a store that no queue uses."""
+    if not (data_dir / "CURRENT").is_file():
+        raise StoreUnusableError(f"there is no store in {data_dir}")
+    store = RocksdbStore(data_dir)
+    try:
+        backup = make_backup(store, backups_of(data_dir), name, time.time_ns())
+    finally:
+        store.close()
+    print(f"{backup.path}: backup of store {backup.store_id}")
+    return 0
+
+
+def bring_back(backup: Path, data_dir: Path) -> int:
+    """Make a data directory of a backup."""
+    counters = restore(backup, data_dir, time.time_ns())
+    print(f"{data_dir}: restored from {backup}; {counters.results} results kept, numbers go on from {counters.seq}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one tool and return the exit status."""
+    parser = argparse.ArgumentParser(prog="services.queue.offline")
+    tools = parser.add_subparsers(dest="tool", required=True)
+    tool = tools.add_parser("verify")
+    tool.add_argument("directory", type=Path)
+    tool = tools.add_parser("backup")
+    tool.add_argument("data_dir", type=Path)
+    tool.add_argument("name", nargs="?", default="")
+    tool = tools.add_parser("restore")
+    tool.add_argument("backup", type=Path)
+    tool.add_argument("data_dir", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        if options.tool == "verify":
+            return verify(options.directory)
+        if options.tool == "backup":
+            return back_up(options.data_dir, options.name)
+        return bring_back(options.backup, options.data_dir)
+    except (BackupError, StoreError, StoreUnusableError) as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return EX_UNAVAILABLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""Backups and what is made of them: whole or not there, and never confused with the store they were made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from services.queue.backup import BackupError, backups_of, make_backup, restore
+from services.queue.core import records as r
+from services.queue.core.effects import Deliver, Ended, Recorded, StopReason, StopRun, Write
+from services.queue.core.entry import LeaseRef, parse_request_id
+from services.queue.core.lifecycle import State
+from services.queue.core.messages import WorkerOpened
+from services.queue.memory_store import MemoryStore
+from services.queue.offline import main
+from services.queue.rocksdb_store import BACKUP_MARK, RocksdbStore
+from services.queue.store import StoreUnusableError
+from services.queue.verify import Verifier
+from tests.support.queueing import STORE_ID, Queue, meta
+
+NOW_NS = 1_800_000_000_000_000_000
+NAME = f"{STORE_ID}-000000000001"
+
+
+class DiskQueue(Queue):
+    """A machine over RocksDB."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.disk = RocksdbStore(path)
+        super().__init__(store=self.disk)
+
+    def back_up(self, name: str = "b1") -> Path:
+        return make_backup(self.disk, backups_of(self.path), name, NOW_NS).path
+
+
+@pytest.fixture
+def open_queue(tmp_path: Path) -> Iterator[Callable[[str], DiskQueue]]:
+    opened: list[DiskQueue] = []
+
+    def make(name: str) -> DiskQueue:
+        opened.append(DiskQueue(tmp_path / name))
+        return opened[-1]
+
+    yield make
+    for queue in opened:
+        queue.disk.close()
+
+
+def test_a_backup_holds_what_was_acknowledged_and_nothing_later(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path
+) -> None:
+    queue = open_queue("data")
+    before = queue.submit(*(meta(idempotency_key=f"k{n}") for n in range(50)))
+    path = queue.back_up()
+    queue.submit(meta(idempotency_key="later"))
+    assert path == tmp_path / "data-backups" / "b1"
+    assert json.loads((path / BACKUP_MARK).read_text())["store_id"] == STORE_ID
+    restore(path, tmp_path / "again", NOW_NS)
+    again = open_queue("again")
+    assert [entry.name for entry in again.machine.book.entries.values()] == before
+    assert list(Verifier(again.disk).violations()) == []
+
+
+def test_numbers_of_the_lost_life_are_never_given_again(open_queue: Callable[[str], DiskQueue], tmp_path: Path) -> None:
+    queue = open_queue("data")
+    queue.submit(meta())
+    path = queue.back_up()
+    lost = queue.submit(*(meta() for _ in range(5)))
+    queue.step(WorkerOpened(1, "w", "life", ()))
+    lease = queue.claim(1, lost[0])
+    assert lease is not None
+    (ended,) = [effect for effect in queue.complete(1, lease) if isinstance(effect, Ended)]
+
+    restore(path, tmp_path / "again", NOW_NS)
+    again = open_queue("again")
+    new = again.submit(*(meta() for _ in range(5)))
+    assert not set(new) & set(lost)
+    assert all(parse_request_id(STORE_ID, name) > NOW_NS for name in new), "the names are read back"
+    assert all(again.machine.book.find(name) is None for name in lost)
+    again.step(WorkerOpened(1, "w", "life", ()))
+    newer = again.claim(1, new[0])
+    assert newer is not None
+    assert newer.fencing_token > lease.fencing_token
+    (ended_again,) = [effect for effect in again.complete(1, newer) if isinstance(effect, Ended)]
+    assert ended_again.completion_seq > ended.completion_seq, "a watcher with a cursor of the lost life sees it"
+
+
+def test_two_restores_of_one_backup_give_different_numbers(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path
+) -> None:
+    path = open_queue("data").back_up()
+    restore(path, tmp_path / "one", NOW_NS)
+    restore(path, tmp_path / "two", NOW_NS + 60 * 10**9)
+    assert not set(open_queue("one").submit(meta())) & set(open_queue("two").submit(meta()))
+
+
+def test_a_clock_that_is_behind_moves_the_numbers_on_all_the_same(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path
+) -> None:
+    queue = open_queue("data")
+    queue.submit(meta())
+    restore(queue.back_up(), tmp_path / "again", 5)
+    assert open_queue("again").machine.book.counters.seq > 1 << 40
+
+
+def test_a_lease_in_the_backup_is_still_good_and_one_of_the_lost_life_is_not(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path
+) -> None:
+    queue = open_queue("data")
+    kept, lost = queue.submit(meta(), meta())
+    queue.step(WorkerOpened(1, "w", "life", ()))
+    lease = queue.claim(1, kept)
+    path = queue.back_up()
+    late = queue.claim(1, lost)
+    assert lease is not None
+    assert late is not None
+
+    restore(path, tmp_path / "again", NOW_NS)
+    again = open_queue("again")
+    effects = again.step(WorkerOpened(1, "w", "life", (lease, late)))
+    assert [effect for effect in effects if isinstance(effect, StopRun)] == [StopRun(1, late, StopReason.LEASE_LOST)]
+    assert Recorded(1, lease, True) in again.complete(1, lease)
+    waiting = again.machine.book.find(lost)
+    assert waiting is not None
+    assert waiting.state is State.READY
+    assert again.complete(1, late)[-1] == Recorded(1, late, False)
+
+
+def test_a_lease_whose_worker_has_finished_meanwhile_is_run_again(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path
+) -> None:
+    queue = open_queue("data")
+    (name,) = queue.submit(meta())
+    queue.step(WorkerOpened(1, "w", "life", ()))
+    assert queue.claim(1, name) is not None
+    restore(queue.back_up(), tmp_path / "again", NOW_NS)
+    again = open_queue("again")
+    again.step(WorkerOpened(1, "w", "life", ()))
+    delivered = again.claim(1, name)
+    assert delivered == LeaseRef(name, 2, delivered.fencing_token) if delivered else False
+
+
+def test_a_queue_does_not_run_on_a_backup(open_queue: Callable[[str], DiskQueue]) -> None:
+    path = open_queue("data").back_up()
+    with pytest.raises(StoreUnusableError, match=r"is a backup: `penstock restore`"):
+        RocksdbStore(path)
+
+
+def test_a_taken_or_wrong_name_is_refused_and_leaves_nothing(open_queue: Callable[[str], DiskQueue]) -> None:
+    queue = open_queue("data")
+    path = queue.back_up()
+    for name, text in (("b1", "already"), ("../b2", "must be letters"), (".b", "must be letters")):
+        with pytest.raises(BackupError, match=text):
+            queue.back_up(name)
+    assert [found.name for found in path.parent.iterdir()] == ["b1"]
+    assert queue.back_up("").name == "20270115T080000Z"
+
+
+def test_a_backup_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BackupError, match="in memory"):
+        make_backup(MemoryStore(), tmp_path, "b", NOW_NS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_restore_is_refused_where_it_could_destroy_something(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path
+) -> None:
+    queue = open_queue("data")
+    path = queue.back_up()
+    with pytest.raises(BackupError, match="is not empty"):
+        restore(path, queue.path, NOW_NS)
+    with pytest.raises(BackupError, match="is not a backup"):
+        restore(queue.path, tmp_path / "again", NOW_NS)
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_damaged_backup_is_refused_and_leaves_nothing(open_queue: Callable[[str], DiskQueue], tmp_path: Path) -> None:
+    path = open_queue("data").back_up()
+    (path / "CURRENT").write_text("MANIFEST-999999\n")
+    with pytest.raises(BackupError, match="cannot be restored"):
+        restore(path, tmp_path / "again", NOW_NS)
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["data", "data-backups"]
+
+
+def test_the_tools_for_a_stopped_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = DiskQueue(tmp_path / "data")
+    queue.submit(meta(), meta())
+    data = str(tmp_path / "data")
+    # Another process, because locks of files do not keep a process from itself.
+    command = [sys.executable, "-m", "services.queue.offline", "verify", data]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "is locked: another queue service uses it" in ran.stderr) == (69, True)
+    queue.disk.close()
+    assert main(["verify", data]) == 0
+    assert "2 requests, 2 payloads, 2 ready, 0 leases" in capsys.readouterr().out
+    assert main(["backup", data, "b1"]) == 0
+    assert main(["verify", f"{data}-backups/b1"]) == 0
+    assert main(["restore", f"{data}-backups/b1", str(tmp_path / "again")]) == 0
+    assert main(["restore", f"{data}-backups/b1", str(tmp_path / "again")]) == 69
+    capsys.readouterr()
+    store = RocksdbStore(tmp_path / "again")
+    store.write([Write(r.PAYLOADS, r.seq_key(1), None)])
+    store.close()
+    assert main(["verify", str(tmp_path / "again")]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == f"requests {r.seq_key(1).hex()}: has no payload"
+    assert main(["verify", str(tmp_path / "nowhere")]) == 69
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_verification_changes_no_row_and_no_file(tmp_path: Path) -> None:
+    queue = DiskQueue(tmp_path / "data")
+    queue.submit(*(meta() for _ in range(20)))
+    queue.disk.close()
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    assert main(["verify", str(tmp_path / "data")]) == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == kept
+
+
+def test_deliveries_of_a_restored_queue_have_their_payload(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path
+) -> None:
+    queue = open_queue("data")
+    (name,) = queue.submit(meta())
+    restore(queue.back_up(), tmp_path / "again", NOW_NS)
+    again = open_queue("again")
+    effects = again.step(WorkerOpened(1, "w", "life", ()))
+    assert not [effect for effect in effects if isinstance(effect, Deliver)]
+    assert again.claim(1, name) is not None
+    assert again.disk.get(r.PAYLOADS, r.seq_key(1)) == queue.disk.get(r.PAYLOADS, r.seq_key(1))

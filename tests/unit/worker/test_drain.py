@@ -1,0 +1,39 @@
+"""A worker remembers a drain for as long as it lives, and forgets it only when it is told to."""
+
+from __future__ import annotations
+
+from services.worker.core import messages as m
+from services.worker.core.session import Session
+from services.worker.core.sizing import Sizes
+
+SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
+UP = (m.SchedulerReached(), m.SchedulerUp(5, 0), m.QueueReached(), m.QueueUp(1_000, 8))
+DRAINING = m.SendDraining("the worker is draining")
+
+
+def tell(session: Session, *messages: m.Message) -> list[m.Effect]:
+    return [effect for message in messages for effect in session.step(message, 1)]
+
+
+def test_every_new_scheduler_is_told_of_the_drain() -> None:
+    session = Session(SIZES)
+    tell(session, *UP, m.DrainAsked("asked"))
+    for epoch in (6, 7):
+        assert DRAINING in tell(session, m.SchedulerDown(), m.SchedulerReached(), m.SchedulerUp(epoch, 0))
+
+
+def test_a_grant_meanwhile_goes_back_and_after_the_undrain_is_claimed() -> None:
+    session = Session(SIZES)
+    tell(session, *UP, m.DrainAsked("asked"))
+    effects = tell(session, m.Granted("r1", "batch", 4, True, 1))
+    assert [effect.cause for effect in effects if isinstance(effect, m.SendCompletionAck)] == [m.Cause.UNCLAIMED]
+    tell(session, m.UndrainAsked())
+    assert m.SendClaim("r1") in tell(session, m.Granted("r1", "batch", 4, True, 1))
+    assert DRAINING not in tell(session, m.SchedulerDown(), m.SchedulerReached(), m.SchedulerUp(6, 0))
+
+
+def test_a_worker_that_is_ending_says_so_again() -> None:
+    session = Session(SIZES)
+    tell(session, *UP, m.ShutdownAsked("SIGTERM"))
+    assert tell(session, m.UndrainAsked()) == [m.SendDraining("the worker is ending")]
+    assert not [e for e in tell(session, m.Granted("r1", "batch", 4, True, 1)) if isinstance(e, m.SendClaim)]
