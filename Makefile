@@ -81,6 +81,10 @@ chaos: $(READY) ## A batch on real vLLM while everything around it is killed, fr
 chaos-sim: $(READY) ## The same for 100,000 requests on simulated engines
 	@$(BIN)/python -m tests.chaos --engine simulated --directory $(RUN_DIR)/chaos-sim $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(READY) ## Feed arbitrary bytes and lies to wire, services, batch reader and store: EXAMPLES=n of each test
+	@FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q --timeout 0 tests/fuzz
+
 .PHONY: bench-main
 bench-main: $(READY) ## 2,000 requests with production lengths through the whole stack on real vLLM
 	@$(BIN)/python -m benchmarks.bench_main

@@ -17,6 +17,21 @@ MAX_NAME_BYTES = 512
 MAX_MODEL_NAMES = 64
 """Names one worker may answer to; they are searched for every head that asks for a model."""
 
+MAX_BLOCKS = 1 << 40
+"""Most blocks a worker may say to have or to hold: beyond any memory, and sums over a fleet still fit the wire."""
+
+MAX_TOKENS = 1 << 40
+"""Most tokens of one request, likewise."""
+
+SHAPE_MOST = {
+    "capacity_blocks": MAX_BLOCKS,
+    "block_size": 1 << 20,
+    "max_model_len": 1 << 31,
+    "max_num_seqs": 1 << 20,
+    "lookahead_tokens": 1 << 20,
+    "special_tokens": 1 << 20,
+}
+"""Largest numbers of a worker's shape; what is larger is a mistake or a lie, and windows are computed from it."""
 
 _GRANT = length_tag(scheduler_pb2.SchedulerToWorker, "grant")
 
@@ -39,6 +54,8 @@ def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.Wor
     for name in ("capacity_blocks", "block_size", "max_model_len", "max_num_seqs"):
         if getattr(opened, name) < 1:
             raise InvalidFieldError(f"open.{name}: must be at least 1")
+    for name, most in SHAPE_MOST.items():
+        _check_most(f"open.{name}", getattr(opened, name), most)
     if opened.role != scheduler_pb2.WORKER_ROLE_UNIFIED:
         raise InvalidFieldError(f"open.role: must be WORKER_ROLE_UNIFIED, got {opened.role}")
     if len(opened.model_aliases) >= MAX_MODEL_NAMES:
@@ -69,6 +86,7 @@ def _inventory(inventory: Iterable[scheduler_pb2.Holding]) -> tuple[m.Holding, .
         where = f"open.inventory[{index}]"
         _check_name(f"{where}.request_id", holding.request_id)
         _check_name(f"{where}.channel", holding.channel)
+        _check_most(f"{where}.held_blocks", holding.held_blocks, MAX_BLOCKS)
         if holding.request_id in holdings:
             raise InvalidFieldError(f"{where}.request_id: {holding.request_id!r} is listed twice")
         holdings[holding.request_id] = m.Holding(holding.request_id, holding.channel, holding.held_blocks, holding.seq)
@@ -81,6 +99,9 @@ def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Inpu
     if kind == "tokenizer_ack":
         settle = message.tokenizer_ack
         _check_name("tokenizer_ack.request_id", settle.request_id)
+        _check_most("tokenizer_ack.held_blocks", settle.held_blocks, MAX_BLOCKS)
+        if max(settle.prompt_tokens, settle.generated_tokens, settle.output_limit_tokens) > MAX_TOKENS:
+            raise InvalidFieldError(f"tokenizer_ack.prompt_tokens: no request has more than {MAX_TOKENS} tokens")
         return m.TokenizerAck(
             stream,
             settle.epoch,
@@ -94,6 +115,7 @@ def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Inpu
     if kind == "completion_ack":
         release = message.completion_ack
         _check_name("completion_ack.request_id", release.request_id)
+        _check_most("completion_ack.output_tokens", release.output_tokens, MAX_TOKENS)
         cause = _cause(release.cause)
         return m.CompletionAck(stream, release.epoch, release.request_id, release.seq, cause, release.output_tokens)
     if kind == "engine_report":
@@ -116,6 +138,7 @@ def _cause(number: int) -> m.ReleaseCause:
 
 
 def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineReport:
+    _check_most("engine_report.blocks_free", report.blocks_free, MAX_BLOCKS)
     return m.EngineReport(
         stream,
         report.epoch,
@@ -128,6 +151,11 @@ def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineR
         report.kv_cache_usage_ns,
         report.busy_ns,
     )
+
+
+def _check_most(field: str, value: int, most: int) -> None:
+    if value > most:
+        raise InvalidFieldError(f"{field}: at most {most}, got {value}")
 
 
 def _check_name(field: str, value: str) -> None:

@@ -17,6 +17,10 @@ MODELS_REMEMBERED = 1024
 """Model names whose groups are kept at hand: far more than a fleet serves, and what callers make up costs no more."""
 
 
+MOST_SEQUENCES = 1 << 20
+"""Requests a fleet is believed to run at once. Windows, and so the scheduler's memory, follow from it."""
+
+
 def token_geometry(shape: EngineShape) -> EngineShape:
     """Return the shape without what does not decide how many blocks a request needs."""
     return shape._replace(capacity_blocks=0, max_num_seqs=0)
@@ -162,5 +166,6 @@ class Fleet:
         return group
 
     def sequences(self) -> int:
-        """Return how many requests the connected engines can run at once."""
-        return sum(worker.shape.max_num_seqs for worker in self._by_epoch.values() if worker.closed_ns is None)
+        """Return how many requests the connected engines can run at once, at most MOST_SEQUENCES."""
+        connected = (worker.shape.max_num_seqs for worker in self._by_epoch.values() if worker.closed_ns is None)
+        return min(sum(connected), MOST_SEQUENCES)

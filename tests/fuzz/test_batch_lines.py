@@ -1,0 +1,79 @@
+"""Whatever a batch file holds: each line is asked, or refused with its number and the field at fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.batch.convert import to_request
+from penstock.batch.reader import Ask, InputFile, LineError, asks, parse_line
+from penstock.errors import InvalidRequest
+from tests.support.arbitrary import fuzzed
+from tests.support.batch_lines import chat, completion
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from([2**63, 1e308, -1]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+BODY_FIELDS = (
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "seed",
+    "logprobs", "top_logprobs", "logit_bias", "echo", "stream", "response_format", "presence_penalty", "user", "tools",
+    "stop_token_ids", "min_tokens", "priority", "structured_outputs", "extra_args", "best_of", "suffix",
+)  # fmt: skip
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> bytes:
+    """Draw a good line of which some fields of line and body were replaced."""
+    make = draw(st.sampled_from([completion, chat]))
+    record = make("c", "hello")
+    record["body"].update(draw(st.dictionaries(st.sampled_from(BODY_FIELDS), values, max_size=3)))
+    record.update(
+        draw(st.dictionaries(st.sampled_from(["custom_id", "method", "url", "body", "x"]), values, max_size=1))
+    )
+    return json.dumps(record).encode()
+
+
+def ask_or_refuse(data: bytes, line: int) -> None:
+    try:
+        ask = parse_line(data, line)
+    except LineError as error:
+        assert (error.line, bool(error.code), bool(str(error))) == (line, True, True)
+        return
+    try:
+        to_request(ask.body).SerializeToString()
+    except InvalidRequest as error:
+        assert error.param
+
+
+@fuzzed
+@given(st.binary(max_size=80), st.integers(1, 3))
+def test_any_bytes(data: bytes, line: int) -> None:
+    ask_or_refuse(data.replace(b"\n", b""), line)
+
+
+@fuzzed
+@given(lines(), st.integers(1, 3))
+def test_lines_with_wrong_values(data: bytes, line: int) -> None:
+    ask_or_refuse(data, line)
+
+
+@settings(fuzzed, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.binary(max_size=20) | lines() | st.sampled_from([b"", b" ", b"\r", b"\xef\xbb\xbf"]), max_size=6))
+def test_files(tmp_path: Path, parts: list[bytes]) -> None:
+    path = tmp_path / "in.jsonl"
+    data = b"\n".join(parts)
+    path.write_bytes(data)
+    source = InputFile(path)
+    try:
+        found = list(asks(source, iter(source.lines)))
+    finally:
+        source.close()
+    numbers = [number for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    assert [ask.line for ask in found] == numbers, "every line that is not blank, once, in order"
+    assert all(isinstance(ask, Ask | LineError) for ask in found)

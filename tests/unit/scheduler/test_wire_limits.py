@@ -1,0 +1,56 @@
+"""Numbers no worker can mean are refused: sums and windows computed from them would not fit the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.v1 import scheduler_pb2 as pb
+from services.scheduler import wire
+from services.scheduler.core import messages as m
+from services.scheduler.core.fleet import MOST_SEQUENCES, Fleet
+
+SHAPE: dict[str, Any] = {
+    "worker_id": "w", "instance_id": "i", "model": "m", "role": pb.WORKER_ROLE_UNIFIED,
+    "capacity_blocks": 10, "block_size": 16, "max_model_len": 100, "max_num_seqs": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", wire.SHAPE_MOST)
+def test_shapes_beyond_belief(field: str) -> None:
+    most = wire.SHAPE_MOST[field]
+    wire.worker_opened(pb.WorkerToScheduler(open=pb.CreditsOpen(**{**SHAPE, field: most})), 1)
+    with pytest.raises(wire.InvalidFieldError, match=rf"^open\.{field}: at most {most}, got {most + 1}$"):
+        wire.worker_opened(pb.WorkerToScheduler(open=pb.CreditsOpen(**{**SHAPE, field: most + 1})), 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (pb.WorkerToScheduler(tokenizer_ack=pb.TokenizerAck(request_id="r", held_blocks=1 << 41)), "held_blocks"),
+        (
+            pb.WorkerToScheduler(tokenizer_ack=pb.TokenizerAck(request_id="r", generated_tokens=1 << 41)),
+            "prompt_tokens",
+        ),
+        (pb.WorkerToScheduler(completion_ack=pb.CompletionAck(request_id="r", output_tokens=1 << 41)), "output_tokens"),
+        (pb.WorkerToScheduler(engine_report=pb.EngineReport(blocks_free=1 << 41)), "blocks_free"),
+    ],
+)
+def test_numbers_beyond_belief(message: pb.WorkerToScheduler, field: str) -> None:
+    with pytest.raises(wire.InvalidFieldError, match=rf"{field}: "):
+        wire.from_worker(message, 1)
+
+
+def test_holdings_beyond_belief() -> None:
+    holding = pb.Holding(request_id="r", channel="batch", held_blocks=1 << 41)
+    with pytest.raises(wire.InvalidFieldError, match=r"^open\.inventory\[0\]\.held_blocks: "):
+        wire.worker_opened(pb.WorkerToScheduler(open=pb.CreditsOpen(**SHAPE, inventory=[holding])), 1)
+
+
+def test_windows_of_a_fleet_of_liars_fit_the_wire() -> None:
+    fleet = Fleet(1.0)
+    for epoch in range(1, 5):
+        shape = m.EngineShape(10, 16, 100, wire.SHAPE_MOST["max_num_seqs"])
+        fleet.open(m.WorkerOpened(epoch, f"w{epoch}", "i", ("m",), shape, ()))
+    assert fleet.sequences() == MOST_SEQUENCES
