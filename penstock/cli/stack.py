@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.cli.supervisor import Supervisor
+from penstock.cli.supervisor import BEHIND_ENGINES, Supervisor
 from penstock.cli.tiny import write_tiny_model
 from penstock.tiny_model import Shape, is_model
 
@@ -64,10 +64,14 @@ async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIte
     try:
         metrics = plan.metrics_base_port
         flags = ["--data-dir", str(plan.data_dir / "queue"), *_metrics(metrics, 0)]
-        queue = await supervisor.ready(supervisor.add("queue", "services.queue", _listen(plan.base_port, 0), flags))
+        queue = await supervisor.ready(
+            supervisor.add("queue", "services.queue", _listen(plan.base_port, 0), flags, BEHIND_ENGINES)
+        )
         flags = ["--queue-address", queue, *_metrics(metrics, 1)]
         scheduler = await supervisor.ready(
-            supervisor.add("scheduler", "services.scheduler", _listen(plan.base_port, SCHEDULER_OFFSET), flags)
+            supervisor.add(
+                "scheduler", "services.scheduler", _listen(plan.base_port, SCHEDULER_OFFSET), flags, BEHIND_ENGINES
+            )
         )
         say(f"starting {plan.workers} worker{'s' * (plan.workers > 1)}; the engine may take a while")
         addresses = ["--queue-address", queue, "--scheduler-address", scheduler]

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,20 @@ HOPELESS = (78,)
 LOG_TAIL_LINES = 15
 """Lines of a failed service's log that are shown."""
 
+BEHIND_ENGINES = 5
+"""Niceness of a service that shares the machine with engines: where they compete for a core, the engine gets three
+quarters of it (nice 0 weighs 1,024, nice 5 weighs 335; sched(7)). Its steps are what everybody waits for."""
+
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends, however the parent ends. Runs in the child."""
+def begin_child(niceness: int) -> None:
+    """Make the kernel kill this process when its parent ends, however the parent ends; runs in the child."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if niceness:
+        os.nice(niceness)
+        # Whoever wakes up in this class does not interrupt what runs (sched(7)).
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 @dataclass
@@ -51,6 +60,7 @@ class ServiceProcess:
     listen: str
     flags: Sequence[str]
     log_path: Path
+    niceness: int = 0
     log_start_bytes: int = 0
     """Where the log of the present life begins; before it are those of earlier lives and earlier commands."""
     process: asyncio.subprocess.Process | None = None
@@ -87,10 +97,10 @@ class Supervisor:
         self._stopping = False
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def add(self, name: str, module: str, listen: str, flags: Sequence[str]) -> ServiceProcess:
+    def add(self, name: str, module: str, listen: str, flags: Sequence[str], niceness: int = 0) -> ServiceProcess:
         """Start a service and keep it running; it listens on `listen`, port 0 picking a free one for all its lives."""
         self._log_directory.mkdir(parents=True, exist_ok=True)
-        service = ServiceProcess(name, module, listen, flags, self._log_directory / f"{name}.log")
+        service = ServiceProcess(name, module, listen, flags, self._log_directory / f"{name}.log", niceness)
         service.keeper = asyncio.create_task(self._keep(service))
         self._services.append(service)
         return service
@@ -186,7 +196,7 @@ class Supervisor:
                 stderr=log,
                 # Ctrl-C in the terminal is for this command alone: it stops the services in order.
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(begin_child, service.niceness),
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         stdout = service.process.stdout

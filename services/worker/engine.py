@@ -116,13 +116,23 @@ class EngineStep(NamedTuple):
 
 
 class EngineRequest(NamedTuple):
-    """A tokenized run. `max_tokens` is per completion and fits the window."""
+    """A tokenized run. `max_tokens` is per completion and fits the window; `tell_at_tokens` is as in `tell_at`."""
 
     run_id: str
     prompt_ids: Sequence[int]
     max_tokens: int
     sampling: pb.SamplingParams
     echo: bool = False
+    tell_at_tokens: int = 1
+
+
+class StepTokens(NamedTuple):
+    """What one engine step generated, over all runs."""
+
+    generated: int
+    """Tokens."""
+    gaps_s: Sequence[float]
+    """Seconds since the token before, of every token that was not the first of its sequence."""
 
 
 class Engine(Protocol):
@@ -132,11 +142,26 @@ class Engine(Protocol):
     def shape(self) -> EngineShape:
         """What the engine can hold."""
 
-    def start(self, on_stats: Callable[[EngineReported], None], on_death: Callable[[str], None]) -> None:
-        """Begin to work on the running loop; `on_stats` is called after each step, before its outputs are seen."""
+    def start(
+        self,
+        on_stats: Callable[[EngineReported], None],
+        on_death: Callable[[str], None],
+        on_tokens: Callable[[StepTokens], None],
+    ) -> None:
+        """Begin to work on the running loop.
+
+        `on_stats` is called after each step, before its outputs are seen; `on_tokens` after each that generated any.
+        """
 
     def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
         """Run a request. Raises RequestRefusedError before the first step, EngineDeadError at any time."""
+
+    def tell_at(self, run_id: str, tokens: int) -> None:
+        """Say at which output length a run is next of interest: 0 means at its end, one it has reached every step.
+
+        The engine may hold output back until then, except a first token; it need not. What it has held back comes at
+        once when the run is of interest. Unknown runs are ignored.
+        """
 
     async def abort(self, run_id: str) -> None:
         """Abort a run; on return no later request can be scheduled ahead of the abort. Unknown runs are ignored."""

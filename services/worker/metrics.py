@@ -54,7 +54,7 @@ class WorkerMetrics:
         self.time_to_first_token = histogram(
             "time_to_first_token", "From the engine's start to the first token.", LATENCY_BUCKETS_S
         )
-        self.inter_token = histogram("inter_token", "Between two outputs of a request.", TOKEN_BUCKETS_S)
+        self.inter_token = histogram("inter_token", "Between two tokens of a sequence.", TOKEN_BUCKETS_S)
         self.request = histogram("request", "From delivery to the end of the attempt.", LATENCY_BUCKETS_S)
         self.tokenizer = histogram("tokenizer", "From delivery to the tokenized prompt.", LATENCY_BUCKETS_S)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens given to the engine.")

@@ -43,6 +43,11 @@ class Run:
     """The encoded Complete, once there is one."""
     ending: Ending | None = None
 
+    @property
+    def wanted_at_tokens(self) -> int:
+        """Output length at which the engine is to hand over next: a watched run every step, 0 at its end."""
+        return 1 if self.watched else self.tell_at_tokens
+
     def finish(self, ending: Ending, model: str) -> bytes:
         """Return the encoded Complete of this run; the same one each time."""
         if self.complete is None:

@@ -27,6 +27,7 @@ from services.worker.engine import (
     PromptSpec,
     Rendered,
     RequestRefusedError,
+    StepTokens,
 )
 from services.worker.gen_ai import RunSpans
 from services.worker.metrics import WorkerMetrics
@@ -258,6 +259,7 @@ class Runner:
         run = self._runs[effect.run_id]
         run.watched = effect.watched
         run.output.untell()
+        self._engine.tell_at(run.run_id, run.wanted_at_tokens)
 
     def _send_tokens(self, effect: m.SendTokens, _: int) -> None:
         for message in self._runs[effect.run_id].token_messages():
@@ -291,15 +293,13 @@ class Runner:
         run.settled_blocks = effect.held_blocks
         run.tell_at_tokens = effect.tell_at_tokens
         self._metrics.prompt_tokens.inc(len(run.prompt_ids))
-        request = EngineRequest(
-            effect.run_id, run.prompt_ids, effect.max_tokens, run.request.sampling, run.request.echo
-        )
-        run.generation = self._spawn(self._generate(run, request), f"generate {effect.run_id}")
+        run.generation = self._spawn(self._generate(run, effect.max_tokens), f"generate {effect.run_id}")
 
     def _tell_at(self, effect: m.TellAt, _: int) -> None:
         run = self._runs[effect.run_id]
         run.tell_at_tokens = effect.tokens
         self._tell_progress(run)
+        self._engine.tell_at(run.run_id, run.wanted_at_tokens)
 
     def _tell_progress(self, run: Run) -> None:
         """Tell the session, once, that a run has come as far as it wanted to hear of."""
@@ -316,9 +316,12 @@ class Runner:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _generate(self, run: Run, request: EngineRequest) -> None:
+    async def _generate(self, run: Run, max_tokens: int) -> None:
         """Iterate one generation and tell the session of what matters to it."""
-        run_id = request.run_id
+        run_id = run.run_id
+        request = EngineRequest(
+            run_id, run.prompt_ids, max_tokens, run.request.sampling, run.request.echo, run.wanted_at_tokens
+        )
         try:
             async for step in self._engine.generate(request):
                 self._take_step(run, step)
@@ -333,7 +336,7 @@ class Runner:
     def _take_step(self, run: Run, step: EngineStep) -> None:
         tokens = run.output.take(step)
         if tokens:
-            self._observe_tokens(run, tokens)
+            self._observe_tokens(run)
         if step.finished:
             self.post(_end_of(run))
             self._metrics.cached_tokens.inc(run.output.cached_tokens)
@@ -342,20 +345,25 @@ class Runner:
         if tokens and run.watched:
             self.post(m.EngineTokens(run.run_id))
 
-    def _observe_tokens(self, run: Run, tokens: int) -> None:
-        now_ns = self._clock.now_ns()
-        if run.first_token_ns:
-            self._metrics.inter_token.observe((now_ns - run.last_token_ns) / 1e9)
-        else:
+    def _observe_tokens(self, run: Run) -> None:
+        run.last_token_ns = now_ns = self._clock.now_ns()
+        if not run.first_token_ns:
             run.first_token_ns = now_ns
             self._metrics.time_to_first_token.observe((now_ns - run.engine_started_ns) / 1e9)
-        run.last_token_ns = now_ns
-        self._metrics.generation_tokens.inc(tokens)
+
+    def tokens_generated(self, step: StepTokens) -> None:
+        """Count what an engine step generated, whoever of its runs is handed over with it."""
+        self._metrics.generation_tokens.inc(step.generated)
+        for gap_s in step.gaps_s:
+            self._metrics.inter_token.observe(gap_s)
 
     async def _abort(self, run: Run) -> None:
         """Stop the generation first, so that a start still under way cannot come after the abort."""
         try:
             if run.generation is not None:
+                # What the engine has held back counts: it comes within one turn of the loop.
+                self._engine.tell_at(run.run_id, 1)
+                await asyncio.sleep(0)
                 run.generation.cancel()
                 await asyncio.gather(run.generation, return_exceptions=True)
             await self._engine.abort(run.run_id)

@@ -114,7 +114,7 @@ class Service:
             self.runner.died(reason)
             dead.set()
 
-        self._engine.start(self.runner.post, died)
+        self._engine.start(self.runner.post, died, self.runner.tokens_generated)
         await self._tokenizer.start(self.runner.tokenized, died)
         await server.start()
         host = self._settings.listen.rpartition(":")[0]

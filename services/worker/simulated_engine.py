@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from services.worker.engine import (
     PromptSpec,
     Rendered,
     RequestRefusedError,
+    StepTokens,
 )
 from services.worker.simulated_batch import Batch
 from services.worker.simulated_blocks import prompt_keys
@@ -91,6 +93,7 @@ class _Run:
     steps: asyncio.Queue[EngineStep | EngineDeadError] = field(default_factory=asyncio.Queue)
     preemptions: int = 0
     cached_tokens: int = 0
+    last_token_s: dict[int, float] = field(default_factory=dict)
 
 
 class SimulatedEngine:
@@ -112,6 +115,7 @@ class SimulatedEngine:
         self._work = asyncio.Event()
         self._on_stats: Callable[[EngineReported], None] = lambda _: None
         self._on_death: Callable[[str], None] = lambda _: None
+        self._on_tokens: Callable[[StepTokens], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
         self._dead = ""
 
@@ -131,10 +135,16 @@ class SimulatedEngine:
             byte_bounded_tokenizer=True,
         )
 
-    def start(self, on_stats: Callable[[EngineReported], None], on_death: Callable[[str], None]) -> None:
+    def start(
+        self,
+        on_stats: Callable[[EngineReported], None],
+        on_death: Callable[[str], None],
+        on_tokens: Callable[[StepTokens], None],
+    ) -> None:
         """Begin to work on the running loop."""
         self._on_stats = on_stats
         self._on_death = on_death
+        self._on_tokens = on_tokens
         self._task = asyncio.get_running_loop().create_task(self._steps(), name="simulated-engine")
 
     def die(self, reason: str) -> None:
@@ -168,6 +178,9 @@ class SimulatedEngine:
         finally:
             if not finished:
                 self._drop(request.run_id)
+
+    def tell_at(self, run_id: str, tokens: int) -> None:
+        """Hand over every step whatever is wanted."""
 
     async def abort(self, run_id: str) -> None:
         """Abort a run; its iterator ends with finish reason `abort`."""
@@ -232,6 +245,8 @@ class SimulatedEngine:
         """Hand each run the tokens its sequences got in this step."""
         ended = {id(sequence) for sequence in result.ended}
         by_run: dict[str, list[ChoiceStep]] = {}
+        gaps_s: list[float] = []
+        now_s = time.monotonic()
         for sequence in result.sampled:
             run_id, _, index = sequence.key.rpartition("#")
             run = self._runs.get(run_id)
@@ -240,8 +255,14 @@ class SimulatedEngine:
                 continue
             run.preemptions = max(run.preemptions, sequence.preemptions)
             run.cached_tokens = max(run.cached_tokens, sequence.cached_tokens)
-            choice = self._choice(run, int(index), sequence, id(sequence) in ended)
+            number = int(index)
+            if number in run.last_token_s:
+                gaps_s.append(now_s - run.last_token_s[number])
+            run.last_token_s[number] = now_s
+            choice = self._choice(run, number, sequence, id(sequence) in ended)
             by_run.setdefault(run_id, []).append(choice)
+        if by_run:
+            self._on_tokens(StepTokens(sum(map(len, by_run.values())), gaps_s))
         for run_id, choices in by_run.items():
             run = self._runs[run_id]
             finished = not run.open_choices

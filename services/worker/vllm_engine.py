@@ -21,8 +21,10 @@ from services.worker.engine import (
     EngineRequest,
     EngineShape,
     EngineStep,
+    StepTokens,
 )
-from services.worker.processes import guard_process_group
+from services.worker.processes import guard_process_group, yield_to_engine
+from services.worker.vllm_pace import Pace
 
 EX_SOFTWARE = 70
 """Exit status when the engine cannot be started (sysexits.h)."""
@@ -72,6 +74,8 @@ class Prepared:
         """Return a renderer for the model; runs in the tokenizer's process."""
         from services.worker.vllm_renderer import VllmRenderer
 
+        if self._on_cpu:
+            yield_to_engine()
         return VllmRenderer(self._config)
 
     def build(self) -> VllmEngine:
@@ -90,6 +94,8 @@ class Prepared:
             llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=[stats.logger], disable_log_stats=True)
         except Exception as error:
             fail(f"the engine did not start: {first_line(error)} (its own lines are above)", EX_SOFTWARE)
+        if self._on_cpu:
+            yield_to_engine()
         return VllmEngine(llm, self._names, stats)
 
 
@@ -177,6 +183,7 @@ class EngineStats:
         self._preemptions = 0
         self._last_s = 0.0
         self.sink: Callable[[EngineReported], None] = lambda _: None
+        self.token_sink: Callable[[StepTokens], None] = lambda _: None
 
     @property
     def blocks_total(self) -> int:
@@ -211,6 +218,9 @@ class EngineStats:
         """Take one step's stats of one core; either part may be None."""
         if iteration_stats is not None:
             self._preemptions += iteration_stats.num_preempted_reqs
+            generated = iteration_stats.num_generation_tokens
+            if generated:
+                self.token_sink(StepTokens(generated, iteration_stats.inter_token_latencies_iter))
         if scheduler_stats is None:
             return
         self._cores[core] = scheduler_stats
@@ -234,6 +244,7 @@ class VllmEngine:
         """Serve `llm`."""
         self._llm = llm
         self._stats = stats
+        self._pace = Pace(llm)
         self._defaults: dict[str, Any] = llm.vllm_config.model_config.get_diff_sampling_param()
         self._shape = self._describe(names)
         self._watch: asyncio.Task[None] | None = None
@@ -270,9 +281,15 @@ class VllmEngine:
             ceiling_max_tokens=default if from_directory else override.get("max_new_tokens"),
         )
 
-    def start(self, on_stats: Callable[[EngineReported], None], on_death: Callable[[str], None]) -> None:
+    def start(
+        self,
+        on_stats: Callable[[EngineReported], None],
+        on_death: Callable[[str], None],
+        on_tokens: Callable[[StepTokens], None],
+    ) -> None:
         """Begin to work on the running loop."""
         self._stats.sink = on_stats
+        self._stats.token_sink = on_tokens
         self._watch = asyncio.get_running_loop().create_task(self._watch_health(on_death), name="engine-health")
 
     async def _watch_health(self, on_death: Callable[[str], None]) -> None:
@@ -294,10 +311,19 @@ class VllmEngine:
 
         from services.worker.vllm_sampling import engine_step, refusal, sampling_params
 
+        run_id = request.run_id
         params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
-        outputs = self._llm.generate(tokens_input(list(request.prompt_ids)), params, request.run_id)
+        interval = self._pace.begin(run_id, request.tell_at_tokens)
+        if interval is not None:
+            params.stream_interval = interval
+        outputs = self._llm.generate(tokens_input(list(request.prompt_ids)), params, run_id)
+        first = True
         try:
             async for output in outputs:
+                if first and self._pace.wanted(run_id) != request.tell_at_tokens:
+                    # It changed before vLLM knew the run.
+                    self._pace.apply(run_id)
+                first = False
                 yield engine_step(output, params.logprobs, params.prompt_logprobs)
         except VllmDeadError as error:
             raise EngineDeadError(first_line(error)) from error
@@ -309,7 +335,12 @@ class VllmEngine:
                 raise refusal(error.__cause__) from error
             raise
         finally:
+            self._pace.end(run_id)
             await outputs.aclose()
+
+    def tell_at(self, run_id: str, tokens: int) -> None:
+        """Change how often a run is handed over."""
+        self._pace.change(run_id, tokens)
 
     async def abort(self, run_id: str) -> None:
         """Abort a run."""

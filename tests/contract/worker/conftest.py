@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from services.worker.core.messages import EngineReported
-from services.worker.engine import Engine, Renderer
+from services.worker.engine import Engine, Renderer, StepTokens
 from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
 from services.worker.simulated_settings import SimulatedSettings
 from tests.support.fleet import penstock
@@ -25,11 +25,12 @@ VLLM_ARGUMENTS = [
 
 
 class UnderTest(NamedTuple):
-    """An engine with its renderer and every report it has made."""
+    """An engine with its renderer, every report it has made, and what each step generated."""
 
     engine: Engine
     renderer: Renderer
     reports: list[EngineReported]
+    tokens: list[StepTokens]
 
 
 @pytest_asyncio.fixture(
@@ -37,6 +38,7 @@ class UnderTest(NamedTuple):
 )
 async def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[UnderTest]:
     reports: list[EngineReported] = []
+    tokens: list[StepTokens] = []
     engine: Engine
     renderer: Renderer
     if request.param == "simulated":
@@ -45,8 +47,8 @@ async def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     else:
         engine, renderer = vllm_engine(tmp_path_factory.mktemp("model") / "tiny")
     deaths: list[str] = []
-    engine.start(reports.append, deaths.append)
-    yield UnderTest(engine, renderer, reports)
+    engine.start(reports.append, deaths.append, tokens.append)
+    yield UnderTest(engine, renderer, reports, tokens)
     assert not deaths
     await asyncio.wait_for(engine.close(), 20)
 

@@ -141,6 +141,82 @@ async def test_cancelling_the_consumer_frees_the_blocks(made: UnderTest) -> None
     await until_all_free(made)
 
 
+async def paced(made: UnderTest, tell_at: int, max_tokens: int, **sampling: object) -> AsyncIterator[EngineStep]:
+    ids = made.renderer.render(PromptSpec(text="The gate")).token_ids
+    params = pb.SamplingParams(ignore_eos=True, temperature=0.0, **sampling)  # type: ignore[arg-type]
+    async for step in made.engine.generate(EngineRequest(next(names), ids, max_tokens, params, tell_at_tokens=tell_at)):
+        yield step
+
+
+@pytest.mark.parametrize("tell_at", [0, 1, 2, 3, 20, 60, 500])
+async def test_a_run_handed_over_in_portions_has_every_token_once(made: UnderTest, tell_at: int) -> None:
+    whole, _ = await collect(generation(made, "The gate", max_tokens=60, logprobs=1))
+    output, steps = await collect(paced(made, tell_at, 60, logprobs=1))
+    assert output.choices[0].token_ids == whole.choices[0].token_ids
+    assert "".join(output.choices[0].texts) == "".join(whole.choices[0].texts)
+    assert [p.token_id for p in output.choices[0].logprobs] == [p.token_id for p in whole.choices[0].logprobs]
+    if tell_at not in (1, 2, 3):  # outputs that come fast are handed over together
+        assert len(steps[0].choices[0].token_ids) == 1, "the first token is not held back"
+
+
+@pytest.mark.parametrize("lengths", [[20, 40], [2, 3, 4], [30, 0], [0, 1], [10, 1, 30], [10, 1, 0], [25, 3, 40]])
+async def test_an_output_comes_when_the_run_is_as_long_as_wanted(made: UnderTest, lengths: list[int]) -> None:
+    whole, _ = await collect(generation(made, "The gate", max_tokens=60))
+    first, *others = lengths
+    run_id = next(names)
+    ids = made.renderer.render(PromptSpec(text="The gate")).token_ids
+    params = pb.SamplingParams(ignore_eos=True, temperature=0.0)
+    seen, wanted = RunOutput(), first
+    async for step in made.engine.generate(EngineRequest(run_id, ids, 60, params, tell_at_tokens=first)):
+        before = seen.longest
+        seen.take(step)
+        # Never later than wanted: an output ends at that length, not beyond it.
+        assert not before < wanted < seen.longest
+        if others and wanted <= seen.longest:
+            wanted = others.pop(0)
+            made.engine.tell_at(run_id, wanted)
+    assert not others
+    assert seen.choices[0].token_ids == whole.choices[0].token_ids
+    assert "".join(seen.choices[0].texts) == "".join(whole.choices[0].texts)
+
+
+async def test_what_was_held_back_comes_at_once_when_it_is_wanted(made: UnderTest) -> None:
+    run_id, began = next(names), len(made.tokens)
+    ids = made.renderer.render(PromptSpec(text="The gate")).token_ids
+    params = pb.SamplingParams(ignore_eos=True, temperature=0.0)
+    seen = RunOutput()
+
+    async def consume() -> None:
+        async for step in made.engine.generate(EngineRequest(run_id, ids, 480, params, tell_at_tokens=0)):
+            seen.take(step)
+
+    task = asyncio.get_running_loop().create_task(consume())
+    while sum(step.generated for step in made.tokens[began:]) < 50:
+        await asyncio.sleep(0.001)
+    generated = sum(step.generated for step in made.tokens[began:])
+    made.engine.tell_at(run_id, 1)
+    await asyncio.sleep(0)
+    assert seen.tokens >= generated - 1  # the last step's tokens are told of before its outputs are seen
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await until_all_free(made)
+
+
+async def test_every_token_is_counted_and_every_gap_but_the_first_tokens(made: UnderTest) -> None:
+    began = len(made.tokens)
+    await asyncio.gather(*(collect(paced(made, 0, 30)) for _ in range(3)))
+    assert sum(step.generated for step in made.tokens[began:]) == 90
+    gaps_s = [gap_s for step in made.tokens[began:] for gap_s in step.gaps_s]
+    assert len(gaps_s) == 87
+    assert all(gap_s > 0 for gap_s in gaps_s)
+
+
+async def test_changing_the_pace_of_an_unknown_run_changes_nothing(made: UnderTest) -> None:
+    made.engine.tell_at("nobody", 5)
+    output, _ = await collect(generation(made, max_tokens=3))
+    assert output.tokens == 3
+
+
 async def test_aborting_an_unknown_run_changes_nothing(made: UnderTest) -> None:
     await made.engine.abort("nobody")
     output, _ = await collect(generation(made, max_tokens=3))

@@ -33,7 +33,7 @@ async def steps_of(engine: SimulatedEngine, wanted: EngineRequest) -> list[Engin
 async def test_a_run_aborted_while_its_step_takes_its_time_leaves_the_others_alone() -> None:
     hands = Hands()
     engine = SimulatedEngine(SimulatedSettings(), hands.sleep)
-    engine.start(lambda _: None, lambda _: None)
+    engine.start(lambda _: None, lambda _: None, lambda _: None)
     runs = [asyncio.create_task(steps_of(engine, request(name))) for name in ("a", "b")]
     await hands.begun.wait()
     await engine.abort("a")
@@ -47,7 +47,7 @@ async def test_a_run_aborted_while_its_step_takes_its_time_leaves_the_others_alo
 
 async def test_a_repeated_prompt_is_found_in_the_cache() -> None:
     engine = SimulatedEngine(SimulatedSettings(block_size=16))
-    engine.start(lambda _: None, lambda _: None)
+    engine.start(lambda _: None, lambda _: None, lambda _: None)
     first = await asyncio.wait_for(steps_of(engine, request("a")), 10)
     again = await asyncio.wait_for(steps_of(engine, request("b")), 10)
     assert (first[-1].cached_tokens, again[-1].cached_tokens) == (0, 32)
