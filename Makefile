@@ -106,6 +106,14 @@ bench-admission-sim: $(READY) ## Admission policies and fleets on simulated engi
 	@$(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --requests 600 --out build/bench-sim)
 	@$(if $(ARGS),,$(BIN)/python -m benchmarks.admission.makespan)
 
+.PHONY: bench-recovery
+bench-recovery: $(READY) ## Time until submits, grants and lost requests go on after a kill -9; up to a million waiting
+	@$(BIN)/python -m benchmarks.bench_recovery $(ARGS)
+
+.PHONY: bench-overload
+bench-overload: $(READY) ## Ten and a hundred times the load: refusals, memory, and the interactive channel beside it
+	@$(BIN)/python -m benchmarks.bench_overload $(ARGS)
+
 .PHONY: fit-engine
 fit-engine: $(READY) ## Fit the engine model's step time to real vLLM on this machine: PROFILE=cpu-tiny or cpu-small
 	@$(BIN)/python -m benchmarks.fit_engine --profile $(or $(PROFILE),cpu-tiny)

@@ -86,6 +86,12 @@ class Child:
         """Return the resident memory."""
         return int(self._stats.memory_info().rss)
 
+    def kill(self) -> None:
+        """kill -9, and reap."""
+        self.process.kill()
+        self.process.wait()
+        self._close_pipes()
+
     def stop(self) -> None:
         """Ask the process to end, and end it if it does not."""
         if self.process.poll() is None:
@@ -95,6 +101,9 @@ class Child:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -9,6 +9,7 @@ batches.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from services.queue.core.effects import (
 )
 from services.queue.core.machine import Machine
 from services.queue.core.messages import (
+    Adopt,
     BacklogClosed,
     Inspect,
     InspectQueue,
@@ -41,6 +43,7 @@ from services.queue.core.messages import (
     WatchTokens,
     WorkerClosed,
 )
+from services.queue.loading import Loading
 from services.queue.store import Store, StoreError, StoreUnusableError
 
 log = logging.getLogger(__name__)
@@ -67,6 +70,8 @@ class Lookup(NamedTuple):
     ticket: int
     read: Callable[[Store], Message]
     glance: Callable[[Store], Message | None] = lambda _store: None
+    submits: bool = False
+    """Whether the message is a Submit: it can be handled while the store is still being loaded."""
 
 
 Item: TypeAlias = Message | Lookup
@@ -113,14 +118,26 @@ class Committer:
         clock: Clock,
         outlet: Outlet,
         disk_free_min_bytes: int,
+        loading: Loading | None = None,
+        machine: Machine | None = None,
     ) -> None:
-        """Own the machine that `build` makes from what the store holds."""
+        """Own the machine that `build` makes from all that the store holds.
+
+        With `loading`, own `machine`, which knows the first of it, and let it adopt the rest while submits are served.
+        """
         self._store = store
         self._build = build
         self._clock = clock
         self._outlet = outlet
         self._disk_free_min_bytes = disk_free_min_bytes
-        self.machine = build()
+        self.machine = machine or build()
+        self._loading = loading
+        self._page: asyncio.Future[Adopt | None] | None = None
+        """The next requests of the store, being read."""
+        self.loaded = asyncio.Event()
+        """Set once the machine knows everything that the store holds."""
+        if loading is None:
+            self.loaded.set()
         self.broken = ""
         """Why the store cannot write; empty if it can."""
         self.disk_free_bytes = 0
@@ -185,14 +202,46 @@ class Committer:
 
     async def run(self) -> None:
         """Handle batches until `stop`; then handle what is left and return."""
+        if self._loading is not None:
+            self._read_on(self._loading)
         while not (self._stopping and not self._inbox):
             await self._ready.wait()
             self._ready.clear()
             items, self._inbox = self._inbox, []
             self._room.set()
+            if self._loading is not None:
+                items = self._loading.admit(items)
+                await self._load(self._loading)
             if items:
                 await self._handle(items)
+        if self._page is not None:
+            await asyncio.wait([self._page])
         self._disk.shutdown()
+
+    def _read_on(self, loading: Loading) -> None:
+        # Not on the thread of the commits: one reads while the other waits for its sync.
+        self._page = asyncio.get_running_loop().run_in_executor(None, loading.read)
+        self._page.add_done_callback(lambda _: self._ready.set())
+
+    async def _load(self, loading: Loading) -> None:
+        """Take in what has been read of the store, and have it read on."""
+        if self._page is None or not self._page.done():
+            return
+        adopt = self._page.result()
+        if adopt is None:
+            self._end_loading()
+            return
+        self._read_on(loading)
+        await self._commit([adopt])
+        # What lives long is not worth looking at for garbage, and pauses for that grow with the backlog.
+        gc.freeze()
+
+    def _end_loading(self) -> None:
+        if self._loading is not None:
+            self._inbox = [*self._loading.take_held(), *self._inbox]
+            self._loading = None
+            self._ready.set()
+            self.loaded.set()
 
     def stop(self) -> None:
         """Let `run` end after what has been posted."""
@@ -323,6 +372,7 @@ class Committer:
         except (StoreError, StoreUnusableError) as error:
             log.error("the store cannot be read either: %s", error)
             return False
+        self._end_loading()
         self._outlet.reset(self.machine)
         return True
 

@@ -1,67 +1,108 @@
-"""Start-up: read from the store what lives, in pages, and never a payload."""
+"""Start-up: read from the store what lives, in pages, and never a payload.
+
+Pages can be taken in one by one while the queue serves submits already: what is
+submitted meanwhile has higher numbers than everything that is read here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.core.entry import Entry, Recovered
+from services.queue.core.entry import Counters, Entry, Recovered
 from services.queue.core.lifecycle import State
 from services.queue.store import Row, Store, StoreUnusableError
 
-PAGE_ROWS = 4096
-"""Rows read at once: a few MiB, and few enough calls."""
+PAGE_ROWS = 2048
+"""Rows read at once. Reading a page and taking it in occupies the interpreter for some 30 ms, which is what a submit
+waits for at most while a large store is being loaded."""
 
 
-def rows_of(store: Store, family: str) -> Iterator[Row]:
-    """Yield every row of a family in key order."""
-    start = b""
-    while True:
-        page = store.scan(family, start, b"", PAGE_ROWS)
-        yield from page
-        if len(page) < PAGE_ROWS:
-            return
-        start = page[-1][0] + b"\0"
+class Recovery:
+    """The live requests of a store, in pages: leased ones, dead letters in the order they died, then those that wait.
+
+    Raises StoreUnusableError, here or while it is iterated, if the rows contradict each other. That nothing is left
+    over (a row in `ready` whose request is gone) takes reading every family, which is not a start's business.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Read the counters; `pages` reads what was submitted up to now."""
+        self._store = store
+        row = store.get(records.META, records.COUNTERS_KEY)
+        self.counters = Counters() if row is None else records.decode_counters(row)
+        self._last_seq = self.counters.seq
+
+    def pages(self) -> Iterator[list[Entry]]:
+        """Yield every live request once. One thread at a time may draw pages."""
+        try:
+            yield from self._pages()
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise StoreUnusableError(f"the store is damaged: {error}") from error
+
+    def _pages(self) -> Iterator[list[Entry]]:
+        apart: set[int] = set()
+        for family, read in ((records.LEASES, _lease), (records.DEAD, _dead_letter)):
+            for page in _row_pages(self._store, family):
+                entries = [read(key, row) for key, row in page]
+                self._describe(entries)
+                for entry in entries:
+                    if entry.seq in apart:
+                        raise ValueError(f"request {entry.seq} is in two states")
+                    apart.add(entry.seq)
+                yield entries
+        for page in _row_pages(self._store, records.REQUESTS, records.seq_key(self._last_seq + 1)):
+            yield self._waiting(page, apart)
+
+    def _describe(self, entries: Sequence[Entry]) -> None:
+        """Give entries that were found by their state their metadata."""
+        rows = self._store.get_many(records.REQUESTS, [records.seq_key(entry.seq) for entry in entries])
+        for entry, row in zip(entries, rows, strict=True):
+            if row is None:
+                raise ValueError(f"request {entry.seq} has a state but no metadata")
+            entry.meta = records.decode_meta(row)
+
+    def _waiting(self, page: Sequence[Row], apart: set[int]) -> list[Entry]:
+        """Return those of a page of metadata that wait: all that are not `apart`."""
+        metas = records.decode_metas([row for _, row in page])
+        found = [Entry(records.seq_of(key), meta) for (key, _), meta in zip(page, metas, strict=True)]
+        rows = self._store.get_many(records.READY, [records.ready_key(entry) for entry in found])
+        entries = []
+        for entry, ready in zip(found, rows, strict=True):
+            if (ready is None) is (entry.seq not in apart):
+                text = "neither ready, leased nor dead" if ready is None else "in two states"
+                raise ValueError(f"request {entry.seq} is {text}")
+            if ready is not None:
+                records.restore_ready(entry, ready)
+                entries.append(entry)
+        return entries
 
 
 def recover(store: Store) -> Recovered:
     """Return every live request of `store`; raises StoreUnusableError if its rows contradict each other."""
-    try:
-        return _recover(store)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise StoreUnusableError(f"the store is damaged: {error}") from error
+    recovery = Recovery(store)
+    return Recovered(recovery.counters, [entry for page in recovery.pages() for entry in page])
 
 
-def _recover(store: Store) -> Recovered:
-    row = store.get(records.META, records.COUNTERS_KEY)
-    recovered = Recovered() if row is None else Recovered(records.decode_counters(row))
-    entries: dict[int, Entry] = {}
-    for key, value in rows_of(store, records.REQUESTS):
-        seq = records.seq_of(key)
-        entries[seq] = Entry(seq, records.decode_meta(value), State.ABSENT)
-    for key, value in rows_of(store, records.READY):
-        _restore(entries, records.ready_seq(key), value, records.restore_ready)
-    for key, value in rows_of(store, records.LEASES):
-        _restore(entries, records.seq_of(key), value, records.restore_lease)
-    for key, value in rows_of(store, records.DEAD):
-        entry = _restore(entries, records.dead_seq(value), value, records.restore_dead)
-        entry.completion_seq = records.completion_seq_of(key)
-    for entry in entries.values():
-        if entry.state is State.ABSENT:
-            raise ValueError(f"request {entry.seq} is neither ready, leased nor dead")
-    recovered.entries = list(entries.values())
-    return recovered
-
-
-def _restore(entries: dict[int, Entry], seq: int, row: bytes, restore: Callable[[Entry, bytes], None]) -> Entry:
-    entry = entries.get(seq)
-    if entry is None:
-        raise ValueError(f"request {seq} has a state but no metadata")
-    if entry.state is not State.ABSENT:
-        raise ValueError(f"request {seq} is in two states")
-    restore(entry, row)
+def _lease(key: bytes, row: bytes) -> Entry:
+    entry = Entry(records.seq_of(key), records.NO_META, State.ABSENT)
+    records.restore_lease(entry, row)
     return entry
+
+
+def _dead_letter(key: bytes, row: bytes) -> Entry:
+    entry = Entry(records.dead_seq(row), records.NO_META, State.ABSENT)
+    records.restore_dead(entry, row)
+    entry.completion_seq = records.completion_seq_of(key)
+    return entry
+
+
+def _row_pages(store: Store, family: str, end: bytes = b"") -> Iterator[list[Row]]:
+    """Yield the rows of a family up to `end`, in key order."""
+    start = b""
+    while page := store.scan(family, start, end, PAGE_ROWS):
+        yield page
+        start = page[-1][0] + b"\0"
 
 
 def store_id_of(store: Store, draw: Callable[[], str]) -> str:

@@ -17,9 +17,10 @@ from services.queue.committer import Committer, RefusedError
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Tick
 from services.queue.core.workers import Rules
+from services.queue.loading import Loading
 from services.queue.metrics import QueueMetrics
 from services.queue.reader import Reader
-from services.queue.recovery import recover, store_id_of
+from services.queue.recovery import Recovery, recover, store_id_of
 from services.queue.rocksdb_store import RocksdbStore
 from services.queue.servicer import Parts, QueueServicer
 from services.queue.settings import QueueSettings
@@ -64,16 +65,18 @@ class Service:
         greeting = Greeting(store_id, channels, lease_ns, settings.max_inflight)
         self._hub = WatchHub()
         self._speaker = Speaker(self._hub, metrics, telemetry, self._clock, greeting)
+        loading = Loading(Recovery(store))
+        machine = Machine(store_id, rules, loading.first, self._clock.now_ns())
         self.committer = Committer(
             store,
             lambda: Machine(store_id, rules, recover(store), self._clock.now_ns()),
             self._clock,
             self._speaker,
             settings.disk_free_min_bytes,
+            loading,
+            machine,
         )
-        machine = self.committer.machine
         self._hub.reset(machine.seal().progress)
-        self._warn_of_lost_channels(machine)
         self._reader = Reader(store, store_id)
         watching = Watching(self.committer, self._reader, self._hub, store_id)
         self._speaker.on_reset = watching.renew_interests
@@ -85,7 +88,15 @@ class Service:
         )
         self.servicer = QueueServicer(parts)
 
-    def _warn_of_lost_channels(self, machine: Machine) -> None:
+    async def _until_loaded(self) -> None:
+        """Return once every request of the store is known, and say so."""
+        began_ns = self._clock.now_ns()
+        await self.committer.loaded.wait()
+        machine = self.committer.machine
+        seconds = (self._clock.now_ns() - began_ns) / 1e9
+        log.info(
+            "loaded %d requests; the last of them %.1f s after the first submits", len(machine.book.entries), seconds
+        )
         for line in machine.overview().lines:
             if line.ready and line.channel not in self._settings.channels:
                 log.warning("%d requests wait in channel %r, which is not configured", line.ready, line.channel)
@@ -122,6 +133,7 @@ class Service:
     async def _tick(self) -> None:
         ttl_ns = int(self._settings.result_ttl_s * 1e9)
         ticks = 0
+        await self._until_loaded()
         while True:
             self.committer.post(Tick())
             if ticks % HOUSEKEEPING_TICKS == 0:
@@ -156,6 +168,9 @@ async def serve(settings: QueueSettings) -> None:
     host = settings.listen.rpartition(":")[0] or "0.0.0.0"
     try:
         await service.run(stop, lambda port: print(f"ready: queue on {host}:{port}", flush=True))
+    except (StoreError, StoreUnusableError) as error:  # found while the store was being loaded
+        print(f"penstock queue: {error}", file=sys.stderr)
+        raise SystemExit(EX_UNAVAILABLE) from None
     except Exception:
         log.exception("the queue service failed")
         raise SystemExit(EX_SOFTWARE) from None

@@ -26,7 +26,7 @@ class QueueSettings(ChannelledSettings):
     max_attempts: int = Field(3, ge=1, le=1000, description="Attempts before a request becomes a dead letter.")
     lease_s: float = Field(60.0, ge=1, description="Seconds a lease lasts without a renewal.")
     worker_grace_s: float = Field(
-        10.0, ge=0, description="Seconds a worker whose stream ended has to return before its leases are requeued."
+        2.0, ge=0, description="Seconds a worker whose stream ended has to return before its leases are requeued."
     )
     max_inflight: int = Field(
         4096,

@@ -120,7 +120,7 @@ class Intake:
             span = self._persist_span(request, now_ns) if self._telemetry.enabled else None
             good.append(NewRequest(wire.meta_of(request), request.SerializeToString()))
             taken.append(_Taken(tag, None, span))
-        answer = self._committer.promise(lambda ticket: _item(ticket, tuple(good))) if good else None
+        answer = self._committer.promise(lambda ticket: submit_item(ticket, tuple(good))) if good else None
         if answer is not None:
             answer.add_done_callback(lambda done: self._count_refusal(done, len(good)))
         return Frame(taken, answer, self._clock)
@@ -140,7 +140,7 @@ class Intake:
             self._metrics.refused_submits.labels("unavailable").inc(count)
 
 
-def _item(ticket: int, requests: tuple[NewRequest, ...]) -> Item:
+def submit_item(ticket: int, requests: tuple[NewRequest, ...]) -> Item:
     """Return the submit itself, or a look-up of its idempotency keys first if it has any."""
     named = [index for index, new in enumerate(requests) if new.meta.idempotency_key]
     if not named:
@@ -159,4 +159,4 @@ def _item(ticket: int, requests: tuple[NewRequest, ...]) -> Item:
                 looked_up[index] = requests[index]._replace(known_seq=records.seq_of(row))
         return Submit(ticket, tuple(looked_up))
 
-    return Lookup(ticket, read, glance)
+    return Lookup(ticket, read, glance, submits=True)

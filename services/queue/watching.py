@@ -54,6 +54,8 @@ class Watching:
 
     async def watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         """Yield frames of events; raises BadInputError if the request is wrong."""
+        # A batch of which nothing has been loaded yet would look as if it had ended.
+        await self._committer.loaded.wait()
         try:
             if request.WhichOneof("subject") == "request_ids":
                 ids = ids_of(request.request_ids)

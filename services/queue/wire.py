@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from sys import intern
 from typing import NamedTuple, cast
 
 from penstock.queue.v1 import queue_pb2
@@ -73,11 +74,12 @@ def meta_of(request: request_pb2.Request) -> RequestMeta:
         prompt = (request.text if kind == "text" else request.chat.messages_json).encode()
         prefix = prompt[:PREFIX_BYTES]
     return RequestMeta(
-        tenant=request.tenant,
+        # A backlog has few of these names: one string each instead of one for every request.
+        tenant=intern(request.tenant),
         idempotency_key=request.idempotency_key,
-        channel=request.channel,
-        model=request.model,
-        batch=request.batch,
+        channel=intern(request.channel),
+        model=intern(request.model),
+        batch=intern(request.batch),
         priority=request.priority,
         deadline_ns=request.deadline_unix_ns,
         traceparent=request.traceparent,

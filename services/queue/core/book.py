@@ -75,9 +75,10 @@ class Book:
             Action.KEEP: self._keep,
         }
         for entry in sorted(recovered.entries, key=_by_death):
-            self._adopt(entry, now_ns)
+            self.adopt(entry, now_ns)
 
-    def _adopt(self, entry: Entry, now_ns: int) -> None:
+    def adopt(self, entry: Entry, now_ns: int) -> None:
+        """Take over a live request that the store holds."""
         self._know(entry)
         if entry.state is State.READY:
             self._enter_line(entry)

@@ -32,6 +32,7 @@ from services.queue.core.effects import (
 from services.queue.core.entry import Entry, Recovered
 from services.queue.core.lifecycle import Input, Outcome, State
 from services.queue.core.messages import (
+    Adopt,
     BacklogClosed,
     BacklogOpened,
     Cancel,
@@ -95,6 +96,7 @@ class Machine:
             Inspect: self._inspect,
             InspectQueue: self._inspect_queue,
             WatchTokens: self._workers.watch_tokens,
+            Adopt: self._adopt,
             Tick: self._tick,
         }
         for entry in self.book.entries.values():
@@ -122,6 +124,11 @@ class Machine:
         if entry is None or entry.seq not in self.book.leases or entry.attempts != attempt:
             return None
         return entry
+
+    def _adopt(self, message: Adopt, now_ns: int) -> None:
+        for entry in message.entries:
+            self.book.adopt(entry, now_ns)
+            self._remember_deadline(entry)
 
     # ---- clients ----
 

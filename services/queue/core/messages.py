@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from services.queue.core.entry import Failure, LeaseRef, RequestMeta
+from services.queue.core.entry import Entry, Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome
 
 
@@ -153,6 +153,12 @@ class WatchTokens(NamedTuple):
     batch: str = ""
 
 
+class Adopt(NamedTuple):
+    """Live requests that the store holds, read since the start; until the last of them only Submit may come as well."""
+
+    entries: tuple[Entry, ...]
+
+
 class Tick(NamedTuple):
     """Time passes: deadlines, leases, workers that did not return."""
 
@@ -175,5 +181,6 @@ Message: TypeAlias = (
     | Inspect
     | InspectQueue
     | WatchTokens
+    | Adopt
     | Tick
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
@@ -47,6 +49,13 @@ _PRIORITY_ZERO = 1 << 31
 """Added to priorities, so that negative ones sort first as unsigned numbers."""
 
 
+_META_FIELDS = len(RequestMeta._fields)
+_SHARED = tuple(RequestMeta._fields.index(name) for name in ("tenant", "channel", "model", "batch"))
+
+NO_META = RequestMeta("", "", "", "", "", 0, 0, "", "", 0, 0, 0, 1, False, 0)
+"""Stands for metadata that is read after the state."""
+
+
 class ResultHead(NamedTuple):
     """What stands before an encoded result: all that deleting it needs."""
 
@@ -66,7 +75,11 @@ def _row(*values: Any) -> bytes:
 
 
 def _values(row: bytes) -> list[Any]:
-    values = json.loads(row)
+    return _versioned(json.loads(row))
+
+
+def _versioned(values: object) -> list[Any]:
+    """Return what follows the version; raises ValueError if that is not the one this program reads."""
     if not isinstance(values, list) or not values:
         raise ValueError("row is not a list that opens with a version")
     version = values.pop(0)
@@ -143,8 +156,28 @@ def encode_meta(meta: RequestMeta) -> bytes:
 
 
 def decode_meta(row: bytes) -> RequestMeta:
-    """Read a row of `requests`; raises ValueError if it is not one."""
-    return RequestMeta(*_values(row))
+    """Read a row of `requests`; raises ValueError or TypeError if it is not one."""
+    return decode_metas([row])[0]
+
+
+def decode_metas(rows: Sequence[bytes]) -> list[RequestMeta]:
+    """Read rows of `requests`; raises ValueError or TypeError if one is not such a row.
+
+    All at once, which takes the JSON decoder a third of the time that it takes for one row after the other.
+    """
+    metas = [_meta(values) for values in json.loads(b"[" + b",".join(rows) + b"]")]
+    if len(metas) != len(rows):
+        raise ValueError(f"{len(rows)} rows hold {len(metas)} values")
+    return metas
+
+
+def _meta(row: object) -> RequestMeta:
+    values = _versioned(row)
+    if len(values) == _META_FIELDS:
+        # Few names for many requests: one string each instead of one for every request of a loaded backlog.
+        for index in _SHARED:
+            values[index] = sys.intern(values[index])
+    return RequestMeta._make(values)
 
 
 def encode_ready(entry: Entry) -> bytes:
@@ -155,7 +188,14 @@ def encode_ready(entry: Entry) -> bytes:
 def restore_ready(entry: Entry, row: bytes) -> None:
     """Set what a row of `ready` says."""
     entry.state = State.READY
-    entry.attempts, entry.last_error = _values(row)
+    entry.attempts, entry.last_error = _ready_values(row)
+
+
+@lru_cache(maxsize=64)
+def _ready_values(row: bytes) -> tuple[int, str]:
+    """Return (attempts, last error); nearly every request that waits was never run, and has the same row."""
+    attempts, last_error = _values(row)
+    return attempts, last_error
 
 
 def encode_lease(entry: Entry) -> bytes:

@@ -1,0 +1,1 @@
+"""The processes that `benchmarks.bench_overload` starts and measures."""
