@@ -6,7 +6,9 @@ submitted meanwhile has higher numbers than everything that is read here.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from services.queue.core import records
 from services.queue.core.effects import Write
@@ -29,16 +31,15 @@ class Recovery:
     def __init__(self, store: Store) -> None:
         """Read the counters; `pages` reads what was submitted up to now."""
         self._store = store
-        row = store.get(records.META, records.COUNTERS_KEY)
-        self.counters = Counters() if row is None else records.decode_counters(row)
+        with _damage():
+            row = store.get(records.META, records.COUNTERS_KEY)
+            self.counters = Counters() if row is None else records.decode_counters(row)
         self._last_seq = self.counters.seq
 
     def pages(self) -> Iterator[list[Entry]]:
         """Yield every live request once. One thread at a time may draw pages."""
-        try:
+        with _damage():
             yield from self._pages()
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise StoreUnusableError(f"the store is damaged: {error}") from error
 
     def _pages(self) -> Iterator[list[Entry]]:
         apart: set[int] = set()
@@ -76,6 +77,15 @@ class Recovery:
                 records.restore_ready(entry, ready)
                 entries.append(entry)
         return entries
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
+    """Tell what a row that cannot be read means."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, struct.error) as error:
+        raise StoreUnusableError(f"the store is damaged: {error}") from error
 
 
 def recover(store: Store) -> Recovered:

@@ -221,6 +221,13 @@ def test_a_row_that_is_no_metadata_is_damage(row: bytes) -> None:
         recover(queue.store)
 
 
+def test_counters_that_are_none_are_damage() -> None:
+    queue, _, _ = waiting_request()
+    queue.store.write([Write(records.META, records.COUNTERS_KEY, b"?")])
+    with pytest.raises(StoreUnusableError, match="the store is damaged"):
+        recover(queue.store)
+
+
 def test_a_lease_without_metadata_is_damage() -> None:
     queue, key, _ = waiting_request()
     queue.step(WorkerOpened(1, "w", "life", ()))
