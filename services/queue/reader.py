@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from penstock.queue.v1 import queue_pb2
@@ -16,8 +17,11 @@ from services.queue.store import Store
 READ_THREADS = 2
 """Reads at once: enough that one slow page does not hold up the rest."""
 
-CHUNK_RESULTS = 32
-"""Results read between two looks at the size of a page."""
+FIRST_CHUNK = 8
+"""Results read before their size is known: at most 96 MiB of the largest there can be."""
+
+MOST_CHUNK = 64
+"""Results read between two looks at the size of a page, if they are small."""
 
 PAGE_BYTES = 8 * 1024 * 1024
 """A page ends once it holds this much: results with many logprobs are megabytes each."""
@@ -54,8 +58,29 @@ class Reader:
         return found[0] if found else None
 
     async def results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
-        """Return the results there are of these requests, in order of completion."""
+        """Return the results there are of these requests, in order of completion; for a few of them."""
         return await self._off_loop(lambda: self._results(seqs))
+
+    async def in_order(self, seqs: Sequence[int]) -> list[int]:
+        """Return those of these requests that have a result, in order of completion."""
+        found: list[tuple[int, int]] = []
+        for first in range(0, len(seqs), FIRST_CHUNK):
+            found += await self._off_loop(partial(self._cursors, seqs[first : first + FIRST_CHUNK]))
+        return [seq for _, seq in sorted(found)]
+
+    def _cursors(self, seqs: Sequence[int]) -> list[tuple[int, int]]:
+        rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs])
+        pairs = zip(rows, seqs, strict=True)
+        return [(records.split_result(row)[0], seq) for row, seq in pairs if row is not None]
+
+    async def in_chunks(self, seqs: Sequence[int]) -> AsyncIterator[list[wire.StoredResult]]:
+        """Yield the results there are of these requests, in the given order, as many at once as are small together."""
+        first, count = 0, FIRST_CHUNK
+        while first < len(seqs):
+            results = await self._off_loop(partial(self._results, seqs[first : first + count]))
+            yield results
+            first += count
+            count = _next_chunk(results)
 
     def _results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
         rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs if seq >= 0])
@@ -75,8 +100,9 @@ class Reader:
         found: list[wire.StoredResult] = []
         after = cursor
         size_bytes = 0
-        for first in range(0, len(log), CHUNK_RESULTS):
-            chunk = log[first : first + CHUNK_RESULTS]
+        first, count = 0, FIRST_CHUNK
+        while first < len(log):
+            chunk = log[first : first + count]
             results = self._results([row.seq for row in chunk])
             # A dead letter that was revived and ended again has a later place in the log.
             last = chunk[-1].completion_seq
@@ -85,6 +111,8 @@ class Reader:
             size_bytes += sum(len(result.body) for result in results)
             if size_bytes >= PAGE_BYTES:
                 break
+            first += count
+            count = _next_chunk(results)
         return found, after
 
     async def log(self, batch: str, cursor: int, limit: int) -> list[LogRow]:
@@ -136,6 +164,12 @@ class Reader:
             )
             letters.append((records.completion_seq_of(key), letter))
         return letters
+
+
+def _next_chunk(results: Sequence[wire.StoredResult]) -> int:
+    """Return how many results to read after these: what a page holds if they are as large as the largest of these."""
+    largest = max((len(result.body) for result in results), default=0)
+    return max(1, min(MOST_CHUNK, PAGE_BYTES // max(largest, 1)))
 
 
 LAST = (1 << 64) - 1

@@ -2,7 +2,8 @@
 
 A watcher is told that something ended, and reads it from the store itself (a small result
 that it named is handed to it), so a slow watcher holds back nobody. Token deltas are merged per completion until the
-watcher takes them: at most one copy of the outputs it watches is kept for it.
+watcher takes them, and past MAX_BEHIND_BYTES they are left out: what is kept for one watcher is bounded, whatever it
+watches and however slowly it reads.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from dataclasses import dataclass
 
 from penstock.request.v1 import request_pb2
 from services.queue.wire import StoredResult
+
+MAX_BEHIND_BYTES = 4 * 1024 * 1024
+"""Of deltas, and of results handed over, that one watcher has not taken: four frames. A reader at any speed a person or
+a log can follow is never that far behind; one that is gets the rest of a request's text with its result."""
 
 
 @dataclass(slots=True)
@@ -35,6 +40,8 @@ class Watcher:
         self.ended: dict[int, StoredResult | None] = {}
         """Requests that ended and were not taken yet, with their result or None to be read from the store (streams by
         name only)."""
+        self._told_bytes = 0
+        self._behind_bytes = 0
         self._news = asyncio.Event()
         self._deltas: dict[tuple[str, int], request_pb2.TokenDelta] = {}
         self._positions: dict[tuple[str, int], _Position] = {}
@@ -55,7 +62,22 @@ class Watcher:
         """Return the merged deltas that are ready."""
         deltas = list(self._deltas.values())
         self._deltas.clear()
+        self._behind_bytes = 0
         return deltas
+
+    def end(self, seq: int, result: StoredResult | None) -> None:
+        """Note that a request has ended, with its result if it is at hand and not too much is kept already."""
+        size_bytes = 0 if result is None else len(result.body)
+        if self._told_bytes + size_bytes > MAX_BEHIND_BYTES:
+            result, size_bytes = None, 0
+        self._told_bytes += size_bytes
+        self.ended[seq] = result
+
+    def take_ended(self) -> dict[int, StoredResult | None]:
+        """Return the requests that ended and were not taken yet."""
+        ended, self.ended = self.ended, {}
+        self._told_bytes = 0
+        return ended
 
     def forget(self, request_id: str, choices: int) -> None:
         """Forget how far the completions of an ended request were."""
@@ -63,7 +85,13 @@ class Watcher:
             self._positions.pop((request_id, index), None)
 
     def add(self, delta: request_pb2.TokenDelta) -> None:
-        """Merge one delta; what the watcher has already is cut off, what leaves a gap waits for the whole."""
+        """Merge one delta; what the watcher has already is cut off, what leaves a gap waits for the whole.
+
+        Past MAX_BEHIND_BYTES it is dropped, as if the watcher had come late: those after it leave a gap then.
+        """
+        size_bytes = delta.ByteSize()
+        if self._behind_bytes + size_bytes > MAX_BEHIND_BYTES:
+            return
         key = (delta.request_id, delta.index)
         position = self._positions.get(key)
         if position is None or position.attempt < delta.attempt:
@@ -71,6 +99,7 @@ class Watcher:
             self._deltas.pop(key, None)
         if delta.attempt < position.attempt or not _cut(delta, position):
             return
+        self._behind_bytes += size_bytes
         position.tokens += len(delta.token_ids)
         position.characters += len(delta.text)
         pending = self._deltas.get(key)
@@ -164,7 +193,7 @@ class WatchHub:
     ) -> None:
         """Tell the watchers that a request has a durable result; those that named it get it from `result`."""
         for watcher in self._by_seq.get(seq, ()):
-            watcher.ended[seq] = result()
+            watcher.end(seq, result())
             watcher.forget(request_id, choices)
             watcher.notify()
         for watcher in self._by_batch.get(batch, ()):

@@ -28,6 +28,9 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 PAGE_RESULTS = 256
 """Results read at once; frames are cut by size besides."""
 
+FEW_RESULTS = 8
+"""Results that are read at once whatever their size; more are put in order first and then read a few at a time."""
+
 
 def _by_cursor(result: StoredResult) -> int:
     return result.cursor
@@ -100,27 +103,41 @@ class Watching:
         interest = WatchTokens(True, tuple(sorted(seqs)))
         with self._hub.requests(seqs, tokens) as watcher, self._interest(interest, tokens):
             running = await self._live(ids)
-            ended = seqs - running
-            results = await self._reader.results(sorted(ended))
-            if len(results) < len(ended):
-                found = {result.result().request_id for result in results}
-                names = [request_id_of(self._store_id, seq) for seq in sorted(ended)]
-                await self._unknown([name for name in names if name not in found], context)
-            for frame in _frames([result.event() for result in results]):
+            ended = await self._reader.in_order(sorted(seqs - running))
+            if len(ended) < len(seqs) - len(running):
+                lost = seqs - running - set(ended)
+                await self._unknown([request_id_of(self._store_id, seq) for seq in sorted(lost)], context)
+            async for frame in self._stored(ended):
                 yield frame
             while running:
                 await watcher.wait()
                 watcher.clear()
-                now = {seq: result for seq, result in watcher.ended.items() if seq in running}
-                watcher.ended.clear()
-                running -= now.keys()
-                results = [result for result in now.values() if result is not None]
-                if unread := [seq for seq, result in now.items() if result is None]:
-                    results += await self._reader.results(sorted(unread))
-                results.sort(key=_by_cursor)
-                events = _delta_events(watcher) + [result.event() for result in results]
-                for frame in _frames(events):
+                for frame in _frames(_delta_events(watcher)):
                     yield frame
+                now = {seq: result for seq, result in watcher.take_ended().items() if seq in running}
+                running -= now.keys()
+                async for frame in self._ended(now):
+                    yield frame
+
+    async def _ended(self, ended: dict[int, StoredResult | None]) -> AsyncIterator[bytes]:
+        """Yield frames of the results of requests that have just ended; those that are None are read."""
+        unread = [seq for seq, result in ended.items() if result is None]
+        if len(unread) > FEW_RESULTS:
+            async for frame in self._stored(await self._reader.in_order(list(ended))):
+                yield frame
+            return
+        results = [result for result in ended.values() if result is not None]
+        if unread:
+            results += await self._reader.results(unread)
+        results.sort(key=_by_cursor)
+        for frame in _frames(result.event() for result in results):
+            yield frame
+
+    async def _stored(self, seqs: Sequence[int]) -> AsyncIterator[bytes]:
+        """Yield frames of the results of these requests, read a few at a time however many there are."""
+        async for results in self._reader.in_chunks(seqs):
+            for frame in _frames(result.event() for result in results):
+                yield frame
 
     async def _live(self, ids: Sequence[str]) -> set[int]:
         """Return those of the requests that have not ended, as of what is durable."""

@@ -90,9 +90,11 @@ class Queue:
                 return effect.lease
         return None
 
-    def complete(self, stream: int, lease: LeaseRef, outcome: Outcome = Outcome.COMPLETED) -> list[Effect]:
+    def complete(
+        self, stream: int, lease: LeaseRef, outcome: Outcome = Outcome.COMPLETED, body: object = None
+    ) -> list[Effect]:
         """Complete a lease with a result."""
-        return self.step(Complete(stream, lease, outcome, None, None))
+        return self.step(Complete(stream, lease, outcome, None, body))
 
     def open_backlog(self, stream: int, limit: int = 100) -> list[Effect]:
         """Open a Backlog stream with the same window for every channel."""

@@ -1,0 +1,148 @@
+"""A reader that does not read costs the queue a bounded amount, and nobody else anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from services.queue.core import records
+from services.queue.core.effects import Write
+from services.queue.core.lifecycle import Outcome
+from services.queue.core.messages import WorkerOpened
+from services.queue.memory_store import MemoryStore
+from services.queue.reader import MOST_CHUNK, Reader
+from services.queue.watch import MAX_BEHIND_BYTES, Watcher, WatchHub
+from services.queue.watching import PAGE_RESULTS
+from services.queue.wire import StoredResult
+from services.telemetry import Telemetry
+from tests.support.queueing import STORE_ID, Queue, meta
+from tests.support.serving import Peer, ids, serving
+
+TEXT = "x" * 1000
+
+
+def delta(number: int, offset: int = 0) -> request_pb2.TokenDelta:
+    return request_pb2.TokenDelta(request_id=str(number), attempt=1, offset=offset, token_ids=[1], text=TEXT)
+
+
+def kept_bytes(watcher: Watcher) -> int:
+    return sum(delta.ByteSize() for delta in watcher._deltas.values())
+
+
+def test_what_a_watcher_does_not_take_is_bounded_and_others_get_all() -> None:
+    hub = WatchHub()
+    with hub.batch("b", True) as slow, hub.batch("b", True) as fast:
+        got = 0
+        for number in range(20_000):
+            hub.publish(number, "b", delta(number))
+            hub.ended(number, "b", str(number), 1, lambda: None)
+            got += len(fast.take_deltas())
+        assert got == 20_000
+        assert 0.9 * MAX_BEHIND_BYTES < kept_bytes(slow) <= MAX_BEHIND_BYTES
+        assert len(slow._positions) == 0
+
+
+def test_one_who_reads_again_gets_what_is_new_and_no_text_with_a_hole() -> None:
+    hub = WatchHub()
+    with hub.batch("b", True) as watcher:
+        hub.publish(1, "b", delta(1))
+        for number in range(2, 10_000):
+            hub.publish(number, "b", delta(number))
+        hub.publish(1, "b", delta(1, offset=1))
+        assert {d.text for d in watcher.take_deltas()} == {TEXT}, "the second delta of request 1 came too late"
+        hub.publish(1, "b", delta(1, offset=2))
+        assert watcher.take_deltas() == [], "it would leave a hole"
+        hub.publish(10_000, "b", delta(10_000))
+        assert [d.request_id for d in watcher.take_deltas()] == ["10000"]
+        hub.publish(1, "b", request_pb2.TokenDelta(request_id="1", attempt=1, token_ids=[1, 1, 1], text=TEXT * 3))
+        assert [(d.offset, d.text) for d in watcher.take_deltas()] == [(1, TEXT * 2)], "begun again for another watcher"
+
+
+def test_results_handed_over_are_bounded_and_the_rest_is_read_from_the_store() -> None:
+    hub = WatchHub()
+    body = b"r" * 60_000
+    with hub.requests(range(1000), False) as watcher:
+        for seq in range(1000):
+            hub.ended(seq, "", str(seq), 1, lambda: StoredResult(1, body))
+        told = [result for result in watcher.take_ended().values() if result is not None]
+        assert sum(len(result.body) for result in told) <= MAX_BEHIND_BYTES
+        hub.ended(1, "", "1", 1, lambda: StoredResult(1, body))
+        assert watcher.take_ended() == {1: StoredResult(1, body)}
+
+
+class CountingStore(MemoryStore):
+    """Counts the results that were read, and the most at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = 0
+        self.most_at_once = 0
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        if family == records.RESULTS:
+            self.read += len(keys)
+            self.most_at_once = max(self.most_at_once, len(keys))
+        return super().get_many(family, keys)
+
+
+RESULTS = 10_000
+
+
+def store_with_results() -> tuple[CountingStore, list[str]]:
+    """Return a store in which every request of a batch has ended with a result of 4 KiB, last submitted first."""
+    queue = Queue()
+    queue.now_ns = time.time_ns()  # results from long ago would be swept
+    queue.store = store = CountingStore()
+    store.write([Write(records.META, records.STORE_ID_KEY, STORE_ID.encode())])
+    queue.step(WorkerOpened(1, "w", "life", ()))
+    names = queue.submit(*(meta(batch="b") for _ in range(RESULTS)))
+    body = request_pb2.Result(outcome=request_pb2.OUTCOME_COMPLETED)
+    body.choices.add(text="y" * 4096)
+    for name in reversed(names):
+        lease = queue.claim(1, name)
+        assert lease is not None
+        queue.complete(1, lease, Outcome.COMPLETED, body)
+    return store, names
+
+
+async def read_all(peer: Peer, request: queue_pb2.WatchRequest) -> list[str]:
+    found: list[str] = []
+    async for frame in peer.stub.Watch(request):
+        found += [event.result.result.request_id for event in frame.events if event.WhichOneof("event") == "result"]
+    return found
+
+
+async def test_a_stalled_reader_holds_back_the_reading_for_it_and_nobody_else() -> None:
+    store, names = store_with_results()
+    async with serving(Telemetry(None), store) as peer:
+        stalled = [peer.stub.Watch(queue_pb2.WatchRequest(batch="b")) for _ in range(4)]
+        for call in stalled:
+            await call.initial_metadata()
+        assert await read_all(peer, queue_pb2.WatchRequest(batch="b")) == names[::-1]
+        # 10,000 results for the one who reads; for each other a few pages, until the connection takes no more.
+        assert store.read - RESULTS <= len(stalled) * 16 * PAGE_RESULTS
+        assert store.read - RESULTS < len(stalled) * RESULTS / 2
+        for call in stalled:
+            call.cancel()
+
+
+async def test_many_named_requests_are_read_a_few_at_a_time_and_come_in_order() -> None:
+    store, names = store_with_results()
+    async with serving(Telemetry(None), store) as peer:
+        store.most_at_once = 0
+        assert await read_all(peer, queue_pb2.WatchRequest(request_ids=ids(*names))) == names[::-1]
+        assert store.most_at_once <= MOST_CHUNK
+
+
+async def test_large_results_are_read_one_by_one() -> None:
+    store = CountingStore()
+    head = records.ResultHead(1, 1, "", "", "b")
+    row = records.encode_result(head, b"z" * 8_000_000)
+    for seq in range(1, 20):
+        store.write([Write(records.RESULTS, records.seq_key(seq), row)])
+    reader = Reader(store, STORE_ID)
+    sizes = [len(chunk) async for chunk in reader.in_chunks(range(1, 20))]
+    reader.close()
+    assert sizes == [8] + [1] * 11
