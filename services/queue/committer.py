@@ -303,24 +303,23 @@ class Committer:
         step = self.machine.step
         everything = [effect for message in messages for effect in step(message, now_ns)]
         sealed = self.machine.seal()
-        writes = [effect for effect in everything if type(effect) is Write]
+        rows = [effect for effect in everything if type(effect) is Write or type(effect) is PutResult]
         effects = [effect for effect in everything if type(effect) is not Write]
-        results = [effect for effect in effects if type(effect) is PutResult]
         wanted = [effect.seq for effect in effects if type(effect) is Deliver]
         payloads: dict[int, bytes] = {}
-        if writes:
-            writes.append(sealed.counters)
-            payloads = await self._off_loop(lambda: self._write(writes, results, wanted))
+        if rows:
+            rows.append(sealed.counters)
+            payloads = await self._off_loop(lambda: self._write(rows, wanted))
             seconds = (self._clock.now_ns() - now_ns) / 1e9
             self._outlet.observe_commit(len(messages), seconds)
         self._release(Released(effects, payloads, sealed.progress))
 
-    def _write(self, writes: list[Write], results: list[PutResult], wanted: list[int]) -> dict[int, bytes]:
-        writes.extend(wire.result_write(result) for result in results)
-        self._store.write(writes)
+    def _write(self, rows: list[Write | PutResult], wanted: list[int]) -> dict[int, bytes]:
+        # In the order of the steps: a dead letter may be revived, and its result deleted, in the batch it died in.
+        self._store.write([wire.result_write(row) if isinstance(row, PutResult) else row for row in rows])
         keys = [records.seq_key(seq) for seq in wanted]
-        rows = self._store.get_many(records.PAYLOADS, keys)
-        return {seq: row for seq, row in zip(wanted, rows, strict=True) if row is not None}
+        found = self._store.get_many(records.PAYLOADS, keys)
+        return {seq: row for seq, row in zip(wanted, found, strict=True) if row is not None}
 
     def _release(self, released: Released) -> None:
         # Streams first: a request's way to its worker goes on while its client is being answered.

@@ -77,6 +77,8 @@ class Machine:
         self.audit = Audit(self.book)
         self._workers = Workers(self.book, rules)
         self._fresh_keys: dict[tuple[str, str], int] = {}
+        self._deleted: set[int] = set()
+        """Results this batch has deleted, which another delete of the batch still found in the store."""
         self._deadlines: list[tuple[int, int]] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             Submit: self._submit,
@@ -111,6 +113,7 @@ class Machine:
         """End a batch of steps: what follows is looked up in the store, no longer here."""
         book = self.book
         self._fresh_keys.clear()
+        self._deleted.clear()
         progress = {}
         for batch in book.changed_batches:
             running = book.leased_by_batch.get(batch, 0)
@@ -180,6 +183,8 @@ class Machine:
     def _delete(self, message: Delete, now_ns: int) -> None:
         deleted = 0
         for row in message.rows:
+            if row.seq in self._deleted:
+                continue
             entry = self.book.entries.get(row.seq)
             if entry is not None and not self.book.apply(entry, Change(Input.DELETE, now_ns)):
                 continue  # a dead letter that was revived after the shell read its result
@@ -190,6 +195,7 @@ class Machine:
             if row.idempotency_key:
                 self._erase(records.IDEMPOTENCY, records.idempotency_key(row.tenant, row.idempotency_key))
             self.book.counters.results -= 1
+            self._deleted.add(row.seq)
             deleted += 1
         self.book.emit(Deleted(message.ticket, deleted))
 

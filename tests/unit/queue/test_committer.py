@@ -12,8 +12,19 @@ import pytest
 from services.queue.committer import Committer, RefusedError, Released
 from services.queue.core import records
 from services.queue.core.effects import Accepted, Effect, Submitted, Write
+from services.queue.core.entry import LeaseRef
 from services.queue.core.machine import Machine
-from services.queue.core.messages import Inspect, Message, NewRequest, Submit, Tick
+from services.queue.core.messages import (
+    Claim,
+    Complete,
+    Inspect,
+    Message,
+    NewRequest,
+    RequeueDead,
+    Submit,
+    Tick,
+    WorkerOpened,
+)
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
 from services.queue.store import StoreError
@@ -117,6 +128,18 @@ async def test_nothing_is_released_before_the_sync_and_what_comes_meanwhile_shar
     await asyncio.gather(first, *later)
     assert rig.store.batches == [1, 50]
     assert sum(isinstance(effect, Accepted) for effect in rig.ear.effects) == 51
+
+
+async def test_a_letter_that_is_revived_in_the_batch_it_died_in_has_no_result(rig: Rig) -> None:
+    name = (await rig.submit()).acks[0][0]
+    await rig.settled(WorkerOpened(1, "w", "life-1", ()))
+    for attempt in range(1, RULES.max_attempts + 1):
+        await rig.settled(Claim(1, name))
+        rig.committer.post(Complete(1, LeaseRef(name, attempt, attempt), None, None, None))
+    revived = await rig.committer.ask(lambda ticket: RequeueDead(ticket, None))
+    assert revived.requeued == 1
+    assert rig.store.scan(records.READY, b"", b"", 10)
+    assert not rig.store.scan(records.RESULTS, b"", b"", 10)
 
 
 async def test_steps_that_write_nothing_do_not_sync(rig: Rig) -> None:

@@ -268,6 +268,17 @@ def test_deleting_a_result_frees_its_key() -> None:
     assert not any(left.values())
 
 
+def test_a_result_that_two_deletes_of_a_batch_have_found_is_deleted_once() -> None:
+    queue = working(Queue())
+    (name,) = queue.submit(meta())
+    lease = queue.claim(1, name)
+    assert lease
+    queue.complete(1, lease)
+    row = EndedRow(1, 1, queue.now_ns, "", "", "")
+    assert queue.step(Delete(3, (row, row)), Delete(4, (row,))) == [Deleted(3, 1), Deleted(4, 0)]
+    assert queue.machine.book.counters.results == 0
+
+
 def test_deleting_spares_a_letter_that_was_revived_meanwhile() -> None:
     queue = working(Queue())
     (name,) = queue.submit(meta())
