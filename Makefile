@@ -69,9 +69,15 @@ docs: $(READY) ## Write the settings tables of docs/configuration.md
 docs-check: $(READY) ## Fail if docs/configuration.md is out of date
 	@$(BIN)/python tools/document_settings.py --check
 
+SIM_ARGS = $(if $(FAULTS),--faults $(FAULTS)) $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(PLANT),--plant $(PLANT)) $(if $(FIRST),--first $(FIRST))
+
 .PHONY: sim
-sim: $(READY) ## Simulate queue, scheduler and workers with faults: SEEDS=n runs n seeds, SEED=k replays one
-	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
+sim: $(READY) ## Simulate the whole fleet with faults: SEEDS=n plays n seeds, SEED=k replays one, PLANT=name looks for a bug
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200)) $(SIM_ARGS)
+
+.PHONY: sim-ci
+sim-ci: $(READY) ## 300 fixed seeds of the simulation, and 500 fresh ones
+	@$(BIN)/python -m tests.simulation --fixed 300 --seeds $(or $(SEEDS),500)
 
 .PHONY: chaos
 chaos: $(READY) ## A batch on real vLLM while everything around it is killed, frozen, cut off and filled up; ARGS="--seed 2"

@@ -1,145 +1,309 @@
-"""The queue's machine with a store that survives crashes; every batch is atomic, its effects may be lost."""
+"""The queue: the production committer around the production machine, on a disk that takes its time and may fail."""
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
-from services.queue import wire
+from services.queue.committer import Committer, Released
 from services.queue.core import effects as e
 from services.queue.core import messages as m
-from services.queue.core import records
-from services.queue.core.entry import RequestMeta
+from services.queue.core.entry import Entry
+from services.queue.core.lifecycle import Input, Outcome
 from services.queue.core.machine import Machine
 from services.queue.core.workers import Rules
-from services.queue.memory_store import MemoryStore
+from services.queue.reader import Reader
 from services.queue.recovery import recover
-from tests.simulation.world import MS, Stream, World
+from services.queue.store import StoreError, StoreUnusableError
+from tests.simulation.coverage import Coverage
+from tests.simulation.durable import STORE_ID, Durable
+from tests.simulation.network import UP, Network, Stream
+from tests.simulation.plan import CHANNELS, Options
+from tests.simulation.referee import QueueReferee
+from tests.simulation.store import LEAST_FREE_BYTES, SimStore
+from tests.simulation.watch_server import WatchServer
+from tests.simulation.world import MS, Process, World
 
-STORE_ID = "5eed5eed"
-CHANNELS = ("interactive", "batch")
-MAX_ATTEMPTS = 3
 TICK_NS = 50 * MS
 RESTART_NS = 80 * MS
+WORKER_GRACE_NS = 300 * MS
 
 
-class QueueActor:
-    """Steps the production machine, commits, then releases effects; may crash before or after the commit."""
+class Disk:
+    """Work for the disk; whoever awaits it gets what it returns or raises, some virtual time later."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, work: Callable[[], Any]) -> None:
+        """Plan `work`."""
+        self.work = work
+
+    def __await__(self) -> Generator[Disk, Any, Any]:
+        """Hand the work to the actor and wait for it."""
+        return (yield self)
+
+
+class Answer:
+    """Takes the place of the future that a servicer would await."""
+
+    def __init__(self, told: Callable[[Any], None], refused: Callable[[], None]) -> None:
+        """Call one of the two."""
+        self.set_result = told
+        self._refused = refused
+
+    def done(self) -> bool:
+        """Return False: it is asked right before it is set."""
+        return False
+
+    def set_exception(self, _error: Exception) -> None:
+        """Take a refusal."""
+        self._refused()
+
+
+class SimCommitter(Committer):
+    """The production committer; only its way to the disk's thread and its futures are others."""
+
+    committing = False
+
+    async def _off_loop(self, work: Callable[[], Any]) -> Any:
+        return await Disk(work)
+
+    async def _commit(self, messages: Sequence[m.Message]) -> None:
+        self.committing = True
+        try:
+            await super()._commit(messages)
+        finally:
+            self.committing = False
+
+    def ask_for(self, make: Callable[[int], Any], answer: Answer) -> None:
+        """Post the item that `make` builds for a ticket, and have `answer` told."""
+        ticket = next(self._tickets)
+        self._answers[ticket] = answer  # type: ignore[assignment]
+        self.post(make(ticket))
+
+    def take_items(self) -> list[Any]:
+        """Return what has gathered, as the committer's loop does at a wake-up."""
+        items, self._inbox = self._inbox, []
+        return items
+
+    def handle(self, items: Sequence[Any]) -> Coroutine[Disk, Any, None]:
+        """Begin a batch."""
+        return self._handle(items)
+
+
+class WatchedMachine(Machine):
+    """The production machine under the referee's eyes."""
+
+    referee: QueueReferee
+    coverage: Coverage
+
+    def step(self, message: m.Message, now_ns: int) -> list[e.Effect]:
+        """Step, and have the step checked."""
+        self.coverage.queue_message(message)
+        effects = super().step(message, now_ns)
+        self.referee.stepped(message, effects)
+        return effects
+
+    def _stop(self, entry: Entry, event: Input, outcome: Outcome, now_ns: int) -> bool:
+        self.coverage.happened(event.value, entry.name)
+        return super()._stop(entry, event, outcome, now_ns)
+
+
+class QueueActor(Process):
+    """Runs the committer; what is not on disk when it crashes is gone."""
+
+    def __init__(self, world: World, net: Network, options: Options, coverage: Coverage) -> None:
         """Start with an empty store."""
-        self.world = world
-        self.store = MemoryStore()
-        self.up = False
-        self.life = 0
-        self.crash_before_commit = False
-        self.crash_after_commit = False
+        super().__init__(world, "queue")
+        self.net = net
+        self.coverage = coverage
+        self.durable = Durable(options.max_attempts)
+        self.referee = QueueReferee(self.durable)
+        self.store = SimStore(self.durable.batch)
+        self.reader = Reader(self.store, STORE_ID)
+        self._sync_ns = options.sync_ms * MS
+        self._rules = Rules(
+            CHANNELS, options.max_attempts, options.lease_ms * MS, WORKER_GRACE_NS, options.max_inflight
+        )
         self.streams: dict[int, Stream] = {}
-        self.next_stream = 1
-        self.answers: dict[int, Any] = {}
-        self.seen = Counter[str]()
-        self.ended: dict[str, tuple[Any, int]] = {}
-        self.last_cursor = 0
-        self.newest_lease: dict[str, int] = {}
-        self.start()
+        self.watches: dict[int, WatchServer] = {}
+        self._numbers = itertools.count(1)
+        self._disk: Disk | None = None
+        self.crash_in_write: bool | None = None
+        """Whether to die in the next write, and then whether that write is kept."""
+        self.committer: SimCommitter
 
-    def start(self) -> None:
-        """Recover from the store and serve."""
-        rules = Rules(CHANNELS, MAX_ATTEMPTS, 2_000 * MS, 300 * MS, 64)
-        self.machine = Machine(STORE_ID, rules, recover(self.store), self.world.now_ns)
-        self.up = True
-        self.life += 1
-        self._tick(self.life)
+    @property
+    def machine(self) -> Machine:
+        """The machine in charge."""
+        return self.committer.machine
 
-    def _tick(self, life: int) -> None:
-        if self.up and life == self.life:
-            self.handle(m.Tick())
-            self.world.after(TICK_NS, lambda: self._tick(life))
+    @property
+    def quiet(self) -> bool:
+        """Whether everything is on disk."""
+        return self.up and self._disk is None and not self.committer.broken
 
-    def crash(self) -> None:
-        """kill -9."""
-        if not self.up:
+    # ---- life ----
+
+    def boot(self) -> None:
+        """Recover from the store and serve; a store that cannot be read ends the process, to be started again."""
+        try:
+            self.store.reopen()
+            self.committer = SimCommitter(self.store, self._build, self.world, self, LEAST_FREE_BYTES)
+        except (StoreError, StoreUnusableError):
+            self.stop(RESTART_NS)
             return
-        self.world.note("queue: crashes")
-        self.seen["queue crash"] += 1
-        self.up = False
-        for stream in self.streams.values():
-            stream.cut(0)
-            stream.close()
-        self.streams.clear()
-        self.answers.clear()
-        self.world.after(RESTART_NS, self.start)
+        self._tick()
 
-    def connect(self, stream: Stream) -> int | None:
-        """Take a new stream in and return its number; None while the queue is down."""
-        if not self.up:
+    def _build(self) -> Machine:
+        machine = WatchedMachine(STORE_ID, self._rules, recover(self.store), self.world.now_ns())
+        machine.referee = self.referee
+        machine.coverage = self.coverage
+        self.referee.rebuilt(machine)
+        return machine
+
+    def died(self) -> None:
+        """Lose everything but the store."""
+        self.streams.clear()
+        self.watches.clear()
+        self._disk = None
+        self.crash_in_write = None
+
+    def crash(self, kept: bool) -> None:
+        """kill -9; `kept` if a write in progress has reached the disk all the same."""
+        if self._disk is not None and kept:
+            try:
+                self._disk.work()
+            except (StoreError, StoreUnusableError):
+                self.world.note("queue: the write in progress failed")
+        self.net.kill(self, kept)
+        self.stop(RESTART_NS)
+
+    def _tick(self) -> None:
+        self.committer.post(m.Tick())
+        self.timer(TICK_NS, self._tick)
+
+    # ---- the committer's loop ----
+
+    def woke(self) -> None:
+        """Begin a batch if none is in progress."""
+        if self._disk is None:
+            items = self.committer.take_items()
+            if items:
+                self._drive(self.committer.handle(items), lambda batch: batch.send(None))
+
+    def _drive(self, batch: Coroutine[Disk, Any, None], go: Callable[[Coroutine[Disk, Any, None]], Disk]) -> None:
+        try:
+            self._disk = go(batch)
+        except StopIteration:
+            self._disk = None
+            self.woke()
+            return
+        if self.crash_in_write is not None and self.committer.committing:
+            kept = self.crash_in_write
+            self.coverage.fault(f"queue crash in a write, {'kept' if kept else 'lost'}")
+            self.world.note("queue: crashes in a write,", "kept" if kept else "lost")
+            self.crash(kept)
+            return
+        self.timer(self.world.draw_ns(self._sync_ns), self._disk_done, batch, self._disk)
+
+    def _disk_done(self, batch: Coroutine[Disk, Any, None], disk: Disk) -> None:
+        try:
+            found = disk.work()
+        except (StoreError, StoreUnusableError) as error:
+            failure = error
+            self._drive(batch, lambda b: b.throw(failure))
+        else:
+            self._drive(batch, lambda b: b.send(found))
+
+    # ---- the committer's outlet ----
+
+    def release(self, released: Released) -> None:
+        """Say what a durable batch says."""
+        self.referee.released(released.effects)
+        ended = set()
+        for effect in released.effects:
+            if type(effect) is e.Ended:
+                ended.add(effect.meta.batch)
+                self.world.note("queue:", effect.request_id, "ended", effect.outcome.name, "after", effect.attempts)
+            elif type(effect) is e.EndStream:
+                self._end(effect.stream)
+            elif type(effect) is e.Deliver and effect.seq not in released.payloads:
+                self._say(e.StopRun(effect.stream, effect.lease, e.StopReason.LEASE_LOST))
+            elif hasattr(effect, "stream"):
+                self._say(effect)
+        for watch in self.watches.values():
+            if watch.batch in ended:
+                watch.look()
+
+    def _say(self, effect: Any) -> None:
+        stream = self.streams.get(effect.stream)
+        if stream is not None:
+            self.world.note("queue says", effect)
+            stream.down(effect)
+
+    def _end(self, number: int) -> None:
+        stream = self.streams.pop(number, None)
+        if stream is not None:
+            stream.close(UP)
+            self.committer.post(m.WorkerClosed(number))
+            self.committer.post(m.BacklogClosed(number))
+
+    def reset(self, _machine: Machine) -> None:
+        """End the streams of workers and scheduler after the machine was built anew; watches stay."""
+        self.world.note("queue: the store failed, starting over")
+        for number in list(self.streams):
+            self._end(number)
+        for watch in self.watches.values():
+            watch.renew()
+            watch.look()
+
+    def observe_commit(self, messages: int, seconds: float) -> None:
+        """Measure nothing."""
+
+    # ---- streams ----
+
+    def accept(self, stream: Stream) -> int | None:
+        """Take in a Work or Backlog stream, unless the store is broken; return its number."""
+        if self.committer.broken:
             return None
-        number, self.next_stream = self.next_stream, self.next_stream + 1
+        number = next(self._numbers)
         self.streams[number] = stream
+        stream.hear[UP] = lambda message: self.post(self._heard, message)
+        stream.over[UP] = lambda: self.post(self._over, number)
         return number
 
-    def known(self, key: str) -> int | None:
-        """Return the request that has this idempotency key in the store."""
-        row = self.store.get(records.IDEMPOTENCY, records.idempotency_key("", key))
-        return None if row is None else records.seq_of(row)
+    def _heard(self, message: m.Message) -> None:
+        self.world.note("queue hears", message)
+        self.committer.post(message)
 
-    def submit(self, ticket: int, key: str, meta: RequestMeta) -> None:
-        """Submit one request; the answer appears in `answers` under the ticket once it is durable."""
-        if self.up:
-            self.handle(m.Submit(ticket, (m.NewRequest(meta, b"payload", self.known(key)),)))
+    def _over(self, number: int) -> None:
+        self.streams.pop(number, None)
+        self.committer.post(m.WorkerClosed(number))
+        self.committer.post(m.BacklogClosed(number))
 
-    def handle(self, message: m.Message) -> None:
-        """Step, commit, release."""
-        if not self.up:
-            return
-        effects = self.machine.step(message, self.world.now_ns)
-        sealed = self.machine.seal()
-        if self.crash_before_commit and not isinstance(message, m.Tick):
-            self.crash_before_commit = False
-            self.seen["queue crash before commit"] += 1
-            self.crash()
-            return
-        writes = [effect for effect in effects if isinstance(effect, e.Write)]
-        if writes:
-            results = [wire.result_write(effect) for effect in effects if isinstance(effect, e.PutResult)]
-            self.store.write([*writes, sealed.counters, *results])
-        for effect in effects:
-            self._check(effect)
-        if self.crash_after_commit and writes:
-            self.crash_after_commit = False
-            self.seen["queue crash after commit"] += 1
-            self.crash()
-            return
-        for effect in effects:
-            self._release(effect)
+    def accept_calls(self, stream: Stream) -> None:
+        """Take in a client's calls: what makes an item, and the name its answer is to have."""
+        stream.hear[UP] = lambda call: self.post(self._call, stream, *call)
 
-    def _check(self, effect: Any) -> None:
-        """Hold what became durable against the promises."""
-        if isinstance(effect, e.Ended):
-            self._check_ended(effect)
-        elif isinstance(effect, e.Deliver):
-            token = self.newest_lease.get(effect.lease.request_id, -1)
-            assert effect.lease.fencing_token > token, "a fencing token was given twice"
-            self.newest_lease[effect.lease.request_id] = effect.lease.fencing_token
-        elif isinstance(effect, e.Recorded) and effect.accepted:
-            newest = self.newest_lease[effect.lease.request_id]
-            assert effect.lease.fencing_token == newest, "a completion under a stale lease was accepted"
+    def _call(self, stream: Stream, name: object, make: Callable[[int], Any]) -> None:
+        answer = Answer(lambda told: stream.down((name, told)), lambda: stream.down((name, None)))
+        self.committer.ask_for(make, answer)
 
-    def _check_ended(self, effect: e.Ended) -> None:
-        assert effect.request_id not in self.ended, f"{effect.request_id} ended twice"
-        assert effect.attempts <= MAX_ATTEMPTS, f"{effect.request_id} had {effect.attempts} attempts"
-        assert effect.completion_seq > self.last_cursor, "the cursor went back"
-        self.last_cursor = effect.completion_seq
-        self.ended[effect.request_id] = (effect.outcome, effect.attempts)
-        self.world.note(f"queue: {effect.request_id[-4:]} ended {effect.outcome.name} after {effect.attempts}")
+    def accept_watch(self, stream: Stream) -> None:
+        """Take in a Watch stream; its first message says what it watches."""
+        number = next(self._numbers)
+        stream.hear[UP] = lambda said: self.post(self._watch, number, stream, said)
+        stream.over[UP] = lambda: self.post(self.end_watch, number)
 
-    def _release(self, effect: Any) -> None:
-        if isinstance(effect, e.Submitted):
-            self.answers[effect.ticket] = effect.acks
-        elif isinstance(effect, e.EndStream):
-            stream = self.streams.pop(effect.stream, None)
-            if stream is not None:
-                stream.cut(0)
-                stream.close()
-        elif hasattr(effect, "stream") and effect.stream in self.streams:
-            self.streams[effect.stream].down(effect)
+    def _watch(self, number: int, stream: Stream, said: tuple[str, int, bool] | None) -> None:
+        if said is not None:
+            self.watches[number] = WatchServer(self, number, stream, *said)
+        elif number in self.watches:
+            self.watches[number].taken()
+
+    def end_watch(self, number: int) -> None:
+        """Forget a watch that is over."""
+        watch = self.watches.pop(number, None)
+        if watch is not None:
+            watch.ended()
+            watch.stream.close(UP)

@@ -2,167 +2,137 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-
-from services.queue.core import messages as qm
-from services.queue.core.entry import RequestMeta, request_id_of
-from tests.simulation.queue_actor import CHANNELS, STORE_ID, QueueActor
+from services.queue.core.lifecycle import State
+from tests.simulation.client_actor import ClientActor
+from tests.simulation.coverage import Coverage
+from tests.simulation.faults import Faults
+from tests.simulation.network import Network
+from tests.simulation.plan import Plan
+from tests.simulation.queue_actor import QueueActor
 from tests.simulation.scheduler_actor import SchedulerActor
-from tests.simulation.worker_actor import WINDOW, WorkerActor
-from tests.simulation.world import MS, START_NS, Options, World
+from tests.simulation.worker_actor import WorkerActor
+from tests.simulation.world import MS, START_NS, BrokenPromiseError, Process, World, demand
 
-MOST_EVENTS = 400_000
+MOST_EVENTS = 300_000
 HEAL_NS = 60_000 * MS
-"""Virtual time the healed fleet gets to end everything; leases expire after 2 s of it."""
+"""Virtual time the healed fleet gets to end everything: leases expire within 2 s of it, attempts are at most 3."""
 
-RESUBMIT_NS = 200 * MS
-
-
-@dataclass
-class Client:
-    """Submits each request under its key until it is acknowledged, and cancels some."""
-
-    world: World
-    queue: QueueActor
-    options: Options
-    acked: dict[str, str] = field(default_factory=dict)
-    tickets: int = 0
-
-    def begin(self) -> None:
-        """Plan every submit."""
-        for number in range(self.options.requests):
-            when_ns = self.world.rng.randint(0, self.options.fault_window_ns)
-            self.world.after(when_ns, lambda n=number: self._submit(n))  # type: ignore[misc]
-
-    def _meta(self, number: int) -> RequestMeta:
-        rng = self.world.rng
-        over_long = self.world.chance(self.options.over_long_share)
-        deadline = self.world.chance(self.options.deadline_share)
-        return RequestMeta(
-            tenant="", idempotency_key=f"key-{number}", channel=CHANNELS[number % 2], model="",
-            batch=f"batch-{number % self.options.batches}", priority=rng.randint(0, 2),
-            deadline_ns=self.world.now_ns + rng.randint(1, 2000) * MS if deadline else 0, traceparent="",
-            client_reference=str(number), prompt_bytes=4 * (WINDOW + 10 if over_long else rng.randint(1, WINDOW - 100)),
-            prompt_tokens=0, max_tokens=rng.randint(1, 99), n=1, chat=False, prefix_digest=0,
-            submitted_ns=self.world.now_ns,
-        )  # fmt: skip
-
-    def _submit(self, number: int) -> None:
-        meta = self._meta(number)
-
-        def attempt() -> None:
-            if meta.idempotency_key in self.acked:
-                return
-            self.tickets += 1
-            ticket = self.tickets
-            self.queue.submit(ticket, meta.idempotency_key, meta)
-            self.world.after(self.world.delay_ns(), lambda: self._read_ack(ticket, meta))
-            self.world.after(RESUBMIT_NS, attempt)
-
-        attempt()
-
-    def _read_ack(self, ticket: int, meta: RequestMeta) -> None:
-        acks = self.queue.answers.pop(ticket, None)
-        if acks is None:
-            return
-        request_id = acks[0][0]
-        known = self.acked.setdefault(meta.idempotency_key, request_id)
-        assert known == request_id, "one key, two requests"
-        if self.world.chance(self.options.cancel_share):
-            cancel = qm.Cancel(10**9 + ticket, (request_id,))
-            self.world.after(self.world.rng.randint(1, 500) * MS, lambda: self.queue.handle(cancel))
+ROUNDS_NS = 500 * MS
+"""An operator looks this often for workers that were drained and never restarted."""
 
 
-@dataclass
 class Simulation:
-    """A fleet under one seed."""
+    """A fleet under one plan."""
 
-    options: Options
-
-    def __post_init__(self) -> None:
-        options = self.options
-        self.world = World(options.seed, options.most_delay_ns)
-        self.queue = QueueActor(self.world)
-        self.scheduler = SchedulerActor(self.world, self.queue, options.policy)
+    def __init__(self, plan: Plan, verbose: bool = False) -> None:
+        """Put the fleet together; keep a transcript if `verbose`."""
+        options = plan.options
+        self.plan = plan
+        self.world = World(options.seed, verbose)
+        self.coverage = Coverage()
+        self.net = Network(self.world, options.most_delay_ms * MS, options.keepalive_ms * MS)
+        self.queue = QueueActor(self.world, self.net, options, self.coverage)
+        self.store = self.queue.store
+        self.scheduler = SchedulerActor(self.world, self.net, self.queue, options.policy)
         self.workers = [
-            WorkerActor(self.world, f"w{i}", self.queue, self.scheduler, options.failing_share)
+            WorkerActor(self.world, self.net, f"w{i}", self.queue, self.scheduler, options, self.coverage)
             for i in range(options.workers)
         ]
-        self.client = Client(self.world, self.queue, options)
-        self.seen = Counter[str]()
+        self.clients = [ClientActor(self.world, self.net, i, plan, self.queue) for i in range(options.clients)]
+        self.coverage.bind(self)
+        self._healed = False
 
-    def run(self) -> Counter[str]:
-        """Play it; return how often each fault happened. Raises AssertionError if a promise is broken."""
-        self.client.begin()
-        for _ in range(self.options.faults):
-            self.world.after(self.world.rng.randint(0, self.options.fault_window_ns), self._fault)
-        deadline_ns = START_NS + self.options.fault_window_ns + HEAL_NS
-        while not (self._faults_over() and self._all_ended() and self._all_home()):
-            assert self.world.now_ns < deadline_ns, f"not everything ended: {self._left()}"
-            assert self.world.events < MOST_EVENTS, f"too many events: {self._left()}"
-            assert self.world.step(), "nothing left to do, but not everything ended"
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """Every process."""
+        return (self.queue, self.scheduler, *self.workers, *self.clients)
+
+    def run(self) -> Coverage:
+        """Play it; return what met what. Raises BrokenPromiseError, or what a core raises."""
+        for process in self.processes:
+            process.start()
+        Faults(self).plan()
+        self.world.after(self.plan.options.fault_window_ms * MS, self._heal)
+        deadline_ns = START_NS + self.plan.options.fault_window_ms * MS + HEAL_NS
+        while not (self._healed and self._all_ended()):
+            if self.world.now_ns() > deadline_ns or self.world.events > MOST_EVENTS:
+                raise BrokenPromiseError(f"not everything ended: {self._left()}")
+            demand(self.world.step(), "nothing is left to do, and not everything has ended")
         self._check_end()
-        for happened in (self.queue.seen, self.scheduler.seen, *(worker.seen for worker in self.workers)):
-            self.seen.update(happened)
-        return self.seen
+        return self.coverage
 
-    # ---- faults ----
+    # ---- the second phase ----
 
-    def _fault(self) -> None:
-        worker = self.world.rng.choice(self.workers)
-        streams = {"Work": worker.work, "Credits": worker.credits, "Backlog": self.scheduler.backlog}
-        kind = self.world.rng.choice(
-            ["queue", "before", "after", "scheduler", "worker", "Work", "Credits", "Backlog", "partition", "partition"]
-        )
-        if kind == "queue":
-            self.queue.crash()
-        elif kind == "before":
-            self.queue.crash_before_commit = True
-        elif kind == "after":
-            self.queue.crash_after_commit = True
-        elif kind == "scheduler":
-            self.scheduler.crash()
-        elif kind == "worker":
-            worker.crash()
-        elif kind == "partition":
-            worker.partition(self.world.rng.randint(100, 2000) * MS)
-        else:
-            stream = streams[kind]
-            if stream is not None:
-                self.world.note(f"{worker.name}: the {kind} stream breaks")
-                self.seen[f"{kind} stream broken"] += 1
-                stream.close()
+    def _heal(self) -> None:
+        """End every fault: from here on everything must end."""
+        self.world.note("---- the faults are over ----")
+        self._healed = True
+        self.net.heal()
+        self.store.heal()
+        self.queue.crash_in_write = None
+        for process in self.processes:
+            process.resume()
+        for worker in self.workers:
+            worker.healed = True
+            if worker.up and not worker.engine.trusts:
+                worker.crash(False)
+            elif worker.up:
+                worker.engine.failing_share = worker.engine.preempting_share = 0.0
+        self._rounds()
+
+    def _rounds(self) -> None:
+        for worker in self.workers:
+            if worker.up and not worker.session._held.open:
+                worker.shut_down()
+        self.world.after(ROUNDS_NS, self._rounds)
 
     # ---- the end ----
 
-    def _faults_over(self) -> bool:
-        return self.world.now_ns - START_NS > self.options.fault_window_ns
-
     def _all_ended(self) -> bool:
-        return len(self.client.acked) == self.options.requests and len(self.queue.ended) >= self.options.requests
+        return (
+            all(client.done for client in self.clients)
+            and all(process.up for process in self.processes)
+            and self.queue.quiet
+            and all(entry.state is State.DEAD for entry in self.queue.machine.book.entries.values())
+            and all(worker.session.idle and not worker.ending for worker in self.workers)
+            and self._all_home()
+        )
 
     def _all_home(self) -> bool:
-        workers = list(self.scheduler.machine.fleet)
-        return (
-            len(workers) == self.options.workers
-            and all(w.closed_ns is None and w.ledger.free_blocks == w.shape.capacity_blocks for w in workers)
-            and all(worker.up and worker.session.idle for worker in self.workers)
+        fleet = list(self.scheduler.machine.fleet)
+        return len(fleet) == len(self.workers) and all(
+            worker.closed_ns is None and worker.ledger.free_blocks == worker.shape.capacity_blocks for worker in fleet
         )
 
     def _left(self) -> str:
+        if not self.queue.up or not self.scheduler.up:
+            return "queue or scheduler does not come up"
         entries = [f"{e.seq}:{e.state.name}" for e in self.queue.machine.book.entries.values()]
-        ledgers = {w.worker_id: sorted(w.ledger) for w in self.scheduler.machine.fleet}
+        ledgers = {
+            w.worker_id: (sorted(w.ledger), w.ledger.free_blocks, w.closed_ns) for w in self.scheduler.machine.fleet
+        }
         waiting = {e.request_id[-4:]: e.state.name for e in self.scheduler.machine.backlog.entries()}
-        held = {w.name: [(e.request_id[-4:], e.state.name) for e in w.session._held.by_request.values()]
-                for w in self.workers}  # fmt: skip
-        return f"queue {entries}; ledgers {ledgers}; backlog {waiting}; sessions {held}"
+        held = {
+            w.name: [(e.request_id[-4:], e.state.name) for e in w.session._held.by_request.values()]
+            for w in self.workers
+            if w.up
+        }
+        clients = {
+            c.name: [key for key in c.wanted if key not in c.read or c.read[key].to_delete] for c in self.clients
+        }
+        return (
+            f"queue {entries} {self.queue.committer.broken}; ledgers {ledgers}; backlog {waiting}; "
+            f"sessions {held}; clients wait for {clients}, done {[client.done for client in self.clients]}"
+        )
 
     def _check_end(self) -> None:
-        ids = set(self.client.acked.values())
-        assert len(ids) == self.options.requests, "two keys, one request"
-        assert set(self.queue.ended) == ids, "something ended that nobody asked for, or is lost"
-        assert all(request_id.startswith(request_id_of(STORE_ID, 0)[:9]) for request_id in ids)
-        for name, line in self.queue.machine.book.lines.items():
-            assert len(line) == 0, f"{name} still has a line"
-        assert not self.queue.machine.book.leases
+        book = self.queue.machine.book
+        for name, line in book.lines.items():
+            demand(len(line) == 0, f"channel {name} still has a line")
+        demand(not book.leases, "leases are left")
+        durable = self.queue.durable
+        demand(not durable.leases and not durable.ready, "the disk has more than outcomes")
+        for seq, count in durable.outcomes.items():
+            demand(count == 1 + durable.revived.get(seq, 0), f"request {seq} has {count} outcomes")
+        for client in self.clients:
+            demand(client.read.keys() == client.wanted.keys(), f"{client.name} has read something it did not ask for")

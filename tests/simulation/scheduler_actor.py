@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from services.queue.core import effects as q
@@ -12,149 +11,171 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.policy import POLICIES
+from tests.simulation.network import DOWN, UP, Network, Stream
 from tests.simulation.queue_actor import QueueActor
-from tests.simulation.world import MS, Stream, World
+from tests.simulation.referee import SchedulerReferee
+from tests.simulation.world import MS, Process, World, demand
 
 TICK_NS = 100 * MS
 RESTART_NS = 60 * MS
-RECONNECT_NS = 20 * MS
+RECONNECT_NS = 30 * MS
 GRACE_NS = 250 * MS
+REPORT_INTERVAL_NS = 20 * MS
+AUDIT_EVERY = 8
+"""Wake-ups from one full recount of the ledgers to the next; the referee's own books are compared at every one."""
+
+SHARES = {"interactive": Share(4.0, 0.1), "batch": Share(1.0)}
 
 
-class SchedulerActor:
-    """Steps the production machine and arbitrates once after every message."""
+class SchedulerActor(Process):
+    """Steps the production machine through all that is ready, then arbitrates once, as its runner does."""
 
-    def __init__(self, world: World, queue: QueueActor, policy: str) -> None:
-        """Start, and connect to the queue."""
-        self.world = world
+    def __init__(self, world: World, net: Network, queue: QueueActor, policy: str) -> None:
+        """Connect to `queue` once started."""
+        super().__init__(world, "scheduler")
+        self.net = net
         self.queue = queue
         self.policy = POLICIES[policy]
-        self.up = False
-        self.life = 0
-        self.next_epoch = 1
-        self.seen = Counter[str]()
         self.workers: dict[int, Stream] = {}
         self.backlog: Stream | None = None
-        self.start()
+        self.backlog_number = 0
+        self.old_number = 0
+        """Number of a Backlog stream that is over."""
+        self.stale_dropped = 0
+        self._last_epoch = 0
+        self._wakes = 0
+        self.machine: Machine
+        self._referee: SchedulerReferee
 
-    def start(self) -> None:
+    # ---- life ----
+
+    def boot(self) -> None:
         """Begin with nothing known."""
-        shares = {"interactive": Share(4.0, 0.1), "batch": Share(1.0)}
-        self.machine = Machine(self.policy, shares, GRACE_NS, self.world.now_ns)
-        self.up = True
-        self.life += 1
-        self._tick(self.life)
-        self._connect(self.life)
+        self.machine = Machine(self.policy, SHARES, GRACE_NS, self.world.now_ns())
+        self._referee = SchedulerReferee(self.machine)
+        self._tick()
+        self._connect()
 
-    def _tick(self, life: int) -> None:
-        if self.up and life == self.life:
-            self.handle(m.Tick())
-            self.world.after(TICK_NS, lambda: self._tick(life))
-
-    def crash(self) -> None:
-        """kill -9."""
-        if not self.up:
-            return
-        self.world.note("scheduler: crashes")
-        self.seen["scheduler crash"] += 1
-        self.up = False
-        for stream in self.workers.values():
-            stream.cut(0)
-            stream.close()
+    def died(self) -> None:
+        """Lose everything."""
         self.workers.clear()
-        if self.backlog is not None:
-            self.backlog.cut(1)
-            self.backlog.close()
-            self.backlog = None
-        self.world.after(RESTART_NS, self.start)
+        self.backlog = None
+
+    def crash(self, kept: bool) -> None:
+        """kill -9; `kept` if what it had sent still arrives."""
+        self.net.kill(self, kept)
+        self.stop(RESTART_NS)
+
+    def _tick(self) -> None:
+        self._step(m.Tick())
+        self.timer(TICK_NS, self._tick)
+
+    # ---- the loop ----
+
+    def _step(self, message: m.Input) -> None:
+        stale = self._referee.is_stale(message)
+        before = self._referee.picture() if stale else ()
+        effects = self.machine.step(message, self.world.now_ns())
+        if stale:
+            self.stale_dropped += 1
+            demand(not effects and before == self._referee.picture(), f"a message of an old epoch counted: {message}")
+        self._referee.stepped(message, effects)
+        self._deliver(effects)
+
+    def woke(self) -> None:
+        """Grant what fits, once per wake-up."""
+        grants = self.machine.arbitrate(self.world.now_ns())
+        self._referee.arbitrated(grants)
+        self._deliver(grants)
+        self._wakes += 1
+        if not self._wakes % AUDIT_EVERY:
+            for worker in self.machine.fleet:
+                violations = worker.ledger.audit()
+                demand(not violations, f"the ledger of {worker.worker_id}: {violations}")
+
+    def _deliver(self, effects: list[m.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, m.SetWindow | m.RejectRequest):
+                if self.backlog is not None:
+                    self.backlog.up(self._to_queue(effect))
+            elif isinstance(effect, m.EndStream):
+                stream = self.workers.pop(effect.epoch, None)
+                if stream is not None:
+                    stream.close(UP)
+            elif isinstance(effect, m.Grant | m.Recall | m.Drain) and effect.epoch in self.workers:
+                self.world.note("scheduler says", effect)
+                self.workers[effect.epoch].down(effect)
+
+    def _to_queue(self, effect: m.SetWindow | m.RejectRequest) -> qm.Message:
+        if isinstance(effect, m.SetWindow):
+            return qm.SetWindow(self.backlog_number, effect.channel, effect.limit)
+        failure = Failure(effect.code, effect.message, effect.param)
+        return qm.Reject(self.backlog_number, effect.request_id, failure)
 
     # ---- the Backlog stream ----
 
-    def _connect(self, life: int) -> None:
-        if not self.up or life != self.life or self.backlog is not None:
+    def _connect(self) -> None:
+        stream = self.net.connect(self, self.queue)
+        number = self.queue.accept(stream) if stream is not None else None
+        if stream is None or number is None:
+            self.timer(self.world.draw_ns(RECONNECT_NS), self._connect)
             return
-        stream = Stream(self.world, lambda message: None, self._from_queue)
-        number = self.queue.connect(stream)
-        if number is None:
-            self.world.after(RECONNECT_NS, lambda: self._connect(life))
-            return
-        self.backlog = stream
-        queue = self.queue
-        stream._deliver = (queue.handle, self._from_queue)
-        stream.number = number  # type: ignore[attr-defined]
-
-        def queue_side_ends() -> None:
-            queue.streams.pop(number, None)
-            queue.handle(qm.BacklogClosed(number))
-
-        stream.on_close(queue_side_ends, self._backlog_lost)
+        self.old_number = self.backlog_number
+        self.backlog, self.backlog_number = stream, number
+        stream.hear[DOWN] = lambda effect: self.post(self._from_queue, stream, effect)
+        stream.over[DOWN] = lambda: self.post(self._backlog_lost, stream)
         stream.up(qm.BacklogOpened(number))
 
-    def _backlog_lost(self) -> None:
-        self.backlog = None
-        self.handle(m.QueueClosed())
-        life = self.life
-        self.world.after(RECONNECT_NS, lambda: self._connect(life))
+    def _backlog_lost(self, stream: Stream) -> None:
+        if stream is self.backlog:
+            self.backlog = None
+            self._step(m.QueueClosed())
+            self.timer(self.world.draw_ns(RECONNECT_NS), self._connect)
 
-    def _from_queue(self, effect: Any) -> None:
+    def _from_queue(self, stream: Stream, effect: Any) -> None:
+        if stream is not self.backlog:
+            return
+        self.world.note("scheduler hears", effect)
         if isinstance(effect, q.BacklogReady):
-            self.handle(m.QueueOpened(tuple(self.queue.machine.book.lines)))
+            self._step(m.QueueOpened(tuple(SHARES)))
         elif isinstance(effect, q.Announce):
             meta = effect.meta
-            self.handle(
+            self._step(
                 m.Announced(
                     effect.request_id, meta.channel, meta.priority, effect.seq, effect.attempt, meta.model,
                     meta.prompt_bytes, meta.prompt_tokens, meta.max_tokens, meta.n, meta.chat,
                 )
             )  # fmt: skip
         elif isinstance(effect, q.Gone):
-            self.handle(m.Gone(effect.request_id, m.GoneReason(effect.reason.value)))
+            self._step(m.Gone(effect.request_id, m.GoneReason(effect.reason.value)))
 
     # ---- workers ----
 
-    def connect(self, stream: Stream) -> int | None:
-        """Take a worker's stream in and return its epoch; None while the scheduler is down."""
-        if not self.up:
-            return None
-        epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
-        self.workers[epoch] = stream
-        return epoch
+    def accept(self, stream: Stream) -> None:
+        """Take in a Credits stream; its first message makes it an epoch."""
+        stream.hear[UP] = lambda message: self.post(self._from_worker, stream, message)
 
-    def handle(self, message: m.Input) -> None:
-        """Step, arbitrate, send."""
-        if not self.up:
+    def _from_worker(self, stream: Stream, message: Any) -> None:
+        self.world.note("scheduler hears", message)
+        if isinstance(message, m.WorkerDraining):
+            self._step(message._replace(epoch=stream.label))
             return
-        for effect in self.machine.step(message, self.world.now_ns):
-            self._send(effect)
-        for effect in self.machine.arbitrate(self.world.now_ns):
-            self._send(effect)
-        self._audit()
+        if not isinstance(message, m.WorkerOpened):
+            self._step(message._replace(stream=stream.label))
+            return
+        # As the runner draws epochs: unique over restarts of the scheduler, because they start at the present time.
+        self._last_epoch = stream.label = epoch = max(self.world.now_ns(), self._last_epoch + 1)
+        self.workers[epoch] = stream
+        stream.over[UP] = lambda: self.post(self._worker_lost, epoch)
+        stream.down(epoch)
+        self._step(message._replace(epoch=epoch))
+        if stream.closed[UP]:
+            self._worker_lost(epoch)
 
-    def _audit(self) -> None:
-        for worker in self.machine.fleet:
-            violations = worker.ledger.audit()
-            assert not violations, violations
-            # Only reservations that follow their output may outgrow the pool, as their engine would by preempting.
-            if not self.policy.reserve_output_tokens:
-                assert worker.ledger.held_blocks <= worker.shape.capacity_blocks, "more is held than there is"
+    def _worker_lost(self, epoch: int) -> None:
+        if self.workers.pop(epoch, None) is not None:
+            self._step(m.WorkerClosed(epoch))
 
-    def _send(self, effect: Any) -> None:
-        if isinstance(effect, m.SetWindow | m.RejectRequest):
-            if self.backlog is not None:
-                number = self.backlog.number  # type: ignore[attr-defined]
-                self.backlog.up(self._to_queue(effect, number))
-        elif isinstance(effect, m.EndStream):
-            stream = self.workers.pop(effect.epoch, None)
-            if stream is not None:
-                stream.cut(0)
-                stream.close()
-        elif isinstance(effect, m.AuditFailed):
-            raise AssertionError(effect.violations)
-        elif isinstance(effect, m.Grant | m.Recall | m.Drain) and effect.epoch in self.workers:
-            self.workers[effect.epoch].down(effect)
-
-    @staticmethod
-    def _to_queue(effect: Any, number: int) -> Any:
-        if isinstance(effect, m.SetWindow):
-            return qm.SetWindow(number, effect.channel, effect.limit)
-        return qm.Reject(number, effect.request_id, Failure(effect.code, effect.message, effect.param))
+    def drain(self, worker_id: str) -> None:
+        """An operator asks for it."""
+        self.post(self._step, m.DrainRequested(worker_id))

@@ -1,9 +1,9 @@
-"""A worker's session with an engine that only counts blocks."""
+"""A worker: the production session between its two peers, a tokenizer and an engine that counts blocks."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from services.queue.core import effects as q
 from services.queue.core import messages as qm
@@ -13,20 +13,28 @@ from services.scheduler.core import messages as sm
 from services.worker.core import messages as m
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
+from tests.simulation.coverage import Coverage
+from tests.simulation.engine import SimEngine
+from tests.simulation.network import DOWN, Network, Stream
+from tests.simulation.plan import BLOCK_SIZE, WINDOW, Options
 from tests.simulation.queue_actor import QueueActor
-from tests.simulation.scheduler_actor import SchedulerActor
-from tests.simulation.world import MS, Stream, World
+from tests.simulation.scheduler_actor import REPORT_INTERVAL_NS, SchedulerActor
+from tests.simulation.world import MS, Process, World, demand
 
-RECONNECT_NS = 20 * MS
+RECONNECT_NS = 30 * MS
 RESTART_NS = 150 * MS
-TICK_NS = 20 * MS
-BLOCK_SIZE = 16
-WINDOW = 512
-CAPACITY = 80
-PREEMPTION_SHARE = 0.02
-"""Reports in which an engine has preempted although its blocks would do: the scheduler cannot know better."""
+SHUTDOWN_GRACE_NS = 300 * MS
+FLUSH_NS = 60 * MS
+"""How long a worker that ends waits for its last words to be taken."""
 
-STOPS = {1: m.CancelCause.CLIENT, 2: m.CancelCause.DEADLINE, 3: m.CancelCause.LEASE_LOST}
+MAX_SEQUENCES = 16
+ACKS_REMEMBERED = 8
+
+STOPS = {
+    q.StopReason.CLIENT: m.CancelCause.CLIENT,
+    q.StopReason.DEADLINE: m.CancelCause.DEADLINE,
+    q.StopReason.LEASE_LOST: m.CancelCause.LEASE_LOST,
+}
 OUTCOMES = {
     m.EndingKind.COMPLETED: Outcome.COMPLETED,
     m.EndingKind.REJECTED: Outcome.REJECTED,
@@ -35,143 +43,179 @@ OUTCOMES = {
 }
 
 
-class Output(NamedTuple):
-    """How many tokens a run will generate, from when, in how long."""
-
-    tokens: int
-    started_ns: int
-    duration_ns: int
-
-
-class WorkerActor:
-    """Steps the production session; crashes lose everything but the worker's name."""
+class WorkerActor(Process):
+    """Steps the production session; a crash loses everything but the worker's name."""
 
     def __init__(
-        self, world: World, name: str, queue: QueueActor, scheduler: SchedulerActor, failing_share: float
+        self,
+        world: World,
+        net: Network,
+        name: str,
+        queue: QueueActor,
+        scheduler: SchedulerActor,
+        options: Options,
+        coverage: Coverage,
     ) -> None:
-        """Start, and connect to both peers."""
-        self.world, self.name, self.queue, self.scheduler = world, name, queue, scheduler
-        self.failing_share = failing_share
-        self.life = 0
-        self.up = False
-        self.seen = Counter[str]()
-        self.partitioned_until_ns = 0
-        self.start()
-
-    def start(self) -> None:
-        """Begin a new life with an empty engine."""
-        self.session = Session(Sizes(CAPACITY, CAPACITY, BLOCK_SIZE, WINDOW))
-        self.runs: dict[str, tuple[LeaseRef, Any]] = {}
-        self.engine: dict[str, int] = {}
-        self.outputs: dict[str, Output] = {}
-        self.preemptions = 0
+        """Serve `queue` and `scheduler` once started."""
+        super().__init__(world, name)
+        self.net, self.queue, self.scheduler = net, queue, scheduler
+        self.options = options
+        self.coverage = coverage
+        self.healed = False
+        self._grows = scheduler.policy.reserve_output_tokens > 0
+        self.session: Session
+        self.engine: SimEngine
         self.work: Stream | None = None
+        self.work_number = 0
         self.credits: Stream | None = None
-        self.up = True
-        self.life += 1
-        self._tick(self.life)
-        self._reach_queue(self.life)
-        self._reach_scheduler(self.life)
+        self.epoch = 0
+        self.old_epoch = 0
+        self.runs: dict[str, tuple[LeaseRef, Any]] = {}
+        self.acks: list[Any] = []
+        """The last ACKs, for a worker that says everything twice."""
+        self.leases: list[LeaseRef] = []
+        """The last leases it completed, for one that completes again."""
+        self.invented: tuple[sm.Holding, ...] = ()
+        """What it will say that it holds and does not, when it next opens a Credits stream."""
+        self._to_scheduler: list[Any] = []
+        self._due_ns = 0
+        self.draining = False
+        self.ending = False
 
-    @property
-    def follows_output(self) -> bool:
-        """Whether reservations grow with the output, so that the engine may run out of blocks."""
-        return self.scheduler.policy.reserve_output_tokens > 0
+    # ---- life ----
+
+    def boot(self) -> None:
+        """Begin a new life with an empty engine."""
+        options = self.options
+        capacity = options.capacity_blocks
+        self.session = Session(Sizes(capacity, capacity, BLOCK_SIZE, WINDOW))
+        life = self.life
+        self.engine = SimEngine(
+            self.world, options, self.coverage, lambda message: self._said(life, message), self._grows
+        )
+        if self.healed:
+            self.engine.failing_share = self.engine.preempting_share = 0.0
+        self._reach_queue()
+        self._reach_scheduler()
+
+    def _said(self, life: int, message: m.Message) -> None:
+        if life == self.life:
+            self.post(self.handle, message)
+
+    def died(self) -> None:
+        """Lose everything."""
+        self.work = self.credits = None
+        self.runs.clear()
+        self.acks.clear()
+        self.leases.clear()
+        self.invented = ()
+        self._to_scheduler.clear()
+        self._due_ns = 0
+        self.draining = self.ending = False
 
     @property
     def instance(self) -> str:
         """Name of this life."""
         return f"{self.name}#{self.life}"
 
-    def _tick(self, life: int) -> None:
-        if self.up and life == self.life:
-            self.handle(m.Tick())
-            self.world.after(TICK_NS, lambda: self._tick(life))
+    def crash(self, kept: bool) -> None:
+        """kill -9; `kept` if what it had sent still arrives."""
+        self.net.kill(self, kept)
+        self.stop(RESTART_NS)
 
-    def crash(self) -> None:
-        """kill -9."""
-        if not self.up:
-            return
-        self.world.note(f"{self.name}: crashes")
-        self.seen["worker crash"] += 1
-        self.up = False
-        for stream in (self.work, self.credits):
-            if stream is not None:
-                stream.cut(1)
-                stream.close()
-        self.world.after(RESTART_NS, self.start)
+    def shut_down(self) -> None:
+        """SIGTERM: finish or hand back within the grace period, then end; a supervisor starts it again."""
+        if not self.ending:
+            self.ending = True
+            self.post(self.handle, m.ShutdownAsked("the worker was asked to stop"))
+            self.post(self._wind_down, self.world.now_ns() + SHUTDOWN_GRACE_NS)
 
-    def partition(self, duration_ns: int) -> None:
-        """Cut the worker off from the queue for a while; it goes on working."""
-        self.world.note(f"{self.name}: cut off from the queue for {duration_ns / MS:.0f} ms")
-        self.seen["partition"] += 1
-        self.partitioned_until_ns = self.world.now_ns + duration_ns
-        if self.work is not None:
-            self.work.close()
+    def engine_dies(self) -> None:
+        """The engine's process is gone: the worker hands back what it has and ends."""
+        if not self.ending:
+            self.ending = True
+            self.engine.runs.clear()
+            self.post(self.handle, m.EngineDied("killed"))
+            self.post(self._flush, self.world.now_ns() + FLUSH_NS)
+
+    def _wind_down(self, until_ns: int) -> None:
+        if self.session.idle or self.world.now_ns() >= until_ns:
+            self.handle(m.GraceOver())
+            self._flush(self.world.now_ns() + FLUSH_NS)
+        else:
+            self.timer(10 * MS, self._wind_down, until_ns)
+
+    def _flush(self, until_ns: int) -> None:
+        if self.session.idle or self.world.now_ns() >= until_ns:
+            self.crash(True)
+        else:
+            self.timer(10 * MS, self._flush, until_ns)
+
+    # ---- the loop ----
 
     def handle(self, message: m.Message) -> None:
         """Step the session and do what it says."""
-        if not self.up:
-            return
-        for effect in self.session.step(message, self.world.now_ns):
-            self._do(effect)
-        if not self.follows_output:
-            assert self.session.held_blocks <= CAPACITY, f"{self.name} holds more than it has"
-            assert sum(self.engine.values()) <= CAPACITY, f"{self.name}'s engine would have to preempt"
+        for effect in self.session.step(message, self.world.now_ns()):
+            self._do[type(effect)](self, effect)
+
+    def woke(self) -> None:
+        """End a wake-up as the runner does: a Tick, then what is for the scheduler, then a timer."""
+        self.handle(m.Tick())
+        to_scheduler, self._to_scheduler = self._to_scheduler, []
+        for message in to_scheduler:
+            if self.credits is not None:
+                self.credits.up(message)
+        if not self._grows and self.engine.trusts:
+            demand(self.session.held_blocks <= self.options.capacity_blocks, f"{self.name} holds more than it has")
+        due_ns = self.session.due_ns(self.world.now_ns())
+        if due_ns is not None and not self.world.now_ns() < self._due_ns <= due_ns:
+            self._due_ns = due_ns
+            self.timer(due_ns - self.world.now_ns(), _tick)
 
     # ---- streams ----
 
-    def _reach_queue(self, life: int) -> None:
-        if not self.up or life != self.life or self.work is not None:
-            return
-        queue = self.queue
-        stream = Stream(self.world, queue.handle, self._from_queue)
-        number = None if self.world.now_ns < self.partitioned_until_ns else queue.connect(stream)
-        if number is None:
-            self.world.after(RECONNECT_NS, lambda: self._reach_queue(life))
+    def _reach_queue(self) -> None:
+        stream = self.net.connect(self, self.queue)
+        number = self.queue.accept(stream) if stream is not None else None
+        if stream is None or number is None:
+            self.timer(self.world.draw_ns(RECONNECT_NS), self._reach_queue)
             return
         self.work, self.work_number = stream, number
-
-        def queue_side_ends() -> None:
-            queue.streams.pop(number, None)
-            queue.handle(qm.WorkerClosed(number))
-
-        def lost() -> None:
-            if self.up and life == self.life:
-                self.work = None
-                self.handle(m.QueueDown())
-                self.world.after(RECONNECT_NS, lambda: self._reach_queue(life))
-
-        stream.on_close(queue_side_ends, lost)
+        stream.hear[DOWN] = lambda effect: self.post(self._from_queue, stream, effect)
+        stream.over[DOWN] = lambda: self.post(self._queue_lost, stream)
         self.handle(m.QueueReached())
 
-    def _reach_scheduler(self, life: int) -> None:
-        if not self.up or life != self.life or self.credits is not None:
+    def _queue_lost(self, stream: Stream) -> None:
+        if stream is self.work:
+            self.work = None
+            self.handle(m.QueueDown())
+            self.timer(self.world.draw_ns(RECONNECT_NS), self._reach_queue)
+
+    def _reach_scheduler(self) -> None:
+        stream = self.net.connect(self, self.scheduler)
+        if stream is None:
+            self.timer(self.world.draw_ns(RECONNECT_NS), self._reach_scheduler)
             return
-        scheduler = self.scheduler
-        stream = Stream(self.world, scheduler.handle, self._from_scheduler)
-        epoch = scheduler.connect(stream)
-        if epoch is None:
-            self.world.after(RECONNECT_NS, lambda: self._reach_scheduler(life))
-            return
-        self.credits, self.epoch = stream, epoch
-
-        def scheduler_side_ends() -> None:
-            scheduler.workers.pop(epoch, None)
-            scheduler.handle(sm.WorkerClosed(epoch))
-
-        def lost() -> None:
-            if self.up and life == self.life:
-                self.credits = None
-                self.handle(m.SchedulerDown())
-                self.world.after(RECONNECT_NS, lambda: self._reach_scheduler(life))
-
-        stream.on_close(scheduler_side_ends, lost)
+        self.scheduler.accept(stream)
+        self.credits = stream
+        self._to_scheduler.clear()
+        stream.hear[DOWN] = lambda effect: self.post(self._from_scheduler, stream, effect)
+        stream.over[DOWN] = lambda: self.post(self._scheduler_lost, stream)
         self.handle(m.SchedulerReached())
 
-    def _from_scheduler(self, effect: Any) -> None:
-        if isinstance(effect, m.SchedulerUp):
-            self.handle(effect)
+    def _scheduler_lost(self, stream: Stream) -> None:
+        if stream is self.credits:
+            self.credits = None
+            self.handle(m.SchedulerDown())
+            self.timer(self.world.draw_ns(RECONNECT_NS), self._reach_scheduler)
+
+    def _from_scheduler(self, stream: Stream, effect: Any) -> None:
+        if stream is not self.credits:
+            return
+        self.world.note(self.name, "hears", effect)
+        if isinstance(effect, int):
+            self.old_epoch, self.epoch = self.epoch, effect
+            self.handle(m.SchedulerUp(effect, REPORT_INTERVAL_NS))
         elif isinstance(effect, sm.Grant):
             self.handle(
                 m.Granted(
@@ -182,11 +226,15 @@ class WorkerActor:
         elif isinstance(effect, sm.Recall):
             self.handle(m.Recalled(effect.request_id))
         elif isinstance(effect, sm.Drain):
+            self.draining = True
             self.handle(m.DrainAsked("operator"))
 
-    def _from_queue(self, effect: Any) -> None:
+    def _from_queue(self, stream: Stream, effect: Any) -> None:
+        if stream is not self.work:
+            return
+        self.world.note(self.name, "hears", effect)
         if isinstance(effect, q.WorkOpened):
-            self.handle(m.QueueUp(2_000 * MS, 64))
+            self.handle(m.QueueUp(self.options.lease_ms * MS, self.options.max_inflight))
         elif isinstance(effect, q.Deliver):
             lease = m.Lease(*effect.lease)
             self.runs[lease.run_id] = (effect.lease, effect.meta)
@@ -194,146 +242,129 @@ class WorkerActor:
         elif isinstance(effect, q.Refused):
             self.handle(m.Refused(effect.request_id, effect.reason is q.RefusedReason.TOO_MANY))
         elif isinstance(effect, q.StopRun):
-            self.seen[f"stop {effect.reason.name}"] += 1
-            self.handle(m.CancelRun(m.Lease(*effect.lease), STOPS[effect.reason.value]))
+            if effect.reason is q.StopReason.LEASE_LOST:
+                self._note_loss(effect.lease)
+            self.handle(m.CancelRun(m.Lease(*effect.lease), STOPS[effect.reason]))
         elif isinstance(effect, q.Recorded):
-            self.seen["stale completion" if not effect.accepted else "recorded"] += 1
+            if not effect.accepted:
+                self.coverage.happened("stale completion refused", effect.lease.request_id)
             self.handle(m.Recorded(m.Lease(*effect.lease), effect.accepted))
+        elif isinstance(effect, q.TokensWatched):
+            self.handle(m.Watched(effect.request_id, effect.watched))
 
-    # ---- effects ----
+    def _note_loss(self, lease: LeaseRef) -> None:
+        held = self.session._held.by_run.get(m.Lease(*lease).run_id)
+        if held is not None:
+            self.coverage.lost(held.state)
 
-    def _do(self, effect: Any) -> None:
-        handler = getattr(self, f"_do_{type(effect).__name__}", None)
-        if handler is not None:
-            handler(effect)
+    # ---- effects: scheduler ----
 
-    def _up_credits(self, message: Any) -> None:
+    def _open_credits(self, effect: m.OpenCredits) -> None:
+        shape = sm.EngineShape(self.options.capacity_blocks, BLOCK_SIZE, WINDOW, MAX_SEQUENCES)
+        held = tuple(sm.Holding(*holding) for holding in effect.inventory)
+        names = {holding.request_id for holding in held}  # the wire refuses a name that is listed twice
+        inventory = (*held, *(holding for holding in self.invented if holding.request_id not in names))
+        self.invented = ()
         if self.credits is not None:
-            self.credits.up(message)
-            if self.world.chance(0.05):
-                self.seen["duplicate ACK"] += 1
-                self.credits.up(message)
+            self.credits.up(sm.WorkerOpened(0, self.name, self.instance, ("sim",), shape, inventory))
 
-    def _up_work(self, message: Any) -> None:
-        if self.work is not None:
-            self.work.up(message)
+    def _ack(self, ack: sm.TokenizerAck | sm.CompletionAck) -> None:
+        self._to_scheduler.append(ack)
+        self.acks = [*self.acks[-ACKS_REMEMBERED:], ack]
 
-    def _do_OpenCredits(self, effect: m.OpenCredits) -> None:
-        shape = sm.EngineShape(CAPACITY, BLOCK_SIZE, WINDOW, 16)
-        inventory = tuple(sm.Holding(*holding) for holding in effect.inventory)
-        if self.credits is not None:
-            self.credits.up(sm.WorkerOpened(self.epoch, self.name, self.instance, ("sim",), shape, inventory))
-            self.credits.down(m.SchedulerUp(self.epoch, 20 * MS))
-
-    def _do_SendTokenizerAck(self, ack: m.SendTokenizerAck) -> None:
+    def _tokenizer_ack(self, ack: m.SendTokenizerAck) -> None:
         # The last token's KV is never written, and the next step has not begun.
         written = ack.prompt_tokens + ack.generated_tokens - 1
-        assert ack.held_blocks * BLOCK_SIZE >= written, "the engine holds more than is reserved"
-        self.seen["reservation grown"] += ack.generated_tokens > 0
-        self._up_credits(
+        demand(ack.held_blocks * BLOCK_SIZE >= written, "the engine holds more than is reserved")
+        self._ack(
             sm.TokenizerAck(
-                self.epoch, ack.epoch, ack.request_id, ack.seq, ack.held_blocks, ack.prompt_tokens,
-                ack.generated_tokens, ack.output_limit_tokens,
+                0, ack.epoch, ack.request_id, ack.seq, ack.held_blocks, ack.prompt_tokens, ack.generated_tokens,
+                ack.output_limit_tokens,
             )
         )  # fmt: skip
 
-    def _do_SendCompletionAck(self, ack: m.SendCompletionAck) -> None:
+    def _completion_ack(self, ack: m.SendCompletionAck) -> None:
         cause = sm.ReleaseCause[ack.cause.name]
-        self._up_credits(sm.CompletionAck(self.epoch, ack.epoch, ack.request_id, ack.seq, cause, ack.output_tokens))
+        self._ack(sm.CompletionAck(0, ack.epoch, ack.request_id, ack.seq, cause, ack.output_tokens))
 
-    def _do_SendReport(self, report: m.SendReport) -> None:
-        self._up_credits(sm.EngineReport(self.epoch, *report))
+    def _report(self, report: m.SendReport) -> None:
+        self._to_scheduler.append(sm.EngineReport(0, *report))
 
-    def _do_SendDraining(self, effect: m.SendDraining) -> None:
-        self._up_credits(sm.WorkerDraining(self.epoch, effect.reason))
+    def _draining(self, effect: m.SendDraining) -> None:
+        self._to_scheduler.append(sm.WorkerDraining(0, effect.reason))
 
-    def _do_OpenWork(self, effect: m.OpenWork) -> None:
+    # ---- effects: queue ----
+
+    def up_work(self, message: qm.Message) -> None:
+        """Send on the Work stream, if there is one."""
+        if self.work is not None:
+            self.work.up(message)
+
+    def _open_work(self, effect: m.OpenWork) -> None:
         held = tuple(LeaseRef(*lease) for lease in effect.held)
-        self._up_work(qm.WorkerOpened(self.work_number, self.name, self.instance, held))
+        self.up_work(qm.WorkerOpened(self.work_number, self.name, self.instance, held))
 
-    def _do_SendClaim(self, effect: m.SendClaim) -> None:
-        self._up_work(qm.Claim(self.work_number, effect.request_id))
+    def _claim(self, effect: m.SendClaim) -> None:
+        self.up_work(qm.Claim(self.work_number, effect.request_id))
 
-    def _do_SendRenew(self, effect: m.SendRenew) -> None:
-        self._up_work(qm.Renew(self.work_number, tuple(LeaseRef(*lease) for lease in effect.leases)))
+    def _renew(self, effect: m.SendRenew) -> None:
+        self.up_work(qm.Renew(self.work_number, tuple(LeaseRef(*lease) for lease in effect.leases)))
 
-    def _do_SendGiveBack(self, effect: m.SendGiveBack) -> None:
-        self._up_work(qm.GiveBack(self.work_number, tuple(LeaseRef(*lease) for lease in effect.leases)))
+    def _give_back(self, effect: m.SendGiveBack) -> None:
+        self.up_work(qm.GiveBack(self.work_number, tuple(LeaseRef(*lease) for lease in effect.leases)))
 
-    def _do_SendComplete(self, effect: m.SendComplete) -> None:
+    def _complete(self, effect: m.SendComplete) -> None:
         lease, _ = self.runs[effect.run_id]
         ending = effect.ending
         failure = Failure(ending.code, ending.message, ending.param) if ending.code else None
-        outcome = OUTCOMES.get(ending.kind)
-        self._up_work(qm.Complete(self.work_number, lease, outcome, failure, None))
+        self.leases = [*self.leases[-ACKS_REMEMBERED:], lease]
+        self.up_work(qm.Complete(self.work_number, lease, OUTCOMES.get(ending.kind), failure, None))
 
-    def _do_Tokenize(self, effect: m.Tokenize) -> None:
+    # ---- effects: tokenizer and engine ----
+
+    def _tokenize(self, effect: m.Tokenize) -> None:
+        # The client's reference says how long its prompt really is.
         _, meta = self.runs[effect.run_id]
-        self._later(m.Tokenized(effect.run_id, meta.prompt_bytes // 4 + 1))
+        message = m.Tokenized(effect.run_id, int(meta.client_reference))
+        self.timer(self.world.draw_ns(self.options.tokenizer_ms * MS), self.handle, message)
 
-    def _do_StartEngine(self, effect: m.StartEngine) -> None:
-        run_id, life = effect.run_id, self.life
-        self.engine[run_id] = effect.held_blocks
-        duration_ns = self.world.rng.randint(1, 400) * MS
-        tokens = self.world.rng.randint(1, effect.max_tokens) if self.follows_output else effect.max_tokens
-        self.outputs[run_id] = Output(tokens, self.world.now_ns, duration_ns)
-        self._report()
-        self._tell_at(run_id, effect.tell_at_tokens)
+    def _start(self, effect: m.StartEngine) -> None:
+        self.engine.start(effect)
 
-        def finish() -> None:
-            if self.up and life == self.life and run_id in self.engine:
-                del self.engine[run_id]
-                del self.outputs[run_id]
-                self._report()
-                if self.world.chance(self.failing_share):
-                    self.seen["engine failure"] += 1
-                    self.handle(m.EngineFailed(run_id, False, "engine_error", "the engine gave up"))
-                else:
-                    self.handle(m.EngineFinished(run_id, tokens, 0))
+    def _tell_at(self, effect: m.TellAt) -> None:
+        self.engine.tell_at(effect.run_id, effect.tokens)
 
-        self.world.after(duration_ns, finish)
+    def _abort(self, effect: m.AbortEngine) -> None:
+        self.engine.abort(effect.run_id)
+        aborted = m.EngineAborted(effect.run_id, 0, 0)
+        self.timer(self.world.draw_ns(self.options.abort_ms * MS), self.handle, aborted)
 
-    def _do_TellAt(self, effect: m.TellAt) -> None:
-        self._tell_at(effect.run_id, effect.tokens)
-
-    def _tell_at(self, run_id: str, tokens: int) -> None:
-        """Tell of the run's progress when it has generated so many tokens, if it gets that far."""
-        output, life = self.outputs[run_id], self.life
-        if not 0 < tokens < output.tokens:
-            return
-
-        def arrive() -> None:
-            if self.up and life == self.life and run_id in self.engine:
-                self.engine[run_id] += 1
-                self._report()
-                self.handle(m.EngineProgress(run_id, tokens))
-
-        self.world.at(output.started_ns + output.duration_ns * tokens // output.tokens, arrive)
-
-    def _report(self) -> None:
-        """Say how full the engine is; one that needs more blocks than it has preempts."""
-        used = sum(self.engine.values())
-        preempts = used > CAPACITY or (self.follows_output and self.world.chance(PREEMPTION_SHARE))
-        if preempts:
-            self.preemptions += 1
-            self.seen["preemption"] += 1
-        free, waiting = max(CAPACITY - used, 0), int(preempts)
-        self.handle(m.EngineReported(free, len(self.engine), waiting, self.preemptions, 0, 1 - free / CAPACITY))
-
-    def _do_AbortEngine(self, effect: m.AbortEngine) -> None:
-        self.seen["abort"] += 1
-        self.engine.pop(effect.run_id, None)
-        self.outputs.pop(effect.run_id, None)
-        self._later(m.EngineAborted(effect.run_id, 0, 0))
-
-    def _do_Forget(self, effect: m.Forget) -> None:
+    def _forget(self, effect: m.Forget) -> None:
         self.runs.pop(effect.run_id, None)
 
-    def _later(self, message: m.Message) -> None:
-        life = self.life
+    def _ignore(self, effect: Any) -> None:
+        """Token deltas are nothing the simulation looks at."""
 
-        def arrive() -> None:
-            if life == self.life:
-                self.handle(message)
+    _do: dict[type, Callable[[WorkerActor, Any], None]] = {  # noqa: RUF012
+        m.OpenCredits: _open_credits,
+        m.SendTokenizerAck: _tokenizer_ack,
+        m.SendCompletionAck: _completion_ack,
+        m.SendReport: _report,
+        m.SendDraining: _draining,
+        m.OpenWork: _open_work,
+        m.SendClaim: _claim,
+        m.SendRenew: _renew,
+        m.SendGiveBack: _give_back,
+        m.SendComplete: _complete,
+        m.Tokenize: _tokenize,
+        m.StartEngine: _start,
+        m.TellAt: _tell_at,
+        m.AbortEngine: _abort,
+        m.Forget: _forget,
+        m.WatchTokens: _ignore,
+        m.SendTokens: _ignore,
+    }
 
-        self.world.after(self.world.delay_ns(), arrive)
+
+def _tick() -> None:
+    """Wake up for what is due; the wake-up itself does it."""

@@ -1,149 +1,162 @@
-"""Virtual time, one seed, and streams that delay, lose and break."""
+"""Virtual time, one seed, and processes that wake up, stall, die and come back."""
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 MS = 1_000_000
 START_NS = 1_700_000_000_000_000_000
 """Some Unix time to begin at."""
 
+WAKE_NS = MS // 10
+"""Most time between a message's arrival and the wake-up that takes it, with everything that came meanwhile."""
 
-@dataclass(frozen=True)
-class Options:
-    """Everything a seed draws; printed first, so that a failure can be read."""
 
-    seed: int
-    workers: int
-    requests: int
-    batches: int
-    most_delay_ns: int
-    faults: int
-    fault_window_ns: int
-    policy: str
-    cancel_share: float
-    deadline_share: float
-    over_long_share: float
-    failing_share: float
+class BrokenPromiseError(AssertionError):
+    """A promise is broken."""
 
-    @classmethod
-    def draw(cls, seed: int) -> Options:
-        """Return the options of a seed."""
-        rng = random.Random(seed)
-        return cls(
-            seed=seed,
-            workers=rng.randint(1, 3),
-            requests=rng.randint(5, 60),
-            batches=rng.randint(1, 3),
-            most_delay_ns=rng.choice((1, 5, 50)) * MS,
-            faults=rng.choice((0, 2, 6, 15)),
-            fault_window_ns=rng.choice((500, 3000)) * MS,
-            policy=rng.choice(("worst-case", "tokenizer-ack", "virtual-channels", "predictive")),
-            cancel_share=rng.choice((0.0, 0.1, 0.3)),
-            deadline_share=rng.choice((0.0, 0.1)),
-            over_long_share=rng.choice((0.0, 0.1)),
-            failing_share=rng.choice((0.0, 0.1)),
-        )
+
+def demand(kept: object, text: str) -> None:
+    """Raise BrokenPromiseError with `text` unless the promise is kept."""
+    if not kept:
+        raise BrokenPromiseError(text)
 
 
 class World:
     """Events in order of virtual time; the only source of chance and of time in a simulation."""
 
-    def __init__(self, seed: int, most_delay_ns: int) -> None:
-        """Begin at START_NS with nothing to do."""
+    def __init__(self, seed: int, verbose: bool = False) -> None:
+        """Begin at START_NS with nothing to do; keep a transcript if `verbose`."""
         self.rng = random.Random(seed)
-        self.now_ns = START_NS
-        self.most_delay_ns = most_delay_ns
+        self._now_ns = START_NS
         self.events = 0
+        self.verbose = verbose
         self.log: list[str] = []
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
 
-    def at(self, when_ns: int, action: Callable[[], None]) -> None:
-        """Do `action` at virtual time `when_ns`."""
-        heapq.heappush(self._heap, (when_ns, next(self._order), action))
+    def now_ns(self) -> int:
+        """Return the virtual Unix time; makes the world a `Clock`."""
+        return self._now_ns
 
-    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+    def at(self, when_ns: int, action: Callable[..., None], *args: Any) -> None:
+        """Do `action` at virtual time `when_ns`; what is planned for one moment happens in the order of planning."""
+        self._order += 1
+        heapq.heappush(self._heap, (when_ns, self._order, action, args))
+
+    def after(self, delay_ns: int, action: Callable[..., None], *args: Any) -> None:
         """Do `action` after `delay_ns`."""
-        self.at(self.now_ns + delay_ns, action)
+        self.at(self._now_ns + delay_ns, action, *args)
 
-    def delay_ns(self) -> int:
-        """Draw the delay of one message."""
-        return self.rng.randint(1, self.most_delay_ns)
+    def draw_ns(self, most_ns: int) -> int:
+        """Draw a time from 1 to `most_ns`."""
+        return 1 + int(self.rng.random() * most_ns)
 
     def chance(self, share: float) -> bool:
         """Return True for a `share` of calls."""
-        return self.rng.random() < share
+        return share > 0 and self.rng.random() < share
 
-    def note(self, line: str) -> None:
+    def note(self, *words: object) -> None:
         """Write a line into the transcript."""
-        self.log.append(f"{(self.now_ns - START_NS) / MS:10.3f} {line}")
+        if self.verbose:
+            self.log.append(f"{(self._now_ns - START_NS) / MS:10.3f} " + " ".join(map(str, words)))
 
     def step(self) -> bool:
         """Do the next event; False if there is none."""
         if not self._heap:
             return False
-        self.now_ns, _, action = heapq.heappop(self._heap)
+        self._now_ns, _, action, args = heapq.heappop(self._heap)
         self.events += 1
-        action()
+        action(*args)
         return True
 
 
-class Stream:
-    """One bidirectional stream: ordered each way, lost from some moment on when it breaks."""
+class Process:
+    """One process: an inbox, a loop that takes all of it at each wake-up, and timers; all of it dies in a crash."""
 
-    def __init__(self, world: World, up: Callable[[Any], None], down: Callable[[Any], None]) -> None:
-        """Deliver what is sent `up` and `down` to these functions."""
-        self._world = world
-        self._deliver = (up, down)
-        self._last_ns = [world.now_ns, world.now_ns]
-        self._closed = [False, False]
-        self._on_close: tuple[Callable[[], None], Callable[[], None]] | None = None
-        self.broken = False
+    def __init__(self, world: World, name: str) -> None:
+        """Make a process that is not running yet."""
+        self.world = world
+        self.name = name
+        self.up = False
+        self.life = 0
+        self._stalled_until_ns = 0
+        self._inbox: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._waking = False
 
-    def on_close(self, upper: Callable[[], None], lower: Callable[[], None]) -> None:
-        """Tell each end, once, when the stream is over: `upper` is the server's, `lower` the client's."""
-        self._on_close = (upper, lower)
+    # ---- to be filled in ----
 
-    def up(self, message: Any) -> None:
-        """Send from client to server."""
-        self._send(0, message)
+    def boot(self) -> None:
+        """Begin a new life."""
 
-    def down(self, message: Any) -> None:
-        """Send from server to client."""
-        self._send(1, message)
+    def died(self) -> None:
+        """Forget the life that ended; the streams have been cut."""
 
-    def _send(self, way: int, message: Any) -> None:
-        if self.broken:
+    def woke(self) -> None:
+        """End a wake-up, after everything that was ready has been taken."""
+
+    # ---- life ----
+
+    def start(self) -> None:
+        """Begin a new life, unless one is in progress."""
+        if not self.up:
+            self.up = True
+            self.life += 1
+            self.world.note(self.name, "starts")
+            self.boot()
+
+    def stop(self, restart_ns: int) -> None:
+        """End this life now; the next one begins after `restart_ns`."""
+        self.up = False
+        self._stalled_until_ns = 0
+        self._waking = False
+        self._inbox.clear()
+        self.died()
+        self.world.after(restart_ns, self.start)
+
+    def stall(self, duration_ns: int) -> None:
+        """Do nothing for a while (SIGSTOP); what arrives waits."""
+        self._stalled_until_ns = max(self._stalled_until_ns, self.world.now_ns() + duration_ns)
+
+    def resume(self) -> None:
+        """End a stall."""
+        if self._stalled_until_ns > self.world.now_ns():
+            self._stalled_until_ns = 0
+            if self._waking:
+                self.world.after(0, self._wake, self.life)
+
+    # ---- the loop ----
+
+    def post(self, action: Callable[..., None], *args: Any) -> None:
+        """Have `action` done at the next wake-up."""
+        if not self.up:
             return
-        self._last_ns[way] = max(self._last_ns[way], self._world.now_ns + self._world.delay_ns())
+        self._inbox.append((action, args))
+        if not self._waking:
+            self._waking = True
+            self.world.after(self.world.draw_ns(WAKE_NS), self._wake, self.life)
 
-        def arrive() -> None:
-            if not self._closed[way]:
-                self._deliver[way](message)
+    def timer(self, delay_ns: int, action: Callable[..., None], *args: Any) -> None:
+        """Have `action` done at a wake-up after `delay_ns`, if this life lasts so long."""
+        self.world.after(delay_ns, self._ring, self.life, action, args)
 
-        self._world.at(self._last_ns[way], arrive)
+    def _ring(self, life: int, action: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if life == self.life:
+            self.post(action, *args)
 
-    def close(self) -> None:
-        """Break the stream: each end hears of it at a time of its own, and nothing arrives there afterwards."""
-        if self.broken:
+    def _wake(self, life: int) -> None:
+        if life != self.life or not self._waking:
             return
-        self.broken = True
-        for way in (0, 1):
-            self._world.after(self._world.delay_ns(), lambda way=way: self._end(way))  # type: ignore[misc]
-
-    def cut(self, way: int) -> None:
-        """Deliver nothing more in direction `way` and do not tell that end: it is dead itself."""
-        self._closed[way] = True
-
-    def _end(self, way: int) -> None:
-        if self._closed[way]:
+        if self._stalled_until_ns > self.world.now_ns():
+            self.world.at(self._stalled_until_ns, self._wake, life)
             return
-        self._closed[way] = True
-        if self._on_close is not None:
-            self._on_close[way]()
+        self._waking = False
+        inbox, self._inbox = self._inbox, []
+        for action, args in inbox:
+            action(*args)
+            if life != self.life or not self.up:
+                return
+        self.woke()

@@ -1,0 +1,172 @@
+"""The referee of the cores: each step of the queue and of the scheduler is held against the promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.queue.core import effects as q
+from services.queue.core import messages as qm
+from services.queue.core import records
+from services.queue.core.book import Book
+from services.queue.core.entry import parse_request_id
+from services.queue.core.machine import Machine as QueueMachine
+from services.scheduler.core import messages as m
+from services.scheduler.core.backlog import Entry, State
+from services.scheduler.core.line import FRONT_REQUESTS, order
+from services.scheduler.core.machine import Machine as SchedulerMachine
+from tests.simulation.durable import STORE_ID, Durable
+from tests.simulation.world import demand
+
+
+class QueueReferee:
+    """Knows which lease of each request is in force, from the queue's own writes, and who was told what."""
+
+    def __init__(self, durable: Durable) -> None:
+        """Hold the queue against `durable`."""
+        self._durable = durable
+        self._book: Book | None = None
+        self._tokens: dict[int, int] = {}
+
+    def rebuilt(self, machine: QueueMachine) -> None:
+        """Take a machine that was built from the store; raises BrokenPromiseError unless it knows all that is there."""
+        book = self._book = machine.book
+        demand(book.entries.keys() == self._durable.live, "the queue came back without a request, or with one too many")
+        self._tokens = {seq: book.entries[seq].fencing_token for seq in book.leases}
+        demand(self._tokens == self._durable.leases, "the queue came back with other leases than the store has")
+
+    def stepped(self, message: qm.Message, effects: Sequence[q.Effect]) -> None:
+        """Hold one step against the promises."""
+        if isinstance(message, qm.SetWindow | qm.Reject) and message.stream != self._backlog():
+            demand(not effects, f"a message of an old Backlog stream counted: {message}")
+        elif isinstance(message, qm.Complete):
+            self._completed(message, effects)
+        for effect in effects:
+            if type(effect) is q.Write and effect.family == records.LEASES and effect.value is None:
+                self._tokens.pop(records.seq_of(effect.key), None)
+            elif type(effect) is q.Deliver:
+                seq, token = effect.seq, effect.lease.fencing_token
+                demand(seq not in self._tokens, f"request {seq} was leased twice at once")
+                self._tokens[seq] = token
+
+    def _backlog(self) -> int | None:
+        return self._book.backlog_stream if self._book is not None else None
+
+    def _completed(self, message: qm.Complete, effects: Sequence[q.Effect]) -> None:
+        """A completion under a lease that is not in force changes nothing."""
+        seq = parse_request_id(STORE_ID, message.lease.request_id)
+        if self._tokens.get(seq) != message.lease.fencing_token:
+            changed = [effect for effect in effects if type(effect) is q.Write]
+            demand(not changed, f"a completion of request {seq} under a stale lease was accepted")
+
+    def released(self, effects: Sequence[Any]) -> None:
+        """Hold what is said against what is durable: nothing may be said of what a crash could still undo."""
+        for effect in effects:
+            kind = type(effect)
+            if kind is q.Submitted:
+                for request_id, _ in effect.acks:
+                    demand(self._durable.exists(request_id), f"{request_id} is acknowledged and not on disk")
+            elif kind is q.Deliver:
+                held = self._durable.leases.get(effect.seq, effect.lease.fencing_token)
+                demand(held >= effect.lease.fencing_token, f"{effect.lease} was delivered and is not on disk")
+            elif kind is q.Recorded and effect.accepted:
+                seq = parse_request_id(STORE_ID, effect.lease.request_id)
+                held = self._durable.leases.get(seq, 0)
+                demand(held != effect.lease.fencing_token, f"{effect.lease} is recorded and its lease is still on disk")
+
+
+class SchedulerReferee:
+    """Keeps books of its own from the scheduler's effects, and holds its ledgers against them."""
+
+    def __init__(self, machine: SchedulerMachine) -> None:
+        """Begin with a scheduler that knows nothing."""
+        self._machine = machine
+        self._held: dict[int, dict[str, int]] = {}
+        self._overcommits: set[int] = set()
+        """Epochs that may hold more than there is: they said so, or their reservations follow the output."""
+
+    def stepped(self, message: m.Input, effects: Sequence[m.Effect]) -> None:
+        """Take one step with its effects."""
+        if isinstance(message, m.WorkerOpened):
+            self._held[message.epoch] = {holding.request_id: holding.held_blocks for holding in message.inventory}
+            if sum(self._held[message.epoch].values()) > message.shape.capacity_blocks:
+                self._overcommits.add(message.epoch)
+        self._take(effects)
+
+    def _take(self, effects: Sequence[m.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, m.Grant):
+                held = self._held[effect.epoch]
+                demand(effect.request_id not in held, f"{effect.request_id} was booked twice in epoch {effect.epoch}")
+                held[effect.request_id] = effect.booked_blocks
+            elif isinstance(effect, m.Settled):
+                self._held[effect.epoch][effect.request_id] = effect.held_blocks
+            elif isinstance(effect, m.Released):
+                held_blocks = self._held[effect.epoch].pop(effect.request_id)
+                demand(held_blocks == effect.released_blocks, f"{effect} released what was not held: {held_blocks}")
+            elif isinstance(effect, m.AuditFailed):
+                demand(False, f"the scheduler's audit: {effect.violations}")
+
+    def arbitrated(self, grants: Sequence[m.Effect]) -> None:
+        """Take a pass of grants; then hold every ledger and the order of the grants against the law."""
+        self._take(grants)
+        self._check_ledgers()
+        if grants:
+            self._check_order([grant for grant in grants if isinstance(grant, m.Grant)])
+
+    def _check_ledgers(self) -> None:
+        for worker in self._machine.fleet:
+            ledger = worker.ledger
+            held_blocks = sum(self._held[worker.epoch].values())
+            demand(len(ledger) == len(self._held[worker.epoch]), f"{worker.worker_id}: reservations differ")
+            balance = ledger.free_blocks - ledger.overcommitted_blocks + held_blocks
+            demand(balance == ledger.capacity_blocks, f"{worker.worker_id}: credits were minted or lost")
+            if not self._machine.policy.reserve_output_tokens and worker.epoch not in self._overcommits:
+                demand(held_blocks <= ledger.capacity_blocks, f"{worker.worker_id} holds more than there is")
+
+    # ---- order ----
+
+    def _check_order(self, grants: Sequence[m.Grant]) -> None:
+        """In its line (one channel, one model) a request is granted first, or it passes a head that saves.
+
+        Lines are ordered by (priority, submit). Nobody passes more than FRONT_REQUESTS - 1 others, and only a head
+        with a booked start, or one that was granted itself in the same pass, may have been passed.
+        """
+        lines: dict[tuple[str, str], list[Entry]] = {}
+        granted = {grant.request_id for grant in grants}
+        for entry in self._machine.backlog.entries():
+            if entry.request is not None and (entry.state is State.WAITING or entry.request_id in granted):
+                lines.setdefault(self._line_of(entry), []).append(entry)
+        for line in lines.values():
+            line.sort(key=order)
+        saving = {saved.entry.request_id for w in self._machine.fleet if (saved := self._machine._arbiter.saving_on(w))}
+        for grant in grants:
+            known = self._machine.backlog.get(grant.request_id)
+            assert known is not None
+            line = lines[self._line_of(known)]
+            rank = line.index(known)
+            demand(rank < FRONT_REQUESTS, f"{grant.request_id} passed {rank} others")
+            head = line[0]
+            passed = rank > 0 and head.state is State.WAITING
+            demand(not passed or head.request_id in saving, f"{grant.request_id} passed a head without a booked start")
+            line.remove(known)
+
+    def _line_of(self, entry: Entry) -> tuple[str, str]:
+        channel = entry.announced.channel if self._machine.policy.channels_apart else ""
+        return channel, entry.announced.model
+
+    # ---- epochs ----
+
+    def picture(self) -> tuple[object, ...]:
+        """Return all that a message of an old epoch could change: ledgers, reports, the backlog."""
+        workers = tuple(
+            (w.epoch, w.ledger.free_blocks, w.ledger.overcommitted_blocks, len(w.ledger), w.draining, w.report)
+            for w in self._machine.fleet
+        )
+        return workers, tuple((entry.request_id, entry.state) for entry in self._machine.backlog.entries())
+
+    def is_stale(self, message: m.Input) -> bool:
+        """Return whether the message names an epoch that is over or not its stream's."""
+        if not isinstance(message, m.TokenizerAck | m.CompletionAck | m.EngineReport):
+            return False
+        return message.stream != message.epoch or self._machine.fleet.get(message.epoch) is None

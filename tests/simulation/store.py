@@ -1,0 +1,80 @@
+"""The queue's store as a disk may behave: it fails, fills up, and what a failed write left may surface later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from services.queue.core.effects import Write
+from services.queue.memory_store import MemoryStore
+from services.queue.store import Row, StoreError
+
+PLENTY_BYTES = 1 << 40
+LEAST_FREE_BYTES = 1 << 20
+
+
+class SimStore(MemoryStore):
+    """A store whose writes are durable when `write` returns, and not before.
+
+    The queue's actor calls `write` at the end of a write's virtual time; a crash before it loses the batch whole,
+    as RocksDB's log loses a batch whose checksum is not complete.
+    """
+
+    def __init__(self, on_batch: Callable[[Sequence[Write]], None]) -> None:
+        """Make an empty store; `on_batch` is told of each batch right before it is applied."""
+        super().__init__(PLENTY_BYTES)
+        self._on_batch = on_batch
+        self.writes_fail = False
+        self.keeps_failed = False
+        """Whether a write that fails has reached the disk all the same."""
+        self.reads_fail = False
+        self._ghost: Sequence[Write] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether reads and writes work."""
+        return not (self.writes_fail or self.reads_fail or self.free_bytes < LEAST_FREE_BYTES)
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Apply all writes and make them durable, or raise StoreError."""
+        if self.writes_fail or self.free_bytes < LEAST_FREE_BYTES // 2:
+            if self.keeps_failed and not self._ghost:
+                self._ghost = tuple(writes)
+            raise StoreError("No space left on device" if not self.writes_fail else "Input/output error")
+        self._ghost = ()
+        self._on_batch(writes)
+        super().write(writes)
+
+    def reopen(self) -> None:
+        """Replay the log: what a failed write left in it is there now."""
+        if self.reads_fail:
+            raise StoreError("Input/output error")
+        ghost, self._ghost = self._ghost, ()
+        if ghost:
+            self._on_batch(ghost)
+            super().write(ghost)
+
+    def heal(self) -> None:
+        """Be a good disk again."""
+        self.writes_fail = self.reads_fail = self.keeps_failed = False
+        self.free_bytes = PLENTY_BYTES
+
+    # ---- reads ----
+
+    def _check(self) -> None:
+        if self.reads_fail:
+            raise StoreError("Input/output error")
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """Return the row of `key`, or None."""
+        self._check()
+        return super().get(family, key)
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the rows of `keys`, in order, None where there is none."""
+        self._check()
+        return super().get_many(family, keys)
+
+    def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Return at most `limit` rows with start <= key < end, by key."""
+        self._check()
+        return super().scan(family, start, end, limit)
