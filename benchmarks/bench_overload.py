@@ -2,7 +2,7 @@
 
 Usage: python -m benchmarks.bench_overload [--x10-s 45] [--x100-s 45] [--hold-s 60] [--capacity 50]
 
-Real queue, scheduler and clients; workers whose engines take a fixed time per request, so that the fleet's capacity is
+Real queue, scheduler and clients; workers whose engines let answers go at a fixed rate, so that the fleet's capacity is
 known. Phases: interactive requests alone; batch requests at 10 times the capacity beside them; at 100 times, until at
 least 150,000 wait; then as many as are served ("hold"), where the backlog stays and memory must not grow. From the
 second phase on, readers that opened a Watch of everything take nothing. Wait is from durable submit to delivery to a
@@ -54,8 +54,7 @@ def main() -> None:
 
 
 def _measure(stack: PenstockStack, options: argparse.Namespace) -> dict[str, Any]:
-    service_s = WORKERS * REQUESTS_AT_ONCE / options.capacity
-    stack.start_workers(FleetShape(WORKERS, REQUESTS_AT_ONCE, service_s=service_s))
+    stack.start_workers(FleetShape(WORKERS, REQUESTS_AT_ONCE, rate_per_s=options.capacity))
     children = stack.system.children
     load, person, idler = (_client(stack, name) for name in ("load", "person", "idler"))
     children += [load, person, idler]
