@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
-from penstock.cli.supervisor import die_with_parent
+from services.worker.processes import die_with_parent
 
 READY = re.compile(r"^ready: \S+ on (\S+)")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.cli.supervisor import die_with_parent
+from services.worker.processes import die_with_parent
 from tests.support.fleet import ROOT, alive, descendants
 
 POLL_S = 0.05
