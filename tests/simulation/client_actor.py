@@ -14,7 +14,7 @@ from services.queue.admin import _delete_item
 from services.queue.core.entry import RequestMeta, parse_request_id
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import Cancel, NewRequest, RequeueDead
-from services.queue.submit import _item
+from services.queue.submit import submit_item
 from tests.simulation.durable import STORE_ID
 from tests.simulation.network import DOWN, Network, Stream
 from tests.simulation.plan import Plan, Wanted
@@ -154,7 +154,7 @@ class ClientActor(Process):
             return
         new = NewRequest(self._meta(wanted), b"payload")
         for _ in range(2 if wanted.repeat else 1):
-            self.call(("submit", wanted.number), lambda ticket: _item(ticket, (new,)))
+            self.call(("submit", wanted.number), lambda ticket: submit_item(ticket, (new,)))
         self.timer(RETRY_NS, self._submit, wanted)
 
     def _take_ack(self, wanted: Wanted, request_id: str) -> None:

@@ -42,6 +42,8 @@ class QueueReferee:
         elif isinstance(message, qm.Complete):
             self._completed(message, effects)
         for effect in effects:
+            if type(effect) is q.AuditFailed:
+                demand(False, f"the queue's audit: {effect.violations}")
             if type(effect) is q.Write and effect.family == records.LEASES and effect.value is None:
                 self._tokens.pop(records.seq_of(effect.key), None)
             elif type(effect) is q.Deliver:

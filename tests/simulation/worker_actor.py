@@ -342,6 +342,9 @@ class WorkerActor(Process):
     def _forget(self, effect: m.Forget) -> None:
         self.runs.pop(effect.run_id, None)
 
+    def _audit_failed(self, effect: m.AuditFailed) -> None:
+        demand(not self.engine.trusts, f"the audit of {self.name}: {effect.violations}")
+
     def _ignore(self, effect: Any) -> None:
         """Token deltas are nothing the simulation looks at."""
 
@@ -361,6 +364,7 @@ class WorkerActor(Process):
         m.TellAt: _tell_at,
         m.AbortEngine: _abort,
         m.Forget: _forget,
+        m.AuditFailed: _audit_failed,
         m.WatchTokens: _ignore,
         m.SendTokens: _ignore,
     }
