@@ -32,8 +32,9 @@ UNIT = 1024
 FIRST_HORIZON_BLOCKS = 0.25
 """The first look ahead, in blocks' worth of tokens: nearer than that hardly anything grows or ends."""
 
-HORIZON_FACTOR = 1.5
-"""Each look is this much farther than the one before."""
+HORIZON_FACTOR = 2
+"""Each look is this much farther than the one before. Looks half as far apart cost twice as much, and admit no
+better (kv-bound, near-critical, bimodal and mooncake in `benchmarks.admission.sim`)."""
 
 LEAST_CHANCE = 1 / 512
 """Requests less likely than this to still run are taken as ended."""
@@ -157,11 +158,16 @@ class Forecast:
     def spare_blocks(self, extra: Demand, deviations: float) -> int:
         """Return the blocks left at the fullest step ahead, with `extra` and the margin; negative if there are none."""
         peak = 0.0
+        margin = deviations * math.sqrt(UNIT)
         known = zip(self._means, self._variances, self._mosts, strict=True)
         added = zip(extra.means, extra.variances, extra.mosts, strict=True)
         for (mean, variance, most), more in zip_longest(known, added, fillvalue=(0, 0, 0)):
-            deviation = math.sqrt((variance + more[1]) * UNIT)
-            peak = max(peak, min(mean + more[0] + deviations * deviation, most + more[2]))
+            highest = most + more[2]
+            # A look at which even all of them fit below the peak cannot raise it.
+            if highest > peak:
+                likely = mean + more[0] + margin * math.sqrt(variance + more[1])
+                if likely > peak:
+                    peak = likely if likely < highest else highest
         return math.floor(self._shape.capacity_blocks - peak / UNIT)
 
     def peak_blocks(self, deviations: float) -> int:

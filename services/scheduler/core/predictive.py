@@ -14,6 +14,7 @@ no booking exceeds what both ledger and engine have free.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.scheduler.core.admission import Outlook, Policy
 from services.scheduler.core.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
@@ -50,6 +51,14 @@ class Flight:
     exposed_bins: int = 0
 
 
+class FirstLook(NamedTuple):
+    """What a request that has generated nothing is taken for."""
+
+    size: Size
+    kind: Kind
+    demand: Demand
+
+
 @dataclass(slots=True)
 class View:
     """One worker's flights, their summed forecast, and its margin."""
@@ -72,7 +81,7 @@ class Predictive(Policy):
         self._lengths = Lengths()
         self._prompts = PromptSizes()
         self._views: dict[int, View] = {}
-        self._demands: dict[tuple[str, int, Group], Demand] = {}
+        self._first_looks: dict[tuple[str, int, Group], FirstLook] = {}
 
     def fresh(self) -> Predictive:
         """Return the policy with nothing learned."""
@@ -92,7 +101,7 @@ class Predictive(Policy):
             return worker.usable_blocks
         if view.margin.recovering or worker.ledger.overcommitted_blocks or worker.usable_blocks < blocks:
             return min(worker.usable_blocks, blocks - 1)
-        demand = self._first_demand(request, worker, blocks)
+        demand = self._first_look(request, worker, blocks).demand
         return min(worker.usable_blocks, blocks + view.forecast.spare_blocks(demand, view.margin.deviations))
 
     def outlook(self, worker: Worker) -> Outlook | None:
@@ -110,19 +119,16 @@ class Predictive(Policy):
         blocks = completions * max(need_blocks(min(written, shape.max_model_len), shape.block_size), 1)
         return Size(blocks, prompt, 0, limit, completions)
 
-    def _first_look(self, request: Announced, worker: Worker, blocks: int) -> tuple[Size, Kind]:
-        size = self._first_size(request, worker.shape, request.model)._replace(held_blocks=blocks)
-        return size, Kind(worker.models[0], request.channel, prompt_class(size.prompt_tokens))
-
-    def _first_demand(self, request: Announced, worker: Worker, blocks: int) -> Demand:
+    def _first_look(self, request: Announced, worker: Worker, blocks: int) -> FirstLook:
         """Return what the request is expected to need, found once for all workers of a group until more is learned."""
         key = request.request_id, blocks, worker.group
-        demand = self._demands.get(key)
-        if demand is None:
-            size, kind = self._first_look(request, worker, blocks)
+        look = self._first_looks.get(key)
+        if look is None:
+            size = self._first_size(request, worker.shape, request.model)._replace(held_blocks=blocks)
+            kind = Kind(worker.models[0], request.channel, prompt_class(size.prompt_tokens))
             demand = self._views[worker.epoch].forecast.demand(size, self._lengths.curve(kind))
-            self._demands[key] = demand
-        return demand
+            look = self._first_looks[key] = FirstLook(size, kind, demand)
+        return look
 
     # ---- what becomes of the requests ----
 
@@ -144,12 +150,14 @@ class Predictive(Policy):
 
     def booked(self, worker: Worker, request: Announced, blocks: int) -> None:
         """Add a request that has generated nothing."""
-        size, kind = self._first_look(request, worker, blocks)
-        self._expect(self._views[worker.epoch], request.request_id, Flight(kind, size, request))
+        look = self._first_look(request, worker, blocks)
+        view = self._views[worker.epoch]
+        view.flights[request.request_id] = Flight(look.kind, look.size, request)
+        view.forecast.put(request.request_id, look.demand)
 
     def settled(self, worker: Worker, ack: TokenizerAck) -> None:
         """Take the prompt's length, or how far a running request has come."""
-        self._demands.clear()
+        self._first_looks.clear()
         view = self._views[worker.epoch]
         flight = view.flights.get(ack.request_id)
         if flight is None:
@@ -179,7 +187,7 @@ class Predictive(Policy):
         An output as long as its limit may have been cut, and one that was stopped was: they count as having come so
         far, not as ends.
         """
-        self._demands.clear()
+        self._first_looks.clear()
         view = self._views[worker.epoch]
         view.forecast.remove(ack.request_id)
         flight = view.flights.pop(ack.request_id, None)

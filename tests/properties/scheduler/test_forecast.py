@@ -104,7 +104,7 @@ def test_it_foresees_what_a_simulation_shows() -> None:
     known = [Size(need_blocks(prompt + 2, 16), prompt, 0, 2000) for prompt in rng.choices(range(50, 400), k=40)]
     for number, size in enumerate(known):
         forecast.put(f"r{number}", forecast.demand(size, curve))
-    for index in (2, 6, 9):
+    for index in (2, 3, 5):
         steps = horizons_of(SHAPE)[index]
         totals = []
         for _ in range(1500):
