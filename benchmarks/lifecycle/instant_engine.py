@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from services.worker.core.messages import EngineReported
-from services.worker.engine import ChoiceStep, EngineRequest, EngineShape, EngineStep
+from services.worker.engine import ChoiceStep, EngineRequest, EngineShape, EngineStep, StepTokens
 
 BLOCK_TOKENS = 16
 WINDOW_TOKENS = 2048
@@ -43,9 +43,14 @@ class InstantEngine:
             byte_bounded_tokenizer=True,
         )
 
-    def start(self, on_stats: Callable[[EngineReported], None], on_death: Callable[[str], None]) -> None:
+    def start(
+        self,
+        on_stats: Callable[[EngineReported], None],
+        on_death: Callable[[str], None],
+        on_tokens: Callable[[StepTokens], None],
+    ) -> None:
         """Begin; there is nothing to report."""
-        del on_stats, on_death
+        del on_stats, on_death, on_tokens
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
         """Answer a request."""
@@ -53,6 +58,9 @@ class InstantEngine:
             await self._beat.wait()
         del request
         yield ANSWER
+
+    def tell_at(self, run_id: str, tokens: int) -> None:
+        """Hold nothing back."""
 
     async def abort(self, run_id: str) -> None:
         """Abort nothing: every run is over already."""
