@@ -40,6 +40,8 @@ class Watcher:
         self.ended: dict[int, StoredResult | None] = {}
         """Requests that ended and were not taken yet, with their result or None to be read from the store (streams by
         name only)."""
+        self.started_over = False
+        """Whether the queue has been rebuilt from its store: what ended meanwhile was told to nobody."""
         self._told_bytes = 0
         self._behind_bytes = 0
         self._news = asyncio.Event()
@@ -186,6 +188,7 @@ class WatchHub:
         """Start over from what the store holds, and wake everyone."""
         self._progress = {batch: counts for batch, counts in progress.items() if any(counts)}
         for watcher in self._watchers:
+            watcher.started_over = True
             watcher.notify()
 
     def ended(

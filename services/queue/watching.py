@@ -115,6 +115,10 @@ class Watching:
                 for frame in _frames(_delta_events(watcher)):
                     yield frame
                 now = {seq: result for seq, result in watcher.take_ended().items() if seq in running}
+                if watcher.started_over:
+                    watcher.started_over = False
+                    live = await self._live(ids)
+                    now |= dict.fromkeys(running - live - now.keys())
                 running -= now.keys()
                 async for frame in self._ended(now):
                     yield frame

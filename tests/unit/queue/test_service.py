@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 import pytest
@@ -13,6 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from services.queue.core.effects import Write
+from services.queue.store import StoreError
 from services.telemetry import Telemetry
 from tests.support.serving import COMPLETED, Peer, ids, serving, text
 from tests.support.waiting import wait_for_async
@@ -144,6 +148,28 @@ async def test_watch_by_name_ends_when_each_has_ended(peer: Peer) -> None:
     assert [r.result.request_id for r in results(await all_events(watch))] == [names[1]]
     unknown = peer.stub.Watch(queue_pb2.WatchRequest(request_ids=ids(names[0], "nobody")))
     await refused(unknown.read(), grpc.StatusCode.NOT_FOUND, "nobody")
+
+
+async def _watchers(peer: Peer) -> int:
+    return len(peer.service._hub)
+
+
+async def test_watch_by_name_tells_of_an_end_that_is_on_disk_although_its_write_failed(peer: Peer) -> None:
+    (name,) = await peer.submit(text())
+    watch = peer.stub.Watch(queue_pb2.WatchRequest(request_ids=ids(name), tokens=True))
+    await wait_for_async(partial(_watchers, peer), "the watch")
+    store = peer.service._store
+    write = store.write
+
+    def write_and_fail(writes: Sequence[Write]) -> None:
+        write(writes)
+        raise StoreError("the sync failed")
+
+    with patch.object(store, "write", write_and_fail):
+        cancel = peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(name)))
+        await refused(cancel, grpc.StatusCode.UNAVAILABLE, "the sync failed")
+        (ended,) = results(await all_events(watch))
+    assert ended.result.outcome == request_pb2.OUTCOME_CANCELLED
 
 
 async def test_tokens_reach_watchers_without_gap_or_repeat(peer: Peer) -> None:
