@@ -80,8 +80,10 @@ class Coverage:
         """Count a lease that was lost while its worker had the request in this state."""
         self.at("lease lost", AT_WORKER_STATES[state])
 
-    def queue_message(self, message: qm.Message) -> None:
-        """Count what clients ask of requests, before it is done."""
+    def queue_message(self, message: qm.Message, loading: bool) -> None:
+        """Count what clients ask of requests, before it is done; `loading` if the store is still being read."""
+        if loading and isinstance(message, qm.Submit):
+            self.at("submit while loading", "waiting")
         count = self._asked.get(type(message))
         if count is not None:
             count(message)

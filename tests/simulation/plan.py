@@ -65,6 +65,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
 HAPPENS: dict[str, tuple[str, ...]] = {
     "engine failure": ("running",),
     "preemption": ("running",),
+    "submit while loading": ("waiting",),
     "repeated submit": ("waiting", "granted", "leased", "running", "stopping", "completing", "ended", "dead"),
     "cancel": ANY_STATE,
     "deadline": ("waiting", "granted", "leased", "running", "stopping", "completing"),

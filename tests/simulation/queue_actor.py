@@ -9,12 +9,13 @@ from typing import Any
 from services.queue.committer import Committer, Released
 from services.queue.core import effects as e
 from services.queue.core import messages as m
-from services.queue.core.entry import Entry
+from services.queue.core.entry import Entry, Recovered
 from services.queue.core.lifecycle import Input, Outcome
 from services.queue.core.machine import Machine
 from services.queue.core.workers import Rules
+from services.queue.loading import Loading
 from services.queue.reader import Reader
-from services.queue.recovery import recover
+from services.queue.recovery import Recovery, recover
 from services.queue.store import StoreError, StoreUnusableError
 from tests.simulation.coverage import Coverage
 from tests.simulation.durable import STORE_ID, Durable
@@ -59,9 +60,28 @@ class Answer:
         self._refused()
 
 
-class SimCommitter(Committer):
-    """The production committer; only its way to the disk's thread and its futures are others."""
+class Page:
+    """Takes the place of the future of a page of the store, being read at start-up."""
 
+    found: Any = None
+    error: Exception | None = None
+    read = False
+
+    def done(self) -> bool:
+        """Return whether it has been read."""
+        return self.read
+
+    def result(self) -> Any:
+        """Return what was read, or raise what reading raised."""
+        if self.error is not None:
+            raise self.error
+        return self.found
+
+
+class SimCommitter(Committer):
+    """The production committer; only its way to the disk's threads and its futures are others."""
+
+    actor: QueueActor
     committing = False
 
     async def _off_loop(self, work: Callable[[], Any]) -> Any:
@@ -85,9 +105,32 @@ class SimCommitter(Committer):
         items, self._inbox = self._inbox, []
         return items
 
-    def handle(self, items: Sequence[Any]) -> Coroutine[Disk, Any, None]:
-        """Begin a batch."""
-        return self._handle(items)
+    async def turn(self, items: Sequence[Any]) -> None:
+        """Do what one turn of `run` does."""
+        if self._loading is not None:
+            items = self._loading.admit(items)
+            await self._load(self._loading)
+        if items:
+            await self._handle(items)
+
+    @property
+    def has_page(self) -> bool:
+        """Whether a page of the store waits to be taken in."""
+        return self._loading is not None and (self._page is None or self._page.done())
+
+    def begin_loading(self) -> None:
+        """Do what `run` does first."""
+        if self._loading is not None:
+            self._read_on(self._loading)
+
+    def _read_on(self, loading: Loading) -> None:
+        page = Page()
+        self._page = page  # type: ignore[assignment]
+        self.actor.read_page(page, loading)
+
+    def _end_loading(self) -> None:
+        super()._end_loading()
+        self.actor.loaded()
 
 
 class WatchedMachine(Machine):
@@ -95,10 +138,11 @@ class WatchedMachine(Machine):
 
     referee: QueueReferee
     coverage: Coverage
+    loading: Callable[[], bool]
 
     def step(self, message: m.Message, now_ns: int) -> list[e.Effect]:
         """Step, and have the step checked."""
-        self.coverage.queue_message(message)
+        self.coverage.queue_message(message, self.loading())
         effects = super().step(message, now_ns)
         self.referee.stepped(message, effects)
         return effects
@@ -140,7 +184,7 @@ class QueueActor(Process):
     @property
     def quiet(self) -> bool:
         """Whether everything is on disk."""
-        return self.up and self._disk is None and not self.committer.broken
+        return self.up and self._disk is None and not self.committer.broken and self.committer.loaded.is_set()
 
     # ---- life ----
 
@@ -148,18 +192,44 @@ class QueueActor(Process):
         """Recover from the store and serve; a store that cannot be read ends the process, to be started again."""
         try:
             self.store.reopen()
-            self.committer = SimCommitter(self.store, self._build, self.world, self, LEAST_FREE_BYTES)
+            loading = Loading(Recovery(self.store))
         except (StoreError, StoreUnusableError):
             self.stop(RESTART_NS)
             return
+        machine = self._machine(loading.first)
+        self.committer = SimCommitter(self.store, self._build, self.world, self, LEAST_FREE_BYTES, loading, machine)
+        self.committer.actor = self
+        self.referee.took_over(machine)
+        self.committer.begin_loading()
         self._tick()
 
-    def _build(self) -> Machine:
-        machine = WatchedMachine(STORE_ID, self._rules, recover(self.store), self.world.now_ns())
+    def _machine(self, recovered: Recovered) -> Machine:
+        machine = WatchedMachine(STORE_ID, self._rules, recovered, self.world.now_ns())
         machine.referee = self.referee
         machine.coverage = self.coverage
-        self.referee.rebuilt(machine)
+        machine.loading = lambda: not self.committer.loaded.is_set()
         return machine
+
+    def _build(self) -> Machine:
+        machine = self._machine(recover(self.store))
+        self.referee.took_over(machine)
+        return machine
+
+    def read_page(self, page: Page, loading: Loading) -> None:
+        """Read on in the store, on a thread of its own."""
+        self.timer(self.world.draw_ns(self._sync_ns), self._read_page, page, loading)
+
+    @staticmethod
+    def _read_page(page: Page, loading: Loading) -> None:
+        try:
+            page.found = loading.read()
+        except (StoreError, StoreUnusableError) as error:
+            page.error = error
+        page.read = True
+
+    def loaded(self) -> None:
+        """Hold the machine against the store, now that it must know all of it."""
+        self.referee.knows_all()
 
     def died(self) -> None:
         """Lose everything but the store."""
@@ -188,8 +258,8 @@ class QueueActor(Process):
         """Begin a batch if none is in progress."""
         if self._disk is None:
             items = self.committer.take_items()
-            if items:
-                self._drive(self.committer.handle(items), lambda batch: batch.send(None))
+            if items or self.committer.has_page:
+                self._drive(self.committer.turn(items), lambda batch: batch.send(None))
 
     def _drive(self, batch: Coroutine[Disk, Any, None], go: Callable[[Coroutine[Disk, Any, None]], Disk]) -> None:
         try:
@@ -197,6 +267,11 @@ class QueueActor(Process):
         except StopIteration:
             self._disk = None
             self.woke()
+            return
+        except (StoreError, StoreUnusableError) as error:
+            # Nothing but a page that could not be read at start-up gets here: the service ends.
+            self.world.note("queue: cannot load its store:", error)
+            self.crash(False)
             return
         if self.crash_in_write is not None and self.committer.committing:
             kept = self.crash_in_write
@@ -296,7 +371,9 @@ class QueueActor(Process):
         stream.over[UP] = lambda: self.post(self.end_watch, number)
 
     def _watch(self, number: int, stream: Stream, said: tuple[str, int, bool] | None) -> None:
-        if said is not None:
+        if not self.committer.loaded.is_set():
+            self.timer(TICK_NS // 10, self._watch, number, stream, said)
+        elif said is not None:
             self.watches[number] = WatchServer(self, number, stream, *said)
         elif number in self.watches:
             self.watches[number].taken()

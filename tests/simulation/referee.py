@@ -28,12 +28,18 @@ class QueueReferee:
         self._book: Book | None = None
         self._tokens: dict[int, int] = {}
 
-    def rebuilt(self, machine: QueueMachine) -> None:
-        """Take a machine that was built from the store; raises BrokenPromiseError unless it knows all that is there."""
-        book = self._book = machine.book
-        demand(book.entries.keys() == self._durable.live, "the queue came back without a request, or with one too many")
-        self._tokens = {seq: book.entries[seq].fencing_token for seq in book.leases}
-        demand(self._tokens == self._durable.leases, "the queue came back with other leases than the store has")
+    def took_over(self, machine: QueueMachine) -> None:
+        """Take a machine that knows the store, or the first part of it."""
+        self._book = machine.book
+        self._tokens = dict(self._durable.leases)
+
+    def knows_all(self) -> None:
+        """Hold a machine that has read the whole store against what is there."""
+        assert self._book is not None
+        entries, leases = self._book.entries, self._book.leases
+        demand(entries.keys() == self._durable.live, "the queue came back without a request, or with one too many")
+        tokens = {seq: entries[seq].fencing_token for seq in leases}
+        demand(tokens == self._durable.leases, "the queue came back with other leases than the store has")
 
     def stepped(self, message: qm.Message, effects: Sequence[q.Effect]) -> None:
         """Hold one step against the promises."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from unittest.mock import patch
+
+from services.queue import loading, recovery
 from services.queue.core.lifecycle import State
 from tests.simulation.client_actor import ClientActor
 from tests.simulation.coverage import Coverage
@@ -16,6 +20,9 @@ from tests.simulation.world import MS, START_NS, BrokenPromiseError, Process, Wo
 MOST_EVENTS = 300_000
 HEAL_NS = 60_000 * MS
 """Virtual time the healed fleet gets to end everything: leases expire within 2 s of it, attempts are at most 3."""
+
+PAGE_REQUESTS = 2
+"""Requests of a page of the store, so that the few there are make a start long."""
 
 ROUNDS_NS = 500 * MS
 """An operator looks this often for workers that were drained and never restarted."""
@@ -49,6 +56,14 @@ class Simulation:
 
     def run(self) -> Coverage:
         """Play it; return what met what. Raises BrokenPromiseError, or what a core raises."""
+        with (
+            patch.object(loading, "FIRST_REQUESTS", PAGE_REQUESTS),
+            patch.object(recovery, "PAGE_ROWS", PAGE_REQUESTS),
+            patch.object(gc, "freeze", lambda: None),  # one process plays many fleets, whose garbage must go
+        ):
+            return self._run()
+
+    def _run(self) -> Coverage:
         for process in self.processes:
             process.start()
         Faults(self).plan()
