@@ -61,6 +61,9 @@ ANSWERS = frozenset({Submitted, Cancelled, Deleted, Requeued, Inspected, QueueVi
 READ_ONLY = (Inspect, InspectQueue, WatchTokens, WorkerClosed, BacklogClosed)
 """Messages that are served while the store cannot write."""
 
+UNANSWERED = (WatchTokens, WorkerClosed, BacklogClosed)
+"""Those of them that are answered with nothing: served even by a machine that may know what the disk does not."""
+
 T = TypeVar("T")
 
 
@@ -140,6 +143,8 @@ class Committer:
             self.loaded.set()
         self.broken = ""
         """Why the store cannot write; empty if it can."""
+        self._in_doubt = False
+        """Whether the machine may know what the disk does not: it could not be built anew after a failed write."""
         self.disk_free_bytes = 0
         self._disk_checked_ns = 0
         self._heal_at_ns = 0
@@ -370,7 +375,9 @@ class Committer:
             self.machine = await self._off_loop(self._build)
         except (StoreError, StoreUnusableError) as error:
             log.error("the store cannot be read either: %s", error)
+            self._in_doubt = True
             return False
+        self._in_doubt = False
         self._end_loading()
         self._outlet.reset(self.machine)
         return True
@@ -379,9 +386,11 @@ class Committer:
         """While the store cannot write, keep only what changes nothing in it."""
         if not self.broken:
             return messages
-        refused = [message for message in messages if not isinstance(message, READ_ONLY)]
-        self._refuse(refused, RefusedError(self.broken, False))
-        return [message for message in messages if isinstance(message, READ_ONLY)]
+        served = UNANSWERED if self._in_doubt else READ_ONLY
+        self._refuse(
+            [message for message in messages if not isinstance(message, served)], RefusedError(self.broken, False)
+        )
+        return [message for message in messages if isinstance(message, served)]
 
     def _refuse(self, items: Sequence[Item], error: RefusedError) -> None:
         for item in items:

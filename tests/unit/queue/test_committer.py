@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +16,7 @@ from services.queue.core.effects import Accepted, Effect, Submitted, Write
 from services.queue.core.entry import LeaseRef
 from services.queue.core.machine import Machine
 from services.queue.core.messages import (
+    Cancel,
     Claim,
     Complete,
     Inspect,
@@ -160,6 +162,21 @@ async def test_a_failed_commit_refuses_its_submits_and_forgets_them(rig: Rig) ->
     with pytest.raises(RefusedError):
         await rig.submit()
     assert len(rig.committer.machine.book.entries) == 1
+
+
+async def test_a_machine_that_cannot_be_built_anew_answers_nothing(rig: Rig) -> None:
+    name = (await rig.submit()).acks[0][0]
+    rig.store.failure = "Input/output error"
+    with patch.object(rig.store, "scan", side_effect=StoreError("Input/output error")):
+        with pytest.raises(RefusedError):
+            await rig.committer.ask(lambda ticket: Cancel(ticket, (name,)))
+        with pytest.raises(RefusedError):
+            await rig.committer.ask(lambda ticket: Inspect(ticket, (name,)))
+    rig.store.failure = ""
+    rig.clock.time_ns += 2_000_000_000
+    rig.committer.post(Tick())
+    found = await rig.committer.ask(lambda ticket: Inspect(ticket, (name,)))
+    assert found.views[0] is not None, "the cancel that failed has left nothing behind"
 
 
 async def test_the_queue_heals_when_the_store_writes_again(rig: Rig) -> None:
