@@ -13,7 +13,7 @@ from penstock.request.v1 import request_pb2
 from services.queue.admin import _delete_item
 from services.queue.core.entry import RequestMeta, parse_request_id
 from services.queue.core.lifecycle import Outcome
-from services.queue.core.messages import Cancel, NewRequest, RequeueDead
+from services.queue.core.messages import Cancel, Inspect, NewRequest, RequeueDead
 from services.queue.submit import submit_item
 from tests.simulation.durable import STORE_ID
 from tests.simulation.network import DOWN, Network, Stream
@@ -22,6 +22,7 @@ from tests.simulation.queue_actor import QueueActor
 from tests.simulation.world import MS, Process, World, demand
 
 RETRY_NS = 200 * MS
+LOOK_NS = 150 * MS
 RECONNECT_NS = 40 * MS
 RESTART_NS = 100 * MS
 MOST_REVIVALS = 1
@@ -80,6 +81,7 @@ class ClientActor(Process):
         """Go on from what the disk says."""
         self._call_up()
         self._watch_on()
+        self._look()
         for wanted in self.wanted.values():
             read = self.read.get(wanted.key)
             if read is None:
@@ -96,6 +98,13 @@ class ClientActor(Process):
         """kill -9; `kept` if what it had sent still arrives."""
         self.net.kill(self, kept)
         self.stop(RESTART_NS)
+
+    def _look(self) -> None:
+        """Ask now and then where everything is that was acknowledged and not answered yet."""
+        names = tuple(name for key, name in self._acked.items() if key not in self.read)
+        if names:
+            self.call(("look", names), lambda ticket: Inspect(ticket, names))
+        self.timer(LOOK_NS, self._look)
 
     # ---- calls ----
 
@@ -123,6 +132,9 @@ class ClientActor(Process):
         kind, subject = name
         if told is None:
             return
+        if kind == "look":
+            for request_id, view in zip(subject, told.views, strict=True):
+                demand(view or self.queue.durable.ended(request_id), f"the queue denies that it has {request_id}")
         if kind == "submit":
             self._take_ack(self._by_number[subject], told.acks[0][0])
         elif kind == "delete":

@@ -166,6 +166,11 @@ class Durable:
         seq = parse_request_id(STORE_ID, request_id)
         return seq in self.live or seq in self.results or seq in self.read
 
+    def ended(self, request_id: str) -> bool:
+        """Return whether the request has an outcome on disk, or had one that was read."""
+        seq = parse_request_id(STORE_ID, request_id)
+        return seq in self.results or seq in self.read
+
     def has_read(self, request_id: str) -> None:
         """Note that its client has read the outcome, and may have it deleted."""
         seq = parse_request_id(STORE_ID, request_id)

@@ -65,7 +65,7 @@ class Faults:
             "partition worker-scheduler": lambda f, w: self._cut(f, w, self._sim.scheduler, False),
             "partition worker-scheduler, one way": lambda f, w: self._cut(f, w, self._sim.scheduler, True),
             "lie: duplicate ACK": lambda f, w: lies.duplicate_acks(w),
-            "lie: stale epoch": lambda f, w: lies.stale_epoch(w, f.value),
+            "lie: stale epoch": lambda f, w: lies.stale_epoch(self._sim, w, f.value),
             "lie: wrong block count": lambda f, w: lies.wrong_block_count(w, f.value),
             "lie: wrong inventory": lambda f, w: lies.wrong_inventory(self._sim, w, f.value),
         }

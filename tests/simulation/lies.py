@@ -37,10 +37,11 @@ def duplicate_acks(worker: WorkerActor) -> None:
             worker.credits.up(ack._replace(epoch=worker.epoch))
 
 
-def stale_epoch(worker: WorkerActor, value: float) -> None:
-    """Send ACKs and a report under an epoch that is over, or has never been, for what is held now."""
-    epoch = worker.old_epoch if value < 0.5 else worker.epoch - 1
-    held = list(worker.session._held.by_request.values())
+def stale_epoch(sim: Simulation, worker: WorkerActor, value: float) -> None:
+    """Send ACKs and a report under an epoch that is over, has never been, or is another worker's."""
+    other = sim.workers[int(value * 1000) % len(sim.workers)]
+    epoch = other.epoch if other is not worker else worker.old_epoch if value < 0.5 else worker.epoch - 1
+    held = [*worker.session._held.by_request.values(), *(other.session._held.by_request.values() if other.up else ())]
     if worker.credits is not None:
         for entry in held:
             worker.credits.up(sm.TokenizerAck(0, epoch, entry.request_id, entry.seq + FAR_AHEAD, 1))

@@ -229,7 +229,8 @@ class QueueActor(Process):
 
     def loaded(self) -> None:
         """Hold the machine against the store, now that it must know all of it."""
-        self.referee.knows_all()
+        if not self.committer.broken:  # a machine in doubt is built anew before anything else
+            self.referee.knows_all()
 
     def died(self) -> None:
         """Lose everything but the store."""
@@ -326,6 +327,7 @@ class QueueActor(Process):
     def reset(self, _machine: Machine) -> None:
         """End the streams of workers and scheduler after the machine was built anew; watches stay."""
         self.world.note("queue: the store failed, starting over")
+        self.referee.knows_all()
         for number in list(self.streams):
             self._end(number)
         for watch in self.watches.values():
