@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from google.protobuf.message import Message
 
@@ -24,13 +24,19 @@ class Outbox:
 
     def __init__(self) -> None:
         """Make an empty outbox."""
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[bytes | Callable[[], bytes]] = deque()
+        self._bytes = 0
         self._ready = asyncio.Event()
         self._closed = False
 
     def __len__(self) -> int:
         """Return the number of unsent messages."""
         return len(self._messages)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the unsent messages; those that are still to be made count nothing."""
+        return self._bytes
 
     @property
     def closed(self) -> bool:
@@ -42,7 +48,16 @@ class Outbox:
         if not self._closed:
             if not self._messages:
                 self._ready.set()
-            self._messages.append(encoded(message))
+            content = encoded(message)
+            self._bytes += len(content)
+            self._messages.append(content)
+
+    def put_later(self, make: Callable[[], bytes]) -> None:
+        """Queue a message that is made, encoded, only when its turn has come; an empty one is left out."""
+        if not self._closed:
+            if not self._messages:
+                self._ready.set()
+            self._messages.append(make)
 
     def put_all(self, messages: Iterable[Message | bytes]) -> None:
         """Queue messages in order; they are dropped if the outbox is closed."""
@@ -59,7 +74,8 @@ class Outbox:
         while True:
             await self._ready.wait()
             while self._messages:
-                yield self._take()
+                if frame := self._take():
+                    yield frame
             if self._closed:
                 return
             self._ready.clear()
@@ -68,8 +84,16 @@ class Outbox:
         parts: list[bytes] = []
         size_bytes = count = 0
         while self._messages and count < MAX_FRAME_MESSAGES and size_bytes < TARGET_FRAME_BYTES:
-            message = self._messages.popleft()
+            message = self._next()
             size_bytes += len(message)
             count += 1
-            parts += (ITEM_TAG, varint(len(message)), message)
+            if message:
+                parts += (ITEM_TAG, varint(len(message)), message)
         return b"".join(parts)
+
+    def _next(self) -> bytes:
+        message = self._messages.popleft()
+        if not isinstance(message, bytes):
+            return message()
+        self._bytes -= len(message)
+        return message

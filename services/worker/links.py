@@ -71,6 +71,10 @@ class Link(Generic[Up]):
         """Send a message, encoded or not, on the stream in progress."""
         self._outbox.put(message)
 
+    def send_later(self, make: Callable[[], bytes]) -> None:
+        """Send, on the stream in progress, the message that `make` returns when its turn has come."""
+        self._outbox.put_later(make)
+
     @property
     def streaming(self) -> bool:
         """Whether a stream is open or being opened."""

@@ -39,8 +39,6 @@ class Run:
     settled_blocks: int = 0
     completed_ns: int = 0
     generation: asyncio.Task[None] | None = None
-    complete: bytes | None = None
-    """The encoded Complete, once there is one."""
     ending: Ending | None = None
 
     @property
@@ -49,18 +47,18 @@ class Run:
         return 1 if self.watched else self.tell_at_tokens
 
     def finish(self, ending: Ending, model: str) -> bytes:
-        """Return the encoded Complete of this run; the same one each time."""
-        if self.complete is None:
-            self.ending = ending
-            self.complete = wire.complete(self._complete(ending, model))
-            if len(self.complete) > MAX_REQUEST_BYTES:
-                log.warning("%s: the result is too large: %d bytes", self.run_id, len(self.complete))
-                self.ending = _too_large(len(self.complete))
-                self.complete = wire.complete(self._complete(self.ending, model))
-            # What the completion holds need not be held twice while it waits to be recorded.
-            self.request.ClearField("prompt")
-            self.prompt_ids = []
-        return self.complete
+        """Return the encoded Complete of this run; once, for what it is made of is not kept beside it."""
+        self.ending = ending
+        complete = wire.complete(self._complete(ending, model))
+        if len(complete) > MAX_REQUEST_BYTES:
+            log.warning("%s: the result is too large: %d bytes", self.run_id, len(complete))
+            self.ending = _too_large(len(complete))
+            complete = wire.complete(self._complete(self.ending, model))
+        self.request.ClearField("prompt")
+        self.prompt_ids = []
+        self.prompt_text = None
+        self.output = RunOutput()
+        return complete
 
     def _complete(self, ending: Ending, model: str) -> q.Complete:
         """Return what only this worker knows; under which names it was asked for is what the queue knows."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from services.clock import Clock
 from services.worker import wire
+from services.worker.completions import Completions
 from services.worker.core import messages as m
 from services.worker.core.messages import EndingKind
 from services.worker.core.session import Session
@@ -71,6 +73,9 @@ class QueueStream(Protocol):
     def send(self, message: q.WorkerToQueue | bytes) -> None:
         """Send on the stream."""
 
+    def send_later(self, make: Callable[[], bytes]) -> None:
+        """Send on the stream what `make` returns when its turn has come."""
+
 
 class _Grant(NamedTuple):
     """What a grant's span and a run's attributes need to know of it."""
@@ -105,6 +110,8 @@ class Runner:
         self._inbox: list[m.Message] = []
         self._ready = asyncio.Event()
         self._runs: dict[str, Run] = {}
+        self.completions = Completions()
+        """Of runs that have ended, until they are recorded."""
         self._grants: dict[str, _Grant] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._to_scheduler: list[s.WorkerToScheduler | bytes] = []
@@ -126,6 +133,7 @@ class Runner:
             m.WatchTokens: self._watch_tokens,
             m.SendTokens: self._send_tokens,
             m.SendComplete: self._send_complete,
+            m.KeepComplete: lambda e, now_ns: self._finish(e.run_id, e.ending, now_ns),
             m.SendRenew: lambda e, _: self._queue.send(wire.renew(e.leases)),
             m.SendGiveBack: lambda e, _: self._queue.send(wire.give_back(e.leases, e.reason)),
             m.Tokenize: self._tokenize,
@@ -266,18 +274,26 @@ class Runner:
             self._queue.send(message)
 
     def _send_complete(self, effect: m.SendComplete, now_ns: int) -> None:
-        run = self._runs[effect.run_id]
-        if run.complete is None:
-            end_ns = run.last_token_ns or now_ns
-            run.completed_ns = now_ns
-            self._metrics.request.observe((end_ns - run.delivered_ns) / 1e9)
-            if effect.ending.kind is EndingKind.FAILED:
-                log.warning("%s: the attempt failed: %s", effect.run_id, effect.ending.message)
-            run.ending = effect.ending
-            self._spans.generated(run, len(run.prompt_ids), end_ns)
-        self._queue.send(run.finish(effect.ending, self._model))
+        self._finish(effect.run_id, effect.ending, now_ns)
+        # Read when there is room to send it: all that waited for a queue to return are not held in memory again.
+        self._queue.send_later(partial(self.completions.read, effect.run_id))
+
+    def _finish(self, run_id: str, ending: m.Ending, now_ns: int) -> None:
+        """Make the completion of a run, unless there is one already."""
+        if run_id in self.completions:
+            return
+        run = self._runs[run_id]
+        end_ns = run.last_token_ns or now_ns
+        run.completed_ns = now_ns
+        self._metrics.request.observe((end_ns - run.delivered_ns) / 1e9)
+        if ending.kind is EndingKind.FAILED:
+            log.warning("%s: the attempt failed: %s", run_id, ending.message)
+        run.ending = ending
+        self._spans.generated(run, len(run.prompt_ids), end_ns)
+        self.completions.keep(run_id, run.finish(ending, self._model))
 
     def _forget(self, effect: m.Forget, now_ns: int) -> None:
+        self.completions.forget(effect.run_id)
         run = self._runs.pop(effect.run_id, None)
         if run is not None:
             self._spans.recorded(run, now_ns)

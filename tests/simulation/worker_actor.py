@@ -346,7 +346,7 @@ class WorkerActor(Process):
         demand(not self.engine.trusts, f"the audit of {self.name}: {effect.violations}")
 
     def _ignore(self, effect: Any) -> None:
-        """Token deltas are nothing the simulation looks at."""
+        """Token deltas, and what the shell keeps, are nothing the simulation looks at."""
 
     _do: dict[type, Callable[[WorkerActor, Any], None]] = {  # noqa: RUF012
         m.OpenCredits: _open_credits,
@@ -367,6 +367,7 @@ class WorkerActor(Process):
         m.AuditFailed: _audit_failed,
         m.WatchTokens: _ignore,
         m.SendTokens: _ignore,
+        m.KeepComplete: _ignore,
     }
 
 

@@ -338,6 +338,13 @@ class SendComplete(NamedTuple):
     ending: Ending
 
 
+class KeepComplete(NamedTuple):
+    """Make the message of how the attempt ended, and keep it: a later `SendComplete` will ask for it."""
+
+    run_id: str
+    ending: Ending
+
+
 class SendRenew(NamedTuple):
     """Keep these leases alive."""
 
@@ -408,6 +415,7 @@ Effect: TypeAlias = (
     | WatchTokens
     | SendTokens
     | SendComplete
+    | KeepComplete
     | SendRenew
     | SendGiveBack
     | Tokenize

@@ -154,6 +154,8 @@ class Reservations:
                 if entry.watched:
                     self._out.append(m.SendTokens(run_id))
                 self._out.append(m.SendComplete(run_id, entry.the_ending))
+            else:
+                self._out.append(m.KeepComplete(run_id, entry.the_ending))
         else:
             if action is Action.RELEASE_AND_GIVE_BACK:
                 self.give_back(entry.lease, "not run")

@@ -102,6 +102,10 @@ class World(RuleBasedStateMachine):
     def on_SendComplete(self, effect: m.SendComplete) -> None:
         self.answered(effect.run_id, "completed")
 
+    def on_KeepComplete(self, effect: m.KeepComplete) -> None:
+        assert not self.queue_up
+        assert any(lease.run_id == effect.run_id for lease in self.leases)
+
     def on_SendGiveBack(self, effect: m.SendGiveBack) -> None:
         for lease in effect.leases:
             self.answered(lease.run_id, "given back")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from penstock.queue.v1 import queue_pb2
 from services.rpc.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
 from services.rpc.outbox import Outbox
@@ -43,3 +45,27 @@ async def test_what_is_put_after_the_close_is_dropped() -> None:
     outbox.put(message("a"))
     assert await frames_of(outbox) == []
     assert len(outbox) == 0
+
+
+async def test_a_message_is_made_when_its_turn_comes_and_left_out_if_it_is_empty() -> None:
+    outbox, made = Outbox(), []
+
+    def later(name: str) -> bytes:
+        made.append(name)
+        return message(name).SerializeToString() if name else b""
+
+    large = "x" * TARGET_FRAME_BYTES
+    outbox.put(message(large))
+    for name in ("a", "", "b"):
+        outbox.put_later(partial(later, name))
+    frames = outbox.frames()
+    await anext(frames)
+    assert made == [], "the first frame is full without them"
+    assert outbox.size_bytes == 0
+    assert await frames_of(outbox) == [["a", "b"]]
+
+
+async def test_nothing_but_empty_messages_is_no_frame() -> None:
+    outbox = Outbox()
+    outbox.put_later(bytes)
+    assert await frames_of(outbox) == []

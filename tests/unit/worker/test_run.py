@@ -50,11 +50,13 @@ def test_a_result_has_everything_generated() -> None:
     assert result.preemptions == 1
 
 
-def test_a_completion_is_made_once_and_sent_alike_again() -> None:
+def test_what_a_completion_is_made_of_is_not_kept_beside_it() -> None:
     run = made()
-    first = run.finish(DONE, "tiny")
-    assert run.finish(Ending(EndingKind.CANCELLED), "tiny") is first
-    assert sent(first).lease.fencing_token == 9
+    run.output.take(step(ChoiceStep(0, (7,), "seven"), finished=True))
+    assert sent(run.finish(DONE, "tiny")).result.choices
+    assert run.output.choices == {}
+    assert run.prompt_ids == []
+    assert not run.request.HasField("text")
 
 
 def test_a_failure_carries_no_result() -> None:

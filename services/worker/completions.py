@@ -1,0 +1,80 @@
+"""Completions until the queue has recorded them: in memory up to a bound, beyond it in a file; none is ever dropped.
+
+How many there can be is bounded by the leases of the worker (`max_inflight`): with the queue away nothing new is
+claimed. How large they are together is bounded by nothing but the disk: a result may take megabytes of
+log probabilities.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import IO
+
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Of completions in memory: 4,096 leases (the queue's `max_inflight`) with 16 KiB each, which is a long answer."""
+
+
+class Completions:
+    """Encoded completions by run. The file has no name, and is gone with the process, as the leases are."""
+
+    def __init__(self, most_bytes: int = MAX_KEPT_BYTES) -> None:
+        """Keep at most `most_bytes` in memory."""
+        self._most_bytes = most_bytes
+        self._kept: dict[str, bytes] = {}
+        self._kept_bytes = 0
+        self._spilled: dict[str, tuple[int, int]] = {}
+        """Where in the file: offset and length."""
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def __contains__(self, run_id: str) -> bool:
+        """Return whether the run's completion is kept."""
+        return run_id in self._kept or run_id in self._spilled
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes in memory."""
+        return self._kept_bytes
+
+    @property
+    def spilled(self) -> int:
+        """Completions in the file."""
+        return len(self._spilled)
+
+    def keep(self, run_id: str, completion: bytes) -> None:
+        """Keep the completion of a run; in memory even beyond the bound if the disk takes nothing."""
+        if self._kept_bytes + len(completion) > self._most_bytes and self._spill(run_id, completion):
+            return
+        self._kept[run_id] = completion
+        self._kept_bytes += len(completion)
+
+    def read(self, run_id: str) -> bytes:
+        """Return the completion; empty if the run has been forgotten."""
+        if run_id in self._kept:
+            return self._kept[run_id]
+        if run_id not in self._spilled or self._file is None:
+            return b""
+        offset, length = self._spilled[run_id]
+        return os.pread(self._file.fileno(), length, offset)
+
+    def forget(self, run_id: str) -> None:
+        """Drop a completion that was recorded, or whose lease is lost."""
+        self._kept_bytes -= len(self._kept.pop(run_id, b""))
+        if self._spilled.pop(run_id, None) is not None and not self._spilled and self._file is not None:
+            self._file.truncate(0)
+            self._end = 0
+
+    def _spill(self, run_id: str, completion: bytes) -> bool:
+        """Append to the file; return whether all of it was taken."""
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="penstock-completions-")  # noqa: SIM115 (open as long as this)
+            written = os.pwrite(self._file.fileno(), completion, self._end)
+        except OSError:
+            return False
+        if written != len(completion):
+            return False
+        self._spilled[run_id] = (self._end, written)
+        self._end += written
+        return True

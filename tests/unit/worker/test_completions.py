@@ -1,0 +1,73 @@
+"""Completions that wait for the queue: bounded in memory, complete on disk, none dropped."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.completions import Completions
+
+MOST = 100
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.binary(min_size=1, max_size=60))))
+def test_what_is_kept_is_read_and_memory_is_bounded(steps: list[tuple[bool, int, bytes]]) -> None:
+    completions, model = Completions(MOST), dict[str, bytes]()
+    for ends, number, content in steps:
+        run_id = str(number)
+        if ends:
+            completions.forget(run_id)
+            model.pop(run_id, None)
+        elif run_id not in model:
+            completions.keep(run_id, content)
+            model[run_id] = content
+        assert completions.kept_bytes <= MOST
+        assert {name: completions.read(name) for name in model} == model
+        assert all(name in completions for name in model)
+        assert (run_id in completions) is (run_id in model)
+    for run_id in model:
+        completions.forget(run_id)
+    assert (completions.kept_bytes, completions.spilled) == (0, 0)
+
+
+def test_the_file_starts_over_when_everything_in_it_was_recorded() -> None:
+    completions = Completions(MOST)
+    for _ in range(50):
+        for number in range(4):
+            completions.keep(str(number), b"x" * 90)
+        assert completions.spilled == 3
+        assert completions._file is not None
+        assert os.fstat(completions._file.fileno()).st_size == 3 * 90
+        for number in range(4):
+            completions.forget(str(number))
+
+
+def test_a_disk_that_takes_nothing_costs_memory_and_no_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    completions = Completions(MOST)
+    for number in range(5):
+        completions.keep(str(number), bytes([number]) * 90)
+    assert [completions.read(str(number)) for number in range(5)] == [bytes([number]) * 90 for number in range(5)]
+
+
+def test_a_file_that_takes_half_counts_as_one_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    completions = Completions(MOST)
+    completions.keep("a", b"a" * 90)
+    monkeypatch.setattr(os, "pwrite", lambda *_: 10)
+    completions.keep("b", b"b" * 90)
+    assert completions.read("b") == b"b" * 90
+    assert completions.spilled == 0
+
+
+def test_a_forgotten_run_has_no_completion() -> None:
+    completions = Completions(MOST)
+    assert completions.read("gone") == b""
+    completions.forget("gone")
