@@ -44,6 +44,7 @@ from services.queue.core.messages import (
     WorkerClosed,
 )
 from services.queue.loading import Loading
+from services.queue.payloads import read_payloads
 from services.queue.store import Store, StoreError, StoreUnusableError
 
 log = logging.getLogger(__name__)
@@ -322,9 +323,7 @@ class Committer:
     def _write(self, rows: list[Write | PutResult], wanted: list[int]) -> dict[int, bytes]:
         # In the order of the steps: a dead letter may be revived, and its result deleted, in the batch it died in.
         self._store.write([wire.result_write(row) if isinstance(row, PutResult) else row for row in rows])
-        keys = [records.seq_key(seq) for seq in wanted]
-        found = self._store.get_many(records.PAYLOADS, keys)
-        return {seq: row for seq, row in zip(wanted, found, strict=True) if row is not None}
+        return read_payloads(self._store, wanted)
 
     def _release(self, released: Released) -> None:
         # Streams first: a request's way to its worker goes on while its client is being answered.

@@ -14,6 +14,7 @@ from services.queue.admin import Admin
 from services.queue.backup import backups_of
 from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer, RefusedError
+from services.queue.core import records
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Tick
 from services.queue.core.workers import Rules
@@ -64,7 +65,14 @@ class Service:
         )
         greeting = Greeting(store_id, channels, lease_ns, settings.max_inflight)
         self._hub = WatchHub()
-        self._speaker = Speaker(self._hub, metrics, telemetry, self._clock, greeting)
+        self._speaker = Speaker(
+            self._hub,
+            metrics,
+            telemetry,
+            self._clock,
+            greeting,
+            lambda seq: store.get(records.PAYLOADS, records.seq_key(seq)),
+        )
         loading = Loading(Recovery(store))
         machine = Machine(store_id, rules, loading.first, self._clock.now_ns())
         self.committer = Committer(

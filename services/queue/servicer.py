@@ -233,6 +233,7 @@ class QueueServicer:
             try:
                 async for frame in requests:
                     await committer.room()
+                    await link.outbox.room()
                     for message in frame.messages:
                         handle(message, first)
                         first = False

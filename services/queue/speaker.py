@@ -19,7 +19,9 @@ from services.queue.committer import Released
 from services.queue.core import effects as fx
 from services.queue.core.machine import Machine
 from services.queue.metrics import QueueMetrics
+from services.queue.store import StoreError
 from services.queue.watch import WatchHub
+from services.rpc.limits import MAX_UNSENT_BYTES, MAX_UNSENT_PAYLOAD_BYTES
 from services.rpc.outbox import Outbox
 from services.telemetry import Telemetry
 
@@ -34,6 +36,11 @@ class Link:
     code: grpc.StatusCode | None = None
     """Status the stream ends with once the outbox is empty; None for OK."""
     reason: str = ""
+
+    def abandon(self, reason: str) -> None:
+        """End the stream of a peer that does not read, and drop what it was to be told."""
+        self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        self.outbox.discard()
 
     def end(self, code: grpc.StatusCode, reason: str) -> None:
         """End the stream with a status."""
@@ -56,14 +63,21 @@ class Speaker:
     """The queue's voice. Called by the committer, in order, after each durable batch."""
 
     def __init__(
-        self, hub: WatchHub, metrics: QueueMetrics, telemetry: Telemetry, clock: Clock, greeting: Greeting
+        self,
+        hub: WatchHub,
+        metrics: QueueMetrics,
+        telemetry: Telemetry,
+        clock: Clock,
+        greeting: Greeting,
+        read_payload: Callable[[int], bytes | None],
     ) -> None:
-        """Speak to no one yet."""
+        """Speak to no one yet. `read_payload` returns a request as it is stored; it may raise StoreError."""
         self._hub = hub
         self._metrics = metrics
         self._telemetry = telemetry
         self._clock = clock
         self._greeting = greeting
+        self._read_payload = read_payload
         self.links: dict[int, Link] = {}
         self.tallies = metrics.tallies.by_channel
         self.on_reset: Callable[[], None] = _nothing
@@ -161,6 +175,8 @@ class Speaker:
         link = self.links.get(stream)
         if link is not None:
             link.outbox.put(message)
+            if link.outbox.size_bytes > MAX_UNSENT_BYTES:
+                link.abandon(f"{MAX_UNSENT_BYTES} bytes are unread; open the stream again and read it")
 
     def _work_opened(self, effect: fx.WorkOpened) -> None:
         greeting = self._greeting
@@ -170,13 +186,14 @@ class Speaker:
         self._send(effect.stream, queue_pb2.QueueToWorker(open=opened))
 
     def _deliver(self, effect: fx.Deliver) -> None:
-        payload = self._payloads.get(effect.seq)
-        if payload is None:
-            # Ended by a later message of the same batch: the worker's Complete or Renew will be told.
-            lease = effect.lease
-            self._stop_run(fx.StopRun(effect.stream, lease, fx.StopReason.LEASE_LOST))
+        link = self.links.get(effect.stream)
+        if link is None:
             return
-        self._send(effect.stream, wire.deliver(effect, payload))
+        payload = self._payloads.get(effect.seq)
+        if payload is None or link.outbox.size_bytes > MAX_UNSENT_PAYLOAD_BYTES:
+            link.outbox.put_later(partial(self._late_delivery, link, effect))
+        else:
+            link.outbox.put(wire.deliver(effect, payload))
         if self._telemetry.enabled:
             self._telemetry.record(
                 "queue.wait",
@@ -190,6 +207,17 @@ class Speaker:
                 },
             )
 
+    def _late_delivery(self, link: Link, effect: fx.Deliver) -> bytes:
+        """Return the delivery whose turn has come; if the request has ended meanwhile, that its lease is lost."""
+        try:
+            payload = self._read_payload(effect.seq)
+        except StoreError as error:
+            link.end(grpc.StatusCode.UNAVAILABLE, f"the queue's store cannot be read: {error}")
+            return b""
+        if payload is None:
+            return _cancel(fx.StopRun(effect.stream, effect.lease, fx.StopReason.LEASE_LOST)).SerializeToString()
+        return wire.deliver(effect, payload)
+
     def _refused(self, effect: fx.Refused) -> None:
         self._metrics.refused_claims.labels(effect.reason.name.lower()).inc()
         reason = cast(queue_pb2.RefusedReason.ValueType, effect.reason.value)
@@ -197,9 +225,7 @@ class Speaker:
         self._send(effect.stream, queue_pb2.QueueToWorker(refused=refused))
 
     def _stop_run(self, effect: fx.StopRun) -> None:
-        reason = cast(queue_pb2.CancelReason.ValueType, effect.reason.value)
-        cancel = queue_pb2.CancelRun(lease=wire.lease_ref(effect.lease), reason=reason)
-        self._send(effect.stream, queue_pb2.QueueToWorker(cancel=cancel))
+        self._send(effect.stream, _cancel(effect))
 
     def _recorded(self, effect: fx.Recorded) -> None:
         self._send(effect.stream, wire.recorded(effect))
@@ -239,6 +265,11 @@ class Speaker:
         link = self.links.get(effect.stream)
         if link is not None:
             link.end(grpc.StatusCode.ABORTED, effect.reason)
+
+
+def _cancel(effect: fx.StopRun) -> queue_pb2.QueueToWorker:
+    reason = cast(queue_pb2.CancelReason.ValueType, effect.reason.value)
+    return queue_pb2.QueueToWorker(cancel=queue_pb2.CancelRun(lease=wire.lease_ref(effect.lease), reason=reason))
 
 
 def _nothing() -> None:

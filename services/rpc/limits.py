@@ -14,6 +14,18 @@ MAX_FRAME_MESSAGES = 512
 TARGET_FRAME_BYTES = 1024 * 1024
 """A frame is closed once it holds this much, so that frames of large prompts stay far below MAX_MESSAGE_BYTES."""
 
+MAX_UNSENT_MESSAGES = 16_384
+"""Unsent messages of one stream from which on its peer is read no further: each answers something the peer said, so
+one who does not read cannot go on asking. More than all a worker can have under way (`max_inflight` claims, completions
+and renewals)."""
+
+MAX_UNSENT_BYTES = 256 * 1024 * 1024
+"""Unsent bytes of one stream, unasked-for messages included, at which it is ended and all of it dropped; a peer that
+comes back is told everything anew. Over a million announcements: no window of a fleet that reads comes near it."""
+
+MAX_UNSENT_PAYLOAD_BYTES = 8 * 1024 * 1024
+"""Unsent bytes of one stream from which on further prompts stay in the store until there is room to send them."""
+
 MAX_METADATA_BYTES = 16 * 1024
 """Request headers; a W3C trace context and a few tenant headers take well under 1 KiB."""
 

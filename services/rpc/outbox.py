@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from google.protobuf.message import Message
 
 from services.rpc.encoding import encoded, varint
-from services.rpc.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
+from services.rpc.limits import MAX_FRAME_MESSAGES, MAX_UNSENT_MESSAGES, TARGET_FRAME_BYTES
 
 ITEM_TAG = b"\x0a"
 """Of field 1, length-delimited: every frame of every stream is `repeated M messages = 1` (or `events`)."""
@@ -27,6 +27,8 @@ class Outbox:
         self._messages: deque[bytes | Callable[[], bytes]] = deque()
         self._bytes = 0
         self._ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
         self._closed = False
 
     def __len__(self) -> int:
@@ -50,24 +52,40 @@ class Outbox:
                 self._ready.set()
             content = encoded(message)
             self._bytes += len(content)
-            self._messages.append(content)
+            self._append(content)
 
     def put_later(self, make: Callable[[], bytes]) -> None:
         """Queue a message that is made, encoded, only when its turn has come; an empty one is left out."""
         if not self._closed:
             if not self._messages:
                 self._ready.set()
-            self._messages.append(make)
+            self._append(make)
 
     def put_all(self, messages: Iterable[Message | bytes]) -> None:
         """Queue messages in order; they are dropped if the outbox is closed."""
         for message in messages:
             self.put(message)
 
+    def _append(self, message: bytes | Callable[[], bytes]) -> None:
+        self._messages.append(message)
+        if len(self._messages) >= MAX_UNSENT_MESSAGES:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Wait while too much is unsent: whoever does not read what it is told is not read either."""
+        await self._room.wait()
+
     def close(self) -> None:
         """Accept nothing more; `frames()` ends after what is queued."""
         self._closed = True
         self._ready.set()
+        self._room.set()
+
+    def discard(self) -> None:
+        """Close, and drop what is queued."""
+        self._messages.clear()
+        self._bytes = 0
+        self.close()
 
     async def frames(self) -> AsyncIterator[bytes]:
         """Yield encoded frames as messages become ready."""
@@ -93,6 +111,8 @@ class Outbox:
 
     def _next(self) -> bytes:
         message = self._messages.popleft()
+        if len(self._messages) < MAX_UNSENT_MESSAGES:
+            self._room.set()
         if not isinstance(message, bytes):
             return message()
         self._bytes -= len(message)

@@ -1,0 +1,33 @@
+"""The stored requests that one batch of deliveries takes with it, within a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.queue.core import records
+from services.queue.store import Store
+
+PAYLOADS_AT_ONCE = 16
+"""Requests read between two looks at their size: 192 MiB of the largest there can be."""
+
+MAX_PAYLOADS_BYTES = 64 * 1024 * 1024
+"""Of the requests that one batch reads for its deliveries: four thousand claims of 16 KiB prompts."""
+
+
+def read_payloads(store: Store, wanted: Sequence[int]) -> dict[int, bytes]:
+    """Return the encoded requests there are, by seq; past the bound the rest is left out.
+
+    What is left out is read when its turn to be sent has come. Raises StoreError.
+    """
+    found: dict[int, bytes] = {}
+    size_bytes = 0
+    for first in range(0, len(wanted), PAYLOADS_AT_ONCE):
+        if size_bytes >= MAX_PAYLOADS_BYTES:
+            break
+        seqs = wanted[first : first + PAYLOADS_AT_ONCE]
+        rows = store.get_many(records.PAYLOADS, [records.seq_key(seq) for seq in seqs])
+        for seq, row in zip(seqs, rows, strict=True):
+            if row is not None:
+                found[seq] = row
+                size_bytes += len(row)
+    return found
