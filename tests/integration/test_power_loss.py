@@ -46,9 +46,10 @@ def cut_to_synced(log: Path, directory: Path) -> int:
         if Path(path) in synced:
             synced[Path(path)] = max(synced[Path(path)], int(size))
     lost = 0
-    for path, size in synced.items():
-        lost += max(path.stat().st_size - size, 0)
-        os.truncate(path, min(size, path.stat().st_size))
+    for name, reached in synced.items():
+        size_bytes = name.stat().st_size
+        lost += max(size_bytes - reached, 0)
+        os.truncate(name, min(reached, size_bytes))
     return lost
 
 

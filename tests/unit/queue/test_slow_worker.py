@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import pytest
@@ -46,7 +47,7 @@ class Stored(MemoryStore):
         return super().get_many(family, keys)
 
 
-async def claim_all(peer: Peer, names: list[str]) -> grpc.aio.StreamStreamCall:
+async def claim_all(peer: Peer, names: list[str]) -> Any:
     """Open a Work stream that claims every request and reads nothing but its first frame."""
     work = peer.stub.Work()
     await work.write(
