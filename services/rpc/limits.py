@@ -29,6 +29,34 @@ MAX_UNSENT_PAYLOAD_BYTES = 8 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
 """Request headers; a W3C trace context and a few tenant headers take well under 1 KiB."""
 
+MAX_STREAMS = 1024
+"""Open calls of one connection; a client with more waits for one of its own to end. A call takes about 30 KiB."""
+
+MAX_CALLS_OF_HOST = 4096
+"""Open calls of one host over all its connections; those beyond are refused."""
+
+MAX_CALLS = 8192
+"""Open calls of all hosts together, which bounds the memory they take: no one host can have them all."""
+
+MAX_PENDING_CALLS = 16_384
+"""Calls that have arrived and wait to be looked at. Beyond gRPC's own 1,000 it cancels calls at random, also those of
+clients who mean well; a burst of calls that will be refused must not reach that."""
+
+MAX_CONNECTIONS = 1024
+"""Connections of all hosts together, refused or not: each takes a file descriptor, which the store needs too."""
+
+FILES_WANTED = 8192
+"""File descriptors the process asks for, where its hard limit allows it: those of all connections and of the store."""
+
+FIRST_MESSAGE_S = 30.0
+"""A call that has said nothing for so long is ended: every call of the protocol begins by saying something."""
+
+HANDSHAKE_MS = 10_000
+"""A connection that has not introduced itself by then is closed."""
+
+IDLE_CONNECTION_MS = 600_000
+"""A connection without a call is closed after this; a client opens another one without its caller's noticing."""
+
 KEEPALIVE_TIME_MS = 20_000
 """Idle streams are probed this often, so that a vanished host is noticed without a TCP timeout of minutes."""
 
@@ -58,6 +86,13 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+    ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),

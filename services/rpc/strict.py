@@ -2,13 +2,16 @@
 
 gRPC's own decoder reports bytes that are no message as an internal error of the
 server. These handlers decode themselves, and turn `BadInputError` raised anywhere in a
-servicer into INVALID_ARGUMENT.
+servicer into INVALID_ARGUMENT. They also count the calls of each host, and end those that never say anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -16,6 +19,9 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from services.rpc.encoding import encoded
+from services.rpc.limits import FIRST_MESSAGE_S, MAX_CALLS_OF_HOST
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class BadInputError(Exception):
@@ -29,14 +35,54 @@ class _Malformed:
         self.text = text
 
 
-def add_servicer(service: ServiceDescriptor, servicer: object, server: grpc.aio.Server) -> None:
-    """Serve every method of `service` with the coroutine or async generator of that name on `servicer`."""
+class Doorkeeper:
+    """Counts the open calls of each host, so that one host cannot take the calls of all."""
+
+    def __init__(self, most: int = MAX_CALLS_OF_HOST) -> None:
+        """Let a host have `most` calls open at once."""
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """Return the number of open calls."""
+        return self._open.total()
+
+    @asynccontextmanager
+    async def admit(self, context: Context) -> AsyncIterator[None]:
+        """Count a call while it is open; ends it with RESOURCE_EXHAUSTED if its host has too many."""
+        host = context.peer().rpartition(":")[0]
+        if self._open[host] >= self._most:
+            text = f"this host has {self._most} calls open already; at most so many are allowed"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._open[host] += 1
+        try:
+            yield
+        finally:
+            self._open[host] -= 1
+            if not self._open[host]:
+                del self._open[host]
+
+
+def add_servicer(
+    service: ServiceDescriptor, servicer: object, server: grpc.aio.Server, doorkeeper: Doorkeeper | None = None
+) -> None:
+    """Serve every method of `service` with the coroutine or async generator of that name on `servicer`.
+
+    To gRPC every method is one that reads a stream, also where the API has one message: gRPC itself waits for that one
+    without end and without telling, while here a call that says nothing is counted, and ended after a while.
+    """
+    doorkeeper = doorkeeper or Doorkeeper()
     handlers = {}
     for method in service.methods:
         decode = _decoder(GetMessageClass(method.input_type))
         call = getattr(servicer, method.name)
-        kind, wrap = _KINDS[method.client_streaming, method.server_streaming]
-        handlers[method.name] = kind(wrap(call), decode, encoded)
+        read = _stream_of if method.client_streaming else _one_of
+        if method.server_streaming:
+            handle = _to_many(call, read, doorkeeper)
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(handle, decode, encoded)
+        else:
+            handle = _to_one(call, read, doorkeeper)
+            handlers[method.name] = grpc.stream_unary_rpc_method_handler(handle, decode, encoded)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
@@ -58,56 +104,57 @@ def _checked(message: Any) -> Any:
     return message
 
 
-async def _checked_stream(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _first_of(messages: AsyncIterator[Any], context: Context) -> Any:
+    """Return the first message, None if there is none; ends the call if it does not come in time."""
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            return await anext(messages, None)
+    except TimeoutError:
+        text = f"the first message did not come within {FIRST_MESSAGE_S:g} s"
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+
+
+async def _one_of(messages: AsyncIterator[Any], context: Context) -> Any:
+    first = await _first_of(messages, context)
+    if first is None:
+        raise BadInputError("the call ended without a message")
+    return _checked(first)
+
+
+async def _stream_of(messages: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+    return _checked_stream(await _first_of(messages, context), messages)
+
+
+async def _checked_stream(first: Any, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    if first is None:
+        return
+    yield _checked(first)
     async for message in messages:
         yield _checked(message)
 
 
-def _one_to_one(call: Callable[..., Any]) -> Callable[..., Any]:
-    async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            return await call(_checked(request), context)
-        except BadInputError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+Read: TypeAlias = Callable[[AsyncIterator[Any], Context], Awaitable[Any]]
+"""Turns what gRPC reads into the argument of a method: one message, or a stream of them."""
+
+
+def _to_one(call: Callable[..., Any], read: Read, doorkeeper: Doorkeeper) -> Callable[..., Any]:
+    async def handle(requests: AsyncIterator[Any], context: Context) -> Any:
+        async with doorkeeper.admit(context):
+            try:
+                return await call(await read(requests, context), context)
+            except BadInputError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     return handle
 
 
-def _one_to_many(call: Callable[..., Any]) -> Callable[..., Any]:
-    async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        try:
-            async for response in call(_checked(request), context):
-                yield response
-        except BadInputError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+def _to_many(call: Callable[..., Any], read: Read, doorkeeper: Doorkeeper) -> Callable[..., Any]:
+    async def handle(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        async with doorkeeper.admit(context):
+            try:
+                async for response in call(await read(requests, context), context):
+                    yield response
+            except BadInputError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     return handle
-
-
-def _many_to_one(call: Callable[..., Any]) -> Callable[..., Any]:
-    async def handle(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            return await call(_checked_stream(requests), context)
-        except BadInputError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-    return handle
-
-
-def _many_to_many(call: Callable[..., Any]) -> Callable[..., Any]:
-    async def handle(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        try:
-            async for response in call(_checked_stream(requests), context):
-                yield response
-        except BadInputError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-    return handle
-
-
-_KINDS: dict[tuple[bool, bool], tuple[Any, Any]] = {
-    (False, False): (grpc.unary_unary_rpc_method_handler, _one_to_one),
-    (False, True): (grpc.unary_stream_rpc_method_handler, _one_to_many),
-    (True, False): (grpc.stream_unary_rpc_method_handler, _many_to_one),
-    (True, True): (grpc.stream_stream_rpc_method_handler, _many_to_many),
-}
