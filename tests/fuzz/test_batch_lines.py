@@ -30,8 +30,7 @@ BODY_FIELDS = (
 @st.composite
 def lines(draw: st.DrawFn) -> bytes:
     """Draw a good line of which some fields of line and body were replaced."""
-    make = draw(st.sampled_from([completion, chat]))
-    record = make("c", "hello")
+    record = draw(st.booleans().map(lambda talk: chat("c", "hello") if talk else completion("c", "hello")))
     record["body"].update(draw(st.dictionaries(st.sampled_from(BODY_FIELDS), values, max_size=3)))
     record.update(
         draw(st.dictionaries(st.sampled_from(["custom_id", "method", "url", "body", "x"]), values, max_size=1))

@@ -14,7 +14,7 @@ from penstock.scheduler.v1 import scheduler_pb2
 from services.clock import SystemClock
 from services.queue import wire as queue_wire
 from services.queue.committer import Released
-from services.queue.core.effects import Deliver, PutResult, Submitted, Write
+from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
 from services.queue.core.messages import BacklogOpened, Message, NewRequest, Submit, Tick
 from services.queue.core.records import PAYLOADS, seq_key
 from services.queue.metrics import QueueMetrics
@@ -136,7 +136,7 @@ class LoudQueue(Queue):
         self.store.write([*writes, sealed.counters])
         wanted = [effect.seq for effect in everything if isinstance(effect, Deliver)]
         payloads = {seq: row for seq in wanted if (row := self.store.get(PAYLOADS, seq_key(seq))) is not None}
-        effects = [effect for effect in everything if not isinstance(effect, Write)]
+        effects: list[Effect] = [effect for effect in everything if not isinstance(effect, Write)]
         self.speaker.release(Released(effects, payloads, sealed.progress))
         self.now_ns += 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
@@ -60,11 +61,12 @@ def test_a_request_is_good_or_the_field_at_fault_is_named(request: request_pb2.R
 @fuzzed
 @given(messages(queue_pb2.WorkerToQueue), messages(queue_pb2.SchedulerToQueue))
 def test_messages_to_the_queue(worker: queue_pb2.WorkerToQueue, scheduler: queue_pb2.SchedulerToQueue) -> None:
-    for decode in (
+    decoders: tuple[Callable[[], object], ...] = (
         lambda: queue_wire.worker_opened(1, worker.open),
         lambda: queue_wire.worker_message(1, worker),
         lambda: queue_wire.scheduler_message(1, scheduler, ("batch",)),
-    ):
+    )
+    for decode in decoders:
         try:
             decode()
         except BadInputError as error:
@@ -76,7 +78,12 @@ def test_messages_to_the_queue(worker: queue_pb2.WorkerToQueue, scheduler: queue
 def test_subjects(
     cancel: queue_pb2.CancelRequest, delete: queue_pb2.DeleteRequest, requeue: queue_pb2.RequeueDeadRequest
 ) -> None:
-    for decode in (lambda: subject_ids(cancel), lambda: subject_ids(delete), lambda: ids_of(requeue.request_ids)):
+    decoders: tuple[Callable[[], object], ...] = (
+        lambda: subject_ids(cancel),
+        lambda: subject_ids(delete),
+        lambda: ids_of(requeue.request_ids),
+    )
+    for decode in decoders:
         try:
             decode()
         except BadInputError as error:
@@ -86,11 +93,12 @@ def test_subjects(
 @fuzzed
 @given(messages(scheduler_pb2.WorkerToScheduler), messages(queue_pb2.QueueToScheduler))
 def test_messages_to_the_scheduler(worker: scheduler_pb2.WorkerToScheduler, queue: queue_pb2.QueueToScheduler) -> None:
-    for decode in (
+    decoders: tuple[Callable[[], object], ...] = (
         lambda: scheduler_wire.worker_opened(worker, 1),
         lambda: scheduler_wire.from_worker(worker, 1),
         lambda: scheduler_wire.from_queue(queue),
-    ):
+    )
+    for decode in decoders:
         try:
             decode()
         except scheduler_wire.InvalidFieldError as error:

@@ -9,9 +9,9 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
-import psutil
 import pytest
 
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
@@ -61,7 +61,7 @@ async def good_client(victim: Service) -> AsyncIterator[Works]:
 
 
 async def _good_submitter(channel: grpc.aio.Channel) -> Works:
-    stub = queue_pb2_grpc.QueueServiceStub(channel)
+    stub: Any = queue_pb2_grpc.QueueServiceStub(channel)
     stream = stub.Submit()
     await stream.write(queue_pb2.SubmitRequest(open=queue_pb2.SubmitOpen(client_id="good")))
     assert (await stream.read()).WhichOneof("message") == "open"
@@ -78,7 +78,7 @@ async def _good_submitter(channel: grpc.aio.Channel) -> Works:
 
 
 async def _good_worker(channel: grpc.aio.Channel) -> Works:
-    stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+    stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
     name = f"good-{next(NUMBERS)}"
     stream = stub.Credits()
     opening = scheduler_pb2.CreditsOpen(
@@ -106,7 +106,8 @@ async def _good_worker(channel: grpc.aio.Channel) -> Works:
 
 
 def memory(victim: Service) -> int:
-    return int(psutil.Process(victim.pid).memory_info().rss)
+    pages = Path(f"/proc/{victim.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @asynccontextmanager

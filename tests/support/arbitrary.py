@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -34,7 +34,7 @@ TEXTS = ("", "w", "r1", "r2", "batch", "interactive", "{}", "[]", '[{"role":"use
 
 def messages(kind: type[M], names: tuple[str, ...] = TEXTS) -> st.SearchStrategy[M]:
     """Return sound messages of `kind` with any field set to something, texts often one of `names`."""
-    made: st.SearchStrategy[M] = _message(kind.DESCRIPTOR, names, 0)
+    made: st.SearchStrategy[M] = _message(cast(Descriptor, kind.DESCRIPTOR), names, 0)
     return made
 
 
@@ -50,8 +50,7 @@ def _message(draw: st.DrawFn, descriptor: Descriptor, names: tuple[str, ...], de
 
 
 def _fill(draw: st.DrawFn, message: Message, field: FieldDescriptor, names: tuple[str, ...], depth: int) -> None:
-    is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-    if is_map:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = field.message_type.fields_by_name["key"], field.message_type.fields_by_name["value"]
         getattr(message, field.name)[draw(_value(key, names, depth))] = draw(_value(value, names, depth))
     elif field.is_repeated:

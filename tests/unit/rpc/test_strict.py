@@ -82,7 +82,7 @@ async def test_a_call_that_says_nothing_ends_and_is_counted_no_more(monkeypatch:
     async with serving(door) as channel:
         for name in ("Credits", "Status"):
             # As a stream, whatever the API says: only so can a client keep its message to itself.
-            call = channel.stream_stream(f"/{SERVICE.full_name}/{name}")()
+            call: Any = channel.stream_stream(f"/{SERVICE.full_name}/{name}")()
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await call.read()
             assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -94,13 +94,13 @@ async def test_a_call_that_says_nothing_ends_and_is_counted_no_more(monkeypatch:
 
 async def test_one_message_where_one_is_meant_and_all_of_a_stream() -> None:
     async with serving(Doorkeeper()) as channel:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         call = stub.Credits(iter([pb.CreditsRequest()] * 3))
         assert len((await call.read()).messages) == 3
         call = stub.Credits(iter(()))
         assert len((await call.read()).messages) == 0
         for path, text in (("Status", "ended without a message"), ("UndrainWorker", "worker_id: wrong")):
-            messages = iter([b""] if path == "UndrainWorker" else [])
+            messages: Any = iter([b""] if path == "UndrainWorker" else [])
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await channel.stream_unary(f"/{SERVICE.full_name}/{path}")(messages)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
