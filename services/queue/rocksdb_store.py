@@ -187,7 +187,9 @@ def _store_errors() -> Iterator[None]:
         yield
     except StoreError:
         raise
-    except Exception as error:  # rocksdict raises plain Exception, DbClosedError and KeyError
+    except KeyError as error:
+        raise StoreError("the store is closed; it is being opened again") from error
+    except Exception as error:  # rocksdict raises plain Exception and DbClosedError
         raise StoreError(str(error) or type(error).__name__) from error
 
 

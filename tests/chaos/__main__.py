@@ -6,12 +6,19 @@ import argparse
 import asyncio
 import json
 import sys
-from functools import partial
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.chaos.engines import SIMULATED, SLOW, VLLM
 from tests.chaos.run import Options, run
-from tests.chaos.schedule import FULL, SHORT
+from tests.chaos.schedule import EXTENDED, FULL, SHORT
+
+
+def narrator() -> Callable[[str], None]:
+    """Return what prints a line with the seconds since now."""
+    began_s = time.monotonic()
+    return lambda text: print(f"{time.monotonic() - began_s:6.1f} s  {text}", flush=True)
 
 
 def options() -> Options:
@@ -23,10 +30,10 @@ def options() -> Options:
     parser.add_argument("--short", action="store_true", help="a simulated run of half a minute with eight kills")
     parser.add_argument("--directory", type=Path, default=Path(".run/chaos"), help="inputs, outputs, logs, the model")
     found = parser.parse_args()
-    engine = SLOW if found.short else VLLM if found.engine == "vllm" else SIMULATED
+    kind = "short" if found.short else found.engine
+    engine, rows = {"vllm": (VLLM, FULL), "simulated": (SIMULATED, EXTENDED), "short": (SLOW, SHORT)}[kind]
     requests = found.requests or engine.requests
-    rows = SHORT if found.short else FULL
-    return Options(found.seed, engine, requests, found.directory.absolute(), rows, partial(print, flush=True))
+    return Options(found.seed, engine, requests, found.directory.absolute(), rows, narrator())
 
 
 def main() -> int:

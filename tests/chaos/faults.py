@@ -47,6 +47,7 @@ class Injector:
             Kind.CUT: self._cut,
             Kind.REFUSE: self._refuse,
             Kind.STALL: self._stall,
+            Kind.MUTE: self._mute,
             Kind.FILL: lambda fault: self._fill(fault, 0),
             Kind.CROWD: lambda fault: self._fill(fault, DISK_FREE_MIN_BYTES // 2),
         }
@@ -159,6 +160,10 @@ class Injector:
     async def _stall(self, fault: Fault) -> None:
         self.others[fault.kind] += 1
         await self._stack.proxies[fault.target].stall(fault.seconds)
+
+    async def _mute(self, fault: Fault) -> None:
+        self.others[fault.kind] += 1
+        await self._stack.proxies[fault.target].mute(fault.seconds)
 
     async def _fill(self, fault: Fault, leave_bytes: int) -> None:
         assert self._disk is not None, "disk faults are drawn only where there is a disk"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 
 CHUNK_BYTES = 64 * 1024
@@ -25,7 +26,9 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._own_port = 0
         self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._answering = asyncio.Event()
+        for gate in (self._flowing, self._answering):
+            gate.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -58,11 +61,18 @@ class Proxy:
         await asyncio.sleep(seconds)
         self._flowing.set()
 
+    async def mute(self, seconds: float) -> None:
+        """Carry what is said to the upstream and nothing of its answers for a while."""
+        self._answering.clear()
+        await asyncio.sleep(seconds)
+        self._answering.set()
+
     async def close(self) -> None:
         """Stop listening and reset what is open."""
         if self._server is not None:
             self._server.close()
-        self._flowing.set()
+        for gate in (self._flowing, self._answering):
+            gate.set()
         while self._tasks:
             self.cut()
             await asyncio.wait(self._tasks, timeout=0.1)
@@ -79,8 +89,8 @@ class Proxy:
                 self._writers.add(up_writer)
                 try:
                     async with asyncio.TaskGroup() as both:
-                        both.create_task(self._pump(reader, up_writer))
-                        both.create_task(self._pump(up_reader, writer))
+                        both.create_task(self._pump(reader, up_writer, [self._flowing]))
+                        both.create_task(self._pump(up_reader, writer, [self._flowing, self._answering]))
                 finally:
                     _reset(up_writer)
                     self._writers.discard(up_writer)
@@ -89,11 +99,14 @@ class Proxy:
             self._writers.discard(writer)
             self._tasks.discard(task)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, gates: Sequence[asyncio.Event]
+    ) -> None:
         """Pass on until either end is gone; then the other direction is over as well, as gRPC has no half-open one."""
         try:
             while data := await source.read(CHUNK_BYTES):
-                await self._flowing.wait()
+                for gate in gates:
+                    await gate.wait()
                 sink.write(data)
                 await sink.drain()
             sink.close()

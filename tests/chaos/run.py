@@ -31,6 +31,9 @@ PR_SET_CHILD_SUBREAPER = 36
 MOST_SILENCE_S = 120.0
 """Without a single answer for so long a run is given up; every fault is over and every restart done long before."""
 
+POLL_S = 0.2
+SAY_EVERY_S = 15.0
+
 DISK_BYTES = 1024 * 2**20
 """Of the queue's own disk: room for the store of 100,000 requests while RocksDB compacts it."""
 
@@ -64,7 +67,7 @@ async def run(options: Options) -> tuple[dict[str, Any], bool]:
         gauges = Gauges(stack)
         injector = Injector(stack, gauges, disk)
         started_s = time.monotonic()
-        not_reached = await _through(stack, injector, gauges, faults)
+        not_reached, silent_s = await _through(stack, injector, gauges, faults)
         elapsed_s = time.monotonic() - started_s
         options.say(f"{stack.answered} lines answered; waiting for every credit to come home")
         await judge_credits(verdict, stack, gauges)
@@ -91,8 +94,9 @@ async def run(options: Options) -> tuple[dict[str, Any], bool]:
         "other_faults": dict(sorted(injector.others.items())),
         "attempts": {str(count): seen for count, seen in sorted(verdict.attempts.items())},
         "handed_back": verdict.handed_back,
-        "time_lost_s": round(elapsed_s - fault_free_s * options.requests / len(expected)),
-        "fault_free_s": round(fault_free_s * options.requests / len(expected)),
+        "silent_s": round(silent_s),
+        "elapsed_s": round(elapsed_s),
+        "fault_free_s": round(fault_free_s) if len(expected) == options.requests else None,
         "broken": len(verdict.problems),
         "seed": options.seed,
     }
@@ -144,7 +148,10 @@ def _plan(options: Options, directory: Path, count: int, disk: Disk | None = Non
 
 
 async def _fault_free(options: Options) -> tuple[list[str], float]:
-    """Return what each distinct line is answered without faults, and the seconds that took; found again if known."""
+    """Return what each distinct line is answered without faults, and the seconds that took; found again if known.
+
+    Raises RuntimeError if the batch does not even end without faults.
+    """
     engine = options.engine
     count = min(engine.distinct, options.requests)
     name = lines.name_of(lines.batch(count, engine.distinct, engine.most_tokens), engine.flags)
@@ -159,6 +166,8 @@ async def _fault_free(options: Options) -> tuple[list[str], float]:
         started_s = time.monotonic()
         await _through(stack, None, Gauges(stack), [])
         elapsed_s = time.monotonic() - started_s
+        if not stack.finished:
+            raise RuntimeError(f"even without faults not every line was answered; logs are in {directory / 'logs'}")
         texts = lines.texts(stack.outputs)
         await stack.stop()
     ordered = [texts[f"line-{number}"] for number in range(count)]
@@ -177,14 +186,16 @@ async def _running(plan: Plan) -> AsyncIterator[Stack]:
         stack.kill()
 
 
-async def _through(stack: Stack, injector: Injector | None, gauges: Gauges, faults: Sequence[schedule.Fault]) -> int:
-    """Run the batch to its end under the faults; return how many faults came too late."""
+async def _through(
+    stack: Stack, injector: Injector | None, gauges: Gauges, faults: Sequence[schedule.Fault]
+) -> tuple[int, float]:
+    """Run the batch to its end under the faults; return how many faults came too late, and the silent seconds."""
     await stack.begin()
     watching = asyncio.create_task(gauges.watch())
     driving = asyncio.create_task(injector.run(faults)) if injector is not None else None
     try:
-        await _until_finished(stack)
-        return await driving if driving is not None else 0
+        silent_s = await _until_finished(stack)
+        return await driving if driving is not None else 0, silent_s
     finally:
         for task in (watching, driving):
             if task is not None:
@@ -192,17 +203,23 @@ async def _through(stack: Stack, injector: Injector | None, gauges: Gauges, faul
         await asyncio.gather(*(task for task in (watching, driving) if task is not None), return_exceptions=True)
 
 
-async def _until_finished(stack: Stack) -> None:
-    """Return when all is answered, or when nothing has been for too long."""
-    answered, since_s, said_s = -1, time.monotonic(), time.monotonic()
+async def _until_finished(stack: Stack) -> float:
+    """Return when all is answered, or when nothing has been for too long; return the seconds without an answer.
+
+    Counted is what is beyond the first second of each silence.
+    """
+    answered, silent_s = -1, 0.0
+    since_s = said_s = time.monotonic()
     while not stack.finished:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(POLL_S)
         now_s = time.monotonic()
         if stack.answered != answered:
+            silent_s += max(now_s - since_s - 1.0, 0.0)
             answered, since_s = stack.answered, now_s
         elif now_s - since_s > MOST_SILENCE_S:
             stack.plan.say(f"no answer for {MOST_SILENCE_S:.0f} s: the run is given up")
-            return
-        if now_s - said_s > 15.0:
+            break
+        if now_s - said_s > SAY_EVERY_S:
             said_s = now_s
             stack.plan.say(f"{answered:>6} answers")
+    return silent_s

@@ -33,6 +33,8 @@ class Kind(StrEnum):
     """The connections of a link are reset, and new ones refused for some seconds."""
     STALL = "stall"
     """A link carries nothing for some seconds, and tells nobody."""
+    MUTE = "mute"
+    """A link carries what is asked and no answers for some seconds."""
     FILL = "fill"
     """The queue's disk is full to the last byte for some seconds."""
     CROWD = "crowd"
@@ -99,7 +101,21 @@ FULL: tuple[Row, ...] = (
     Row(Kind.CROWD, "disk", 1, *BRIEF_S),
     Row(Kind.POWER_CUT, "all", 1, *AWAY_S),
 )
-"""40 kills, and 40 other faults; a sixth of the kills hit workers or their engines, whose starts take longest."""
+"""At most 41 kills, a fifth of them of workers and their engines, whose starts take longest; and 38 other faults."""
+
+FROZEN_S = (32.0, 36.0)
+"""For longer than gRPC's keepalive takes to give a connection up: 20 s of silence and 10 s without an answer."""
+
+EXTENDED: tuple[Row, ...] = (
+    *FULL,
+    Row(Kind.MUTE, "link", 5, *BRIEF_S),
+    Row(Kind.MUTE, "work-link", 2, *LONG_S),
+    Row(Kind.PAUSE, "queue", 1, *FROZEN_S),
+    Row(Kind.PAUSE, "scheduler", 1, *FROZEN_S),
+    Row(Kind.PAUSE, "worker", 1, *FROZEN_S),
+    Row(Kind.STALL, "link", 2, *FROZEN_S),
+)
+"""For a run that takes longer anyway."""
 
 SHORT: tuple[Row, ...] = (
     Row(Kind.KILL, "queue", 2, 0.0, 0.3),

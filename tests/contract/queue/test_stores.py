@@ -172,7 +172,7 @@ def test_a_store_on_a_disk_that_was_full_opens_again_with_what_was_durable(tmp_p
             store.write([Write(REQUESTS, b"lost", bytes(10_000))])
         with pytest.raises(StoreError):
             store.reopen()
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreError, match="closed"):
             store.get(REQUESTS, b"\x00")
     store.reopen()
     assert store.scan(REQUESTS, b"", b"", 100) == [(row.key, row.value) for row in durable]

@@ -45,7 +45,7 @@ def test_a_group_without_members_gets_no_faults() -> None:
     assert not {Kind.FILL, Kind.CROWD} & {fault.kind for fault in faults}
 
 
-async def test_a_link_is_cut_refused_and_stalled() -> None:
+async def test_a_link_is_cut_refused_stalled_and_muted() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(100):
             writer.write(data)
@@ -65,6 +65,12 @@ async def test_a_link_is_cut_refused_and_stalled() -> None:
     writer.write(b"two")
     assert await reader.readexactly(3) == b"two"
     assert stalled.done(), "nothing was carried before the stall was over"
+
+    muted = asyncio.create_task(proxy.mute(0.1))
+    await asyncio.sleep(0)
+    writer.write(b"six")
+    assert await reader.readexactly(3) == b"six"
+    assert muted.done(), "no answer was carried before it was over"
 
     proxy.cut()
     with pytest.raises(ConnectionError):
