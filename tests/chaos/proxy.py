@@ -8,6 +8,8 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
+from tests.support.fleet import free_port
+
 CHUNK_BYTES = 64 * 1024
 """Read and passed on at once; while a link stalls, so much is taken and the rest waits in the sockets' buffers."""
 
@@ -24,7 +26,7 @@ class Proxy:
         self._host, _, port = upstream.rpartition(":")
         self._port = int(port)
         self._server: asyncio.Server | None = None
-        self._own_port = 0
+        self._own_port = free_port()
         self._flowing = asyncio.Event()
         self._answering = asyncio.Event()
         for gate in (self._flowing, self._answering):
@@ -38,9 +40,8 @@ class Proxy:
         return f"127.0.0.1:{self._own_port}"
 
     async def start(self) -> None:
-        """Listen; on the port it had before, if it had one."""
+        """Listen; again, after `refuse`."""
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", self._own_port, limit=CHUNK_BYTES)
-        self._own_port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
         """Reset every connection."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,11 +22,25 @@ START_TIMEOUT_S = 120.0
 """A cold vLLM start with every package uncompiled takes well under this on two busy cores."""
 
 
+PORT_SPAN = 12_000
+"""Ports that `free_port` draws from: enough that two test runs side by side hardly ever draw the same."""
+
+
 def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that was free a moment ago, and that stays free while a service that has it is down.
+
+    It is below the range from which the system takes the ports of outgoing connections (Linux), any of which could
+    otherwise be sitting on it when the service starts again.
+    """
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(max(first_ephemeral - PORT_SPAN, 1024), first_ephemeral)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 @dataclass
