@@ -93,7 +93,7 @@ class Connection:
                 return await method()
             except grpc.aio.AioRpcError as error:
                 problem = from_rpc(error, self.address)
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED or not isinstance(problem, Unavailable):
                     raise problem from None
             await patience.wait_or_raise(problem)
 

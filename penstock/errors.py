@@ -64,6 +64,11 @@ def as_given(message: str, param: str) -> tuple[str, str]:
     return message, name
 
 
+BROKE_WHILE_WRITING = "Internal error from Core"
+"""What grpc.aio's `set_internal_error` puts in place of the status of a stream that ended while it was being written.
+The service itself says INTERNAL only with other words."""
+
+
 def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
     """Return the client's error for a failed call to the service at `address`."""
     details = error.details() or error.code().name
@@ -73,6 +78,8 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
             return InvalidRequest(*as_given(details, field.group(1) if field else ""))
         case grpc.StatusCode.NOT_FOUND:
             return NotFound(details)
+        case grpc.StatusCode.INTERNAL if details == BROKE_WHILE_WRITING:
+            return Unavailable(f"the connection to {address} broke")
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable(f"nothing answers on {address} ({details})")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -42,9 +42,8 @@ class SubmitSession:
         self._client_id = client_id
         self._held: dict[int, pb.TaggedRequest] = {}
         self._bytes_held = 0
-        self._to_send: deque[int] = deque()
         self._exhausted = False
-        self._sender_wake = asyncio.Event()
+        self._stream = _Stream(())
         self._room = asyncio.Event()
 
     @property
@@ -61,7 +60,6 @@ class SubmitSession:
         patience = self._connection.patience()
         try:
             while not self._finished:
-                self._to_send = deque(self._held)
                 try:
                     async with aclosing(self._one_stream(patience)) as acks:
                         async for ack in acks:
@@ -86,30 +84,31 @@ class SubmitSession:
                     await self._room.wait()
                 self._held[tag] = pb.TaggedRequest(tag=tag, request=request)
                 self._bytes_held += request.ByteSize()
-                self._to_send.append(tag)
-                self._sender_wake.set()
+                self._stream.put(tag)
                 tag += 1
         finally:
             self._exhausted = True
-            self._sender_wake.set()
+            self._stream.wake.set()
 
     async def _one_stream(self, patience: Patience) -> AsyncGenerator[Submitted, None]:
-        call = self._stub.Submit(self._frames())
+        stream = self._stream = _Stream(self._held)
+        call = self._stub.Submit(self._frames(stream))
         try:
             async for response in call:
-                refused = ""
                 for ack in response.acks.acks:
+                    stream.unanswered -= 1
                     if ack.status == pb.SUBMIT_STATUS_UNAVAILABLE:
-                        refused = ack.error.message or "the queue takes no submits now"
-                        self._to_send.append(ack.tag)
+                        stream.refuse(ack)
                         continue
                     patience.succeeded()
                     if (submitted := self._take(ack)) is not None:
                         yield submitted
-                if refused:
-                    await patience.wait_or_raise(Unavailable(refused))
-                self._sender_wake.set()
+                if stream.refused and not stream.unanswered:
+                    await patience.wait_or_raise(Unavailable(stream.reason))
+                    stream.try_again()
+                stream.wake.set()
         finally:
+            stream.end()
             call.cancel()
 
     def _take(self, ack: pb.SubmitAck) -> Submitted | None:
@@ -127,30 +126,76 @@ class SubmitSession:
             error=RequestError(ack.error.code, *as_given(ack.error.message, ack.error.param)) if invalid else None,
         )
 
-    async def _frames(self) -> AsyncIterator[pb.SubmitRequest]:
-        """Yield the opening, then batches until every request is acked."""
+    async def _frames(self, stream: _Stream) -> AsyncIterator[pb.SubmitRequest]:
+        """Yield the opening, then batches until every request is acked or the stream is over."""
         yield pb.SubmitRequest(open=pb.SubmitOpen(client_id=self._client_id))
         while True:
-            while not self._to_send and not self._finished:
-                self._sender_wake.clear()
-                await self._sender_wake.wait()
-            if self._finished:
+            while not (stream.may_send or stream.over or self._finished):
+                stream.wake.clear()
+                await stream.wake.wait()
+            if stream.over or self._finished:
                 return
-            yield pb.SubmitRequest(batch=self._batch())
+            yield pb.SubmitRequest(batch=self._batch(stream))
 
-    def _batch(self) -> pb.SubmitBatch:
+    def _batch(self, stream: _Stream) -> pb.SubmitBatch:
         batch = pb.SubmitBatch()
         frame_bytes = 0
-        while self._to_send and len(batch.requests) < MAX_FRAME_MESSAGES:
-            request = self._held.get(self._to_send[0])
+        while stream.to_send and len(batch.requests) < MAX_FRAME_MESSAGES:
+            request = self._held.get(stream.to_send[0])
             if request is not None:
                 size = request.ByteSize()
                 if frame_bytes and frame_bytes + size > TARGET_FRAME_BYTES:
                     break
                 frame_bytes += size
                 batch.requests.append(request)
-            self._to_send.popleft()
+            stream.to_send.popleft()
+        stream.unanswered += len(batch.requests)
         return batch
+
+
+class _Stream:
+    """What one stream has to send. The next one begins with everything that has no ack, and shares nothing with it:
+
+    gRPC leaves the writer of a broken stream waiting for the next frame, and what it took then would be lost.
+    """
+
+    def __init__(self, tags: Iterable[int]) -> None:
+        """Send the requests with these tags first."""
+        self.to_send = deque(tags)
+        self.wake = asyncio.Event()
+        self.over = False
+        self.unanswered = 0
+        """Requests sent and not yet answered, with an ack or a refusal."""
+        self.refused: list[int] = []
+        """Requests that the queue takes later. Nothing more is sent, and everything sent is answered, before they are
+        tried again: a pause for each of many refused frames would add up to more than any patience."""
+        self.reason = ""
+        """Why, in the queue's words."""
+
+    @property
+    def may_send(self) -> bool:
+        """Whether there is something to send now."""
+        return bool(self.to_send) and not self.refused
+
+    def put(self, tag: int) -> None:
+        """Send one more."""
+        self.to_send.append(tag)
+        self.wake.set()
+
+    def refuse(self, ack: pb.SubmitAck) -> None:
+        """Note that the queue does not take a request now."""
+        self.refused.append(ack.tag)
+        self.reason = ack.error.message or "the queue takes no submits now"
+
+    def try_again(self) -> None:
+        """Send what was refused once more, before anything newer."""
+        self.to_send.extendleft(reversed(self.refused))
+        self.refused.clear()
+
+    def end(self) -> None:
+        """Let the writer end."""
+        self.over = True
+        self.wake.set()
 
 
 async def _each(source: Source) -> AsyncIterator[request_pb2.Request]:

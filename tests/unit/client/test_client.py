@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import cast
+from typing import Any, cast
 
+import grpc
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 import penstock
+from penstock.connection import Connection
 from penstock.errors import given_name
+from penstock.fields import RequestFields
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from tests.support.fake_queue import FakeQueue, completed, serving
@@ -70,6 +73,76 @@ async def test_a_full_queue_is_tried_again(client: penstock.Client, queue: FakeQ
     queue.refuse_submits = 2
     acks = [ack async for ack in client.submit_many({"prompt": f"p {i}"} for i in range(5))]
     assert sorted(ack.index for ack in acks) == list(range(5))
+
+
+class Crowded(FakeQueue):
+    """Reads 40 frames before it answers any, refuses all of them, and has room from then on."""
+
+    async def Submit(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        first = [frame async for _, frame in _counted(request_iterator, 41)]
+        for frame in first[1:]:
+            tags = [tagged.tag for tagged in frame.batch.requests]
+            refusals = [queue_pb2.SubmitAck(tag=tag, status=queue_pb2.SUBMIT_STATUS_UNAVAILABLE) for tag in tags]
+            yield queue_pb2.SubmitResponse(acks=queue_pb2.SubmitAcks(acks=refusals))
+        async for response in super().Submit(request_iterator, context):
+            yield response
+
+
+async def _counted(items: AsyncIterator[Any], count: int) -> AsyncIterator[tuple[int, Any]]:
+    for number in range(count):
+        yield number, await anext(items)
+
+
+async def test_many_refused_frames_are_tried_again_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.submitting.MAX_FRAME_MESSAGES", 20)
+    # A pause for each of the forty refusals would take a minute.
+    async with serving(Crowded()) as address, penstock.Client(address, retry_for_s=5) as client:
+        acks = [ack async for ack in client.submit_many({"prompt": f"p {i}"} for i in range(800))]
+    assert sorted(ack.index for ack in acks) == list(range(800))
+
+
+async def test_what_comes_after_a_broken_stream_is_sent_on_the_new_one(
+    client: penstock.Client, queue: FakeQueue
+) -> None:
+    queue.break_submit_after_acks = 50
+    acked = 0
+    all_of_the_first = asyncio.Event()
+
+    async def source() -> AsyncIterator[RequestFields]:
+        for number in range(100):
+            yield {"prompt": f"p {number}"}
+        # The stream breaks and is opened again while its writer has nothing to send.
+        await all_of_the_first.wait()
+        for number in range(100, 200):
+            yield {"prompt": f"p {number}"}
+
+    async with asyncio.timeout(10):
+        async for _ in client.submit_many(source()):
+            acked += 1
+            if acked == 100:
+                all_of_the_first.set()
+    assert (acked, len(queue.requests)) == (200, 200)
+
+
+def broken_while_writing() -> grpc.aio.AioRpcError:
+    """Return what grpc.aio raises when a stream ends while it is being written."""
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core")
+
+
+async def test_a_connection_that_breaks_while_it_is_written_is_a_queue_that_is_away() -> None:
+    connection = Connection("127.0.0.1:1", retry_for_s=5)
+    answers: list[Exception | str] = [broken_while_writing(), "there"]
+
+    async def method() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert await connection.call(method) == "there"
+    await connection.wait_or_raise(connection.patience(), broken_while_writing())
+    await connection.close()
 
 
 async def test_a_queue_that_stays_full_is_reported(queue: FakeQueue) -> None:
