@@ -56,7 +56,8 @@ class Faults:
             "worker crash": lambda f, w: w.crash(f.value < 0.5),
             "worker stalled": lambda f, w: w.stall(f.duration_ns),
             "worker shut down": lambda f, w: w.shut_down(),
-            "worker drained": self._drain,
+            "worker drained, restarted": lambda f, w: self._drain(f, w, False),
+            "worker drained, taken back": lambda f, w: self._drain(f, w, True),
             "engine dies": lambda f, w: w.engine_dies(),
             "Work stream dropped": lambda f, w: self._snap(w, self._sim.queue),
             "Credits stream dropped": lambda f, w: self._snap(w, self._sim.scheduler),
@@ -114,16 +115,18 @@ class Faults:
     def _crash_in_write(self, kept: bool) -> None:
         self._sim.queue.crash_in_write = kept
 
-    def _drain(self, fault: Fault, worker: WorkerActor) -> None:
-        """Drain the worker, and have its operator restart it some time later."""
-        self._sim.scheduler.drain(worker.name)
+    def _drain(self, fault: Fault, worker: WorkerActor, undo: bool) -> None:
+        """Drain the worker, and have its operator restart it, or think better of it, some time later."""
+        self._sim.scheduler.drain(worker.name, False)
         life = worker.life
 
-        def restart() -> None:
-            if worker.up and worker.life == life:
+        def end() -> None:
+            if undo:
+                self._sim.scheduler.drain(worker.name, True)
+            elif worker.up and worker.life == life:
                 worker.shut_down()
 
-        self._sim.world.after(fault.duration_ns, restart)
+        self._sim.world.after(fault.duration_ns, end)
 
     # ---- the disk ----
 

@@ -102,7 +102,7 @@ class SchedulerActor(Process):
                 stream = self.workers.pop(effect.epoch, None)
                 if stream is not None:
                     stream.close(UP)
-            elif isinstance(effect, m.Grant | m.Recall | m.Drain) and effect.epoch in self.workers:
+            elif isinstance(effect, m.Grant | m.Recall | m.Drain | m.Undrain) and effect.epoch in self.workers:
                 self.world.note("scheduler says", effect)
                 self.workers[effect.epoch].down(effect)
 
@@ -176,6 +176,6 @@ class SchedulerActor(Process):
         if self.workers.pop(epoch, None) is not None:
             self._step(m.WorkerClosed(epoch))
 
-    def drain(self, worker_id: str) -> None:
-        """An operator asks for it."""
-        self.post(self._step, m.DrainRequested(worker_id))
+    def drain(self, worker_id: str, undo: bool) -> None:
+        """An operator asks for it, or takes it back."""
+        self.post(self._step, m.DrainRequested(worker_id, undo))

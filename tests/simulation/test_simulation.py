@@ -17,7 +17,7 @@ from tests.simulation.run import Simulation
 from tests.simulation.shrink import failure_of, shrink
 
 SEEDS = range(120)
-FOUND_BY = {"skipped-refund": 1, "stale-completion": 30, "ack-before-sync": 0}
+FOUND_BY = {"skipped-refund": 1, "stale-completion": 4, "ack-before-sync": 0}
 """The first seed, from 0 on, that finds each planted bug."""
 
 DIGEST = """

@@ -79,7 +79,6 @@ class WorkerActor(Process):
         """What it will say that it holds and does not, when it next opens a Credits stream."""
         self._to_scheduler: list[Any] = []
         self._due_ns = 0
-        self.draining = False
         self.ending = False
 
     # ---- life ----
@@ -111,7 +110,7 @@ class WorkerActor(Process):
         self.invented = ()
         self._to_scheduler.clear()
         self._due_ns = 0
-        self.draining = self.ending = False
+        self.ending = False
 
     @property
     def instance(self) -> str:
@@ -226,8 +225,9 @@ class WorkerActor(Process):
         elif isinstance(effect, sm.Recall):
             self.handle(m.Recalled(effect.request_id))
         elif isinstance(effect, sm.Drain):
-            self.draining = True
             self.handle(m.DrainAsked("operator"))
+        elif isinstance(effect, sm.Undrain):
+            self.handle(m.UndrainAsked())
 
     def _from_queue(self, stream: Stream, effect: Any) -> None:
         if stream is not self.work:
