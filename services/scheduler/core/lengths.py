@@ -10,8 +10,8 @@ once, its going on only then.
 
 Requests are told apart by model, channel and coarse prompt length. A finer table
 leans on the coarser one above it with the weight of a few observations, so it
-says the same until it knows better; the coarsest leans on a few that never
-end: where nobody has been seen to end, nobody is expected to.
+says the same until it knows better; the coarsest leans on a guess without a scale:
+however long an output is already, it doubles with the same chance (a Pareto tail).
 
 Old observations fade: each new end weighs a little more than the one before.
 """
@@ -19,6 +19,7 @@ Old observations fade: each new end weighs a little more than the one before.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from services.scheduler.core.messages import Announced, EngineShape
@@ -30,8 +31,16 @@ PRIOR_WEIGHT = 8.0
 """Observations that the coarser table counts for in a bin of a finer one: one request says little, dozens say much."""
 
 FIRST_PRIOR_WEIGHT = 2.0
-"""Observations that never end, for the coarsest table to lean on: with a window far longer than the outputs, each
-costs a pool of requests that would have fitted until enough have ended to outweigh it."""
+"""Observations that the first guess counts for in a bin of the coarsest table: it is soon outweighed where much has
+been seen, and keeps the lengths beyond all that was seen possible."""
+
+FIRST_SHAPE = 0.5
+"""Shape of the first guess: of outputs as long as x, one in 2^shape becomes twice as long, 71 in 100. Between 1, under
+which hardly any comes near a large window, and 0, under which all that goes on runs to it. With 0 a pool of a few
+windows is half empty until dozens have ended; with 1 the first outputs that are long after all preempt each other."""
+
+FIRST_SCALE_TOKENS = 64
+"""Outputs shorter than this are not expected to end until some have: a short answer."""
 
 FADE = 2.0 ** (1 / 2048)
 """Growth of an observation's weight from one end to the next: after 2,048 ends an old one counts half."""
@@ -43,10 +52,10 @@ MOST_TABLES = 4096
 """Tables kept, so that channels and model names that come and go cannot fill memory; the oldest goes first."""
 
 REFRESH_SHARE = 16
-"""A curve is drawn again when the ends have grown by one part in this many: an estimate does not change faster."""
+"""A curve is drawn again when what was noted has grown by one part in this many: an estimate does not change faster."""
 
-MOST_REFRESH_ENDS = 64
-"""Ends after which a curve is drawn again at the latest."""
+MOST_REFRESH_NOTES = 64
+"""Notes after which a curve is drawn again at the latest."""
 
 LEAST_PROMPTS = 8
 """Prompts whose sizes must be known before one is predicted."""
@@ -121,8 +130,10 @@ class Curve:
         return found
 
 
-ENDLESS = Curve((1.0,) * (MOST_BINS + 1))
-"""What is expected while nothing is known: that everything runs to its limit."""
+FIRST_HAZARDS = tuple(
+    1 - (low / high) ** FIRST_SHAPE if low >= FIRST_SCALE_TOKENS else 0.0 for low, high in pairwise(EDGES)
+)
+"""Chance to end in a bin once it is reached, as far as anybody knows before the first request."""
 
 
 class LifeTable:
@@ -149,16 +160,20 @@ class Lengths:
     """Life tables by kind, and the curves drawn from them."""
 
     def __init__(self) -> None:
-        """Start with nothing seen: every curve is ENDLESS."""
+        """Start with nothing seen: every curve is the first guess."""
         self._tables: dict[Key, LifeTable] = {}
         self._curves: dict[Kind, tuple[int, Curve]] = {}
         self._weight = 1.0
         self._ends = 0
+        self._notes = 0
+        """What tells whether curves are out of date: ends, and until the first of them what was reached."""
 
     def reached(self, kind: Kind, first_bin: int, last_bin: int) -> None:
         """Note that a completion has reached the bins from `first_bin` to `last_bin`."""
         if first_bin > last_bin:
             return
+        if not self._ends:
+            self._notes += 1
         for key in kind.coarser():
             reached = self._table(key).reached
             for index in range(first_bin, last_bin + 1):
@@ -180,7 +195,11 @@ class Lengths:
         """Note that a completion ended by itself after `tokens`; its bins have been noted as reached."""
         for key in kind.coarser():
             self._table(key).ended[bin_of(tokens)] += self._weight
+        if not self._ends:
+            self._notes = 0
+            self._curves.clear()
         self._ends += 1
+        self._notes += 1
         self._weight *= FADE
         if self._weight > MOST_WEIGHT:
             for table in self._tables.values():
@@ -188,18 +207,18 @@ class Lengths:
             self._weight = 1.0
 
     def curve(self, kind: Kind) -> Curve:
-        """Return what is expected of a kind now; drawn again only when enough has ended since the last time."""
+        """Return what is expected of a kind now; drawn again only when enough has happened since the last time."""
         drawn = self._curves.get(kind)
-        if drawn is not None and self._ends < drawn[0]:
+        if drawn is not None and self._notes < drawn[0]:
             return drawn[1]
-        curve = self._draw(kind) if self._ends else ENDLESS
+        curve = self._draw(kind)
         if len(self._curves) >= MOST_TABLES:
             self._curves.clear()
-        self._curves[kind] = self._ends + 1 + min(self._ends // REFRESH_SHARE, MOST_REFRESH_ENDS), curve
+        self._curves[kind] = self._notes + 1 + min(self._notes // REFRESH_SHARE, MOST_REFRESH_NOTES), curve
         return curve
 
     def _draw(self, kind: Kind) -> Curve:
-        hazards = [0.0] * MOST_BINS
+        hazards: Sequence[float] = FIRST_HAZARDS
         weight = FIRST_PRIOR_WEIGHT
         for key in kind.coarser():
             table = self._tables.get(key)

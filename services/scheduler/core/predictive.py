@@ -6,8 +6,8 @@ over the steps to come (`forecast`), and grants whatever keeps that sum, with a
 margin, below the capacity. The margin is steered by the preemptions that happen
 (`margin`). Reservations hold what the engine holds, and grow block by block.
 
-With nothing learned every request is expected to run to its limit: then it admits
-what `virtual-channels` admits. Engine truth bounds it as it bounds every policy:
+With nothing learned, outputs are guessed to be of any size up to their limit, and those
+that run correct the guess before the first has ended. Engine truth bounds it as it bounds every policy:
 no booking exceeds what both ledger and engine have free.
 """
 

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.estimate import need_blocks
 from services.scheduler.core.forecast import NO_DEMAND, Forecast, Size, horizons_of
-from services.scheduler.core.lengths import ENDLESS, Curve, Kind, Lengths, bin_of
+from services.scheduler.core.lengths import MOST_BINS, Curve, Kind, Lengths, bin_of
 from services.scheduler.core.messages import EngineShape
 
 SHAPE = EngineShape(1000, 16, 4096, 256)
 KIND = Kind("m", "batch", 0)
+ENDLESS = Curve((1.0,) * (MOST_BINS + 1))
+"""All run to their limit."""
 
 sizes = st.builds(
     lambda prompt, generated, left, n: Size(
