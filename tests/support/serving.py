@@ -63,6 +63,7 @@ class Peer:
     service: Service
     channel: grpc.aio.Channel
     registry: CollectorRegistry
+    port: int
 
     async def submit(self, *requests: Request) -> list[str]:
         response = await self.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=requests))
@@ -98,6 +99,6 @@ async def serving(telemetry: Telemetry, store: MemoryStore | None = None) -> Asy
     running = asyncio.create_task(service.run(stop, port.set_result))
     running.add_done_callback(lambda _: port.cancel())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{await port}") as channel:
-        yield Peer(queue_pb2_grpc.QueueServiceStub(channel), service, channel, registry)
+        yield Peer(queue_pb2_grpc.QueueServiceStub(channel), service, channel, registry, port.result())
     stop.set()
     await running
