@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from services.queue.committer import Committer
 from services.queue.core import records
 from services.queue.core.effects import Write
 from services.queue.core.lifecycle import Outcome
@@ -14,7 +16,7 @@ from services.queue.core.messages import WorkerOpened
 from services.queue.memory_store import MemoryStore
 from services.queue.reader import MOST_CHUNK, Reader
 from services.queue.watch import MAX_BEHIND_BYTES, Watcher, WatchHub
-from services.queue.watching import PAGE_RESULTS
+from services.queue.watching import PAGE_RESULTS, Watching
 from services.queue.wire import StoredResult
 from services.telemetry import Telemetry
 from tests.support.queueing import STORE_ID, Queue, meta
@@ -87,7 +89,7 @@ class CountingStore(MemoryStore):
         return super().get_many(family, keys)
 
 
-RESULTS = 10_000
+RESULTS = 4_000
 
 
 def store_with_results() -> tuple[CountingStore, list[str]]:
@@ -121,7 +123,7 @@ async def test_a_stalled_reader_holds_back_the_reading_for_it_and_nobody_else() 
         for call in stalled:
             await call.initial_metadata()
         assert await read_all(peer, queue_pb2.WatchRequest(batch="b")) == names[::-1]
-        # 10,000 results for the one who reads; for each other a few pages, until the connection takes no more.
+        # All results for the one who reads; for each other a few pages, until the connection takes no more.
         assert store.read - RESULTS <= len(stalled) * 16 * PAGE_RESULTS
         assert store.read - RESULTS < len(stalled) * RESULTS / 2
         for call in stalled:
@@ -146,3 +148,16 @@ async def test_large_results_are_read_one_by_one() -> None:
     sizes = [len(chunk) async for chunk in reader.in_chunks(range(1, 20))]
     reader.close()
     assert sizes == [8] + [1] * 11
+
+
+async def test_many_that_end_at_once_with_large_results_are_read_a_few_at_a_time_and_come_in_order() -> None:
+    store, names = store_with_results()
+    reader = Reader(store, STORE_ID)
+    watching = Watching(cast(Committer, None), reader, WatchHub(), STORE_ID)
+    store.most_at_once = 0
+    found: list[str] = []
+    async for frame in watching._ended(dict.fromkeys(range(1, 1001))):
+        found += [event.result.result.request_id for event in queue_pb2.WatchResponse.FromString(frame).events]
+    reader.close()
+    assert found == names[999::-1]
+    assert store.most_at_once <= MOST_CHUNK
