@@ -13,10 +13,10 @@ from services.clock import SystemClock
 from services.queue.admin import Admin
 from services.queue.backup import backups_of
 from services.queue.backup_call import BackupCall
-from services.queue.committer import Committer, RefusedError
+from services.queue.committer import Committer, Lookup, RefusedError
 from services.queue.core import records
 from services.queue.core.machine import Machine
-from services.queue.core.messages import Tick
+from services.queue.core.messages import Message, Tick
 from services.queue.core.workers import Rules
 from services.queue.loading import Loading
 from services.queue.metrics import QueueMetrics
@@ -26,6 +26,7 @@ from services.queue.rocksdb_store import RocksdbStore
 from services.queue.servicer import Parts, QueueServicer
 from services.queue.settings import QueueSettings
 from services.queue.speaker import Greeting, Speaker
+from services.queue.spot_check import SpotCheck
 from services.queue.store import Store, StoreError, StoreUnusableError
 from services.queue.submit import Intake
 from services.queue.watch import WatchHub
@@ -88,6 +89,7 @@ class Service:
         self._reader = Reader(store, store_id)
         watching = Watching(self.committer, self._reader, self._hub, store_id)
         self._speaker.on_reset = watching.renew_interests
+        self._spots = SpotCheck(metrics.audit_violations.inc)
         self._admin = Admin(self.committer, self._reader, self._speaker, metrics, self._clock, store_id)
         intake = Intake(self.committer, channels, settings.default_channel, self._clock, telemetry, metrics)
         backup = BackupCall(self.committer, self._clock, settings.backup_dir or backups_of(settings.data_dir))
@@ -148,9 +150,14 @@ class Service:
                 self.committer.check_disk()
                 view = self.committer.machine.overview()
                 self._metrics.show(view, self._clock.now_ns(), len(self._hub), self.committer.disk_free_bytes)
+                self.committer.post(Lookup(0, self._spot_check))
                 await self._sweep(ttl_ns)
             ticks += 1
             await asyncio.sleep(TICK_S)
+
+    def _spot_check(self, store: Store) -> Message:
+        """Compare a few requests with their rows; runs on the committing thread, while the machine stands still."""
+        return self._spots.look(store, self.committer.machine.book)
 
     async def _sweep(self, ttl_ns: int) -> None:
         try:

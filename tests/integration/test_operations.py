@@ -14,7 +14,7 @@ from tests.integration.conftest import SIMULATED_FLAGS
 from tests.integration.test_crashes import status
 from tests.support.batch_lines import completion
 from tests.support.fleet import Fleet, penstock, read_jsonl, write_jsonl
-from tests.support.waiting import wait_for, wait_for_async
+from tests.support.waiting import wait_for_async
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -22,12 +22,19 @@ SLOW_FLAGS = [*SIMULATED_FLAGS, "--profile", "a100-llama-8b"]
 """Steps of some milliseconds, so that requests run for long enough to be met."""
 
 
-def state_of(fleet: Fleet, worker: str) -> tuple[bool, int]:
+async def state_of(fleet: Fleet, worker: str) -> tuple[bool, int]:
     """Return whether the worker drains, and its reservations; (False, -1) if the scheduler does not know it."""
-    for view in status(fleet)["scheduler"]["workers"]:
-        if view["worker_id"] == worker:
-            return view["draining"], view["reservations"]
+    async with public.Client(fleet.queue.address, fleet.scheduler.address) as client:
+        for view in (await client.fleet()).workers:
+            if view.worker_id == worker:
+                return view.draining, view.reservations
     return False, -1
+
+
+async def ended(fleet: Fleet) -> int:
+    """Return how many requests have ended in the present life of the queue."""
+    async with public.Client(fleet.queue.address) as client:
+        return sum(sum(channel.ended_by_outcome) for channel in (await client.stats()).channels)
 
 
 async def submit(fleet: Fleet, count: int, batch: str, max_tokens: int) -> None:
@@ -57,22 +64,30 @@ async def test_a_drained_worker_finishes_and_stays_drained_over_a_new_scheduler(
     fleet.add_worker("w1", SLOW_FLAGS)
     scheduler = ["--scheduler", fleet.scheduler.address]
     await submit(fleet, 4, "first", 400)
-    await wait_for_async(lambda: asyncio.to_thread(lambda: state_of(fleet, "w1")[1] == 4), "four requests to run")
+
+    async def all_run() -> bool:
+        return (await state_of(fleet, "w1"))[1] == 4
+
+    await wait_for_async(all_run, "four requests to run")
 
     unknown = penstock("drain", "w9", *scheduler)
     assert (unknown.returncode, unknown.stderr) == (1, "penstock: worker_id: no worker is called 'w9'; known: w1\n")
     drained = await asyncio.to_thread(penstock, "drain", "w1", *scheduler)
     assert drained.stdout == "w1 takes no new grants; 4 requests run on it\nw1 is drained\n", drained.stderr
-    ended = await results_of(fleet, "first", 4)
-    assert {result.outcome for result in ended.values()} == {public.Outcome.COMPLETED}, "it finished what it had"
+    finished = await results_of(fleet, "first", 4)
+    assert {result.outcome for result in finished.values()} == {public.Outcome.COMPLETED}, "it finished what it had"
     table = penstock("status", "--once", "--queue", fleet.queue.address, *scheduler)
     assert "drained" in table.stdout
 
     await submit(fleet, 3, "second", 4)
     fleet.scheduler.kill()
     fleet.scheduler.start()
-    wait_for(lambda: state_of(fleet, "w1") == (True, 0), "the worker to tell the new scheduler that it drains")
-    assert {line["channel"]: line["ready"] for line in status(fleet)["queue"]["channels"]}["batch"] == 3
+
+    async def drains() -> bool:
+        return await state_of(fleet, "w1") == (True, 0)
+
+    await wait_for_async(drains, "the worker to tell the new scheduler that it drains")
+    assert await ended(fleet) == 4, "and it got nothing"
     undone = penstock("drain", "w1", "--undo", *scheduler)
     assert undone.stdout == "w1 takes grants again\n", undone.stderr
     assert len(await results_of(fleet, "second", 3)) == 3
@@ -83,7 +98,7 @@ async def test_a_rolling_restart_under_load_is_not_noticed(make_fleet: Callable[
     fleet = make_fleet()
     for name in ("w1", "w2"):
         fleet.add_worker(name, [*SLOW_FLAGS, "--max-num-seqs", "16"])
-    lines = [completion(f"line-{i}", f"prompt {i}", max_tokens=60, ignore_eos=True) for i in range(600)]
+    lines = [completion(f"line-{i}", f"prompt {i}", max_tokens=60, ignore_eos=True) for i in range(450)]
     source, target = write_jsonl(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     flags = ["--queue", fleet.queue.address, "--scheduler", fleet.scheduler.address]
     batch = asyncio.create_task(asyncio.to_thread(penstock, "run-batch", "-i", str(source), "-o", str(target), *flags))
@@ -99,14 +114,13 @@ async def test_a_rolling_restart_under_load_is_not_noticed(make_fleet: Callable[
                 answered += 1
         return answered
 
-    def ended() -> int:
-        channels = status(fleet)["queue"]["channels"]
-        return sum(sum(channel["ended_by_outcome"].values()) for channel in channels)
+    async def some_end() -> bool:
+        # Counts of the queue begin anew with each of its lives; that some ended means that requests flow.
+        return await ended(fleet) > 0
 
     asking = asyncio.create_task(singles())
     for name in ("queue", "scheduler", "worker-w1", "worker-w2"):
-        # Counts of the queue begin anew with each of its lives; that some ended means that requests flow.
-        await wait_for_async(lambda: asyncio.to_thread(lambda: ended() > 0), "requests to end before the next restart")
+        await wait_for_async(some_end, "requests to end before the next restart")
         assert not batch.done(), "the batch was over too soon: this proves nothing"
         assert await asyncio.to_thread(fleet.services[name].stop) == 0
         await asyncio.to_thread(fleet.services[name].start)

@@ -23,6 +23,7 @@ from services.queue.core.messages import (
     WorkerClosed,
     WorkerOpened,
 )
+from services.queue.spot_check import differences
 from services.queue.verify import Verifier
 from tests.support.queueing import LEASE_NS, RULES, Queue, meta
 
@@ -73,6 +74,7 @@ class QueueMachine(RuleBasedStateMachine):
     def the_audit_finds_nothing(self) -> None:
         assert self.queue.machine.audit.whole() == ()
         assert self.queue.machine.audit.look() == ()
+        assert list(differences(self.queue.store, list(self.queue.machine.book.entries.values()))) == []
 
     @invariant()
     def the_store_is_sound(self) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from services.queue.core import records
 from services.queue.core.audit import ENTRIES_PER_LOOK
 from services.queue.core.book import Book
-from services.queue.core.effects import AuditFailed
-from services.queue.core.entry import Failure
+from services.queue.core.effects import AuditFailed, Write
+from services.queue.core.entry import Entry, Failure
 from services.queue.core.lifecycle import State
-from services.queue.core.messages import Cancel, Complete, WorkerOpened
+from services.queue.core.messages import Cancel, Complete, Inspect, WorkerOpened
+from services.queue.memory_store import MemoryStore
+from services.queue.spot_check import REQUESTS_PER_LOOK, SpotCheck, differences
+from services.queue.store import StoreError
 from tests.support.queueing import Queue, meta
 
 READY, LEASED, DEAD = 1, 2, 3
@@ -118,3 +122,47 @@ def test_what_ended_during_a_round_is_passed_over() -> None:
     assert queue.machine.audit.look() == ()
     queue.step(Cancel(1, None, "b"))
     assert queue.machine.audit.look() == ()
+
+
+def differences_of(queue: Queue) -> list[str]:
+    return list(differences(queue.store, list(queue.machine.book.entries.values())))
+
+
+ROWS: list[tuple[str, bytes, bytes | None, str]] = [
+    (records.REQUESTS, records.seq_key(READY), None, "request 1 (ready): its row in requests is missing"),
+    (
+        records.READY,
+        records.ready_key(Entry(READY, meta())),
+        b'[1,7,""]',
+        "request 1 (ready): its row in ready differs",
+    ),
+    (records.LEASES, records.seq_key(READY), b"[1]", "request 1 (ready): its row in leases is there"),
+    (records.LEASES, records.seq_key(LEASED), None, "request 2 (leased): its row in leases is missing"),
+    (records.DEAD, records.seq_key(1), None, "request 3 (dead): its row in dead is missing"),
+]
+
+
+@pytest.mark.parametrize(("family", "key", "value", "sentence"), ROWS, ids=[row[-1] for row in ROWS])
+def test_rows_that_differ_from_memory_are_named(family: str, key: bytes, value: bytes | None, sentence: str) -> None:
+    queue = book_with_one_of_each()
+    assert differences_of(queue) == []
+    queue.store.write([Write(family, key, value)])
+    assert differences_of(queue) == [sentence]
+
+
+def test_spot_checks_come_round_count_and_say_nothing_of_a_disk_that_cannot_be_read() -> None:
+    queue = Queue()
+    queue.submit(*(meta() for _ in range(3 * REQUESTS_PER_LOOK)))
+    found: list[int] = []
+    spots = SpotCheck(found.append)
+    queue.store.write([Write(records.REQUESTS, records.seq_key(1), None)])
+    for _ in range(6):
+        assert spots.look(queue.store, queue.machine.book) == Inspect(0, ())
+    assert found == [1, 1]
+
+    class Unreadable(MemoryStore):
+        def get_many(self, family: str, keys: object) -> list[bytes | None]:
+            raise StoreError("the disk is gone")
+
+    assert spots.look(Unreadable(), queue.machine.book) == Inspect(0, ())
+    assert found == [1, 1]

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue.core.effects import Write
+from services.queue.core.records import REQUESTS, seq_key
 from services.queue.store import StoreError
 from services.telemetry import Telemetry
 from tests.support.serving import COMPLETED, Peer, ids, serving, text
@@ -360,13 +361,17 @@ async def test_the_spans_of_a_request_are_one_trace() -> None:
     assert [span.name for span in roots] == ["queue.persist"], "the queue starts a trace only if the client did not"
 
 
-async def test_what_the_audit_finds_is_counted(peer: Peer) -> None:
+@pytest.mark.parametrize("where", ["memory", "disk"])
+async def test_what_the_audit_finds_is_counted(peer: Peer, where: str) -> None:
     (name,) = await peer.submit(text(channel="batch"))
     machine = peer.service.committer.machine
-    machine.book.batches.clear()
+    if where == "memory":
+        machine.book.batches.clear()
+    else:
+        peer.service._store.write([Write(REQUESTS, seq_key(1), None)])
 
     async def counted() -> bool:
         return peer.registry.get_sample_value("penstock_queue_audit_violations_total") != 0
 
-    await wait_for_async(counted, "the audit to find that the request's batch is gone")
+    await wait_for_async(counted, "the audit to find what is gone")
     assert machine.book.find(name) is not None
