@@ -142,13 +142,14 @@ async def test_a_backup_under_load_becomes_a_queue_that_answers_everything(
 ) -> None:
     fleet = make_fleet()
     fleet.add_worker("w1", SLOW_FLAGS)
-    await submit(fleet, 40, "kept", 100)
-    queue = ["--queue", fleet.queue.address]
-    made = await asyncio.to_thread(penstock, "backup", "b1", *queue)
-    assert made.returncode == 0, made.stderr
-    path = Path(made.stdout.partition(": ")[0])
+    await submit(fleet, 40, "kept", 300)
+    async with public.Client(fleet.queue.address) as client:
+        made = await client.backup("b1")
+    assert made.waiting + made.leased + made.results == 40
+    path = Path(made.path)
     assert path == fleet.directory / "queue-backups" / "b1"
-    assert penstock("backup", "b1", *queue).stderr.endswith(f"there is a backup {path} already\n")
+    taken = await asyncio.to_thread(penstock, "backup", "b1", "--queue", fleet.queue.address)
+    assert taken.stderr.endswith(f"there is a backup {path} already\n")
     await submit(fleet, 1, "late", 4)
     before = await results_of(fleet, "kept", 40)
 
