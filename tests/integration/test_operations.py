@@ -32,9 +32,10 @@ async def state_of(fleet: Fleet, worker: str) -> tuple[bool, int]:
 
 
 async def ended(fleet: Fleet) -> int:
-    """Return how many requests have ended in the present life of the queue."""
+    """Return how many requests of channel `batch` have ended in the present life of the queue."""
     async with public.Client(fleet.queue.address) as client:
-        return sum(sum(channel.ended_by_outcome) for channel in (await client.stats()).channels)
+        channels = (await client.stats()).channels
+    return sum(sum(channel.ended_by_outcome) for channel in channels if channel.channel == "batch")
 
 
 async def submit(fleet: Fleet, count: int, batch: str, max_tokens: int) -> None:
