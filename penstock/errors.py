@@ -78,11 +78,19 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
             return InvalidRequest(*as_given(details, field.group(1) if field else ""))
         case grpc.StatusCode.NOT_FOUND:
             return NotFound(details)
-        case grpc.StatusCode.INTERNAL if details == BROKE_WHILE_WRITING:
-            return Unavailable(f"the connection to {address} broke")
+        case code if _torn_off(code, details):
+            return Unavailable(f"{address} broke off the call")
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable(f"nothing answers on {address} ({details})")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Unavailable(details)
         case code:
             return ServiceError(f"{address} answered {code.name}: {details}")
+
+
+def _torn_off(code: grpc.StatusCode, details: str) -> bool:
+    """Whether the call ended without the service having answered it.
+
+    A server that stops cancels what is open. Our own cancellation is not meant: grpc.aio raises CancelledError for it.
+    """
+    return code is grpc.StatusCode.CANCELLED or (code is grpc.StatusCode.INTERNAL and details == BROKE_WHILE_WRITING)

@@ -124,15 +124,19 @@ async def test_what_comes_after_a_broken_stream_is_sent_on_the_new_one(
     assert (acked, len(queue.requests)) == (200, 200)
 
 
-def broken_while_writing() -> grpc.aio.AioRpcError:
-    """Return what grpc.aio raises when a stream ends while it is being written."""
-    nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core")
-
-
-async def test_a_connection_that_breaks_while_it_is_written_is_a_queue_that_is_away() -> None:
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        # What grpc.aio raises when a stream ends while it is being written.
+        (grpc.StatusCode.INTERNAL, "Internal error from Core"),
+        # What a server that stops does to calls that are open when its grace is over.
+        (grpc.StatusCode.CANCELLED, "CANCELLED"),
+    ],
+)
+async def test_a_call_that_is_torn_off_is_made_again(code: grpc.StatusCode, details: str) -> None:
     connection = Connection("127.0.0.1:1", retry_for_s=5)
-    answers: list[Exception | str] = [broken_while_writing(), "there"]
+    torn = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    answers: list[Exception | str] = [torn, "there"]
 
     async def method() -> str:
         answer = answers.pop(0)
@@ -141,7 +145,7 @@ async def test_a_connection_that_breaks_while_it_is_written_is_a_queue_that_is_a
         return answer
 
     assert await connection.call(method) == "there"
-    await connection.wait_or_raise(connection.patience(), broken_while_writing())
+    await connection.wait_or_raise(connection.patience(), torn)
     await connection.close()
 
 
