@@ -25,7 +25,7 @@ PAGE_REQUESTS = 2
 """Requests of a page of the store, so that the few there are make a start long."""
 
 ROUNDS_NS = 500 * MS
-"""An operator looks this often for workers that were drained and never restarted."""
+"""An operator looks this often for workers that are still drained, and restarts them or takes it back."""
 
 
 class Simulation:
@@ -99,6 +99,10 @@ class Simulation:
         for worker in self.workers:
             if worker.up and not worker.session._held.open:
                 worker.shut_down()
+        if self.scheduler.up:
+            for view in self.scheduler.machine.fleet:
+                if view.draining:  # a reconnect said so behind the operator's back
+                    self.scheduler.drain(view.worker_id, True)
         self.world.after(ROUNDS_NS, self._rounds)
 
     # ---- the end ----

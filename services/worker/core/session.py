@@ -147,8 +147,9 @@ class Session:
     def _recalled(self, message: m.Recalled, now_ns: int) -> None:
         self._held.recall(message.request_id, now_ns)
 
-    def _drain_asked(self, message: m.DrainAsked, now_ns: int) -> None:
-        self._take_nothing_new(message.reason, now_ns)
+    def _drain_asked(self, _: m.DrainAsked, now_ns: int) -> None:
+        # No answer: it could arrive behind the undo of what it answers, and would drain the worker for good.
+        self._held.close(now_ns)
 
     def _undrain_asked(self, _: m.UndrainAsked, __: int) -> None:
         if self._stopping:

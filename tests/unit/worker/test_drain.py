@@ -22,6 +22,13 @@ def test_every_new_scheduler_is_told_of_the_drain() -> None:
         assert DRAINING in tell(session, m.SchedulerDown(), m.SchedulerReached(), m.SchedulerUp(epoch, 0))
 
 
+def test_a_drain_is_not_answered_for_the_answer_could_arrive_behind_its_undo() -> None:
+    session = Session(SIZES)
+    tell(session, *UP)
+    assert not [e for e in tell(session, m.DrainAsked("asked"), m.UndrainAsked()) if isinstance(e, m.SendDraining)]
+    assert m.SendClaim("r1") in tell(session, m.Granted("r1", "batch", 4, True, 1))
+
+
 def test_a_grant_meanwhile_goes_back_and_after_the_undrain_is_claimed() -> None:
     session = Session(SIZES)
     tell(session, *UP, m.DrainAsked("asked"))
