@@ -71,10 +71,14 @@ async def test_a_drained_worker_finishes_and_stays_drained_over_a_new_scheduler(
 
     await wait_for_async(all_run, "four requests to run")
 
+    async with public.Client(fleet.queue.address, fleet.scheduler.address) as client:
+        assert await client.drain_worker("w1") == 4
+        assert await state_of(fleet, "w1") == (True, 4)
+    drained = await asyncio.to_thread(penstock, "drain", "w1", *scheduler)
+    assert drained.stdout.startswith("w1 takes no new grants; "), drained.stderr
+    assert drained.stdout.endswith("w1 is drained\n")
     unknown = penstock("drain", "w9", *scheduler)
     assert (unknown.returncode, unknown.stderr) == (1, "penstock: worker_id: no worker is called 'w9'; known: w1\n")
-    drained = await asyncio.to_thread(penstock, "drain", "w1", *scheduler)
-    assert drained.stdout == "w1 takes no new grants; 4 requests run on it\nw1 is drained\n", drained.stderr
     finished = await results_of(fleet, "first", 4)
     assert {result.outcome for result in finished.values()} == {public.Outcome.COMPLETED}, "it finished what it had"
     table = penstock("status", "--once", "--queue", fleet.queue.address, *scheduler)
