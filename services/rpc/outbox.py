@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 from google.protobuf.message import Message
 
-from services.rpc.encoding import encoded, varint
+from services.rpc.encoding import varint
 from services.rpc.limits import MAX_FRAME_MESSAGES, MAX_UNSENT_MESSAGES, TARGET_FRAME_BYTES
 
 ITEM_TAG = b"\x0a"
@@ -50,30 +50,27 @@ class Outbox:
         if not self._closed:
             if not self._messages:
                 self._ready.set()
-            content = encoded(message)
+            content = message if isinstance(message, bytes) else message.SerializeToString()
             self._bytes += len(content)
-            self._append(content)
+            self._messages.append(content)
 
     def put_later(self, make: Callable[[], bytes]) -> None:
         """Queue a message that is made, encoded, only when its turn has come; an empty one is left out."""
         if not self._closed:
             if not self._messages:
                 self._ready.set()
-            self._append(make)
+            self._messages.append(make)
 
     def put_all(self, messages: Iterable[Message | bytes]) -> None:
         """Queue messages in order; they are dropped if the outbox is closed."""
         for message in messages:
             self.put(message)
 
-    def _append(self, message: bytes | Callable[[], bytes]) -> None:
-        self._messages.append(message)
-        if len(self._messages) >= MAX_UNSENT_MESSAGES:
-            self._room.clear()
-
     async def room(self) -> None:
         """Wait while too much is unsent: whoever does not read what it is told is not read either."""
-        await self._room.wait()
+        while len(self._messages) >= MAX_UNSENT_MESSAGES and not self._closed:
+            self._room.clear()
+            await self._room.wait()
 
     def close(self) -> None:
         """Accept nothing more; `frames()` ends after what is queued."""
@@ -102,18 +99,16 @@ class Outbox:
         parts: list[bytes] = []
         size_bytes = count = 0
         while self._messages and count < MAX_FRAME_MESSAGES and size_bytes < TARGET_FRAME_BYTES:
-            message = self._next()
-            size_bytes += len(message)
+            message = self._messages.popleft()
             count += 1
-            if message:
-                parts += (ITEM_TAG, varint(len(message)), message)
+            if isinstance(message, bytes):
+                self._bytes -= len(message)
+            else:
+                message = message()
+                if not message:
+                    continue
+            size = len(message)
+            size_bytes += size
+            parts += (ITEM_TAG, varint(size), message)
+        self._room.set()
         return b"".join(parts)
-
-    def _next(self) -> bytes:
-        message = self._messages.popleft()
-        if len(self._messages) < MAX_UNSENT_MESSAGES:
-            self._room.set()
-        if not isinstance(message, bytes):
-            return message()
-        self._bytes -= len(message)
-        return message
