@@ -130,12 +130,14 @@ class Verifier:
                 yield Violation(r.REQUESTS, keys[i], f"the last number given out is {self._counters.seq}")
 
     def _payloads(self, page: Sequence[Row]) -> Iterator[Violation]:
-        """Of a live request, and an encoded Request."""
+        """Of a live request, and an encoded Request with a prompt."""
         for (key, row), request in zip(page, self._of(r.REQUESTS, page), strict=True):
             if request is None:
                 yield Violation(r.PAYLOADS, key, "no such request lives")
-            if self._decode_payloads and _read(request_pb2.Request.FromString, row) is None:
-                yield Violation(r.PAYLOADS, key, "cannot be read")
+            if self._decode_payloads:
+                payload = _read(request_pb2.Request.FromString, row)
+                if payload is None or payload.WhichOneof("prompt") is None:
+                    yield Violation(r.PAYLOADS, key, "cannot be read")
 
     def _ready(self, page: Sequence[Row]) -> Iterator[Violation]:
         """Of a request, under the channel and the priority the request has."""

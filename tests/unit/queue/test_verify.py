@@ -155,6 +155,7 @@ CASES: list[tuple[str, Damage, str]] = [
     ("dead request lost", drop(r.REQUESTS, DEAD), f"dead {r.seq_key(1).hex()}: request 3 does not live"),
     ("payload lost", drop(r.PAYLOADS, LEASED), f"requests {LEASED.hex()}: has no payload"),
     ("payload left over", put(r.PAYLOADS, MISSING, b""), f"payloads {MISSING.hex()}: no such request lives"),
+    ("payload without a prompt", put(r.PAYLOADS, READY, b""), f"payloads {READY.hex()}: cannot be read"),
     ("payload unreadable", put(r.PAYLOADS, READY, b"\xff\xff"), f"payloads {READY.hex()}: cannot be read"),
     ("ready row lost", drop_first(r.READY), f"requests {READY.hex()}: is in none of ready, leases and dead"),
     ("ready elsewhere", move_ready("interactive"), f"request 1 belongs at {READY_KEY.hex()}"),
