@@ -84,5 +84,8 @@ class Audit:
             worker = self._fleet.get(entry.epoch)
             if worker is None or entry.request_id not in worker.ledger:
                 yield f"{name} has no credits in epoch {entry.epoch}"
+        elif entry.state is State.PARTED:
+            if entry.epoch or not self._backlog.is_parted(entry):
+                yield f"{name} is waited for by nobody"
         else:
             yield f"{name} is in the backlog"

@@ -3,7 +3,7 @@
     absent ── announced ──▶ waiting ── booked ──▶ granted ── claimed ──▶ absent
 
 The two streams a request is heard of on, Backlog and Credits, are ordered each
-in itself but not with each other, and both can break. Two more states keep that
+in itself but not with each other, and both can break. Three more states keep that
 harmless. The rule behind them: *a request may wait only if the queue announced
 it on the present Backlog stream*, because only then will `Gone` tell of its end.
 
@@ -11,7 +11,9 @@ it on the present Backlog stream*, because only then will `Gone` tell of its end
   (it was granted under an earlier one, or is known from a worker's inventory only);
 - relisted: a worker holds credits for it, and the queue has announced it since. If the credits come home for
   whatever reason and the queue has not said `Gone`, it still waits. A claim too many is refused by the queue;
-  a request forgotten here would wait for ever.
+  a request forgotten here would wait for ever;
+- parted: its credits came home as if it had been claimed, and the queue's `Gone` is on its way. If that does not
+  come, the worker was wrong, and it still waits.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from services.scheduler.core.fleet import Group
 from services.scheduler.core.messages import Announced
@@ -34,6 +37,7 @@ class State(enum.Enum):
     GRANTED = "granted"
     UNLISTED = "unlisted"
     RELISTED = "relisted"
+    PARTED = "parted"
 
 
 class Event(enum.Enum):
@@ -50,6 +54,7 @@ class Event(enum.Enum):
     RETURNED = "returned"  # its credits came home and nobody has claimed it
     RELEASED = "released"  # its credits came home after the claim, or because the claim was refused
     BACKLOG_LOST = "backlog_lost"
+    OVERDUE = "overdue"  # the queue has not said that a parted one is gone
 
 
 class Action(enum.Enum):
@@ -78,7 +83,7 @@ LIFECYCLE: dict[tuple[State, Event], tuple[State, Action]] = {
     (State.GRANTED, Event.CLAIMED): (State.ABSENT, Action.NONE),
     (State.GRANTED, Event.ENDED): (State.ABSENT, Action.RECALL),
     (State.GRANTED, Event.RETURNED): (State.WAITING, Action.ENTER),
-    (State.GRANTED, Event.RELEASED): (State.ABSENT, Action.NONE),
+    (State.GRANTED, Event.RELEASED): (State.PARTED, Action.NONE),
     (State.GRANTED, Event.BACKLOG_LOST): (State.UNLISTED, Action.NONE),
     (State.UNLISTED, Event.ANNOUNCED): (State.RELISTED, Action.NONE),
     (State.UNLISTED, Event.REATTEMPTED): (State.WAITING, Action.ENTER),
@@ -92,8 +97,20 @@ LIFECYCLE: dict[tuple[State, Event], tuple[State, Action]] = {
     (State.RELISTED, Event.RETURNED): (State.WAITING, Action.ENTER),
     (State.RELISTED, Event.RELEASED): (State.WAITING, Action.ENTER),
     (State.RELISTED, Event.BACKLOG_LOST): (State.UNLISTED, Action.NONE),
+    (State.PARTED, Event.ANNOUNCED): (State.WAITING, Action.ENTER),
+    (State.PARTED, Event.REATTEMPTED): (State.WAITING, Action.ENTER),
+    (State.PARTED, Event.ADOPTED): (State.RELISTED, Action.NONE),
+    (State.PARTED, Event.CLAIMED): (State.ABSENT, Action.NONE),
+    (State.PARTED, Event.ENDED): (State.ABSENT, Action.NONE),
+    (State.PARTED, Event.BACKLOG_LOST): (State.ABSENT, Action.NONE),
+    (State.PARTED, Event.OVERDUE): (State.WAITING, Action.ENTER),
 }
 """(state, event) -> (next state, action). A pair that is absent is refused: it changes nothing and is counted."""
+
+
+GONE_WITHIN_NS = 2_000_000_000
+"""How long after a completion ACK the queue's `Gone` is waited for. The queue says it when it takes the claim, before
+the run begins; it comes later only on a Backlog stream far behind the Credits stream, and then a claim is refused."""
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +150,7 @@ class Backlog:
         self._entries: dict[str, Entry] = {}
         self.waiting: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self._parted_ns: dict[str, int] = {}
 
     def __len__(self) -> int:
         """Return the number of requests known."""
@@ -162,12 +180,27 @@ class Backlog:
             return None
         if entry.state is State.WAITING:
             self.waiting[entry.announced.channel] -= 1
+        elif entry.state is State.PARTED:
+            del self._parted_ns[request_id]
         entry.state, action = step
         if entry.state is State.ABSENT:
             self._entries.pop(request_id, None)
         else:
             self._entries[request_id] = entry
         return entry, action
+
+    def part(self, entry: Entry, now_ns: int) -> None:
+        """Note since when an entry is parted; it is no epoch's any more."""
+        entry.epoch = 0
+        self._parted_ns[entry.request_id] = now_ns
+
+    def is_parted(self, entry: Entry) -> bool:
+        """Return whether it is noted since when the entry is parted."""
+        return entry.request_id in self._parted_ns
+
+    def overdue(self, now_ns: int) -> list[str]:
+        """Return the parted requests that the queue should have said `Gone` of by now."""
+        return [*takewhile(lambda name: now_ns - self._parted_ns[name] >= GONE_WITHIN_NS, self._parted_ns)]
 
     def count(self, entry: Entry) -> None:
         """Count an entry that now stands in its line."""

@@ -346,6 +346,8 @@ class Machine:
         entry = self.backlog.get(ack.request_id)
         if entry is not None and entry.epoch == ack.epoch:
             self._move(ack.request_id, Event.RETURNED if returned else Event.RELEASED)
+            if entry.state is State.PARTED:
+                self.backlog.part(entry, now_ns)
 
     def _absorb(self, change: Change, kind: str) -> None:
         """Count an ACK that changed nothing."""
@@ -367,6 +369,8 @@ class Machine:
         ]
         for worker in over:
             self._end_epoch(worker, now_ns)
+        for request_id in self.backlog.overdue(now_ns):
+            self._move(request_id, Event.OVERDUE)
         became_known = not self._fleet_known and now_ns >= self._fleet_known_ns
         self._fleet_known |= became_known
         if over or became_known:

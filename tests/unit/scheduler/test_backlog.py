@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from services.scheduler.core.backlog import LIFECYCLE, Action, Backlog, Event, State
+from services.scheduler.core.backlog import GONE_WITHIN_NS, LIFECYCLE, Action, Backlog, Event, State
 from tests.support.scheduling import announced
 
 HELD = {State.GRANTED, State.UNLISTED, State.RELISTED}
-LISTED = {State.WAITING, State.GRANTED, State.RELISTED}
+LISTED = {State.WAITING, State.GRANTED, State.RELISTED, State.PARTED}
 REFUSED = {
     (State.ABSENT, Event.REATTEMPTED),
     (State.ABSENT, Event.BOOKED),
@@ -26,6 +26,10 @@ REFUSED = {
     *((state, Event.ADOPTED) for state in HELD),
     (State.UNLISTED, Event.CLAIMED),
     (State.UNLISTED, Event.ENDED),
+    *((state, Event.OVERDUE) for state in State if state is not State.PARTED),
+    (State.PARTED, Event.BOOKED),
+    (State.PARTED, Event.RETURNED),
+    (State.PARTED, Event.RELEASED),
 }
 
 
@@ -69,6 +73,29 @@ def test_what_has_not_been_announced_has_no_metadata() -> None:
     assert moved is not None
     with pytest.raises(LookupError, match="r has not been announced"):
         _ = moved[0].announced
+
+
+def parted(backlog: Backlog, name: str, now_ns: int) -> None:
+    for event in (Event.ANNOUNCED, Event.BOOKED, Event.RELEASED):
+        moved = backlog.apply(name, event)
+        assert moved is not None
+        moved[0].announce(announced(name, "batch", 1), 0)
+        if event is Event.ANNOUNCED:
+            backlog.count(moved[0])
+    assert moved[0].state is State.PARTED
+    backlog.part(moved[0], now_ns)
+
+
+def test_what_parted_without_a_gone_is_overdue_in_time_and_what_is_gone_never() -> None:
+    backlog = Backlog()
+    for number, name in enumerate(("a", "b", "c")):
+        parted(backlog, name, number)
+    backlog.apply("a", Event.CLAIMED)
+    assert backlog.overdue(GONE_WITHIN_NS) == []
+    assert backlog.overdue(GONE_WITHIN_NS + 1) == ["b"]
+    assert backlog.overdue(GONE_WITHIN_NS + 2) == ["b", "c"]
+    backlog.apply("b", Event.OVERDUE)
+    assert backlog.overdue(GONE_WITHIN_NS + 2) == ["c"]
 
 
 def test_waiting_is_counted_per_channel() -> None:
