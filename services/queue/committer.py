@@ -258,8 +258,10 @@ class Committer:
         try:
             messages = await self._look_up(items)
         except StoreError as error:
-            self._refuse(items, RefusedError(f"the store cannot be read: {error}", False))
-            return
+            # Only what had to be read is refused: a worker's claim that came with it must not go unanswered.
+            looked_up = [item for item in items if isinstance(item, Lookup)]
+            self._refuse(looked_up, RefusedError(f"the store cannot be read: {error}", False))
+            messages = [item for item in items if not isinstance(item, Lookup)]
         if self.broken:
             await self._heal(messages)
             messages = self._readable(messages)

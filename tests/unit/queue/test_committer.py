@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import pytest
 
-from services.queue.committer import Committer, RefusedError, Released
+from services.queue.committer import Committer, Lookup, RefusedError, Released
 from services.queue.core import records
-from services.queue.core.effects import Accepted, Effect, Submitted, Write
+from services.queue.core.effects import Accepted, Deliver, Effect, Submitted, Write
 from services.queue.core.entry import LeaseRef
 from services.queue.core.machine import Machine
 from services.queue.core.messages import (
@@ -147,6 +147,20 @@ async def test_a_letter_that_is_revived_in_the_batch_it_died_in_has_no_result(ri
 async def test_steps_that_write_nothing_do_not_sync(rig: Rig) -> None:
     await rig.settled(Tick())
     assert rig.store.batches == []
+
+
+async def test_a_read_that_fails_refuses_what_had_to_be_read_and_nothing_that_came_with_it(rig: Rig) -> None:
+    def fail(_store: object) -> Message:
+        raise StoreError("Input/output error")
+
+    name = (await rig.submit()).acks[0][0]
+    await rig.settled(WorkerOpened(1, "w", "life-1", ()))
+    unread = rig.committer.promise(lambda ticket: Lookup(ticket, fail))
+    rig.committer.post(Claim(1, name))
+    with pytest.raises(RefusedError, match="Input/output error"):
+        await unread
+    await rig.settled(Tick())
+    assert [effect.lease.request_id for effect in rig.ear.effects if isinstance(effect, Deliver)] == [name]
 
 
 async def test_a_failed_commit_refuses_its_submits_and_forgets_them(rig: Rig) -> None:

@@ -79,11 +79,13 @@ def parted(backlog: Backlog, name: str, now_ns: int) -> None:
     for event in (Event.ANNOUNCED, Event.BOOKED, Event.RELEASED):
         moved = backlog.apply(name, event)
         assert moved is not None
-        moved[0].announce(announced(name, "batch", 1), 0)
+        entry = moved[0]
+        entry.announce(announced(name, "batch", 1), 0)
         if event is Event.ANNOUNCED:
-            backlog.count(moved[0])
-    assert moved[0].state is State.PARTED
-    backlog.part(moved[0], now_ns)
+            backlog.count(entry)
+        if event is Event.RELEASED:
+            assert entry.state is State.PARTED
+            backlog.part(entry, now_ns)
 
 
 def test_what_parted_without_a_gone_is_overdue_in_time_and_what_is_gone_never() -> None:
