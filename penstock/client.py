@@ -95,7 +95,11 @@ class Client:
 
         Raises InvalidRequest naming the field, or Unavailable.
         """
-        request, span = self._prepared(fields)
+        return await self.submit_request(build_request(fields))
+
+    async def submit_request(self, wanted: request_pb2.Request) -> str:
+        """Submit a request as it goes over the wire, filling in key and trace where they are empty; see `submit`."""
+        request, span = self._prepared(wanted)
         message = pb.SubmitUnaryRequest(requests=[request])
         with trace.use_span(span, end_on_exit=True):
             response = await self._queue.call(lambda: self._stub.SubmitUnary(message))
@@ -138,7 +142,11 @@ class Client:
             request.request_id = request_id
         else:
             request.idempotency_key.CopyFrom(pb.IdempotencyKey(tenant=tenant, key=idempotency_key))
-        return info_from(await self._queue.call(lambda: self._stub.Get(request)))
+        return info_from(await self.wire_get(request))
+
+    async def wire_get(self, request: pb.GetRequest) -> pb.GetResponse:
+        """Return the state of a request as it came over the wire. Raises NotFound."""
+        return await self._queue.call(lambda: self._stub.Get(request))
 
     async def watch(
         self,
@@ -178,6 +186,12 @@ class Client:
             async for event in events:
                 if event.WhichOneof("event") == "result":
                     yield event.result
+
+    async def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[pb.WatchEvent, None]:
+        """Yield (with `tokens`) token deltas and then the result of one request as wire messages. Raises NotFound."""
+        async with aclosing(self._session(None, [request_id], 0, tokens, False).wire_events()) as events:
+            async for event in events:
+                yield event
 
     async def tokens(self, request_id: str) -> AsyncGenerator[TokenDelta, None]:
         """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.

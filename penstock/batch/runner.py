@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.batch.answers import answer, error_line
-from penstock.batch.convert import to_request
 from penstock.batch.journal import Journal
 from penstock.batch.reader import Ask, InputFile, LineError, asks
 from penstock.batch.summary import Tally
 from penstock.client import Client
 from penstock.errors import InvalidRequest
+from penstock.openai.convert import to_request
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import Submitted
 

@@ -27,6 +27,7 @@ TINY_FLAGS = {
 }
 """How the tiny model is served where the user does not say otherwise: 512 usable blocks, eight whole windows."""
 
+GATEWAY_OFFSET = 5
 SCHEDULER_OFFSET = 10
 WORKER_OFFSET = 20
 """Ports above the queue's; workers count up from theirs."""
@@ -44,6 +45,8 @@ class StackPlan:
     """Port of the queue; 0 picks free ports for everything."""
     metrics_base_port: int = 0
     """Port of the queue's metrics; 0 means no metrics."""
+    gateway: bool = False
+    """Whether to serve OpenAI's API as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Stack:
     queue: str
     scheduler: str
     workers: tuple[str, ...]
+    gateway: str
+    """HOST:PORT of the gateway; empty if there is none."""
     supervisor: Supervisor
 
 
@@ -85,7 +90,14 @@ async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIte
             for number in range(1, plan.workers + 1)
         ]
         workers = await asyncio.gather(*(supervisor.ready(service) for service in services))
-        yield Stack(queue, scheduler, tuple(workers), supervisor)
+        gateway = ""
+        if plan.gateway:
+            # The last to start is the first to stop: what it has open ends while there are workers to end it.
+            listen = _listen(plan.base_port, GATEWAY_OFFSET)
+            gateway = await supervisor.ready(
+                supervisor.add("gateway", "services.gateway", listen, addresses, BEHIND_ENGINES)
+            )
+        yield Stack(queue, scheduler, tuple(workers), gateway, supervisor)
     except asyncio.CancelledError:
         say(f"stopping: finishing what runs, at most {supervisor.longest_stop_s:.0f} s; Ctrl-C again ends it now")
         raise

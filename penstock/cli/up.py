@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +12,9 @@ import typer
 
 from penstock.cli.errors import EX_USAGE, CommandError
 from penstock.cli.interrupt import Interrupted, run_interruptible
-from penstock.cli.stack import StackPlan, running_stack
+from penstock.cli.stack import Stack, StackPlan, running_stack
+from penstock.client import Client
+from penstock.openai.bodies import CHAT_URL
 
 DEFAULT_DATA_DIR = Path(".run")
 DEFAULT_BASE_PORT = 7410
@@ -23,15 +28,19 @@ def up(
     ] = "",
     data_dir: Annotated[Path, typer.Option(help="Queue data, logs and the tiny model.")] = DEFAULT_DATA_DIR,
     base_port: Annotated[
-        int, typer.Option(help="Queue on this port, scheduler 10 above, workers from 20 above; 0 picks free ports.")
+        int,
+        typer.Option(
+            help="Queue on this port, gateway 5 above, scheduler 10 above, workers from 20 above; 0 picks free ports."
+        ),
     ] = DEFAULT_BASE_PORT,
     metrics_base_port: Annotated[
         int, typer.Option(help="Prometheus: queue on this port, scheduler next, then workers; 0 means none.")
     ] = 0,
+    gateway: Annotated[bool, typer.Option(help="Serve OpenAI's HTTP API as well.")] = True,
 ) -> None:
-    """Start queue, scheduler and workers; stop them on Ctrl-C. Unknown flags go to the workers' engine."""
+    """Start queue, scheduler, workers and gateway; stop them on Ctrl-C. Unknown flags go to the workers' engine."""
     engine_flags = flags_for_the_engine(context)
-    plan = StackPlan(data_dir, workers, model, engine_flags, base_port, metrics_base_port)
+    plan = StackPlan(data_dir, workers, model, engine_flags, base_port, metrics_base_port, gateway and can_serve_http())
     try:
         run_interruptible(_serve(plan))
     except Interrupted:
@@ -52,9 +61,29 @@ async def _serve(plan: StackPlan) -> None:
         say(f"scheduler   {stack.scheduler}")
         for number, address in enumerate(stack.workers, 1):
             say(f"worker-{number}    {address}")
+        if stack.gateway:
+            say(f"gateway     http://{stack.gateway}/v1")
+            say(await example(stack))
         say(f"logs        {plan.data_dir / 'logs'}")
         say("ready; Ctrl-C stops everything")
         await stack.supervisor.failed()
+
+
+def can_serve_http() -> bool:
+    """Whether what the gateway needs is installed; says how to get it if not."""
+    found = all(find_spec(name) for name in ("starlette", "uvicorn", "httptools"))
+    if not found:
+        say("no gateway: its packages are missing (pip install 'penstock[gateway]'); --no-gateway leaves it out")
+    return found
+
+
+async def example(stack: Stack) -> str:
+    """Return a command that asks the gateway for a completion from whatever is served."""
+    async with Client(stack.queue, stack.scheduler) as client:
+        models = [worker.model for worker in (await client.fleet()).workers]
+    body = {"model": models[0] if models else "", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
+    asked = shlex.quote(json.dumps(body))
+    return f"try         curl http://{stack.gateway}{CHAT_URL} -H 'content-type: application/json' -d {asked}"
 
 
 def say(text: str) -> None:

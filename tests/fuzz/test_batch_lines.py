@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.batch.convert import to_request
 from penstock.batch.reader import Ask, InputFile, LineError, asks, parse_line
 from penstock.errors import InvalidRequest
+from penstock.openai.convert import to_request
 from tests.support.arbitrary import fuzzed
 from tests.support.batch_lines import chat, completion
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,12 @@ def test_vllm_and_torch_are_imported_in_one_module_alone(path: Path) -> None:
     assert not heavy, f"{name(path)} imports {heavy}"
 
 
+def test_the_gateway_loads_neither_vllm_nor_torch() -> None:
+    program = "import sys, services.gateway.server; print({'vllm', 'torch', 'openai', 'numpy'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize("path", [p for p in SOURCES if name(p).startswith("penstock/")], ids=name)
 def test_the_public_package_does_not_import_the_services(path: Path) -> None:
     assert not {module for module in imports(path) if module.split(".")[0] == "services"}
@@ -67,9 +74,7 @@ def test_the_public_package_does_not_import_the_services(path: Path) -> None:
 @pytest.mark.parametrize("path", [p for p in SOURCES if name(p).startswith("services/")], ids=name)
 def test_a_service_does_not_import_another_service(path: Path) -> None:
     parts = path.relative_to(ROOT).parts
-    others = {"queue", "scheduler", "worker"} - {parts[1]}
-    if parts[1] not in {"queue", "scheduler", "worker"}:
-        others = {"queue", "scheduler", "worker"}
+    others = {"queue", "scheduler", "worker", "gateway"} - {parts[1]}
     for module in imports(path):
         pieces = module.split(".")
         assert not (pieces[0] == "services" and len(pieces) > 1 and pieces[1] in others), f"{name(path)}: {module}"

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batch.bodies import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody
-from penstock.batch.convert import to_request
 from penstock.batch.reader import InputFile, LineError, asks, parse_line
 from penstock.errors import InvalidRequest
+from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody
+from penstock.openai.convert import to_request
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -39,13 +39,24 @@ def test_tokens_sent_again_after_a_reconnect_are_seen_once(
     lengths: list[int], resumes: list[int], attempts: int
 ) -> None:
     positions = TokenPositions()
+    total = sum(lengths)
+
+    def delta(attempt: int, start: int, end: int) -> TokenDelta:
+        text = "".join(chr(ord("a") + token % 26) for token in range(start, end))
+        return TokenDelta(request_id="r", attempt=attempt, offset=start, token_ids=range(start, end), text=text)
+
     for attempt in range(1, attempts + 1):
-        deltas, offset = [], 0
-        for length in lengths:
-            deltas.append(TokenDelta(request_id="r", attempt=attempt, offset=offset, token_ids=range(length)))
-            offset += length
-        seen: list[tuple[int, int]] = []
-        for start in [*resumes, 0]:
-            resent = [delta for delta in deltas[min(start, len(seen)) :] if positions.advance(delta)]
-            seen += [(delta.offset, len(delta.token_ids)) for delta in resent]
-        assert seen == [(delta.offset, len(delta.token_ids)) for delta in deltas]
+        edges = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+        tokens: list[int] = []
+        text = ""
+        for begun in [0, *(min(resume, len(lengths)) for resume in resumes), 0]:
+            # A stream begins with everything so far in one delta; the steps follow, and what was overtaken again.
+            sent = [delta(attempt, 0, edges[begun])] if begun else []
+            sent += [delta(attempt, a, b) for a, b in zip(edges[begun:], edges[begun + 1 :], strict=False)]
+            for one in sent[: len(sent) if begun == 0 else begun]:
+                if positions.advance(one):
+                    assert one.offset == len(tokens), "joins without a gap"
+                    tokens += one.token_ids
+                    text += one.text
+        assert tokens == list(range(total))
+        assert text == delta(attempt, 0, total).text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.batch.answers import answer, error_line
-from penstock.batch.bodies import CHAT_URL, COMPLETIONS_URL, parse_body
+from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, parse_body
 from penstock.request.v1 import request_pb2 as pb
 
 
@@ -64,6 +64,7 @@ def test_a_completion() -> None:
     }
     assert response["usage"] == {
         "prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": None,
     }  # fmt: skip
     assert response["created"] == 5
 

@@ -240,6 +240,20 @@ async def test_tokens_come_once_and_in_order(client: penstock.Client, queue: Fak
     assert [(d.attempt, d.text) for d in deltas] == [(1, "a"), (1, "b"), (2, "A")]
 
 
+async def test_a_delta_from_the_start_is_cut_to_what_is_new(client: penstock.Client, queue: FakeQueue) -> None:
+    """After a reconnect the queue sends a running request's output from its start."""
+
+    def delta(offset: int, tokens: int, text: str) -> request_pb2.TokenDelta:
+        ids = range(offset, offset + tokens)
+        return request_pb2.TokenDelta(request_id="r-0", attempt=1, offset=offset, token_ids=ids, text=text)
+
+    queue.tokens = [delta(0, 2, "ab"), delta(0, 3, "abc"), delta(3, 1, "d"), delta(6, 1, "g"), delta(4, 1, "e")]
+    request_id = await client.submit(prompt="p")
+    deltas = [token async for token in client.tokens(request_id)]
+    assert "".join(d.text for d in deltas) == "abcde"
+    assert [token for d in deltas for token in d.token_ids] == [0, 1, 2, 3, 4]
+
+
 async def test_get_by_id_and_by_key(client: penstock.Client) -> None:
     request_id = await client.submit(prompt="p", idempotency_key="mine")
     by_id, by_key = await client.get(request_id), await client.get(idempotency_key="mine")

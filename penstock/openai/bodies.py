@@ -45,9 +45,7 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "session_id": (),
     "store": (False,),
-    "stream": (False,),
     "stream_interval": (1,),
-    "stream_options": (),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": (),
@@ -57,6 +55,9 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Fields of OpenAI's or vLLM's protocol that are refused, and their values that change nothing (null never does)."""
+
+STREAMING: dict[str, tuple[Any, ...]] = {"stream": (False,), "stream_options": ()}
+"""Fields that say how the answer is delivered: refused like NOT_CARRIED where nobody waits for it, as in batches."""
 
 WITHOUT_EFFECT = ("user", "metadata")
 """Fields that never change an answer; accepted and left out."""
@@ -129,6 +130,13 @@ class StructuredOutputs(Strict):
     whitespace_pattern: str | None = None
 
 
+class StreamOptions(Strict):
+    """What a stream tells besides the answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
 class Body(Strict):
     """What both endpoints take."""
 
@@ -163,6 +171,8 @@ class Body(Strict):
     return_token_ids: Literal[False] | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=2**32 - 1)] | None = None
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
     @field_validator("stop")
     @classmethod
@@ -186,6 +196,19 @@ class Body(Strict):
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
             raise ValueError("response_format and structured_outputs exclude each other")
         return self
+
+    @model_validator(mode="after")
+    def _a_stream_can_tell_it(self) -> Body:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs is not available in a stream")
+        return self
+
+    @property
+    def streamed_usage(self) -> bool:
+        """Whether a stream ends with a chunk that has the token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def most_tokens(self) -> int | None:
@@ -241,12 +264,18 @@ class CompletionBody(Body):
     echo: bool | None = None
     logprobs: Logprobs | None = None
 
+    @model_validator(mode="after")
+    def _nothing_but_the_output_is_streamed(self) -> CompletionBody:
+        if self.stream and self.echo:
+            raise ValueError("echo is not available in a stream")
+        return self
+
     @field_validator("prompt", mode="before")
     @classmethod
     def _one_prompt(cls, value: Any) -> Any:
         if isinstance(value, list) and value and isinstance(value[0], str | list):
             if len(value) > 1:
-                raise ValueError("several prompts in one line are not supported; write one line per prompt")
+                raise ValueError("several prompts in one request are not supported; send one request per prompt")
             value = value[0]
         if value in ("", []):
             raise ValueError("the prompt is empty")
@@ -261,17 +290,22 @@ class CompletionBody(Body):
 MODELS: dict[str, type[ChatBody | CompletionBody]] = {CHAT_URL: ChatBody, COMPLETIONS_URL: CompletionBody}
 
 
-def parse_body(url: str, body: dict[str, Any]) -> ChatBody | CompletionBody:
-    """Return the checked body for one of the two endpoints; raises BodyError naming the first wrong field."""
+def parse_body(url: str, body: dict[str, Any], streams: bool = False) -> ChatBody | CompletionBody:
+    """Return the checked body for one of the two endpoints; raises BodyError naming the first wrong field.
+
+    `streams` says whether the asker can have the answer as a stream.
+    """
     kind = MODELS[url]
+    refused = NOT_CARRIED if streams else NOT_CARRIED | STREAMING
     kept = {}
     for name, value in body.items():
         if name in WITHOUT_EFFECT:
             continue
-        if name in NOT_CARRIED and name not in kind.model_fields:
-            if value is None or any(value == neutral for neutral in NOT_CARRIED[name]):
+        if name in refused and (name not in kind.model_fields or name in STREAMING):
+            if value is None or any(value == neutral for neutral in refused[name]):
                 continue
-            raise BodyError(f"{name}: not supported in batches", name, "unsupported_parameter")
+            where = "" if streams else " in batches"
+            raise BodyError(f"{name}: not supported{where}", name, "unsupported_parameter")
         kept[name] = value
     try:
         checked = kind.model_validate(kept)

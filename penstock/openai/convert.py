@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from penstock.batch.bodies import Body, ChatBody, CompletionBody
 from penstock.fields import RequestFields, build_request
+from penstock.openai.bodies import Body, ChatBody, CompletionBody
 from penstock.request.v1 import request_pb2 as pb
 
 SAME_NAME = (

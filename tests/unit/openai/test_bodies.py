@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.batch.bodies import (
+from penstock.openai.bodies import (
     CHAT_URL,
     COMPLETIONS_URL,
     NOT_CARRIED,
@@ -16,7 +16,7 @@ from penstock.batch.bodies import (
     CompletionBody,
     parse_body,
 )
-from penstock.batch.convert import to_request
+from penstock.openai.convert import to_request
 from penstock.request.v1 import request_pb2 as pb
 
 CHAT = {"messages": [{"role": "user", "content": "hé"}]}
@@ -209,3 +209,33 @@ def test_every_field_of_vllms_protocol_is_carried_or_refused_by_name() -> None:
     ):
         known = set(ours.model_fields) | set(NOT_CARRIED) | {"user", "metadata"}
         assert set(theirs.model_fields) <= known
+
+
+def test_a_stream_is_for_those_who_wait_for_it() -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    body = parse_body(CHAT_URL, {**CHAT, **options}, streams=True)
+    assert (body.stream, body.streamed_usage) == (True, True)
+    for name, value in options.items():
+        with pytest.raises(BodyError, match="not supported in batches") as refused:
+            parse_body(CHAT_URL, {**CHAT, name: value})
+        assert refused.value.param == name
+    assert parse_body(CHAT_URL, {**CHAT, "stream": False, "stream_options": None}).stream is None
+
+
+@pytest.mark.parametrize(
+    ("url", "fields", "param"),
+    [
+        (CHAT_URL, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (CHAT_URL, {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        (CHAT_URL, {"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        (CHAT_URL, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        (CHAT_URL, {"stream": "yes"}, "stream"),
+        (CHAT_URL, {"tools": [{}]}, "tools"),
+        (COMPLETIONS_URL, {"stream": True, "echo": True}, "echo"),
+    ],
+)
+def test_what_a_stream_cannot_tell_is_refused_by_name(url: str, fields: dict[str, Any], param: str) -> None:
+    prompt = CHAT if url == CHAT_URL else {"prompt": "p"}
+    with pytest.raises(BodyError) as refused:
+        parse_body(url, {**prompt, **fields}, streams=True)
+    assert refused.value.param == param

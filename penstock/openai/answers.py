@@ -1,0 +1,148 @@
+"""Turns a result into a response body, shaped as vLLM's OpenAI server writes it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from penstock.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from penstock.openai.shape import Shape
+from penstock.request.v1 import request_pb2 as pb
+
+FINISH_REASONS = {
+    pb.FINISH_REASON_STOP: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_ABORT: "abort",
+    pb.FINISH_REASON_ERROR: "error",
+    pb.FINISH_REASON_REPETITION: "repetition",
+}
+
+STATUS_CODES = {
+    pb.OUTCOME_REJECTED: 400,
+    pb.OUTCOME_CANCELLED: 499,
+    pb.OUTCOME_EXPIRED: 408,
+    pb.OUTCOME_DEAD: 500,
+}
+"""HTTP status that stands for an outcome."""
+
+CODES = {
+    pb.OUTCOME_REJECTED: "invalid_request",
+    pb.OUTCOME_CANCELLED: "request_cancelled",
+    pb.OUTCOME_EXPIRED: "request_expired",
+    pb.OUTCOME_DEAD: "attempts_exhausted",
+}
+"""Error code of an outcome whose result names none."""
+
+NOT_FOUND_CODES = ("model_not_found",)
+
+CHAT_PREFIX = "chatcmpl"
+COMPLETION_PREFIX = "cmpl"
+
+Line: TypeAlias = dict[str, Any]
+
+
+def body_of(shape: Shape, result: pb.Result) -> Line:
+    """Return the response body of a completed request, fields and values as vLLM's server writes them."""
+    return _chat(shape, result) if shape.chat else _completion(shape, result)
+
+
+def failure_of(result: pb.Result) -> tuple[int, Line]:
+    """Return the HTTP status and the error object of a request that ended without an answer."""
+    code = result.error.code or CODES.get(result.outcome, "internal_error")
+    message = result.error.message or f"the request ended as {pb.Outcome.Name(result.outcome)}"
+    status = 404 if code in NOT_FOUND_CODES else STATUS_CODES.get(result.outcome, 500)
+    return status, error_object(status, message, result.error.param, code)
+
+
+def error_object(status: int, message: str, param: str, code: str) -> Line:
+    """Return OpenAI's error object for an answer with this HTTP status."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"message": message, "type": kind, "param": param or None, "code": code}
+
+
+def usage_of(result: pb.Result) -> dict[str, int]:
+    """Return the token counts, without details."""
+    usage = result.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
+
+
+def ending(choice: pb.Choice) -> Line:
+    """Return why a choice ended: `finish_reason` and `stop_reason`."""
+    stop: str | int | None = choice.stop_string or None
+    if choice.HasField("stop_token_id"):
+        stop = choice.stop_token_id
+    return {"finish_reason": FINISH_REASONS.get(choice.finish_reason), "stop_reason": stop}
+
+
+def _common(prefix: str, kind: str, choices: list[Line], result: pb.Result) -> Line:
+    cached = result.usage.cached_tokens
+    return {
+        "id": f"{prefix}-{result.request_id}",
+        "object": kind,
+        "created": result.timings.submitted_unix_ns // 1_000_000_000,
+        "model": result.model,
+        "choices": choices,
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": {
+            **usage_of(result),
+            "prompt_tokens_details": {"cached_tokens": cached} if cached else None,
+            "completion_tokens_details": None,
+        },
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
+
+
+def _chat(shape: Shape, result: pb.Result) -> Line:
+    choices = []
+    for choice in result.choices:
+        message = {
+            "role": shape.role,
+            "content": choice.text,
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": None,
+        }
+        choices.append(
+            {
+                "index": choice.index,
+                "message": message,
+                "logprobs": chat_logprobs(choice.logprobs, shape),
+                **ending(choice),
+                "token_ids": None,
+                "routed_experts": None,
+            }
+        )
+    return {
+        **_common(CHAT_PREFIX, "chat.completion", choices, result),
+        "prompt_logprobs": prompt_logprobs(shape, result),
+        "prompt_token_ids": None,
+        "prompt_text": None,
+    }
+
+
+def _completion(shape: Shape, result: pb.Result) -> Line:
+    choices = []
+    for choice in result.choices:
+        entries = [*result.prompt_logprobs, *choice.logprobs] if shape.echo else choice.logprobs
+        first_unknown = bool(shape.echo and result.prompt_logprobs)
+        choices.append(
+            {
+                "index": choice.index,
+                "text": result.prompt_text + choice.text if shape.echo else choice.text,
+                "logprobs": completion_logprobs(entries, shape, first_unknown),
+                **ending(choice),
+                "prompt_logprobs": prompt_logprobs(shape, result),
+                "token_ids": None,
+                "prompt_token_ids": None,
+                "routed_experts": None,
+            }
+        )
+    return _common(COMPLETION_PREFIX, "text_completion", choices, result)

@@ -1,0 +1,1 @@
+"""The gateway: OpenAI's HTTP API in front of the queue."""

@@ -1,0 +1,24 @@
+"""Runs the gateway: `python -m services.gateway [--flags]`."""
+
+from services.config import load_settings
+from services.gateway.server import allow_connections, serve
+from services.gateway.settings import GatewaySettings
+from services.rpc.loop import run
+from services.telemetry import start_logging, start_metrics, start_telemetry
+
+
+def main() -> None:
+    """Read the settings and serve until SIGTERM."""
+    settings = load_settings(GatewaySettings, "penstock gateway")
+    start_logging(settings.log_level)
+    start_metrics(settings.metrics_listen)
+    allow_connections()
+    telemetry = start_telemetry("gateway")
+    try:
+        run(serve(settings, telemetry))
+    finally:
+        telemetry.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The gateway's endpoints put together as one ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.errors import PenstockError
+from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL
+from services.gateway.generation import Generation, Parts
+from services.gateway.limits import RETRY_AFTER_S
+from services.gateway.problem import Problem
+from services.gateway.requests import Requests
+
+log = logging.getLogger(__name__)
+
+HEALTH_S = 2.0
+"""Longest wait for the queue's sign of life."""
+
+
+class Front:
+    """Everything a client can ask of a gateway besides generations."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Answer from `parts`."""
+        self._parts = parts
+        self._started_s = int(time.time())
+        self.draining = False
+
+    async def models(self, _request: Request) -> JSONResponse:
+        """List every name that a connected worker answers to."""
+        view = await self._parts.served.view()
+        return JSONResponse({"object": "list", "data": [self._card(n, m) for n, m in sorted(view.names.items())]})
+
+    async def model(self, request: Request) -> JSONResponse:
+        """Describe one model."""
+        name = request.path_params["name"]
+        model = (await self._parts.served.view()).names.get(name)
+        if model is None:
+            raise Problem(404, f"The model `{name[:200]}` does not exist.", "model", "model_not_found")
+        return JSONResponse(self._card(name, model))
+
+    async def health(self, _request: Request) -> JSONResponse:
+        """Say whether generations are taken: 200, or 503 while stopping or without a queue."""
+        if self.draining:
+            raise Problem(503, "the gateway is stopping", "", "gateway_stopping")
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                await self._parts.client.stats()
+        except (PenstockError, TimeoutError):
+            retry = {"retry-after": str(RETRY_AFTER_S)}
+            raise Problem(503, "the queue does not answer", "", "queue_unavailable", retry) from None
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, _request: Request) -> Response:
+        """Return the metrics as Prometheus reads them."""
+        return Response(generate_latest(self._parts.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _card(self, name: str, model: str) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_s,
+            "owned_by": "penstock",
+            "root": model,
+            "parent": None,
+        }
+
+
+def make_app(parts: Parts, front: Front) -> Starlette:
+    """Return the application."""
+    requests = Requests(parts.client)
+    routes = [
+        # Classes that are ASGI applications themselves: they need the client's hang-up and late response headers.
+        Route(CHAT_URL, Generation(CHAT_URL, parts), methods=["POST"]),
+        Route(COMPLETIONS_URL, Generation(COMPLETIONS_URL, parts), methods=["POST"]),
+        Route("/v1/models", front.models),
+        Route("/v1/models/{name:path}", front.model),
+        Route("/v1/requests/{request_id}", requests.get),
+        Route("/v1/requests/{request_id}", requests.delete, methods=["DELETE"]),
+        Route("/health", front.health),
+        Route("/metrics", front.metrics),
+    ]
+    handlers = {Problem: _problem, HTTPException: _http, Exception: _failed}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+async def _problem(_request: Request, problem: Exception) -> JSONResponse:
+    assert isinstance(problem, Problem)
+    return JSONResponse(problem.body, problem.status, problem.headers)
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    """Answer what the router refuses."""
+    assert isinstance(error, HTTPException)
+    known = error.status_code == 405
+    text = f"{request.method} is not answered here" if known else f"there is no {request.url.path[:200]}"
+    code = "method_not_allowed" if known else "not_found"
+    return await _problem(request, Problem(error.status_code, text, "", code, error.headers))
+
+
+async def _failed(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return await _problem(request, Problem(500, "the gateway failed", "", "internal_error"))

@@ -1,0 +1,219 @@
+"""`POST /v1/chat/completions` and `/v1/completions`: one generation, answered whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from penstock.client import Client
+from penstock.errors import PenstockError
+from penstock.openai.answers import body_of
+from penstock.openai.chunks import Chunks, DivergedError
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2 as pb
+from services.gateway.admission import Admission, Asked, understand
+from services.gateway.extras import Extras, read_extras
+from services.gateway.hangup import until_hangup
+from services.gateway.intake import ClientGoneError, Intake
+from services.gateway.limits import KEEP_ALIVE_S
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.problem import Problem, of_error, of_result
+from services.gateway.reply import Reply
+from services.gateway.served import Served
+from services.telemetry import Telemetry, traceparent_of
+
+log = logging.getLogger(__name__)
+
+CLIENT_CLOSED = 499
+"""Counted for a client that did not wait for its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every request is answered with."""
+
+    client: Client
+    admission: Admission
+    intake: Intake
+    served: Served
+    metrics: GatewayMetrics
+    telemetry: Telemetry
+
+
+class Generation:
+    """Answers one endpoint; an ASGI application."""
+
+    def __init__(self, url: str, parts: Parts) -> None:
+        """Take bodies of the endpoint `url`."""
+        self._url = url
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        metrics = self._parts.metrics
+        started_s = time.monotonic()
+        exchange = _Exchange(self._url, self._parts, Reply(send), started_s)
+        metrics.open_requests.inc()
+        try:
+            await exchange.answer(Headers(scope=scope), receive)
+        finally:
+            metrics.open_requests.dec()
+            metrics.seconds.labels(self._url).observe(time.monotonic() - started_s)
+            metrics.requests.labels(self._url, str(exchange.status)).inc()
+
+
+class _Exchange:
+    """One HTTP request and its response."""
+
+    def __init__(self, url: str, parts: Parts, reply: Reply, started_s: float) -> None:
+        self._url = url
+        self._parts = parts
+        self._reply = reply
+        self._started_s = started_s
+        self._asked: Asked | None = None
+        self._request_id = ""
+        self._failed_status = 0
+        self._span: trace.Span = trace.INVALID_SPAN
+
+    @property
+    def status(self) -> int:
+        """Status the request ended with: of a stream that broke, the one it would have had."""
+        return self._failed_status or self._reply.status or CLIENT_CLOSED
+
+    async def answer(self, headers: Headers, receive: Receive) -> None:
+        """Answer, whatever happens."""
+        try:
+            await self._answer(headers, receive)
+        except ClientGoneError:
+            self._hung_up()
+        except Problem as problem:
+            await self._tell(problem)
+        except PenstockError as error:
+            await self._tell(of_error(error))
+        except asyncio.CancelledError:
+            await self._tell(Problem(503, f"the gateway is stopping{self._where()}", "", "gateway_stopping"))
+            raise
+        except Exception:
+            log.exception("a request failed%s", self._where())
+            await self._tell(Problem(500, f"the gateway failed{self._where()}", "", "internal_error"))
+        finally:
+            self._span.set_attribute("http.response.status_code", self.status)
+            self._span.end()
+
+    async def _answer(self, headers: Headers, receive: Receive) -> None:
+        extras = read_extras(headers.items())
+        self._span = self._start_span(extras)
+        content = await self._parts.intake.read(headers, receive)
+        asked = self._asked = understand(self._url, content, extras, time.time_ns())
+        del content
+        asked.request.traceparent = traceparent_of(self._span) or extras.traceparent
+        asked.request.tracestate = extras.tracestate
+        async with until_hangup(receive):
+            view = await self._parts.served.check(asked.request.model)
+            self._request_id = await self._parts.admission.submit(asked)
+            self._reply.headers["x-request-id"] = self._request_id
+            self._span.set_attribute("penstock.request.id", self._request_id)
+            if asked.body.stream:
+                await self._stream(asked, view.model_of(asked.request.model))
+            else:
+                await self._whole(asked)
+
+    async def _whole(self, asked: Asked) -> None:
+        async with aclosing(self._parts.client.wire_events(self._request_id, tokens=False)) as events:
+            async for event in events:
+                if event.WhichOneof("event") == "result":
+                    await self._reply.json(200, body_of(asked.shape, completed(event.result.result)))
+                    return
+
+    async def _stream(self, asked: Asked, model: str) -> None:
+        chunks: Chunks | None = None
+        watch = self._parts.client.wire_events(self._request_id, tokens=True)
+        async with aclosing(watch) as events, self._kept_alive():
+            async for event in events:
+                if event.WhichOneof("event") == "result":
+                    completed(event.result.result)
+                if chunks is None:
+                    chunks = await self._begun(asked, model, event)
+                await self._reply.events(self._lines(chunks, event))
+        await self._reply.end()
+
+    async def _begun(self, asked: Asked, model: str, event: queue_pb2.WatchEvent) -> Chunks:
+        """Return the writer of the chunks, made when there is a first one: only then is it known who answers."""
+        if event.WhichOneof("event") == "result":
+            model = event.result.result.model or model
+        if not model:
+            info = await self._parts.client.get(self._request_id)
+            model = (await self._parts.served.view()).workers.get(info.worker_id, asked.request.model)
+        self._parts.metrics.first_token.labels(self._url).observe(time.monotonic() - self._started_s)
+        n = asked.body.n or 1
+        return Chunks(asked.shape, self._request_id, int(time.time()), model, n, asked.body.streamed_usage)
+
+    def _lines(self, chunks: Chunks, event: queue_pb2.WatchEvent) -> list[str]:
+        """Return the chunks of one event; raises Problem if a later attempt disagrees with what was told."""
+        try:
+            if event.WhichOneof("event") == "tokens":
+                return chunks.of_delta(event.tokens)
+            return chunks.of_result(event.result.result)
+        except DivergedError:
+            self._parts.metrics.diverged.inc()
+            text = f"the request was started again and its answer differs from what was streamed{self._where()}"
+            raise Problem(500, text, "", "answer_restarted") from None
+
+    @asynccontextmanager
+    async def _kept_alive(self) -> AsyncIterator[None]:
+        """Send a comment whenever the stream has been silent for KEEP_ALIVE_S."""
+
+        async def comment() -> None:
+            while True:
+                self._reply.wrote = False
+                await asyncio.sleep(KEEP_ALIVE_S)
+                if not self._reply.wrote:
+                    with suppress(ClientGoneError):
+                        await self._reply.comment("waiting")
+
+        task = asyncio.create_task(comment(), name="keep-alive")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    def _hung_up(self) -> None:
+        if self._reply.ended:
+            return  # with its answer
+        self._failed_status = CLIENT_CLOSED
+        self._parts.metrics.hangups.inc()
+        if self._request_id and self._asked is not None and not self._asked.keep:
+            self._parts.admission.abandon(self._request_id)
+
+    async def _tell(self, problem: Problem) -> None:
+        self._failed_status = problem.status
+        if self._reply.ended:
+            return
+        try:
+            await self._reply.problem(problem)
+        except ClientGoneError:
+            self._hung_up()
+
+    def _where(self) -> str:
+        return f"; GET /v1/requests/{self._request_id} has the answer" if self._request_id else ""
+
+    def _start_span(self, extras: Extras) -> trace.Span:
+        attributes = {"http.request.method": "POST", "url.path": self._url}
+        return self._parts.telemetry.start(
+            "gateway.request", extras.traceparent, time.time_ns(), attributes, trace.SpanKind.SERVER
+        )
+
+
+def completed(result: pb.Result) -> pb.Result:
+    """Return `result`; raises Problem if the request ended without an answer."""
+    if result.outcome != pb.OUTCOME_COMPLETED:
+        raise of_result(result)
+    return result

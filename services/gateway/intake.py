@@ -1,0 +1,90 @@
+"""Bodies on their way in: read within bounds of size and time, parsed strictly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from starlette.types import Receive
+
+from services.gateway.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, RETRY_AFTER_S
+from services.gateway.problem import Problem
+
+CLOSE = {"connection": "close"}
+"""For answers to clients whose next bytes would not be a request."""
+
+
+class ClientGoneError(Exception):
+    """Nobody is there to be answered."""
+
+
+class Intake:
+    """Reads bodies; all that are being read share one bound on memory."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """Give a body `timeout_s` seconds to arrive."""
+        self._timeout_s = timeout_s
+        self._held_bytes = 0
+
+    async def read(self, headers: Mapping[str, str], receive: Receive) -> dict[str, Any]:
+        """Return the JSON object that is the body. Raises Problem, or ClientGoneError."""
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Problem(415, f"content-type: must be application/json, got {kind[:40]!r}", "", "unsupported_media")
+        announced = headers.get("content-length", "0")
+        if not announced.isdecimal() or int(announced) > MAX_BODY_BYTES:
+            raise _too_large()
+        data = bytearray()
+        with self._counted(data):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._fill(data, receive)
+            except TimeoutError:
+                text = f"the body took longer than {self._timeout_s:g} s"
+                raise Problem(408, text, "", "request_timeout", CLOSE) from None
+            return parse_object(data)
+
+    async def _fill(self, data: bytearray, receive: Receive) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            part = message.get("body", b"")
+            if len(data) + len(part) > MAX_BODY_BYTES:
+                raise _too_large()
+            if self._held_bytes + len(part) > MAX_BODIES_BYTES:
+                retry = {**CLOSE, "retry-after": str(RETRY_AFTER_S)}
+                raise Problem(503, "too many large bodies are being sent at once", "", "overloaded", retry)
+            data += part
+            self._held_bytes += len(part)
+            more = message.get("more_body", False)
+
+    @contextmanager
+    def _counted(self, data: bytearray) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._held_bytes -= len(data)
+
+
+def parse_object(data: bytes | bytearray) -> dict[str, Any]:
+    """Return the JSON object in `data`; raises Problem."""
+    try:
+        found = json.loads(data.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, f"the body is not JSON: {error}", "", "invalid_json") from None
+    if not isinstance(found, dict):
+        raise Problem(400, "the body must be a JSON object", "", "invalid_json")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _too_large() -> Problem:
+    return Problem(413, f"the body is larger than {MAX_BODY_BYTES} bytes", "", "body_too_large")

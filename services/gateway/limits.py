@@ -1,0 +1,30 @@
+"""What one client may ask of the gateway, and the reason for each number."""
+
+from __future__ import annotations
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""One body: what the JSON of the largest request the queue takes (12 MiB encoded) needs in almost every case."""
+
+MAX_BODIES_BYTES = 256 * 1024 * 1024
+"""All bodies that are being read at once: what slow or many senders of large bodies can make the gateway hold."""
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers: what other servers take at most (nginx 32 KiB, Apache 64 KiB)."""
+
+LINGER_S = 10.0
+"""A client that was answered before it had sent all of its body gets this long to read the answer; what it sends
+meanwhile is dropped. Closing at once would reset the connection under the answer."""
+
+WRITE_TIMEOUT_S = 60.0
+"""A client that takes nothing for this long has gone, whatever TCP says."""
+
+KEEP_ALIVE_S = 15.0
+"""A stream that has nothing to say for this long sends a comment: below the idle limits of common proxies (60 s), and
+early enough that a client learns of its request's id while the request waits."""
+
+IDLE_CONNECTION_S = 75.0
+"""A connection between two requests is kept this long: longer than the pools of common clients keep theirs, so that
+it is they who close it."""
+
+RETRY_AFTER_S = 2
+"""Told to a client that finds the queue away: a supervised queue is back within seconds."""

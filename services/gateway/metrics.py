@@ -1,0 +1,35 @@
+"""What the gateway counts."""
+
+from __future__ import annotations
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from services.telemetry import LATENCY_BUCKETS_S
+
+PREFIX = "penstock_gateway_"
+
+
+class GatewayMetrics:
+    """Counters and histograms of one gateway."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        """Register in `registry`."""
+        self.registry = registry
+        self.requests = Counter(
+            f"{PREFIX}requests", "Generations asked for, by the status they ended with.", ["endpoint", "status"],
+            registry=registry,
+        )  # fmt: skip
+        self.open_requests = Gauge(f"{PREFIX}open_requests", "Generations being answered.", registry=registry)
+        self.seconds = Histogram(
+            f"{PREFIX}request_seconds", "From the headers to the end of the answer.", ["endpoint"],
+            buckets=LATENCY_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.first_token = Histogram(
+            f"{PREFIX}time_to_first_token_seconds", "From the headers to the first chunk of a stream.", ["endpoint"],
+            buckets=LATENCY_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.hangups = Counter(f"{PREFIX}hangups", "Clients that went away before their answer.", registry=registry)
+        self.cancels = Counter(f"{PREFIX}cancels", "Requests cancelled because of that.", registry=registry)
+        self.diverged = Counter(
+            f"{PREFIX}diverged_streams", "Streams ended because a later attempt said something else.", registry=registry
+        )

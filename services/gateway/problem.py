@@ -1,0 +1,49 @@
+"""What a client is told when it gets no answer: OpenAI's error body with its HTTP status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.openai.answers import error_object, failure_of
+from penstock.request.v1 import request_pb2
+from services.gateway.limits import RETRY_AFTER_S
+
+
+class Problem(Exception):  # noqa: N818 - it is not always an error of ours
+    """Ends the handling of a request with an error body."""
+
+    def __init__(
+        self, status: int, message: str, param: str = "", code: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer with this HTTP status; `param` names the field, `code` the problem."""
+        super().__init__(message)
+        self.status = status
+        self.error = error_object(status, message, param, code)
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The response body."""
+        return {"error": self.error}
+
+
+def of_result(result: request_pb2.Result) -> Problem:
+    """Return what a client is told of a request that ended without an answer."""
+    status, error = failure_of(result)
+    # The fleet has done what it would do again; clients that retry by themselves would pay twice.
+    problem = Problem(status, error["message"], error["param"] or "", error["code"], {"x-should-retry": "false"})
+    problem.error = error
+    return problem
+
+
+def of_error(error: PenstockError) -> Problem:
+    """Return what a client is told of a failed call to the queue."""
+    if isinstance(error, InvalidRequest):
+        return Problem(400, str(error), error.param, error.code)
+    if isinstance(error, NotFound):
+        return Problem(404, str(error), "", "not_found")
+    if isinstance(error, Unavailable):
+        return Problem(503, f"the queue is away: {error}", "", "queue_unavailable", {"retry-after": str(RETRY_AFTER_S)})
+    return Problem(500, str(error), "", "internal_error")

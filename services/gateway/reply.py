@@ -1,0 +1,92 @@
+"""One HTTP response: a JSON body, or a stream of server-sent events that may be begun late."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.types import Message, Send
+
+from penstock.openai.chunks import DONE
+from services.gateway.intake import ClientGoneError
+from services.gateway.limits import WRITE_TIMEOUT_S
+from services.gateway.problem import Problem
+
+EVENT_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    # Proxies that buffer would hold back every chunk.
+    "x-accel-buffering": "no",
+}
+
+
+class Reply:
+    """Writes one response through ASGI's `send`."""
+
+    def __init__(self, send: Send) -> None:
+        """Nothing is sent yet."""
+        self._send = send
+        self._writing = asyncio.Lock()
+        self.headers: dict[str, str] = {}
+        """Sent with the response, whatever it becomes."""
+        self.status = 0
+        """HTTP status sent; 0 while there is none."""
+        self.ended = False
+        self.wrote = False
+        """Whether anything was written since this was last set to False."""
+
+    async def json(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
+        """Send a whole response with a JSON body."""
+        data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        fields = {**self.headers, **(headers or {}), "content-type": "application/json"}
+        fields["content-length"] = str(len(data))
+        self.ended = True
+        async with self._writing:
+            await self._begin(status, fields)
+            await self._write({"type": "http.response.body", "body": data})
+
+    async def events(self, lines: Sequence[str]) -> None:
+        """Send chunks of a stream, beginning it if need be."""
+        if lines:
+            await self._text("".join([f"data: {line}\n\n" for line in lines]))
+
+    async def comment(self, text: str) -> None:
+        """Send a line that clients drop."""
+        await self._text(f": {text}\n\n")
+
+    async def end(self) -> None:
+        """End the stream."""
+        await self.events([DONE])
+        self.ended = True
+        async with self._writing:
+            await self._write({"type": "http.response.body", "body": b""})
+
+    async def problem(self, problem: Problem) -> None:
+        """Tell what is wrong: as the response if none has begun, else as the last event."""
+        if self.status:
+            await self.events([json.dumps(problem.body, ensure_ascii=False, separators=(",", ":"))])
+            await self.end()
+        else:
+            await self.json(problem.status, problem.body, problem.headers)
+
+    async def _text(self, text: str) -> None:
+        async with self._writing:
+            await self._begin(200, {**self.headers, **EVENT_HEADERS})
+            await self._write({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        self.wrote = True
+
+    async def _begin(self, status: int, fields: Mapping[str, str]) -> None:
+        if self.status:
+            return
+        headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
+        await self._write({"type": "http.response.start", "status": status, "headers": headers})
+        self.status = status
+
+    async def _write(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGoneError from None

@@ -1,0 +1,96 @@
+"""Which models the fleet serves: the scheduler's view, asked seldom and kept a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from penstock.errors import PenstockError
+from penstock.scheduler.v1 import scheduler_pb2
+from services.gateway.problem import Problem
+
+STALE_S = 5.0
+"""A view is used this long: a model that was served a moment ago is worth waiting for."""
+
+FRESH_S = 0.25
+"""Before a model is called unknown the view must be this fresh; bounds how often unknown names ask the scheduler."""
+
+LOOK_S = 1.0
+"""Longest wait for the scheduler: without it requests go on, it only knows more names."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What connected workers serve."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    """Model by each name it answers to, its own first."""
+    workers: dict[str, str] = field(default_factory=dict)
+    """Model by worker."""
+
+    @property
+    def models(self) -> list[str]:
+        """Own names of the models, sorted."""
+        return sorted(set(self.names.values()))
+
+    def model_of(self, name: str) -> str:
+        """Return the own name of the model called `name`; of the only one, if `name` is empty; empty if unknown."""
+        if name:
+            return self.names.get(name, "")
+        models = self.models
+        return models[0] if len(models) == 1 else ""
+
+
+class Served:
+    """The view, kept fresh as needed."""
+
+    def __init__(
+        self, status: Callable[[], Awaitable[scheduler_pb2.StatusResponse]], now_s: Callable[[], float]
+    ) -> None:
+        """Ask `status` for the fleet; `now_s` is a monotonic clock."""
+        self._status = status
+        self._now_s = now_s
+        self._view = View()
+        self._tried_s = self._seen_s = float("-inf")
+        self._looking = asyncio.Lock()
+
+    async def view(self, fresh_s: float = STALE_S) -> View:
+        """Return what is served, as of at most `fresh_s` seconds ago if the scheduler answers."""
+        if self._now_s() - self._tried_s > fresh_s:
+            async with self._looking:
+                if self._now_s() - self._tried_s > fresh_s:
+                    await self._look()
+        return self._view
+
+    async def check(self, name: str) -> View:
+        """Return the view; raises Problem if other models are served than the one called `name`."""
+        view = await self.view()
+        if not name or name in view.names:
+            return view
+        view = await self.view(FRESH_S)
+        if name in view.names or not view.names or self._now_s() - self._seen_s > STALE_S:
+            return view
+        text = f"The model `{name[:200]}` does not exist. Served now: {', '.join(sorted(view.names))}."
+        raise Problem(404, text, "model", "model_not_found")
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                status = await self._status()
+        except (PenstockError, TimeoutError):
+            self._tried_s = self._now_s()
+            return
+        self._tried_s = self._seen_s = self._now_s()
+        self._view = view_of(status)
+
+
+def view_of(status: scheduler_pb2.StatusResponse) -> View:
+    """Return what the connected workers of `status` serve."""
+    view = View()
+    for worker in status.workers:
+        if worker.connected:
+            view.workers[worker.worker_id] = worker.model
+            for name in (worker.model, *worker.model_aliases):
+                view.names[name] = worker.model
+    return view

@@ -1,0 +1,107 @@
+"""The gateway's life: its socket, its server, and the drain at SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from penstock.client import Client
+from services.gateway.admission import Admission
+from services.gateway.app import Front, make_app
+from services.gateway.generation import Parts
+from services.gateway.intake import Intake
+from services.gateway.limits import IDLE_CONNECTION_S
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.protocol import BoundedProtocol
+from services.gateway.served import Served
+from services.gateway.settings import GatewaySettings
+from services.rpc.server import EX_UNAVAILABLE, stop_on_signals
+from services.telemetry import Telemetry
+
+BACKLOG = 2048
+"""Connections the kernel holds until they are accepted: a burst of a thousand clients and as many again."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn, told to stop by us: one process has one place that knows of signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
+    """Serve until SIGTERM; then finish what is open, as long as the grace period lasts."""
+    stop = stop_on_signals()
+    listening = bind(settings.listen)
+    client = Client(settings.queue_address, settings.scheduler_address, retry_for_s=settings.queue_patience_s)
+    metrics = GatewayMetrics()
+    admission = Admission(client, metrics)
+    intake = Intake(settings.body_timeout_s)
+    parts = Parts(client, admission, intake, Served(client.fleet, time.monotonic), metrics, telemetry)
+    front = Front(parts)
+    server = make_server(make_app(parts, front), settings)
+    serving = asyncio.create_task(server.serve([listening]))
+    host, port = settings.listen.rpartition(":")[0] or "0.0.0.0", listening.getsockname()[1]
+    print(f"ready: gateway on {host}:{port}", flush=True)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    front.draining = server.should_exit = True
+    try:
+        await serving
+    finally:
+        stopping.cancel()
+        await admission.settle()
+        await client.close()
+
+
+def make_server(app: Starlette, settings: GatewaySettings) -> Server:
+    """Return the HTTP server of `app`."""
+    BoundedProtocol.head_timeout_s = settings.head_timeout_s
+    config = uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(IDLE_CONNECTION_S),
+        timeout_graceful_shutdown=max(1, int(settings.shutdown_grace_s)),
+        backlog=BACKLOG,
+    )
+    return Server(config)
+
+
+def bind(listen: str) -> socket.socket:
+    """Return a socket bound to "HOST:PORT"; prints the reason and raises SystemExit(69) if it cannot be had."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, int(port)))
+        # Taken now, not when the server begins: a port that is in use is found at once, and clients can connect.
+        bound.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        print(f"cannot listen on {listen}: {reason}", file=sys.stderr)
+        raise SystemExit(EX_UNAVAILABLE) from None
+    return bound
+
+
+def allow_connections() -> None:
+    """Raise the limit of open files as far as this process may: every client has a connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

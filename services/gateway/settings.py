@@ -1,0 +1,32 @@
+"""What the gateway can be told."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.config import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, LISTEN_PATTERN, ServiceSettings
+
+
+class GatewaySettings(ServiceSettings):
+    """Settings of the gateway; environment names start with PENSTOCK_GATEWAY_."""
+
+    model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "PENSTOCK_GATEWAY_"})
+
+    listen: str = Field(
+        "127.0.0.1:7415",
+        pattern=LISTEN_PATTERN,
+        description="HOST:PORT to serve HTTP on; port 0 picks a free one. There is no authentication.",
+    )
+    queue_address: str = Field(DEFAULT_QUEUE_ADDRESS, min_length=1, description="HOST:PORT of the queue.")
+    scheduler_address: str = Field(
+        DEFAULT_SCHEDULER_ADDRESS, min_length=1, description="HOST:PORT of the scheduler, asked for the models served."
+    )
+    queue_patience_s: float = Field(
+        10.0,
+        ge=0,
+        description="Seconds an unreachable queue is waited for before a client is answered 503 or its stream ends;"
+        " a supervised one is back within seconds.",
+    )
+    body_timeout_s: float = Field(30.0, gt=0, description="Seconds a client may take to send a request's body.")
+    head_timeout_s: float = Field(10.0, gt=0, description="Seconds a client may take to send a request's headers.")

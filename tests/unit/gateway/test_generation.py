@@ -1,0 +1,314 @@
+"""The application against a queue in memory: answers, streams, errors, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from penstock.client import Client
+from penstock.errors import Unavailable
+from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL
+from penstock.request.v1 import request_pb2 as pb
+from penstock.scheduler.v1 import scheduler_pb2
+from services.gateway.admission import Admission
+from services.gateway.app import Front, make_app
+from services.gateway.generation import Parts
+from services.gateway.intake import Intake
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.served import Served
+from services.telemetry import Telemetry
+from tests.support.asgi import get, post
+from tests.support.fake_queue import FakeQueue, serving
+from tests.support.waiting import wait_for_async
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "the river"}
+
+
+class CancellableQueue(FakeQueue):
+    """Remembers what was cancelled, and can hold back its acks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled: list[str] = []
+        self.acks = asyncio.Event()
+        self.acks.set()
+
+    async def SubmitUnary(self, request: Any, context: Any) -> Any:
+        response = await super().SubmitUnary(request, context)
+        await self.acks.wait()
+        return response
+
+    async def Cancel(self, request: Any, context: Any) -> Any:
+        self.cancelled += request.request_ids.ids
+        return await super().Cancel(request, context)
+
+
+@dataclass
+class Gateway:
+    app: Starlette
+    queue: CancellableQueue
+    front: Front
+    admission: Admission
+
+
+async def fleet() -> scheduler_pb2.StatusResponse:
+    worker = scheduler_pb2.WorkerStatus(worker_id="w", model="tiny", model_aliases=["also"], connected=True)
+    return scheduler_pb2.StatusResponse(workers=[worker])
+
+
+@asynccontextmanager
+async def gateway_of(address: str, queue: CancellableQueue) -> AsyncIterator[Gateway]:
+    async with Client(address, retry_for_s=0.1) as client:
+        metrics = GatewayMetrics(CollectorRegistry())
+        admission = Admission(client, metrics)
+        parts = Parts(client, admission, Intake(5), Served(fleet, lambda: 0.0), metrics, Telemetry(None))
+        front = Front(parts)
+        yield Gateway(make_app(parts, front), queue, front, admission)
+        await admission.settle()
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    queue = CancellableQueue()
+    async with serving(queue) as address, gateway_of(address, queue) as made:
+        yield made
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return fact()
+
+    await wait_for_async(holds, "what the test is about")
+
+
+async def test_an_answer(gateway: Gateway) -> None:
+    answer = await post(gateway.app, COMPLETIONS_URL, TEXT, x_penstock_channel="batch").whole()
+    assert (answer.status, answer.json()["choices"][0]["text"]) == (200, "THE RIVER")
+    stored = gateway.queue.requests[0]
+    assert (stored.channel, stored.sampling.max_tokens, stored.model) == ("batch", 16, "tiny")
+    assert answer.headers["x-request-id"] == stored.request_id
+    assert not gateway.queue.cancelled
+
+
+async def test_a_stream(gateway: Gateway) -> None:
+    deltas = [("the", 1), (" ri", 2)]
+    gateway.queue.answer = lambda _: pb.Result(
+        outcome=pb.OUTCOME_COMPLETED, usage=pb.Usage(prompt_tokens=2, completion_tokens=3),
+        choices=[pb.Choice(text="the river", token_ids=[1, 2, 3], finish_reason=pb.FINISH_REASON_STOP)],
+    )  # fmt: skip
+    gateway.queue.tokens = [
+        pb.TokenDelta(request_id="r-0", attempt=1, offset=i, token_ids=[token], text=text)
+        for i, (text, token) in enumerate(deltas)
+    ]
+    body = {**CHAT, "model": "also", "stream": True, "stream_options": {"include_usage": True}}
+    answer = await post(gateway.app, CHAT_URL, body).whole()
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.events.pop() == "[DONE]"
+    chunks = [json.loads(event) for event in answer.events[:-1]]
+    texts = [chunk["choices"][0]["delta"]["content"] for chunk in chunks[:-1]]
+    assert texts == ["", "the", " ri", "ver"]
+    assert chunks[-1]["usage"]["total_tokens"] == 5
+    assert {chunk["model"] for chunk in chunks} == {"tiny"}, "an alias is answered by the model's own name"
+
+
+def failed(outcome: pb.Outcome.ValueType, code: str, param: str = "") -> Callable[[pb.Request], pb.Result]:
+    return lambda _: pb.Result(outcome=outcome, error=pb.RequestError(code=code, message="why", param=param))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("outcome", "code", "status"),
+    [
+        (pb.OUTCOME_REJECTED, "context_length_exceeded", 400),
+        (pb.OUTCOME_REJECTED, "model_not_found", 404),
+        (pb.OUTCOME_EXPIRED, "request_expired", 408),
+        (pb.OUTCOME_CANCELLED, "request_cancelled", 499),
+        (pb.OUTCOME_DEAD, "attempts_exhausted", 500),
+    ],
+)
+async def test_a_request_that_failed(
+    gateway: Gateway, outcome: pb.Outcome.ValueType, code: str, status: int, stream: bool
+) -> None:
+    gateway.queue.answer = failed(outcome, code, "prompt")
+    answer = await post(gateway.app, CHAT_URL, {**CHAT, "stream": stream}).whole()
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, "prompt")
+    assert answer.headers["x-should-retry"] == "false", "the openai client would ask and pay again"
+    assert answer.headers["x-request-id"] == "r-0"
+
+
+async def test_a_failure_after_the_first_chunk_is_an_event(gateway: Gateway) -> None:
+    gateway.queue.answer = failed(pb.OUTCOME_DEAD, "attempts_exhausted")
+    gateway.queue.tokens = [pb.TokenDelta(request_id="r-0", attempt=1, token_ids=[1], text="the")]
+    answer = await post(gateway.app, CHAT_URL, {**CHAT, "stream": True}).whole()
+    assert answer.status == 200
+    error, done = answer.events[-2:]
+    assert (json.loads(error)["error"]["code"], done) == ("attempts_exhausted", "[DONE]")
+
+
+async def test_a_stream_never_mixes_two_answers(gateway: Gateway) -> None:
+    gateway.queue.tokens = [
+        pb.TokenDelta(request_id="r-0", attempt=1, token_ids=[1], text="the"),
+        pb.TokenDelta(request_id="r-0", attempt=2, token_ids=[7], text="a"),
+    ]
+    answer = await post(gateway.app, CHAT_URL, {**CHAT, "stream": True}).whole()
+    assert json.loads(answer.events[-2])["error"]["code"] == "answer_restarted"
+    assert "/v1/requests/r-0" in answer.events[-2]
+    assert '"a"' not in "".join(answer.events[:-2])
+
+
+async def test_a_client_that_leaves_takes_its_request_along(gateway: Gateway) -> None:
+    gateway.queue.paused = True
+    for number, stream in enumerate((False, True)):
+        visit = post(gateway.app, CHAT_URL, {**CHAT, "stream": stream})
+        await until(lambda seen=number: len(gateway.queue.watches) == seen + 1)  # type: ignore[misc]
+        visit.leave()
+        await visit.whole()
+    await gateway.admission.settle()
+    assert gateway.queue.cancelled == ["r-0", "r-1"]
+
+
+@pytest.mark.parametrize("header", [{"idempotency_key": "k"}, {"x_penstock_keep": "true"}])
+async def test_a_kept_request_goes_on(gateway: Gateway, header: dict[str, str]) -> None:
+    gateway.queue.paused = True
+    visit = post(gateway.app, CHAT_URL, {**CHAT, "logprobs": True}, **header)
+    await until(lambda: bool(gateway.queue.watches))
+    visit.leave()
+    await visit.whole()
+    await gateway.admission.settle()
+    assert not gateway.queue.cancelled
+    waiting = await get(gateway.app, "/v1/requests/r-0").whole()
+    assert (waiting.json()["status"], waiting.json()["response"]) == ("waiting", None)
+    await gateway.queue.finish_all()
+    found = (await get(gateway.app, "/v1/requests/r-0").whole()).json()
+    assert (found["status"], found["response"]["status_code"]) == ("completed", 200)
+    body = found["response"]["body"]
+    assert body["object"] == "chat.completion", "in the shape that was asked for"
+    assert body["choices"][0]["logprobs"] == {"content": []}
+
+
+async def test_a_client_that_leaves_during_the_submit(gateway: Gateway) -> None:
+    gateway.queue.paused = True
+    gateway.queue.acks.clear()
+    visit = post(gateway.app, CHAT_URL, CHAT)
+    await until(lambda: bool(gateway.queue.requests))
+    visit.leave()
+    await visit.whole()
+    assert not gateway.queue.cancelled
+    gateway.queue.acks.set()
+    await gateway.admission.settle()
+    assert gateway.queue.cancelled == ["r-0"]
+
+
+async def test_a_repeated_key_gets_the_first_answer(gateway: Gateway) -> None:
+    answers = [await post(gateway.app, CHAT_URL, CHAT, idempotency_key="k").whole() for _ in range(2)]
+    assert [answer.headers["x-request-id"] for answer in answers] == ["r-0", "r-0"]
+    assert answers[0].json() == answers[1].json()
+    assert len(gateway.queue.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "status", "param"),
+    [
+        ({"tools": [{}]}, {}, 400, "tools"),
+        ({"shiny": 1}, {}, 400, "shiny"),
+        ({"max_tokens": -1}, {}, 400, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, 400, "messages"),
+        ({"model": "other"}, {}, 404, "model"),
+        ({}, {"x_penstock_channel": "nowhere"}, 400, "x-penstock-channel"),
+        ({}, {"x_penstock_wish": "1"}, 400, "x-penstock-wish"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    gateway: Gateway, fields: dict[str, Any], headers: dict[str, str], status: int, param: str
+) -> None:
+    answer = await post(gateway.app, CHAT_URL, {**CHAT, **fields}, **headers).whole()
+    assert (answer.status, answer.error["param"]) == (status, param)
+    assert answer.error["type"] == "invalid_request_error"
+    assert param in answer.error["message"]
+
+
+async def test_a_queue_that_is_away() -> None:
+    queue = CancellableQueue()
+    async with serving(queue) as address:
+        pass
+    async with gateway_of(address, queue) as gateway:
+        answer = await post(gateway.app, CHAT_URL, CHAT).whole()
+        assert (answer.status, answer.error["code"]) == (503, "queue_unavailable")
+        assert answer.headers["retry-after"] == "2"
+        assert (await get(gateway.app, "/health").whole()).status == 503
+        assert (await get(gateway.app, "/v1/requests/r-0").whole()).status == 503
+
+
+async def test_a_silent_stream_sends_comments(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.generation.KEEP_ALIVE_S", 0.01)
+    gateway.queue.paused = True
+    visit = post(gateway.app, CHAT_URL, {**CHAT, "stream": True})
+    await visit.answer.changed.wait()
+    await until(lambda: visit.answer.body.count(b": waiting\n\n") >= 2)
+    assert visit.answer.headers["x-request-id"] == "r-0", "told while the request waits"
+    await gateway.queue.finish_all()
+    answer = await visit.whole()
+    assert answer.events[-1] == "[DONE]"
+
+
+async def test_a_gateway_that_stops_says_where_the_answer_will_be(gateway: Gateway) -> None:
+    gateway.queue.paused = True
+    visit = post(gateway.app, CHAT_URL, CHAT)
+    await until(lambda: bool(gateway.queue.watches))
+    visit.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await visit.task
+    assert (visit.answer.status, visit.answer.error["code"]) == (503, "gateway_stopping")
+    assert "/v1/requests/r-0" in visit.answer.error["message"]
+    assert not gateway.queue.cancelled, "it was not the client who left"
+
+
+async def test_the_rest_of_the_front(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(path: str, method: str = "GET") -> tuple[int, Any]:
+        answer = await get(gateway.app, path, method).whole()
+        return answer.status, answer.json()
+
+    assert (await ask("/health")) == (200, {"status": "ok"})
+    status, models = await ask("/v1/models")
+    assert (status, [card["id"] for card in models["data"]], models["data"][0]["root"]) == (
+        200,
+        ["also", "tiny"],
+        "tiny",
+    )
+    assert (await ask("/v1/models/tiny"))[1]["id"] == "tiny"
+    for path, method, expected in (
+        ("/v1/models/other", "GET", 404), ("/v1/requests/nobody", "GET", 404), ("/elsewhere", "GET", 404),
+        ("/v1/models", "POST", 405), (CHAT_URL, "GET", 405),
+    ):  # fmt: skip
+        status, body = await ask(path, method)
+        assert (status, body["error"]["type"]) == (expected, "invalid_request_error"), path
+    gateway.front.draining = True
+    assert (await ask("/health"))[0] == 503
+
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(gateway.admission, "submit", broken)
+    answer = await post(gateway.app, CHAT_URL, CHAT).whole()
+    assert (answer.status, answer.error["type"]) == (500, "server_error")
+
+    async def away(*_: object) -> None:
+        raise Unavailable("the disk is nearly full")
+
+    monkeypatch.setattr(gateway.admission, "submit", away)
+    assert (await post(gateway.app, CHAT_URL, CHAT).whole()).status == 503
+
+
+async def test_deleting_a_request(gateway: Gateway) -> None:
+    answer = await post(gateway.app, CHAT_URL, CHAT).whole()
+    found = await get(gateway.app, f"/v1/requests/{answer.headers['x-request-id']}", "DELETE").whole()
+    assert found.json() == {"id": "r-0", "object": "request.deleted", "deleted": True}

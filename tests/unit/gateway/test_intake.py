@@ -1,0 +1,87 @@
+"""Bodies within bounds, and a client that hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.types import Message
+
+from services.gateway import intake
+from services.gateway.hangup import until_hangup
+from services.gateway.intake import ClientGoneError, Intake, parse_object
+from services.gateway.problem import Problem
+
+JSON = {"content-type": "application/json; charset=utf-8"}
+
+
+class Sender:
+    """ASGI's receive side: parts of a body, then silence or the end of the connection."""
+
+    def __init__(self, *parts: bytes, last: bool = True, gone: bool = False) -> None:
+        self.messages: list[Message] = [{"type": "http.request", "body": p, "more_body": True} for p in parts]
+        if last:
+            self.messages.append({"type": "http.request", "body": b""})
+        if gone:
+            self.messages.append({"type": "http.disconnect"})
+
+    async def __call__(self) -> Message:
+        if not self.messages:
+            await asyncio.Event().wait()
+        return self.messages.pop(0)
+
+
+async def test_a_body_in_parts_is_one_body() -> None:
+    assert await Intake(5).read(JSON, Sender(b'{"a"', b": 1}")) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "data", [b"{", b"[]", b"1", b'{"a": NaN}', b"\xff", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"]
+)
+def test_what_is_not_a_json_object_is_refused(data: bytes) -> None:
+    with pytest.raises(Problem) as refused:
+        parse_object(data)
+    assert (refused.value.status, refused.value.error["code"]) == (400, "invalid_json")
+
+
+async def refused(reader: Intake, sender: Sender, **headers: str) -> int:
+    fields = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
+    with pytest.raises(Problem) as problem:
+        await reader.read(fields, sender)
+    assert not reader._held_bytes, "nothing is counted once it is over"
+    return problem.value.status
+
+
+async def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "MAX_BODY_BYTES", 10)
+    assert await refused(Intake(5), Sender(), content_length="11") == 413
+    assert await refused(Intake(5), Sender(), content_length="x") == 413
+    assert await refused(Intake(5), Sender(b"123456", b"123456")) == 413
+    assert await refused(Intake(5), Sender(), content_type="text/plain") == 415
+    assert await refused(Intake(0.01), Sender(b"1", last=False)) == 408
+    monkeypatch.setattr(intake, "MAX_BODIES_BYTES", 5)
+    assert await refused(Intake(5), Sender(b"123456")) == 503
+    with pytest.raises(ClientGoneError):
+        await Intake(5).read(JSON, Sender(b"{", last=False, gone=True))
+
+
+async def test_a_hangup_interrupts_what_is_awaited() -> None:
+    with pytest.raises(ClientGoneError):
+        async with until_hangup(Sender(last=False, gone=True)):
+            await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+    await asyncio.sleep(0)
+
+
+async def test_somebody_elses_cancellation_stays_one() -> None:
+    async def wait() -> None:
+        async with until_hangup(Sender(last=False)):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,178 @@
+"""Deltas and a result become the chunks that vLLM's server would send."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, parse_body
+from penstock.openai.chunks import Chunks, DivergedError
+from penstock.openai.shape import Shape
+from penstock.request.v1 import request_pb2 as pb
+
+WORDS = ["the", " ri", "ver", "", " é水", " runs", " on", "."]
+"""Text of tokens 0, 1, …; one has none, as the first bytes of a character have none."""
+
+
+def shape(url: str, **fields: Any) -> Shape:
+    prompt: dict[str, Any] = {"prompt": "p"} if url == COMPLETIONS_URL else {"messages": [{"role": "user"}]}
+    return Shape.of(parse_body(url, {**prompt, **fields}, streams=True))
+
+
+def chunks(url: str = CHAT_URL, n: int = 1, usage: bool = False, **fields: Any) -> Chunks:
+    return Chunks(shape(url, **fields), "r-1", 1_700_000_000, "tiny", n, usage)
+
+
+def delta(start: int, end: int, attempt: int = 1, index: int = 0, **fields: Any) -> pb.TokenDelta:
+    return pb.TokenDelta(
+        request_id="r-1", attempt=attempt, index=index, offset=start, token_ids=range(start, end),
+        text="".join(WORDS[start:end]), **fields,
+    )  # fmt: skip
+
+
+def choice(end: int, index: int = 0, **fields: Any) -> pb.Choice:
+    fields.setdefault("finish_reason", pb.FINISH_REASON_STOP)
+    return pb.Choice(index=index, text="".join(WORDS[:end]), token_ids=range(end), **fields)
+
+
+def result(*choices: pb.Choice) -> pb.Result:
+    usage = pb.Usage(prompt_tokens=9, completion_tokens=4)
+    return pb.Result(request_id="r-1", outcome=pb.OUTCOME_COMPLETED, choices=choices, usage=usage)
+
+
+HEAD = '{"id":"chatcmpl-r-1","object":"chat.completion.chunk","created":1700000000,"model":"tiny","choices":['
+
+
+def test_a_chat_reads_as_vllm_writes_it() -> None:
+    """The lines are those of `vllm serve` for the same answer, but for ids and times."""
+    stream = chunks(usage=True)
+    assert stream.of_delta(delta(0, 2)) == [
+        HEAD + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        ',"prompt_token_ids":null,"prompt_text":null}',
+        HEAD + '{"index":0,"delta":{"content":"the ri"},"logprobs":null,"finish_reason":null,"token_ids":null}]}',
+    ]
+    assert stream.of_delta(delta(4, 5)) == [
+        HEAD + '{"index":0,"delta":{"content":" é水"},"logprobs":null,"finish_reason":null,"token_ids":null}]}'
+    ]
+
+
+def test_the_end_of_a_chat_reads_as_vllm_writes_it() -> None:
+    assert chunks(usage=True).of_result(result(choice(3, finish_reason=pb.FINISH_REASON_LENGTH)))[1:] == [
+        HEAD + '{"index":0,"delta":{"content":"the river"},"logprobs":null,"finish_reason":"length"'
+        ',"stop_reason":null,"token_ids":null}]}',
+        HEAD + '],"usage":{"prompt_tokens":9,"total_tokens":13,"completion_tokens":4}}',
+    ]
+
+
+def test_a_completion_reads_as_vllm_writes_it() -> None:
+    head = '{"id":"cmpl-r-1","object":"text_completion","created":1700000000,"model":"tiny","choices":['
+    stream = chunks(COMPLETIONS_URL)
+    assert stream.of_delta(delta(0, 1)) == [
+        head + '{"index":0,"text":"the","logprobs":null,"finish_reason":null,"stop_reason":null'
+        ',"prompt_token_ids":null,"token_ids":null}]}'
+    ]
+    assert stream.of_result(result(choice(2, stop_string="x"))) == [
+        head + '{"index":0,"text":" ri","logprobs":null,"finish_reason":"stop","stop_reason":"x"'
+        ',"prompt_token_ids":null,"token_ids":null}]}'
+    ]
+
+
+def test_log_probabilities_go_on_where_the_text_stands() -> None:
+    def entries(start: int, end: int) -> list[pb.TokenLogprob]:
+        return [pb.TokenLogprob(token_id=t, token=WORDS[t], logprob=-t - 0.5, rank=1) for t in range(start, end)]
+
+    stream = chunks(COMPLETIONS_URL, logprobs=0)
+    first = json.loads(stream.of_delta(delta(0, 2, logprobs=entries(0, 2)))[0])["choices"][0]["logprobs"]
+    assert first["text_offset"] == [0, 3]
+    last = json.loads(stream.of_result(result(choice(4, logprobs=entries(0, 4))))[0])["choices"][0]["logprobs"]
+    assert (last["text_offset"], last["tokens"], last["token_logprobs"]) == ([6, 9], ["ver", ""], [-2.5, -3.5])
+    chat = chunks(logprobs=True)
+    shown = json.loads(chat.of_delta(delta(0, 1, logprobs=entries(0, 1)))[1])["choices"][0]["logprobs"]
+    assert shown == {"content": [{"token": "the", "logprob": -0.5, "bytes": [116, 104, 101], "top_logprobs": []}]}
+
+
+def test_each_of_n_completions_has_its_role_and_its_end() -> None:
+    stream = chunks(n=2)
+    lines = [json.loads(line) for line in stream.of_delta(delta(0, 1, index=1))]
+    assert [(c["choices"][0]["index"], c["choices"][0]["delta"]) for c in lines] == [
+        (0, {"role": "assistant", "content": ""}), (1, {"role": "assistant", "content": ""}), (1, {"content": "the"}),
+    ]  # fmt: skip
+    assert stream.of_delta(delta(0, 1, index=2)) == [], "an index nobody asked for"
+    ends = [json.loads(line)["choices"][0] for line in stream.of_result(result(choice(1), choice(2, 1)))]
+    assert [(end["index"], end["delta"]["content"], end["finish_reason"]) for end in ends] == [
+        (0, "the", "stop"), (1, " ri", "stop"),
+    ]  # fmt: skip
+
+
+def told(lines: list[str]) -> str:
+    """Return the text of chat chunks."""
+    found = [json.loads(line)["choices"] for line in lines]
+    return "".join(choices[0]["delta"]["content"] for choices in found if choices)
+
+
+def test_a_later_attempt_that_says_the_same_goes_on() -> None:
+    stream = chunks()
+    said = told(stream.of_delta(delta(0, 3)))
+    assert stream.of_delta(delta(0, 2, attempt=2)) == []
+    said += told(stream.of_delta(delta(2, 5, attempt=2)))
+    said += told(stream.of_result(result(choice(8))))
+    assert said == "".join(WORDS)
+
+
+@pytest.mark.parametrize("tokens", [[0, 7], [0, 1, 7]])
+def test_a_later_attempt_that_says_something_else_ends_the_stream(tokens: list[int]) -> None:
+    stream = chunks()
+    stream.of_delta(delta(0, 3))
+    with pytest.raises(DivergedError):
+        stream.of_delta(pb.TokenDelta(attempt=2, token_ids=tokens, text="".join(WORDS[t] for t in tokens)))
+
+
+@pytest.mark.parametrize("end", [1, 2])
+def test_a_result_that_is_not_what_was_told_ends_the_stream(end: int) -> None:
+    stream = chunks()
+    stream.of_delta(delta(0, 3))
+    with pytest.raises(DivergedError):
+        stream.of_result(result(choice(end)))
+    with pytest.raises(DivergedError):
+        stream.of_result(result(pb.Choice(text="thy river", token_ids=[9, 1, 2])))
+
+
+@given(
+    attempts=st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=1, max_size=4),
+    length=st.integers(0, len(WORDS)),
+)
+def test_a_stream_is_whole_whatever_deltas_came(attempts: list[list[int]], length: int) -> None:
+    """Attempts that break off anywhere, deltas of any sizes, a tail that only the result has: every token once."""
+    stream = chunks()
+    lines: list[str] = []
+    for attempt, sizes in enumerate(attempts, 1):
+        start = 0
+        for size in sizes:
+            end = min(start + size, length)
+            if end > start:
+                lines += stream.of_delta(delta(start, end, attempt))
+            start = end
+    lines += stream.of_result(result(choice(length)))
+    assert told(lines) == "".join(WORDS[:length])
+
+
+def test_vllms_own_models_accept_every_chunk() -> None:
+    protocol = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
+    stream = chunks(usage=True)
+    for line in [*stream.of_delta(delta(0, 2)), *stream.of_result(result(choice(4)))]:
+        parsed = protocol.ChatCompletionStreamResponse.model_validate_json(line)
+        assert not parsed.model_extra, "no field that vLLM does not have"
+        assert parsed.model_dump_json(exclude_unset=True) == line, "the fields in vLLM's order"
+
+
+def test_a_shape_travels_as_text() -> None:
+    asked = shape(CHAT_URL, logprobs=True, top_logprobs=3, add_generation_prompt=False, return_tokens_as_token_ids=True)
+    assert Shape.from_reference(asked.to_reference()) == asked
+    echo = shape(COMPLETIONS_URL, echo=True)
+    assert Shape.from_reference(echo.to_reference()) == echo
+    for text in ("", "line 7", "openai/1 {", 'openai/1 {"other": 1}', "openai/1 []"):
+        assert Shape.from_reference(text) == Shape()
