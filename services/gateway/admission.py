@@ -14,14 +14,11 @@ from penstock.openai.bodies import BodyError, ChatBody, CompletionBody, parse_bo
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.extras import CHANNEL, Extras
+from services.gateway.extras import Extras
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.problem import Problem
+from services.gateway.problem import Problem, given_as
 
 log = logging.getLogger(__name__)
-
-HEADER_OF = {"channel": CHANNEL, "idempotency_key": "idempotency-key"}
-"""Fields of the queue's request that the client gave as a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class Admission:
             self._in_background(self._undo(submitting, asked.keep))
             raise
         except InvalidRequest as error:
-            name = HEADER_OF.get(error.param, error.param)
+            name = given_as(error.param)
             raise Problem(400, str(error).replace(error.param, name, 1), name, error.code) from None
 
     def abandon(self, request_id: str) -> None:

@@ -29,13 +29,24 @@ class Problem(Exception):  # noqa: N818 - it is not always an error of ours
         return {"error": self.error}
 
 
+HEADERS = {
+    "channel": "x-penstock-channel",
+    "idempotency_key": "idempotency-key",
+    "deadline_unix_ns": "x-penstock-deadline-ms",
+}
+"""Fields of the queue's request that clients give as headers."""
+
+
+def given_as(field: str) -> str:
+    """Return the name under which a client gave a field of the queue's request."""
+    return HEADERS.get(field, field)
+
+
 def of_result(result: request_pb2.Result) -> Problem:
     """Return what a client is told of a request that ended without an answer."""
     status, error = failure_of(result)
     # The fleet has done what it would do again; clients that retry by themselves would pay twice.
-    problem = Problem(status, error["message"], error["param"] or "", error["code"], {"x-should-retry": "false"})
-    problem.error = error
-    return problem
+    return Problem(status, error["message"], given_as(result.error.param), error["code"], {"x-should-retry": "false"})
 
 
 def of_error(error: PenstockError) -> Problem:

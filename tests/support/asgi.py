@@ -50,7 +50,10 @@ class Visit:
             "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": raw,
             "server": ("test", 80), "client": ("test", 1), "state": {},
         }  # fmt: skip
-        self.task = asyncio.create_task(app(scope, self._inbox.get, self._send))  # type: ignore[arg-type]
+        self.task = asyncio.create_task(self._visit(app, scope))
+
+    async def _visit(self, app: ASGIApp, scope: dict[str, Any]) -> None:
+        await app(scope, self._inbox.get, self._send)
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
