@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fleet import Fleet, penstock
+from tests.support.vllm_server import vllm_server
 
 ENGINE_FLAGS = [
     "--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512",
@@ -41,6 +42,13 @@ def vllm_fleet(tmp_path_factory: pytest.TempPathFactory, engine_flags: list[str]
         yield fleet
     finally:
         fleet.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_reference(tmp_path_factory: pytest.TempPathFactory, engine_flags: list[str]) -> Iterator[str]:
+    """Base address of vLLM's own server, for the same model and engine settings."""
+    with vllm_server(engine_flags, tmp_path_factory.mktemp("serve") / "serve.log") as base:
+        yield base
 
 
 @pytest.fixture

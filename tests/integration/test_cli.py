@@ -71,6 +71,13 @@ def test_one_request_from_submit_to_status(up: Up) -> None:
     status = json.loads(shown.stdout)
     assert [worker["worker_id"] for worker in status["scheduler"]["workers"]] == ["worker-1", "worker-2"]
     assert status["scheduler"]["audit_violations"] == 0
+    printed = re.search(r"^try +(curl .+)$", up.said(), re.MULTILINE)
+    assert printed, up.said()
+    pasted = subprocess.run(
+        f"{printed.group(1)} --silent --fail", shell=True, capture_output=True, text=True, check=False
+    )
+    assert pasted.returncode == 0, pasted.stderr
+    assert json.loads(pasted.stdout)["model"] == "sim"
     table = penstock("status", "--once", *up.flags()).stdout
     assert "worker-2" in table
     assert "interactive" in table
@@ -79,7 +86,7 @@ def test_one_request_from_submit_to_status(up: Up) -> None:
 def test_ctrl_c_stops_everything(up: Up) -> None:
     up.address("queue")
     family = descendants(up.process.pid)
-    assert len(family) >= 4, "queue, scheduler and two workers"
+    assert len(family) >= 5, "queue, scheduler, two workers and the gateway"
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(60) == 0
     assert not any(alive(pid) for pid in family)

@@ -10,28 +10,17 @@ import json
 import os
 import subprocess
 import sys
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.batch_lines import chat, completion, text_of, words
-from tests.support.fleet import ROOT, Fleet, free_port, penstock, read_jsonl, write_jsonl
-from tests.support.waiting import wait_for
+from tests.support.fleet import ROOT, Fleet, penstock, read_jsonl, write_jsonl
+from tests.support.vllm_server import VLLM_ENVIRONMENT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.timeout(300)]
-
-VLLM_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 
 def lines(make: Any, prefix: str) -> list[dict[str, Any]]:
@@ -57,29 +46,6 @@ def run_batch(fleet: Fleet, source: Path, target: Path) -> list[dict[str, Any]]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + fleet.logs()
     return read_jsonl(target)
-
-
-@contextmanager
-def vllm_server(engine_flags: list[str], log: Path) -> Iterator[str]:
-    """Run vLLM's OpenAI server and yield its base address."""
-    port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port), *engine_flags]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env={**os.environ, **VLLM_ENVIRONMENT}, stdout=out, stderr=out)
-
-    def healthy() -> bool:
-        assert process.poll() is None, log.read_text()
-        try:
-            return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status == 200)
-        except (urllib.error.URLError, ConnectionError):
-            return False
-
-    try:
-        wait_for(healthy, "vLLM's server", 120)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -116,11 +82,10 @@ def test_chat_equals_vllm_run_batch(vllm_fleet: Fleet, engine_flags: list[str], 
     assert len({text_of(line) for line in ours}) > len(ours) // 2, "the model says the same to everything"
 
 
-def test_completions_equal_vllm_serve(vllm_fleet: Fleet, engine_flags: list[str], tmp_path: Path) -> None:
+def test_completions_equal_vllm_serve(vllm_fleet: Fleet, vllm_reference: str, tmp_path: Path) -> None:
     wanted = lines(completion, "text")
     wanted.append(completion("ids", [5, 300, 301, 302]))
     wanted.append(completion("echo", words(2, 5), echo=True))
     ours = run_batch(vllm_fleet, write_jsonl(tmp_path / "text.jsonl", wanted), tmp_path / "ours.jsonl")
-    with vllm_server(engine_flags, tmp_path / "serve.log") as base:
-        for line, mine in zip(wanted, ours, strict=True):
-            same(mine["response"]["body"], post(base + line["url"], line["body"]), line["custom_id"])
+    for line, mine in zip(wanted, ours, strict=True):
+        same(mine["response"]["body"], post(vllm_reference + line["url"], line["body"]), line["custom_id"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli import up
 from penstock.cli.errors import CommandError
 from penstock.cli.stack import TINY_FLAGS, StackPlan, engine_flags, missing_flags, running_stack, way_out
 from penstock.cli.supervisor import Supervisor
@@ -175,3 +176,12 @@ def test_without_a_model_the_tiny_one_is_made_once(tmp_path: Path) -> None:
     made = (tmp_path / "tiny-model" / "config.json").stat().st_mtime_ns
     engine_flags(plan(tmp_path, ""), said.append)
     assert (tmp_path / "tiny-model" / "config.json").stat().st_mtime_ns == made
+
+
+def test_a_gateway_is_left_out_without_its_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert up.can_serve_http()
+    monkeypatch.setattr(up, "find_spec", lambda name: None if name == "uvicorn" else name)
+    assert not up.can_serve_http()
+    assert "penstock[gateway]" in capsys.readouterr().out

@@ -1,0 +1,197 @@
+"""The `openai` client asks the gateway and vLLM's own server the same: the answers agree field by field.
+
+What may differ is named here, and justified in docs/openai.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.batch_lines import words
+from tests.support.fleet import Fleet
+
+pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.timeout(300)]
+
+OWN = {"id", "created", "system_fingerprint", "prompt_tokens_details"}
+"""Fields whose values are each server's own."""
+
+STOPPING = {"max_tokens": 48, "stop": ["e", "zz"], "extra_body": {"min_tokens": 4}}
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {"max_tokens": 24},
+    "one token": {"max_tokens": 1},
+    "stop": STOPPING,
+    "kept stop": {**STOPPING, "extra_body": {"include_stop_str_in_output": True}},
+    "logprobs": {"max_tokens": 6, "logprobs": True, "top_logprobs": 2},
+    "penalties": {"max_tokens": 24, "presence_penalty": 1.5, "extra_body": {"repetition_penalty": 1.3}},
+    "n": {"max_tokens": 8, "n": 3, "temperature": 0.8, "seed": 7},
+    "seed": {"max_tokens": 24, "temperature": 1.0, "top_p": 0.9, "seed": 11},
+    "bias": {"max_tokens": 6, "logit_bias": {"300": 100}},
+    "choice": {"max_tokens": 12, "extra_body": {"structured_outputs": {"choice": ["river", "gate"]}}},
+}
+TEXTS: dict[str, dict[str, Any]] = {
+    "plain": {"max_tokens": 24},
+    "default length": {},
+    "unicode": {"prompt": "naïve café – Ünïcödé 水車 🚰", "max_tokens": 32},
+    "token ids": {"prompt": [5, 300, 301, 302], "max_tokens": 8},
+    "stop": STOPPING,
+    "logprobs": {"max_tokens": 6, "logprobs": 2},
+    "n": {"max_tokens": 8, "n": 2, "temperature": 0.8, "seed": 7},
+}
+WHOLE: dict[str, dict[str, Any]] = {
+    "echo": {"max_tokens": 4, "extra_body": {"echo": True}},
+    "echo with logprobs": {"max_tokens": 4, "logprobs": 1, "echo": True},
+    "prompt logprobs": {"max_tokens": 2, "extra_body": {"prompt_logprobs": 1}},
+}
+"""What is not available in a stream."""
+
+
+@pytest.fixture(scope="module")
+def bases(vllm_fleet: Fleet, vllm_reference: str) -> Iterator[list[str]]:
+    """Yield the base addresses of gateway and reference."""
+    addresses = ["--queue-address", vllm_fleet.queue.address, "--scheduler-address", vllm_fleet.scheduler.address]
+    gateway = vllm_fleet.add("gateway", addresses)
+    gateway.start()
+    yield [f"http://{gateway.address}/v1", f"{vllm_reference}/v1"]
+    gateway.stop()
+
+
+def client_of(base: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=base, api_key="none", max_retries=0)
+
+
+def settings_of(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call, greedy unless said otherwise."""
+    prompt: dict[str, Any] = {"prompt": words(3, 9)}
+    if kind == "chat":
+        prompt = {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": words(3, 9)}]}
+    return {"model": "tiny", "temperature": 0.0, **prompt, **fields}
+
+
+def create(client: Any, kind: str, **fields: Any) -> Any:
+    """Ask a sync or async client."""
+    where = client.chat.completions if kind == "chat" else client.completions
+    return where.create(**settings_of(kind, fields))
+
+
+def comparable(value: Any) -> Any:
+    """Return a response without what is each server's own; numbers to six digits."""
+    if isinstance(value, dict):
+        return {name: comparable(item) for name, item in value.items() if name not in OWN}
+    if isinstance(value, list):
+        return [comparable(item) for item in value]
+    return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
+
+
+def without_the_first_token(answer: dict[str, Any]) -> None:
+    """Leave out the text of an echoed prompt's first token, and the text offsets, which count it."""
+    logprobs = answer["choices"][0]["logprobs"]
+    del logprobs["text_offset"], logprobs["tokens"][0]
+
+
+CASES = [("chat", name) for name in CHATS] + [("text", name) for name in TEXTS]
+
+
+def fields_of(kind: str, name: str) -> dict[str, Any]:
+    return {**WHOLE, **(CHATS if kind == "chat" else TEXTS)}[name]
+
+
+@pytest.mark.parametrize(("kind", "name"), [*CASES, *(("text", name) for name in WHOLE)])
+def test_whole_answers_agree(bases: list[str], kind: str, name: str) -> None:
+    ours, theirs = (create(client_of(base), kind, **fields_of(kind, name)).model_dump() for base in bases)
+    if name == "echo with logprobs":
+        for answer in (ours, theirs):
+            without_the_first_token(answer)
+    assert comparable(ours) == comparable(theirs)
+    assert ours.keys() == theirs.keys()
+
+
+def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return what a stream says of each choice: text, log probabilities, role and end, whatever its chunk borders."""
+    said: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            one = said.setdefault(choice["index"], {"text": "", "roles": [], "logprobs": [], "offsets": [], "ends": []})
+            delta = choice.get("delta") or {}
+            one["text"] += choice.get("text") or delta.get("content") or ""
+            one["roles"] += [delta["role"]] if delta.get("role") else []
+            logprobs = choice["logprobs"] or {}
+            one["logprobs"] += logprobs.get("content") or logprobs.get("top_logprobs") or []
+            one["offsets"] += logprobs.get("text_offset") or []
+            if choice["finish_reason"]:
+                one["ends"].append((choice["finish_reason"], choice["stop_reason"]))
+    return said
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_streams_agree(bases: list[str], kind: str, name: str) -> None:
+    streams = []
+    for base in bases:
+        stream = create(
+            client_of(base), kind, **fields_of(kind, name), stream=True, stream_options={"include_usage": True}
+        )
+        streams.append([chunk.model_dump(exclude_unset=True) for chunk in stream])
+    ours, theirs = streams
+    assert comparable(joined(ours)) == comparable(joined(theirs))
+    assert ours[-1]["usage"] == theirs[-1]["usage"]
+    assert {*ours[-1]} == {*theirs[-1]} - {"system_fingerprint"}
+    assert ours[0].keys() == theirs[0].keys(), "the first chunk"
+    for mine, other in ((ours[0], theirs[0]), (ours[-2], theirs[-2])):
+        assert mine["choices"][0].keys() == other["choices"][0].keys(), "the first and the last choice"
+    assert len({chunk["id"] for chunk in ours}) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"max_tokens": -1}, "max_tokens"), ({"model": "no"}, "model"), ({"prompt": words(1, 2000)}, None),
+     ({"temperature": -1}, "temperature"), ({"prompt": words(1, 2000), "stream": True}, None)],
+)  # fmt: skip
+def test_refusals_are_the_same_exceptions(bases: list[str], fields: dict[str, Any], param: str | None) -> None:
+    kinds = []
+    for base in bases:
+        with pytest.raises(openai.APIStatusError) as refused:
+            create(client_of(base), "text", **fields)
+        kinds.append(type(refused.value))
+        if param:
+            assert refused.value.param == param
+    assert kinds[0] is kinds[1]
+
+
+async def test_the_async_client_many_at_once(bases: list[str]) -> None:
+    """Half of them streams, against the same questions asked of the reference."""
+
+    async def text_of(client: openai.AsyncOpenAI, number: int) -> str:
+        fields = {"max_tokens": 4 + number, "messages": [{"role": "user", "content": words(number, 5)}]}
+        if number % 2:
+            answer = await create(client, "chat", **fields)
+            return str(answer.choices[0].message.content)
+        stream = await create(client, "chat", **fields, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    answers = []
+    for base in bases:
+        async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            answers.append(await asyncio.gather(*(text_of(client, number) for number in range(16))))
+    assert answers[0] == answers[1]
+
+
+def test_models_and_the_request_id(bases: list[str]) -> None:
+    listed = [[model.id for model in client_of(base).models.list()] for base in bases]
+    assert listed[0] == listed[1] == ["tiny"]
+    raw = client_of(bases[0]).completions.with_raw_response.create(**settings_of("text", {"max_tokens": 2}))
+    assert raw.parse().id == f"cmpl-{raw.headers['x-request-id']}"
+
+
+def test_a_stream_that_is_closed_is_cancelled(bases: list[str]) -> None:
+    client = client_of(bases[0])
+    stream = create(client, "chat", stream=True, max_tokens=400, extra_body={"ignore_eos": True})
+    request_id = next(stream).id.removeprefix("chatcmpl-")
+    stream.close()
+    states = set()
+    while not states & {"cancelled", "completed"}:
+        states.add(client.get(f"/requests/{request_id}", cast_to=object)["status"])  # type: ignore[index]
+    assert "cancelled" in states
