@@ -15,9 +15,9 @@ from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL
 from services.gateway.limits import MAX_BODY_BYTES, MAX_HEAD_BYTES
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.fleet import ROOT, Fleet, Service
-from tests.support.web import ask, asked, connected, head, read_head
 from tests.support.otlp import OtlpReceiver
 from tests.support.waiting import wait_for, wait_for_async
+from tests.support.web import ask, asked, connected, head, read_head
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -191,7 +191,7 @@ def test_a_stream_that_is_closed_is_cancelled(bases: list[str]) -> None:
     stream = create(client, "chat", stream=True, max_tokens=400, extra_body={"ignore_eos": True})
     request_id = next(stream).id.removeprefix("chatcmpl-")
     stream.close()
-    states = set()
+    states: set[str] = set()
     while not states & {"cancelled", "completed"}:
         states.add(client.get(f"/requests/{request_id}", cast_to=object)["status"])  # type: ignore[index]
     assert "cancelled" in states
