@@ -131,6 +131,13 @@ def test_a_later_attempt_that_says_something_else_ends_the_stream(tokens: list[i
         stream.of_delta(pb.TokenDelta(attempt=2, token_ids=tokens, text="".join(WORDS[t] for t in tokens)))
 
 
+def test_other_tokens_with_the_same_text_are_another_answer() -> None:
+    stream = chunks(logprobs=True)
+    stream.of_delta(delta(0, 2))
+    with pytest.raises(DivergedError):
+        stream.of_delta(pb.TokenDelta(attempt=2, token_ids=[0, 9], text="".join(WORDS[:2])))
+
+
 @pytest.mark.parametrize("end", [1, 2])
 def test_a_result_that_is_not_what_was_told_ends_the_stream(end: int) -> None:
     stream = chunks()
