@@ -20,7 +20,7 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
-HAS_SERVICE = ("queue", "scheduler")
+HAS_SERVICE = ("files", "queue", "scheduler")
 
 
 def generate(out: Path) -> None:

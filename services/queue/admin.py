@@ -134,7 +134,7 @@ class Admin:
             store_id=self._store_id,
             workers=view.workers,
             scheduler_connected=view.scheduler_connected,
-            submits_refused=self._committer.submits_refused,
+            submits_refused=bool(self._committer.refusal()),
         )
         for line in view.lines:
             tally = self._speaker.tallies[line.channel]

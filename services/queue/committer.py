@@ -187,11 +187,6 @@ class Committer:
         self.post(make(ticket))
         return answer
 
-    @property
-    def submits_refused(self) -> bool:
-        """Whether submits are refused for now."""
-        return bool(self._refusal())
-
     def check_disk(self) -> None:
         """Look at the free disk space, unless that was done a moment ago."""
         now_ns = self._clock.now_ns()
@@ -290,13 +285,14 @@ class Committer:
         if not any(isinstance(message, Submit) for message in messages):
             return messages
         self.check_disk()
-        refusal = self._refusal()
+        refusal = self.refusal()
         if not refusal:
             return messages
         self._refuse([m for m in messages if isinstance(m, Submit)], RefusedError(refusal, not self.broken))
         return [m for m in messages if not isinstance(m, Submit)]
 
-    def _refusal(self) -> str:
+    def refusal(self) -> str:
+        """Return why submits are refused for now; empty if they are not."""
         if self.broken:
             return self.broken
         if self.disk_free_bytes < self._disk_free_min_bytes and self._disk_checked_ns:

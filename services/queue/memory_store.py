@@ -45,6 +45,15 @@ class MemoryStore:
             last = bisect_left(keys, end) if end else len(keys)
             return [(key, self._rows[family][key]) for key in keys[first : min(last, first + limit)]]
 
+    def scan_back(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Return at most `limit` rows with start <= key < end, from the last downwards."""
+        with self._guard:
+            keys = self._keys[family]
+            first = bisect_left(keys, start)
+            last = bisect_left(keys, end) if end else len(keys)
+            wanted = keys[max(first, last - limit) : last]
+            return [(key, self._rows[family][key]) for key in reversed(wanted)]
+
     def write(self, writes: Sequence[Write]) -> None:
         """Apply all writes."""
         with self._guard:

@@ -13,7 +13,7 @@ from typing import IO, Any
 import rocksdict
 
 from services.queue.core.effects import Write
-from services.queue.core.records import FAMILIES, META, PAYLOADS, RESULTS, SCHEMA_KEY, SCHEMA_VERSION
+from services.queue.core.records import FAMILIES, META, PARTS, PAYLOADS, RESULTS, SCHEMA_KEY, SCHEMA_VERSION
 from services.queue.store import Row, StoreError, StoreUnusableError
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,9 @@ MAX_WAL_BYTES = 256 * 1024 * 1024
 
 BACKUP_MARK = "PENSTOCK_BACKUP.json"
 """The file that tells a backup from a data directory."""
+
+MIGRATED_VERSION = b"1"
+"""The schema version that is brought up to the present one when the store is opened for writing."""
 
 INFO_LOGS_KEPT = 2
 """RocksDB's own text logs; one for this run and one for the run before."""
@@ -93,6 +96,11 @@ class RocksdbStore:
         if found is None:
             self.write([Write(META, SCHEMA_KEY, str(SCHEMA_VERSION).encode())])
             return
+        if found == MIGRATED_VERSION:
+            # All that is new in version 2 is families, and opening has made these.
+            self.write([Write(META, SCHEMA_KEY, str(SCHEMA_VERSION).encode())])
+            log.info("data directory %s is now of schema version %d", self._path, SCHEMA_VERSION)
+            return
         if not found.isdigit() or int(found) != SCHEMA_VERSION:
             raise StoreUnusableError(
                 f"data directory {self._path} has schema version {found.decode(errors='replace')}; "
@@ -130,6 +138,21 @@ class RocksdbStore:
             while len(rows) < limit and cursor.valid():
                 rows.append((cursor.key(), cursor.value()))
                 cursor.next()
+            cursor.status()
+        return rows
+
+    def scan_back(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Return at most `limit` rows with start <= key < end, from the last downwards."""
+        rows: list[Row] = []
+        with _store_errors():
+            options = rocksdict.ReadOptions()
+            if end:
+                options.set_iterate_upper_bound(end)
+            cursor = self._families[family].iter(options)
+            cursor.seek_to_last()
+            while len(rows) < limit and cursor.valid() and cursor.key() >= start:
+                rows.append((cursor.key(), cursor.value()))
+                cursor.prev()
             cursor.status()
         return rows
 
@@ -196,6 +219,8 @@ def _store_errors() -> Iterator[None]:
 def _open_reason(path: Path, text: str) -> str:
     if "lock" in text.lower():
         return f"data directory {path} is locked: another queue service uses it"
+    if "Column family not found" in text:
+        return f"data directory {path} was written by an older version of this program; starting its queue migrates it"
     if "Column families not opened" in text:
         return f"data directory {path} was written by a newer version of this program ({text})"
     return f"data directory {path} cannot be opened: {text}"
@@ -217,7 +242,7 @@ def _family_options(name: str) -> Any:
     table = rocksdict.BlockBasedOptions()
     table.set_bloom_filter(10, False)
     options.set_block_based_table_factory(table)
-    if name in {PAYLOADS, RESULTS}:
+    if name in {PAYLOADS, RESULTS, PARTS}:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(BLOB_BYTES)
         options.set_enable_blob_gc(True)

@@ -8,6 +8,9 @@ import secrets
 import sys
 from collections.abc import Callable
 
+import grpc
+
+from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from services.clock import SystemClock
 from services.queue.admin import Admin
@@ -18,6 +21,7 @@ from services.queue.core import records
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Message, Tick
 from services.queue.core.workers import Rules
+from services.queue.files_servicer import FilesServicer
 from services.queue.loading import Loading
 from services.queue.metrics import QueueMetrics
 from services.queue.reader import Reader
@@ -25,6 +29,7 @@ from services.queue.recovery import Recovery, recover, store_id_of
 from services.queue.rocksdb_store import RocksdbStore
 from services.queue.servicer import Parts, QueueServicer
 from services.queue.settings import QueueSettings
+from services.queue.shelf import Shelf, ShelfRefusedError
 from services.queue.speaker import Greeting, Speaker
 from services.queue.spot_check import SpotCheck
 from services.queue.store import Store, StoreError, StoreUnusableError
@@ -32,7 +37,7 @@ from services.queue.submit import Intake
 from services.queue.watch import WatchHub
 from services.queue.watching import Watching
 from services.rpc.server import EX_UNAVAILABLE, Server, bind, stop_on_signals
-from services.rpc.strict import add_servicer
+from services.rpc.strict import Doorkeeper, add_servicer
 from services.telemetry import Telemetry, start_telemetry
 
 log = logging.getLogger(__name__)
@@ -47,6 +52,7 @@ EX_SOFTWARE = 70
 """Exit status of a service whose inside failed (sysexits.h)."""
 
 SERVICE = queue_pb2.DESCRIPTOR.services_by_name["QueueService"]
+FILES_SERVICE = files_pb2.DESCRIPTOR.services_by_name["FilesService"]
 
 
 class Service:
@@ -97,6 +103,13 @@ class Service:
             self.committer, self._speaker, self._hub, intake, self._admin, watching, metrics, greeting, backup
         )
         self.servicer = QueueServicer(parts)
+        self._shelf = Shelf(store, self._clock, self._content_refusal)
+
+    def _content_refusal(self) -> ShelfRefusedError | None:
+        """Say why the store takes no content now: for the same reasons as no submits."""
+        self.committer.check_disk()
+        text = self.committer.refusal()
+        return ShelfRefusedError(text, full=not self.committer.broken) if text else None
 
     async def _until_loaded(self) -> None:
         """Return once every request of the store is known, and say so."""
@@ -113,30 +126,37 @@ class Service:
 
     def bind(self) -> Server:
         """Return the bound server; raises SystemExit(69) if the port cannot be had."""
-        add: Callable[..., None] = lambda server: add_servicer(SERVICE, self.servicer, server)  # noqa: E731
-        return bind(self._settings.listen, [SERVICE.full_name], add)
+        doorkeeper = Doorkeeper()
+
+        def add(server: grpc.aio.Server) -> None:
+            add_servicer(SERVICE, self.servicer, server, doorkeeper)
+            add_servicer(FILES_SERVICE, FilesServicer(self._shelf), server, doorkeeper)
+
+        return bind(self._settings.listen, [SERVICE.full_name, FILES_SERVICE.full_name], add)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
         """Serve until `stop`; call `ready` with the port once requests are answered."""
         server = self.bind()
         loop = asyncio.create_task(self.committer.run(), name="committer")
+        shelf = asyncio.create_task(self._shelf.run(), name="shelf")
         clockwork = asyncio.create_task(self._tick(), name="clockwork")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await server.start()
         ready(server.port)
         try:
-            # The committer and the clockwork never end by themselves; if one does, it failed.
-            await asyncio.wait({loop, clockwork, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            # None of them but `stopping` ends by itself; if one does, it failed.
+            await asyncio.wait({loop, shelf, clockwork, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._speaker.end_all("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
             for task in (clockwork, stopping):
                 task.cancel()
             self.committer.stop()
-            await asyncio.gather(loop, clockwork, stopping, return_exceptions=True)
+            self._shelf.stop()
+            await asyncio.gather(loop, shelf, clockwork, stopping, return_exceptions=True)
             self._reader.close()
             self._store.close()
-        for task in (loop, clockwork):
+        for task in (loop, shelf, clockwork):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
@@ -162,8 +182,9 @@ class Service:
     async def _sweep(self, ttl_ns: int) -> None:
         try:
             await self._admin.sweep(ttl_ns)
-        except (StoreError, RefusedError) as error:
-            log.warning("old results are not deleted now: %s", error)
+            await self._shelf.sweep()
+        except (StoreError, RefusedError, ShelfRefusedError) as error:
+            log.warning("what is old is not deleted now: %s", error)
 
 
 STREAM_GRACE_S = 2.0

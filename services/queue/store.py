@@ -37,6 +37,9 @@ class Store(Protocol):
     def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Return at most `limit` rows with start <= key < end, by key; an empty `end` means to the last."""
 
+    def scan_back(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Return at most `limit` rows with start <= key < end, from the last downwards; `end` as for `scan`."""
+
     def write(self, writes: Sequence[Write]) -> None:
         """Apply all writes, or none; on return they survive a crash of the machine."""
 

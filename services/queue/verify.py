@@ -16,6 +16,7 @@ from services.queue.core import records as r
 from services.queue.core.entry import Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.store import Row, Store
+from services.queue.verify_files import FileVerifier, Finding
 
 PAGE_ROWS = 1024
 """Rows of metadata read at once."""
@@ -60,6 +61,7 @@ class Verifier:
     def violations(self) -> Iterator[Violation]:
         """Yield what is wrong, family by family. Raises StoreError if the disk fails."""
         yield from self._meta()
+        files = FileVerifier(self._store)
         checks: list[tuple[str, int, Callable[[Sequence[Row]], Iterator[Violation]]]] = [
             (r.REQUESTS, PAGE_ROWS, self._requests),
             (r.PAYLOADS, PAGE_BODIES, self._payloads),
@@ -70,6 +72,9 @@ class Verifier:
             (r.COMPLETIONS, PAGE_ROWS, self._completions),
             (r.EXPIRY, PAGE_ROWS, self._expiry),
             (r.IDEMPOTENCY, PAGE_ROWS, self._idempotency),
+            (r.FILES, PAGE_ROWS, _found_by(files.files)),
+            (r.PARTS, PAGE_BODIES, _found_by(files.parts)),
+            (r.RECORDS, PAGE_BODIES, _found_by(files.records)),
         ]
         for family, rows, check in checks:
             for page in _pages(self._store, family, rows):
@@ -258,6 +263,10 @@ class Verifier:
         row = self._store.get(r.RESULTS, r.seq_key(seq)) if seq <= LAST_SEQ else None
         decoded = None if row is None else _read(r.decode_result, row)
         return (None, None) if decoded is None else (decoded[0], _read(request_pb2.Result.FromString, decoded[1]))
+
+
+def _found_by(check: Callable[[Sequence[Row]], Iterator[Finding]]) -> Callable[[Sequence[Row]], Iterator[Violation]]:
+    return lambda page: (Violation(*found) for found in check(page))
 
 
 def _pages(store: Store, family: str, rows: int, start: bytes = b"", end: bytes = b"") -> Iterator[list[Row]]:

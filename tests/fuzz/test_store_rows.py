@@ -13,7 +13,7 @@ from services.queue.verify import Verifier
 from tests.support.arbitrary import fuzzed
 from tests.unit.queue.test_verify import one_of_each
 
-FAMILIES = [family for family in records.FAMILIES if family != records.META]
+FAMILIES = records.REQUEST_FAMILIES
 INDEXES = [family for family in FAMILIES if family != records.PAYLOADS]
 """Families of which every row is held against others; a payload may be any request."""
 
@@ -56,7 +56,7 @@ def test_a_damaged_row_is_named_and_never_an_exception(data: st.DataObject) -> N
 
 
 @fuzzed
-@given(st.sampled_from(FAMILIES), st.binary(min_size=1, max_size=20), values)
+@given(st.sampled_from([*FAMILIES, *records.FILE_FAMILIES]), st.binary(min_size=1, max_size=20), values)
 def test_a_foreign_row_is_named_and_never_an_exception(family: str, key: bytes, value: bytes) -> None:
     store = one_of_each().store
     store.write([Write(family, key, value)])

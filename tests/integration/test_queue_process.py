@@ -195,7 +195,7 @@ def test_a_newer_schema_ends_with_69_and_both_versions(start: Start, tmp_path: P
     store.close()
     status, errors = start(tmp_path).ended()
     assert status == 69
-    assert "schema version 7; this program knows version 1" in errors
+    assert "schema version 7; this program knows version 2" in errors
     assert "Traceback" not in errors
 
 

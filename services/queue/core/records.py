@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 from services.queue.core.entry import Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 
-SCHEMA_VERSION = 1
-"""Of the whole store; a store with a higher one is refused at start-up."""
+SCHEMA_VERSION = 2
+"""Of the whole store; a store with a higher one is refused at start-up, one with a lower one is brought up to it.
+
+1: requests. 2: the families of files and records besides."""
 
 REQUESTS = "requests"
 PAYLOADS = "payloads"
@@ -31,8 +33,17 @@ EXPIRY = "expiry"
 IDEMPOTENCY = "idempotency"
 DEAD = "dead"
 META = "meta"
+FILES = "files"
+PARTS = "parts"
+RECORDS = "records"
 
-FAMILIES = (REQUESTS, PAYLOADS, READY, LEASES, RESULTS, COMPLETIONS, EXPIRY, IDEMPOTENCY, DEAD, META)
+REQUEST_FAMILIES = (REQUESTS, PAYLOADS, READY, LEASES, RESULTS, COMPLETIONS, EXPIRY, IDEMPOTENCY, DEAD)
+"""Written by the committer, with META."""
+
+FILE_FAMILIES = (FILES, PARTS, RECORDS)
+"""Written by the shelf (`services/queue/shelf.py`)."""
+
+FAMILIES = (*REQUEST_FAMILIES, META, *FILE_FAMILIES)
 
 SCHEMA_KEY = b"schema_version"
 STORE_ID_KEY = b"store_id"

@@ -46,6 +46,14 @@ def test_scan_is_ordered_half_open_and_limited(store: Store) -> None:
     assert store.scan(READY, b"\x08", b"\x09", 100) == []
 
 
+def test_scan_back_is_scan_from_the_other_end(store: Store) -> None:
+    store.write([Write(READY, bytes([n]), b"") for n in (9, 3, 5, 1, 7)])
+    assert [key[0] for key, _ in store.scan_back(READY, b"\x03", b"\x09", 100)] == [7, 5, 3]
+    assert [key[0] for key, _ in store.scan_back(READY, b"\x03", b"", 2)] == [9, 7]
+    assert [key[0] for key, _ in store.scan_back(READY, b"", b"", 100)] == [9, 7, 5, 3, 1]
+    assert store.scan_back(READY, b"\x08", b"\x09", 100) == []
+
+
 def test_later_writes_of_a_batch_win(store: Store) -> None:
     store.write([Write(REQUESTS, b"k", b"1"), Write(REQUESTS, b"k", b"2"), Write(REQUESTS, b"gone", b"x")])
     store.write([Write(REQUESTS, b"gone", None), Write(REQUESTS, b"never", None)])
@@ -114,7 +122,7 @@ def test_a_newer_schema_is_refused_with_both_versions(tmp_path: Path) -> None:
     store = RocksdbStore(tmp_path)
     store.write([Write(META, SCHEMA_KEY, b"99")])
     store.close()
-    with pytest.raises(StoreUnusableError, match="schema version 99; this program knows version 1"):
+    with pytest.raises(StoreUnusableError, match="schema version 99; this program knows version 2"):
         RocksdbStore(tmp_path)
 
 

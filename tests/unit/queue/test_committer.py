@@ -172,7 +172,7 @@ async def test_a_failed_commit_refuses_its_submits_and_forgets_them(rig: Rig) ->
     found = await rig.committer.ask(lambda ticket: Inspect(ticket, (kept.acks[0][0],)))
     assert found.views[0] is not None, "what was acked is still there to read"
     assert rig.ear.resets == 1
-    assert rig.committer.submits_refused
+    assert rig.committer.refusal()
     with pytest.raises(RefusedError):
         await rig.submit()
     assert len(rig.committer.machine.book.entries) == 1

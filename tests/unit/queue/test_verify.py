@@ -45,7 +45,7 @@ def test_a_sound_store_passes_and_is_counted() -> None:
     counts = {family: count for family, count in verifier.counts.items() if family != r.META}
     assert counts == {
         "requests": 3, "payloads": 3, "ready": 1, "leases": 1, "dead": 1,
-        "results": 2, "completions": 2, "expiry": 2, "idempotency": 4,
+        "results": 2, "completions": 2, "expiry": 2, "idempotency": 4, "files": 0, "parts": 0, "records": 0,
     }  # fmt: skip
 
 

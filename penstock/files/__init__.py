@@ -1,0 +1,1 @@
+"""Generated wire modules; see protos/."""

@@ -1,0 +1,66 @@
+"""Keys and rows of the families `files`, `parts` and `records`.
+
+Rows are the API's messages, encoded: fields are added to these, never renumbered, so that old rows stay readable.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from penstock.files.v1 import files_pb2
+
+PART_BYTES = 1024 * 1024
+"""Content of a part. A part is one row and one call: large enough that a file of 200 MiB takes 200 syncs, small enough
+that a commit with a few of them does not hold up the others."""
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+"""Names of files and records and kinds of records; no byte of one sorts before the ends below."""
+
+END = b"\0"
+"""Ends a name in a key: the names that begin with another's sort after all rows of that one."""
+
+_OFFSET = struct.Struct(">Q")
+
+
+def file_key(file_id: str) -> bytes:
+    """Return the key in `files`."""
+    return file_id.encode()
+
+
+def part_key(file_id: str, offset: int) -> bytes:
+    """Return the key in `parts` of the part that begins at `offset`."""
+    return file_id.encode() + END + _OFFSET.pack(offset)
+
+
+def part_of(key: bytes) -> tuple[str, int]:
+    """Return (file_id, offset) of a key in `parts`; raises ValueError if it is not one."""
+    size = _OFFSET.size
+    if len(key) <= size + 1 or key[-size - 1 : -size] != END:
+        raise ValueError(f"a key of {len(key)} bytes")
+    return key[: -size - 1].decode("ascii"), int.from_bytes(key[-size:], "big")
+
+
+def part_offsets(size_bytes: int) -> range:
+    """Return where the parts of a content of this size begin."""
+    return range(0, size_bytes, PART_BYTES)
+
+
+def record_key(kind: str, record_id: str) -> bytes:
+    """Return the key in `records`."""
+    return kind.encode() + END + record_id.encode()
+
+
+def after_records(kind: str) -> bytes:
+    """Return a key after those of all records of a kind and before any other's."""
+    return kind.encode() + b"\1"
+
+
+def read_file(row: bytes) -> files_pb2.File:
+    """Read a row of `files`; raises DecodeError if it is not one."""
+    return files_pb2.File.FromString(row)
+
+
+def read_record(row: bytes) -> files_pb2.Record:
+    """Read a row of `records`; raises DecodeError if it is not one."""
+    return files_pb2.Record.FromString(row)

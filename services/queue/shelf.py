@@ -1,0 +1,249 @@
+"""The one writer of files and records: many changes to a sync, each answered when it is on disk.
+
+It stands beside the committer and not inside it: files have nothing to say to the machine that decides about requests,
+and a commit of requests must not wait for megabytes of content. Both write to the same log, in families apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+from penstock.files.v1 import files_pb2 as pb
+from services.clock import Clock
+from services.queue import file_changes
+from services.queue.core.records import FILES, PARTS, RECORDS
+from services.queue.file_changes import ChangeError, Draft, UnknownError
+from services.queue.file_rows import (
+    END,
+    PART_BYTES,
+    after_records,
+    file_key,
+    part_key,
+    read_file,
+    read_record,
+    record_key,
+)
+from services.queue.store import Row, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+MAX_COMMIT_BYTES = 4 * 1024 * 1024
+"""Content in one sync: four parts. What is behind it in the log waits for so much at most."""
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""Content that may wait for its sync; senders of more are told to come again."""
+
+PAGE_BYTES = 4 * 1024 * 1024
+"""A page of records ends once it holds this much."""
+
+SWEEP_ROWS = 256
+"""Rows of each family looked at in one sweep: all of ten thousand files within a minute, and never a pause."""
+
+READ_THREADS = 2
+"""Reads at once, as of results."""
+
+T = TypeVar("T")
+Change = Callable[[Draft], T]
+
+
+class ShelfRefusedError(Exception):
+    """No change can be made now. `full` tells a full disk, which time alone does not cure."""
+
+    def __init__(self, text: str, full: bool = False) -> None:
+        """Refuse with `text`, for the client."""
+        super().__init__(text)
+        self.full = full
+
+
+class _Waiting(NamedTuple):
+    change: Change[Any]
+    size_bytes: int
+    answer: asyncio.Future[Any]
+
+
+class Shelf:
+    """Owner of the families `files`, `parts` and `records`. All but the disk's work happens in one event loop."""
+
+    def __init__(self, store: Store, clock: Clock, refusal: Callable[[], ShelfRefusedError | None]) -> None:
+        """Keep everything in `store`; `refusal` says why content is refused now, or None."""
+        self._store = store
+        self._clock = clock
+        self._refusal = refusal
+        self._waiting: list[_Waiting] = []
+        self._waiting_bytes = 0
+        self._ready = asyncio.Event()
+        self._stopping = False
+        self._disk = ThreadPoolExecutor(1, "shelf")
+        """One thread: changes are in order, and each sees those before it."""
+        self._readers = ThreadPoolExecutor(READ_THREADS, "shelf-read")
+        self._swept_files = b""
+        self._swept_records = b""
+
+    # ---- changes ----
+
+    async def change(self, change: Change[T], size_bytes: int = 0) -> T:
+        """Return what `change` answers, once it is durable. Raises ChangeError or ShelfRefusedError.
+
+        `size_bytes` is the content it brings; a change without any is made on a nearly full disk as well: a batch
+        must be able to end, and a file to be deleted.
+        """
+        if self._stopping:
+            raise ShelfRefusedError("the queue service is stopping")
+        if size_bytes and (refusal := self._refusal()) is not None:
+            raise refusal
+        if self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            raise ShelfRefusedError(f"{self._waiting_bytes} bytes of content wait for the disk already")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(change, size_bytes, answer))
+        self._waiting_bytes += size_bytes
+        self._ready.set()
+        return await answer
+
+    async def run(self) -> None:
+        """Make changes until `stop`; then make what is left and return."""
+        while not (self._stopping and not self._waiting):
+            await self._ready.wait()
+            self._ready.clear()
+            while self._waiting:
+                await self._commit(self._take())
+        self._disk.shutdown()
+        self._readers.shutdown()
+
+    def stop(self) -> None:
+        """Let `run` end after what is waiting."""
+        self._stopping = True
+        self._ready.set()
+
+    def _take(self) -> list[_Waiting]:
+        size_bytes = count = 0
+        while count < len(self._waiting) and size_bytes < MAX_COMMIT_BYTES:
+            size_bytes += self._waiting[count].size_bytes
+            count += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._waiting_bytes -= size_bytes
+        return taken
+
+    async def _commit(self, taken: Sequence[_Waiting]) -> None:
+        try:
+            answers = await asyncio.get_running_loop().run_in_executor(self._disk, self._write, taken)
+        except StoreError as error:
+            log.error("files and records cannot be written: %s", error)
+            refusal = ShelfRefusedError(f"the queue's store cannot write: {error}")
+            answers = [refusal] * len(taken)
+        for waiting, answer in zip(taken, answers, strict=True):
+            if waiting.answer.done():
+                continue  # its caller has gone
+            if isinstance(answer, ChangeError | ShelfRefusedError):
+                waiting.answer.set_exception(answer)
+            else:
+                waiting.answer.set_result(answer)
+
+    def _write(self, taken: Sequence[_Waiting]) -> list[Any]:
+        draft = Draft(self._store, self._clock.now_ns())
+        answers: list[Any] = []
+        for waiting in taken:
+            try:
+                answers.append(waiting.change(draft))
+            except ChangeError as error:
+                answers.append(error)
+        if writes := draft.writes:
+            self._store.write(writes)
+        return answers
+
+    # ---- reads; all raise StoreError if the disk fails ----
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    async def file(self, file_id: str) -> pb.File | None:
+        """Return a file, or None."""
+        row = await self._read(lambda: self._store.get(FILES, file_key(file_id)))
+        return None if row is None else read_file(row)
+
+    async def content(self, file_id: str, offset: int) -> bytes:
+        """Return the content from `offset` to the end of its part; raises UnknownError."""
+        first = offset - offset % PART_BYTES
+
+        def read() -> bytes:
+            part = self._store.get(PARTS, part_key(file_id, first))
+            if part is None and self._store.get(FILES, file_key(file_id)) is None:
+                raise UnknownError(f"file_id: {file_id!r} is unknown")
+            return (part or b"")[offset - first :]
+
+        return await self._read(read)
+
+    async def files(self, request: pb.ListFilesRequest, limit: int) -> tuple[list[pb.File], bool]:
+        """Return a page of closed files, and whether there are more."""
+
+        def wanted(row: bytes) -> pb.File | None:
+            file = read_file(row)
+            return file if not file.uploading and request.purpose in {"", file.purpose} else None
+
+        after = file_key(request.after) if request.after else b""
+        return await self._read(lambda: self._page(FILES, (b"", b""), after, request.ascending, limit, wanted))
+
+    async def record(self, kind: str, record_id: str) -> pb.Record | None:
+        """Return a record, or None."""
+        row = await self._read(lambda: self._store.get(RECORDS, record_key(kind, record_id)))
+        return None if row is None else read_record(row)
+
+    async def records(self, request: pb.ListRecordsRequest, limit: int) -> tuple[list[pb.Record], bool]:
+        """Return a page of records of one kind, and whether there are more."""
+        bounds = (record_key(request.kind, ""), after_records(request.kind))
+        after = record_key(request.kind, request.after) if request.after else b""
+        return await self._read(lambda: self._page(RECORDS, bounds, after, request.ascending, limit, read_record))
+
+    def _page(
+        self,
+        family: str,
+        bounds: tuple[bytes, bytes],
+        after: bytes,
+        ascending: bool,
+        limit: int,
+        wanted: Callable[[bytes], T | None],
+    ) -> tuple[list[T], bool]:
+        start, end = bounds
+        found: list[T] = []
+        size_bytes = 0
+        while True:
+            if after:
+                start, end = (after + END, end) if ascending else (start, after)
+            scan = self._store.scan if ascending else self._store.scan_back
+            rows: list[Row] = scan(family, start, end, min(limit + 1, SWEEP_ROWS))
+            for key, row in rows:
+                item = wanted(row)
+                if item is not None:
+                    if len(found) == limit or size_bytes >= PAGE_BYTES:
+                        return found, True
+                    found.append(item)
+                    size_bytes += len(row)
+                after = key
+            if not rows:
+                return found, False
+
+    # ---- the sweep ----
+
+    async def sweep(self) -> int:
+        """Delete what is due among the next rows of `files` and `records`; return how many were deleted.
+
+        Raises StoreError or ShelfRefusedError.
+        """
+        now_ns = self._clock.now_ns()
+        scan = self._store.scan
+        files = await self._read(lambda: scan(FILES, self._swept_files, b"", SWEEP_ROWS))
+        records = await self._read(lambda: scan(RECORDS, self._swept_records, b"", SWEEP_ROWS))
+        self._swept_files = files[-1][0] + END if len(files) == SWEEP_ROWS else b""
+        self._swept_records = records[-1][0] + END if len(records) == SWEEP_ROWS else b""
+        due_files = [file.file_id for _, row in files if file_changes.file_is_due(file := read_file(row), now_ns)]
+        due_records = [
+            (record.kind, record.record_id)
+            for _, row in records
+            if file_changes.record_is_due(record := read_record(row), now_ns)
+        ]
+        if not due_files and not due_records:
+            return 0
+        return await self.change(lambda draft: file_changes.sweep(draft, due_files, due_records))
