@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from rich.cells import cell_len
 from rich.table import Table
+from rich.text import Text
 
 T = TypeVar("T")
 
@@ -20,7 +21,7 @@ class Column(Generic[T]):
     """One column of a table whose rows show values of type T."""
 
     header: str
-    text: Callable[[T], str]
+    text: Callable[[T], str | Text]
     short: str = ""
     """Header where the table is too wide; empty means that it is short already."""
     rank: int = 0
@@ -35,7 +36,7 @@ def fitted(title: str, columns: Sequence[Column[T]], rows: Sequence[T], width: i
 
     def needed(shown: Sequence[Column[T]], headers: Sequence[str]) -> int:
         texts = ([header, *cells[id(column)]] for column, header in zip(shown, headers, strict=True))
-        return 1 + sum(max(map(cell_len, column)) + CELL_FRAME for column in texts)
+        return 1 + sum(max(map(_width, column)) + CELL_FRAME for column in texts)
 
     shown = list(columns)
     headers = [column.header for column in shown]
@@ -60,3 +61,7 @@ def fitted(title: str, columns: Sequence[Column[T]], rows: Sequence[T], width: i
     for place in range(len(rows)):
         table.add_row(*(cells[id(column)][place] for column in shown))
     return table
+
+
+def _width(text: str | Text) -> int:
+    return text.cell_len if isinstance(text, Text) else cell_len(text)

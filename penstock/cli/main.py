@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from penstock.cli import operations, requests, run_batch, status, tiny, up
+from penstock.cli import operations, requests, run_batch, status, tiny, top, up
 from penstock.cli.errors import EX_INTERRUPTED, CommandError
 from penstock.cli.interrupt import Interrupted
 
@@ -29,6 +29,7 @@ app.command("get")(requests.get)
 app.command("watch")(requests.watch)
 app.command("cancel")(requests.cancel)
 app.command("status")(status.status)
+app.command("top")(top.top)
 app.command("drain")(operations.drain)
 app.add_typer(requests.dead, name="dead")
 app.command("backup")(operations.backup)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -20,8 +18,11 @@ from penstock.cli.calls import HOW_TO_START, QUICK_RETRY_S, QueueOption, Schedul
 from penstock.cli.columns import Column, fitted
 from penstock.cli.errors import EX_UNAVAILABLE, CommandError
 from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
-from penstock.errors import PenstockError
-from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
+from penstock.live.rates import Rate, Rates
+from penstock.live.reader import take
+from penstock.live.reading import Reading
+from penstock.live.view import state_of, unserved_lines
+from penstock.queue.v1.queue_pb2 import ChannelStats
 from penstock.request.v1.request_pb2 import Outcome
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
 
@@ -29,24 +30,6 @@ REFRESH_S = 1.0
 
 PLAIN_WIDTH = 200
 """Columns where no terminal says how many there are: enough for every column of the tables."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What queue and scheduler said at one time; None for one that did not answer, with the reason."""
-
-    at_s: float
-    queue: StatsResponse | None
-    fleet: StatusResponse | None
-    problems: tuple[str, ...]
-
-    def ended(self) -> dict[str, int]:
-        """Return the number of ended requests per channel."""
-        return {c.channel: sum(c.ended_by_outcome) for c in self.queue.channels} if self.queue else {}
-
-    def tokens(self) -> dict[str, int]:
-        """Return the number of generated tokens of ended requests per channel."""
-        return {c.channel: c.completion_tokens for c in self.queue.channels} if self.queue else {}
 
 
 def status(
@@ -69,57 +52,41 @@ def status(
 
 async def _print_json(queue: str, scheduler: str) -> None:
     async with Client(queue, scheduler, retry_for_s=QUICK_RETRY_S) as client:
-        snapshot = await take(client)
-    _refuse_silence(snapshot)
-    print(json.dumps(as_object(snapshot), indent=2))
-    _need_the_queue(snapshot)
+        reading = await take(client)
+    refuse_silence(reading)
+    print(json.dumps(as_object(reading), indent=2))
+    need_the_queue(reading)
 
 
 async def _print_once(console: Console, queue: str, scheduler: str) -> None:
     async with Client(queue, scheduler, retry_for_s=QUICK_RETRY_S) as client:
-        snapshot = await take(client)
-    _refuse_silence(snapshot)
-    console.print(render(snapshot, None, console.width))
-    _need_the_queue(snapshot)
+        reading = await take(client)
+    refuse_silence(reading)
+    console.print(render(reading, {}, console.width))
+    need_the_queue(reading)
 
 
 async def _live(console: Console, queue: str, scheduler: str) -> None:
-    before: Snapshot | None = None
+    rates = Rates()
     async with Client(queue, scheduler, retry_for_s=0) as client:
         with Live(console=console, auto_refresh=False, screen=True) as screen:
             while True:
-                snapshot = await take(client)
-                screen.update(render(snapshot, before, console.width), refresh=True)
-                before = snapshot
+                reading = await take(client)
+                screen.update(render(reading, rates.take(reading), console.width), refresh=True)
                 await asyncio.sleep(REFRESH_S)
 
 
-async def take(client: Client) -> Snapshot:
-    """Ask both services at once."""
-    answers = await asyncio.gather(client.stats(), client.fleet(), return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException) and not isinstance(answer, PenstockError):
-            raise answer
-    queue, fleet = answers
-    return Snapshot(
-        time.monotonic(),
-        queue if isinstance(queue, StatsResponse) else None,
-        fleet if isinstance(fleet, StatusResponse) else None,
-        tuple(str(answer) for answer in answers if isinstance(answer, PenstockError)),
-    )
-
-
-def as_object(snapshot: Snapshot) -> dict[str, Any]:
+def as_object(reading: Reading) -> dict[str, Any]:
     """Return both answers as plain objects, every field present, names as in the protos; null for who is silent.
 
     The queue's counts by outcome are objects, with the outcomes' names.
     """
-    queue = None if snapshot.queue is None else plain(snapshot.queue)
+    queue = None if reading.queue is None else plain(reading.queue)
     for channel in queue["channels"] if queue else ():
         channel["ended_by_outcome"] = by_outcome(channel["ended_by_outcome"])
     return {
         "queue": queue,
-        "scheduler": None if snapshot.fleet is None else plain(snapshot.fleet),
+        "scheduler": None if reading.fleet is None else plain(reading.fleet),
     }
 
 
@@ -150,20 +117,20 @@ def _field(message: Message, field: Any) -> Any:
     return value
 
 
-def render(now: Snapshot, before: Snapshot | None, width: int) -> RenderableType:
-    """Return the tables for a terminal of `width` columns; rates are since `before`, or none."""
+def render(now: Reading, rates: Mapping[str, Rate], width: int) -> RenderableType:
+    """Return the tables for a terminal of `width` columns; channels without a rate show none."""
     parts: list[RenderableType] = [Text(problem, style="red") for problem in now.problems]
-    parts += [_channels(now, before, width), _workers(now, width)]
+    parts += [_channels(now, rates, width), _workers(now, width)]
     if now.fleet is not None:
         parts.append(Text(_ledger_line(now.fleet)))
-        parts += [Text(line, style="yellow") for line in _unserved_lines(now.fleet)]
+        parts += [Text(line, style="yellow") for line in unserved_lines(now.fleet)]
     if now.queue is not None:
         refused = "; SUBMITS REFUSED, the disk is nearly full" if now.queue.submits_refused else ""
         parts.append(Text(f"queue: {now.queue.results} results kept, {now.queue.dead} dead letters{refused}"))
     return Group(*parts)
 
 
-def _channels(now: Snapshot, before: Snapshot | None, width: int) -> Table:
+def _channels(now: Reading, rates: Mapping[str, Rate], width: int) -> Table:
     queued = {c.channel: c for c in now.queue.channels} if now.queue else {}
     scheduled = {c.channel: c for c in now.fleet.channels} if now.fleet else {}
 
@@ -173,6 +140,9 @@ def _channels(now: Snapshot, before: Snapshot | None, width: int) -> Table:
     def runs(show: Callable[[ChannelStatus], str]) -> Callable[[str], str]:
         return lambda name: show(scheduled[name]) if name in scheduled else "-"
 
+    def flows(per_s: Callable[[Rate], float]) -> Callable[[str], str]:
+        return lambda name: f"{per_s(rates[name]):.1f}" if name in rates else "-"
+
     columns: list[Column[str]] = [
         Column("channel", str, name=True),
         Column("waiting", waits(lambda c: str(c.ready))),
@@ -180,26 +150,19 @@ def _channels(now: Snapshot, before: Snapshot | None, width: int) -> Table:
         Column("leased", waits(lambda c: str(c.leased)), rank=4),
         Column("reserved", runs(lambda c: str(c.running))),
         Column("blocks held", runs(lambda c: str(c.held_blocks)), short="held"),
-        Column("requests/s", lambda name: _rate(name, now, before, "ended"), short="req/s", rank=1),
-        Column("tokens/s", lambda name: _rate(name, now, before, "tokens"), short="tok/s", rank=3),
+        Column("requests/s", flows(lambda rate: rate.requests_per_s), short="req/s", rank=1),
+        Column("tokens/s", flows(lambda rate: rate.tokens_per_s), short="tok/s", rank=3),
     ]
     return fitted("channels", columns, sorted({*queued, *scheduled}), width)
 
 
-def _rate(channel: str, now: Snapshot, before: Snapshot | None, what: str) -> str:
-    if before is None or now.queue is None or before.queue is None:
-        return "-"
-    grown = getattr(now, what)().get(channel, 0) - getattr(before, what)().get(channel, 0)
-    return f"{max(grown, 0) / max(now.at_s - before.at_s, 1e-3):.1f}"
-
-
-def _workers(now: Snapshot, width: int) -> Table:
+def _workers(now: Reading, width: int) -> Table:
     workers = now.fleet.workers if now.fleet else []
     channels = sorted({channel for worker in workers for channel in worker.held_blocks})
     columns: list[Column[WorkerStatus]] = [
         Column("worker", lambda w: w.worker_id, name=True),
         Column("model", lambda w: w.model, rank=4, name=True),
-        Column("state", _worker_state, rank=1, name=True),
+        Column("state", state_of, rank=1, name=True),
         Column("blocks", lambda w: str(w.capacity_blocks), rank=2),
         Column("free", lambda w: str(w.free_blocks)),
         Column("held", lambda w: str(sum(w.held_blocks.values()))),
@@ -218,14 +181,6 @@ def _held_by(channel: str) -> Callable[[WorkerStatus], str]:
     return lambda worker: str(worker.held_blocks.get(channel, 0))
 
 
-def _worker_state(worker: WorkerStatus) -> str:
-    if not worker.connected:
-        return "gone"
-    if not worker.draining:
-        return "up"
-    return "draining" if worker.reservations else "drained"
-
-
 def _ledger_line(fleet: StatusResponse) -> str:
     queue = "connected" if fleet.queue_connected else "NOT connected"
     return (
@@ -235,21 +190,13 @@ def _ledger_line(fleet: StatusResponse) -> str:
     )
 
 
-def _unserved_lines(fleet: StatusResponse) -> list[str]:
-    """Return a line for each model that requests wait for in vain."""
-    return [
-        f"{unserved.waiting} requests wait for "
-        + (f"the model {unserved.model!r}, which no connected worker serves" if unserved.model else "a worker")
-        for unserved in fleet.unserved_models
-    ]
+def refuse_silence(reading: Reading) -> None:
+    """Raise CommandError if neither service answered."""
+    if reading.queue is None and reading.fleet is None:
+        raise CommandError(f"{'; '.join(reading.problems)}; {HOW_TO_START}", EX_UNAVAILABLE)
 
 
-def _refuse_silence(snapshot: Snapshot) -> None:
-    if snapshot.queue is None and snapshot.fleet is None:
-        raise CommandError(f"{'; '.join(snapshot.problems)}; {HOW_TO_START}", EX_UNAVAILABLE)
-
-
-def _need_the_queue(snapshot: Snapshot) -> None:
+def need_the_queue(reading: Reading) -> None:
     """Raise CommandError if the queue did not answer: what was shown is half of the answer."""
-    if snapshot.queue is None:
-        raise CommandError(f"{'; '.join(snapshot.problems)}; {HOW_TO_START}", EX_UNAVAILABLE)
+    if reading.queue is None:
+        raise CommandError(f"{'; '.join(reading.problems)}; {HOW_TO_START}", EX_UNAVAILABLE)

@@ -228,11 +228,11 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
 
 
 @asynccontextmanager
-async def serving(queue: FakeQueue) -> AsyncIterator[str]:
-    """Serve `queue` on a free port; yield its address."""
+async def serving(queue: FakeQueue, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """Serve `queue` at `address`, on a free port unless told otherwise; yield its address."""
     server = grpc.aio.server()
     queue_pb2_grpc.add_QueueServiceServicer_to_server(queue, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(address)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -7,14 +7,15 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from penstock.cli.status import Snapshot, render
+from penstock.cli.status import render
+from penstock.live.reading import Reading
 from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, EngineReport, StatusResponse, WorkerStatus
 
 CHANNELS = ("batch", "interactive")
 
 
-def snapshot(worker_id: str = "worker-1") -> Snapshot:
+def snapshot(worker_id: str = "worker-1") -> Reading:
     """Two channels and one busy worker."""
     engine = EngineReport(running=31, waiting=2, kv_cache_usage=0.87, step_ns=12_300_000, preemptions=4)
     worker = WorkerStatus(
@@ -23,13 +24,13 @@ def snapshot(worker_id: str = "worker-1") -> Snapshot:
     )  # fmt: skip
     queued = [ChannelStats(channel=name, ready=123_456, oldest_ready_age_ns=10**12, leased=512) for name in CHANNELS]
     running = [ChannelStatus(channel=name, running=512, held_blocks=20_000) for name in CHANNELS]
-    return Snapshot(1.0, StatsResponse(channels=queued), StatusResponse(workers=[worker], channels=running), ())
+    return Reading(1.0, StatsResponse(channels=queued), StatusResponse(workers=[worker], channels=running), ())
 
 
-def shown(now: Snapshot, width: int) -> str:
+def shown(now: Reading, width: int) -> str:
     """Return what a terminal of `width` columns shows."""
     console = Console(width=width, file=StringIO())
-    console.print(render(now, None, width))
+    console.print(render(now, {}, width))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 

@@ -1,0 +1,180 @@
+"""One frame of a live view: plain values, ready to be drawn by a terminal or a browser. None stands for "not known"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.live.rates import Rate, total
+from penstock.live.reading import Reading
+from penstock.queue.v1.queue_pb2 import ChannelStats
+from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One channel, as the queue and the scheduler see it."""
+
+    name: str
+    waiting: int | None
+    """Requests waiting at the queue."""
+    oldest_s: float | None
+    """Age of the oldest of them; 0 if none waits."""
+    running: int | None
+    """Reservations over all workers."""
+    held_blocks: int | None
+    requests_per_s: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker, as the scheduler's ledger and the engine's last report have it."""
+
+    name: str
+    model: str
+    state: str
+    """up, draining, drained or gone."""
+    capacity_blocks: int
+    free_blocks: int
+    held_blocks: dict[str, int]
+    """By channel; only channels that hold any."""
+    reservations: int
+    drift_blocks: int
+    running: int
+    """Requests in the engine."""
+    waiting: int
+    """Requests waiting inside the engine."""
+    kv_usage: float
+    """Share of KV-cache blocks in use, 0 to 1."""
+    step_ms: float
+    preemptions: int
+    """Since the worker started."""
+
+    @property
+    def all_held_blocks(self) -> int:
+        """Blocks held over all channels."""
+        return sum(self.held_blocks.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is said of the whole."""
+
+    waiting: int | None
+    running: int | None
+    requests_per_s: float | None
+    tokens_per_s: float | None
+    dead: int | None
+    results: int | None
+    submits_refused: bool
+    policy: str
+    """Empty if the scheduler does not answer."""
+    grants: int | None
+    drift_blocks: int | None
+    preemptions: int | None
+    audit_violations: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything a frame shows."""
+
+    fleet: Fleet
+    channels: tuple[Channel, ...]
+    """By name."""
+    workers: tuple[Worker, ...]
+    """By name; those in their grace period as well."""
+    problems: tuple[str, ...]
+    """What does not work, worst first: lines for a person."""
+
+
+def view_of(reading: Reading, rates: Mapping[str, Rate]) -> View:
+    """Return the frame of `reading`."""
+    queued = {c.channel: c for c in reading.queue.channels} if reading.queue else {}
+    scheduled = {c.channel: c for c in reading.fleet.channels} if reading.fleet else {}
+    channels = tuple(
+        _channel(name, queued.get(name), scheduled.get(name), rates.get(name)) for name in sorted({*queued, *scheduled})
+    )
+    workers = tuple(sorted(map(_worker, reading.fleet.workers if reading.fleet else ()), key=lambda w: w.name))
+    return View(_fleet(reading, channels, workers, total(rates)), channels, workers, tuple(_problems(reading)))
+
+
+def _channel(name: str, queued: ChannelStats | None, scheduled: ChannelStatus | None, rate: Rate | None) -> Channel:
+    return Channel(
+        name,
+        queued.ready if queued else None,
+        queued.oldest_ready_age_ns / 1e9 if queued else None,
+        scheduled.running if scheduled else None,
+        scheduled.held_blocks if scheduled else None,
+        rate.requests_per_s if rate else None,
+        rate.tokens_per_s if rate else None,
+    )
+
+
+def _worker(status: WorkerStatus) -> Worker:
+    engine = status.engine
+    return Worker(
+        status.worker_id,
+        status.model,
+        state_of(status),
+        status.capacity_blocks,
+        status.free_blocks,
+        {channel: blocks for channel, blocks in sorted(status.held_blocks.items()) if blocks},
+        status.reservations,
+        status.drift_blocks,
+        engine.running,
+        engine.waiting,
+        engine.kv_cache_usage,
+        engine.step_ns / 1e6,
+        engine.preemptions,
+    )
+
+
+def state_of(worker: WorkerStatus) -> str:
+    """Return the state of a worker in one word."""
+    if not worker.connected:
+        return "gone"
+    if not worker.draining:
+        return "up"
+    return "draining" if worker.reservations else "drained"
+
+
+def _fleet(reading: Reading, channels: tuple[Channel, ...], workers: tuple[Worker, ...], rate: Rate | None) -> Fleet:
+    queue, fleet = reading.queue, reading.fleet
+    return Fleet(
+        sum(c.waiting or 0 for c in channels) if queue else None,
+        sum(w.reservations for w in workers) if fleet else None,
+        rate.requests_per_s if rate else None,
+        rate.tokens_per_s if rate else None,
+        queue.dead if queue else None,
+        queue.results if queue else None,
+        queue.submits_refused if queue else False,
+        fleet.policy if fleet else "",
+        fleet.grants if fleet else None,
+        sum(w.drift_blocks for w in workers) if fleet else None,
+        sum(w.preemptions for w in workers) if fleet else None,
+        fleet.audit_violations if fleet else None,
+    )
+
+
+def _problems(reading: Reading) -> list[str]:
+    problems = list(reading.problems)
+    if reading.queue is not None and reading.queue.submits_refused:
+        problems.append("submits are refused: the disk of the queue is nearly full")
+    if reading.fleet is not None:
+        if not reading.fleet.queue_connected:
+            problems.append("the scheduler is not connected to the queue")
+        if reading.fleet.audit_violations:
+            problems.append(f"the scheduler's audit found {reading.fleet.audit_violations} violations")
+        problems += unserved_lines(reading.fleet)
+    return problems
+
+
+def unserved_lines(fleet: StatusResponse) -> list[str]:
+    """Return a line for each model that requests wait for in vain."""
+    return [
+        f"{unserved.waiting} requests wait for "
+        + (f"the model {unserved.model!r}, which no connected worker serves" if unserved.model else "a worker")
+        for unserved in fleet.unserved_models
+    ]
