@@ -18,8 +18,14 @@ from penstock.request.v1 import request_pb2
 from services.queue.wire import StoredResult
 
 MAX_BEHIND_BYTES = 4 * 1024 * 1024
-"""Of deltas, and of results handed over, that one watcher has not taken: four frames. A reader at any speed a person or
-a log can follow is never that far behind; one that is gets the rest of a request's text with its result."""
+"""Of deltas, as they lie in memory, and of results handed over, that a watcher has not taken: four frames. A reader at
+any speed a person or a log can follow is never that far behind; one that is gets the rest of a text with its result."""
+
+PENDING_BYTES = 1024
+"""What a delta that waits takes besides its content: a message with an arena of its own, its key and its entry."""
+
+PIECE_BYTES = 256
+"""What a delta that is merged into a waiting one takes besides its content: entries of lists and their objects."""
 
 
 @dataclass(slots=True)
@@ -29,6 +35,23 @@ class _Position:
     attempt: int
     tokens: int = 0
     characters: int = 0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Deltas of one completion that wait to be taken; joined only then, because a message keeps every text it had."""
+
+    first: request_pb2.TokenDelta
+    more: list[tuple[str, list[int], list[request_pb2.TokenLogprob]]]
+
+    def merged(self) -> request_pb2.TokenDelta:
+        """Return all of it as one delta."""
+        if self.more:
+            self.first.text += "".join(text for text, _, _ in self.more)
+            for _, token_ids, logprobs in self.more:
+                self.first.token_ids.extend(token_ids)
+                self.first.logprobs.extend(logprobs)
+        return self.first
 
 
 class Watcher:
@@ -45,7 +68,7 @@ class Watcher:
         self._told_bytes = 0
         self._behind_bytes = 0
         self._news = asyncio.Event()
-        self._deltas: dict[tuple[str, int], request_pb2.TokenDelta] = {}
+        self._deltas: dict[tuple[str, int], _Pending] = {}
         self._positions: dict[tuple[str, int], _Position] = {}
 
     def clear(self) -> None:
@@ -62,7 +85,7 @@ class Watcher:
 
     def take_deltas(self) -> list[request_pb2.TokenDelta]:
         """Return the merged deltas that are ready."""
-        deltas = list(self._deltas.values())
+        deltas = [pending.merged() for pending in self._deltas.values()]
         self._deltas.clear()
         self._behind_bytes = 0
         return deltas
@@ -91,10 +114,10 @@ class Watcher:
 
         Past MAX_BEHIND_BYTES it is dropped, as if the watcher had come late: those after it leave a gap then.
         """
-        size_bytes = delta.ByteSize()
+        key = (delta.request_id, delta.index)
+        size_bytes = delta.ByteSize() + (PIECE_BYTES if key in self._deltas else PENDING_BYTES)
         if self._behind_bytes + size_bytes > MAX_BEHIND_BYTES:
             return
-        key = (delta.request_id, delta.index)
         position = self._positions.get(key)
         if position is None or position.attempt < delta.attempt:
             position = self._positions[key] = _Position(delta.attempt)
@@ -106,11 +129,9 @@ class Watcher:
         position.characters += len(delta.text)
         pending = self._deltas.get(key)
         if pending is None:
-            self._deltas[key] = delta
+            self._deltas[key] = _Pending(delta, [])
         else:
-            pending.token_ids.extend(delta.token_ids)
-            pending.text += delta.text
-            pending.logprobs.extend(delta.logprobs)
+            pending.more.append((delta.text, list(delta.token_ids), list(delta.logprobs)))
         self._news.set()
 
 

@@ -15,7 +15,7 @@ from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import WorkerOpened
 from services.queue.memory_store import MemoryStore
 from services.queue.reader import MOST_CHUNK, Reader
-from services.queue.watch import MAX_BEHIND_BYTES, Watcher, WatchHub
+from services.queue.watch import MAX_BEHIND_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
 from services.queue.watching import PAGE_RESULTS, Watching
 from services.queue.wire import StoredResult
 from services.telemetry import Telemetry
@@ -30,7 +30,7 @@ def delta(number: int, offset: int = 0) -> request_pb2.TokenDelta:
 
 
 def kept_bytes(watcher: Watcher) -> int:
-    return sum(delta.ByteSize() for delta in watcher._deltas.values())
+    return sum(PENDING_BYTES + delta.ByteSize() for delta in watcher.take_deltas())
 
 
 def test_what_a_watcher_does_not_take_is_bounded_and_others_get_all() -> None:
@@ -44,6 +44,21 @@ def test_what_a_watcher_does_not_take_is_bounded_and_others_get_all() -> None:
         assert got == 20_000
         assert 0.9 * MAX_BEHIND_BYTES < kept_bytes(slow) <= MAX_BEHIND_BYTES
         assert len(slow._positions) == 0
+
+
+def test_deltas_of_a_token_each_are_bounded_by_what_they_take_in_memory_not_on_the_wire() -> None:
+    hub = WatchHub()
+    with hub.batch("b", True) as slow, hub.batch("b", True) as merging:
+        for number in range(10_000):
+            hub.publish(number, "b", request_pb2.TokenDelta(request_id=str(number), attempt=1, token_ids=[1], text="x"))
+        assert len(slow.take_deltas()) <= MAX_BEHIND_BYTES // PENDING_BYTES
+        merging.take_deltas()
+        for number in range(100_000):
+            token = request_pb2.TokenDelta(request_id="one", attempt=1, offset=number, token_ids=[1], text="x")
+            hub.publish(1, "b", token)
+        (merged,) = merging.take_deltas()
+        assert MAX_BEHIND_BYTES // PIECE_BYTES // 2 < len(merged.token_ids) <= MAX_BEHIND_BYTES // PIECE_BYTES
+        assert merged.text == "x" * len(merged.token_ids)
 
 
 def test_one_who_reads_again_gets_what_is_new_and_no_text_with_a_hole() -> None:
@@ -93,7 +108,10 @@ RESULTS = 4_000
 
 
 def store_with_results() -> tuple[CountingStore, list[str]]:
-    """Return a store in which every request of a batch has ended with a result of 4 KiB, last submitted first."""
+    """Return a store in which every request of a batch has ended with a result of 16 KiB, last submitted first.
+
+    64 MiB: four times what gRPC lets a connection grow to before its reader has taken anything.
+    """
     queue = Queue()
     queue.now_ns = time.time_ns()  # results from long ago would be swept
     queue.store = store = CountingStore()
@@ -101,7 +119,7 @@ def store_with_results() -> tuple[CountingStore, list[str]]:
     queue.step(WorkerOpened(1, "w", "life", ()))
     names = queue.submit(*(meta(batch="b") for _ in range(RESULTS)))
     body = request_pb2.Result(outcome=request_pb2.OUTCOME_COMPLETED)
-    body.choices.add(text="y" * 4096)
+    body.choices.add(text="y" * 16_384)
     for name in reversed(names):
         lease = queue.claim(1, name)
         assert lease is not None
