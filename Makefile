@@ -120,6 +120,10 @@ bench-recovery: $(READY) ## Time until submits, grants and lost requests go on a
 bench-overload: $(READY) ## Ten and a hundred times the load: refusals, memory, and the interactive channel beside it
 	@$(BIN)/python -m benchmarks.bench_overload $(ARGS)
 
+.PHONY: bench-gateway
+bench-gateway: $(READY) ## vLLM's `bench serve` against the gateway and against vLLM's own server, alternating
+	@$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
+
 .PHONY: fit-engine
 fit-engine: $(READY) ## Fit the engine model's step time to real vLLM on this machine: PROFILE=cpu-tiny or cpu-small
 	@$(BIN)/python -m benchmarks.fit_engine --profile $(or $(PROFILE),cpu-tiny)
