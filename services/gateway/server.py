@@ -16,6 +16,11 @@ from starlette.applications import Starlette
 from penstock.client import Client
 from services.gateway.admission import Admission
 from services.gateway.app import Front, make_app
+from services.gateway.batch_output import Output
+from services.gateway.batch_records import BatchRecords
+from services.gateway.batches import Batches
+from services.gateway.driver import Driver
+from services.gateway.files import Files
 from services.gateway.generation import Parts
 from services.gateway.intake import Intake
 from services.gateway.limits import IDLE_CONNECTION_S
@@ -23,6 +28,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.protocol import BoundedProtocol
 from services.gateway.served import Served
 from services.gateway.settings import GatewaySettings
+from services.gateway.shelf import Shelf
 from services.rpc.server import EX_UNAVAILABLE, stop_on_signals
 from services.telemetry import Telemetry
 
@@ -49,18 +55,27 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     intake = Intake(settings.body_timeout_s)
     parts = Parts(client, admission, intake, Served(client.fleet, time.monotonic), metrics, telemetry)
     front = Front(parts)
-    server = make_server(make_app(parts, front), settings)
+    shelf = Shelf(settings.queue_address, settings.queue_patience_s)
+    records = BatchRecords(shelf)
+    driver = Driver(client, shelf, records, parts.served, metrics, settings.batch_lease_s)
+    files = Files(shelf, records, Output(client, shelf), metrics, settings.max_file_bytes, settings.body_timeout_s)
+    batches = Batches(client, shelf, records, intake, driver.wake)
+    server = make_server(make_app(parts, front, [*files.routes(), *batches.routes()]), settings)
     serving = asyncio.create_task(server.serve([listening]))
     host, port = settings.listen.rpartition(":")[0] or "0.0.0.0", listening.getsockname()[1]
     print(f"ready: gateway on {host}:{port}", flush=True)
     stopping = asyncio.create_task(stop.wait())
+    driving = asyncio.create_task(driver.run(), name="driver")
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     front.draining = server.should_exit = True
     try:
         await serving
     finally:
         stopping.cancel()
+        driving.cancel()
+        await asyncio.gather(driving, return_exceptions=True)
         await admission.settle()
+        await shelf.close()
         await client.close()
 
 

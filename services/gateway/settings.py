@@ -30,3 +30,15 @@ class GatewaySettings(ServiceSettings):
     )
     body_timeout_s: float = Field(30.0, gt=0, description="Seconds a client may take to send a request's body.")
     head_timeout_s: float = Field(10.0, gt=0, description="Seconds a client may take to send a request's headers.")
+    max_file_bytes: int = Field(
+        512 * 1024 * 1024,
+        ge=1,
+        le=4 * 1024 * 1024 * 1024,
+        description="Largest file that is taken; OpenAI takes 200 MB for a batch. The queue keeps none above 4 GiB.",
+    )
+    batch_lease_s: float = Field(
+        10.0,
+        ge=0.5,
+        description="Seconds after which another gateway goes on with the batches of one that was killed;"
+        " the clocks of gateways must differ by less.",
+    )

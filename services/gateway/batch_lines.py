@@ -1,0 +1,155 @@
+"""Input lines of a batch: cut out of the file as it is read, checked, and turned into requests of the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Collection, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, LineError, parse_line
+from penstock.errors import InvalidRequest
+from penstock.openai.convert import to_request
+from penstock.openai.shape import Shape
+from penstock.request.v1 import request_pb2 as pb
+from services.gateway.core.batch import Batch
+from services.gateway.shelf import Shelf
+
+MAX_CUSTOM_ID_BYTES = 512
+"""It travels with its request and is kept in the queue's memory while that lives."""
+
+MAX_REQUEST_BYTES = 12 * 1024 * 1024
+"""Largest encoded request the queue takes."""
+
+
+class RawLine(NamedTuple):
+    """One line of the file."""
+
+    number: int
+    """From 1, blank ones counted."""
+    data: bytes | None
+    """None if it is too long to be read."""
+    end: int
+    """Where the next line begins."""
+
+
+class LineSplitter:
+    """Cuts lines out of a content that comes in parts; holds one line, and never more than the longest allowed."""
+
+    def __init__(self, line: int = 0, offset: int = 0) -> None:
+        """Go on after line number `line`, which ends at `offset`."""
+        self._line = line
+        self._offset = offset
+        self._held = bytearray()
+        self._skipped_bytes = 0
+
+    def feed(self, data: bytes) -> Iterator[RawLine]:
+        """Yield the lines that end in `data`, blank ones left out."""
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            self._hold(data[start:end])
+            yield from self._cut(1)
+            start = end + 1
+        self._hold(data[start:])
+
+    def finish(self) -> Iterator[RawLine]:
+        """Yield the last line if it does not end with a line break."""
+        if self._held or self._skipped_bytes:
+            yield from self._cut(0)
+
+    def _hold(self, piece: bytes) -> None:
+        if self._skipped_bytes or len(self._held) + len(piece) > LINE_LIMIT_BYTES:
+            self._skipped_bytes += len(self._held) + len(piece)
+            self._held.clear()
+        else:
+            self._held += piece
+
+    def _cut(self, break_bytes: int) -> Iterator[RawLine]:
+        self._line += 1
+        self._offset += len(self._held) + self._skipped_bytes + break_bytes
+        if self._skipped_bytes:
+            yield RawLine(self._line, None, self._offset)
+        elif self._held.strip():
+            yield RawLine(self._line, bytes(self._held), self._offset)
+        self._held.clear()
+        self._skipped_bytes = 0
+
+
+async def read_lines(shelf: Shelf, file_id: str, line: int = 0, offset: int = 0) -> AsyncGenerator[RawLine, None]:
+    """Yield the lines of a file after number `line`, which ends at `offset`. Raises NotFound if the file is gone."""
+    splitter = LineSplitter(line, offset)
+    async with aclosing(shelf.content(file_id, offset)) as parts:
+        async for part in parts:
+            for raw in splitter.feed(part):
+                yield raw
+    for raw in splitter.finish():
+        yield raw
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What travels with a line's request, so that its answer can be written by someone who never saw the line."""
+
+    line: int
+    custom_id: str
+    shape: Shape
+
+    def to_text(self) -> str:
+        """Return it as the text of a `client_reference`; the shape first, where `Shape.from_reference` reads it."""
+        return f"{self.shape.to_reference()}\n{json.dumps([self.line, self.custom_id])}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Reference:
+        """Read what `to_text` wrote."""
+        line, custom_id = json.loads(text.partition("\n")[2])
+        return cls(line, custom_id, Shape.from_reference(text))
+
+
+def ask_of(raw: RawLine, endpoint: str, models: Collection[str]) -> Ask:
+    """Return the checked line. Raises LineError. `models` are those served; none means that this is not known."""
+    if raw.data is None:
+        limit = LINE_LIMIT_BYTES // 2**20
+        raise LineError(raw.number, "line_too_long", f"line {raw.number} has more than {limit} MiB")
+    ask = parse_line(raw.data, raw.number)
+    if ask.url != endpoint:
+        text = f"url: {ask.url} is not the batch's endpoint, {endpoint}"
+        raise LineError(raw.number, "mismatched_endpoint", text, "url", ask.custom_id)
+    size = len(ask.custom_id.encode())
+    if size > MAX_CUSTOM_ID_BYTES:
+        text = f"custom_id: {size} bytes; at most {MAX_CUSTOM_ID_BYTES} are allowed"
+        raise LineError(raw.number, "invalid_field", text, "custom_id")
+    model = ask.body.model
+    if model and models and model not in models:
+        served = ", ".join(sorted(models))
+        text = f"body.model: {model[:200]!r} is not served here (served: {served})"
+        raise LineError(raw.number, "model_not_found", text, "body.model", ask.custom_id)
+    return ask
+
+
+def request_of(ask: Ask, batch: Batch) -> pb.Request:
+    """Return the request of a good line: named after batch and line, so that submitting it again changes nothing.
+
+    Raises LineError if it cannot be asked after all.
+    """
+    try:
+        request = to_request(ask.body)
+    except InvalidRequest as error:
+        raise LineError(ask.line, error.code, str(error), f"body.{error.param}", ask.custom_id) from None
+    request.batch = batch.batch_id
+    request.channel = batch.channel
+    request.idempotency_key = key_of(batch.batch_id, ask.line)
+    request.client_reference = Reference(ask.line, ask.custom_id, Shape.of(ask.body)).to_text()
+    request.deadline_unix_ns = batch.expires_at * 1_000_000_000
+    if batch.priority is not None:
+        request.priority = batch.priority
+    size = request.ByteSize()
+    if size > MAX_REQUEST_BYTES:
+        text = f"body: the request has {size} bytes; the limit is {MAX_REQUEST_BYTES // 2**20} MiB"
+        raise LineError(ask.line, "request_too_large", text, "body", ask.custom_id)
+    return request
+
+
+def key_of(batch_id: str, line: int) -> str:
+    """Return the idempotency key of a line's request."""
+    return f"{batch_id}:{line}"

@@ -1,0 +1,153 @@
+"""Output and error files of a batch: written from its results while they are read, never stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from penstock.batch.reader import LineError
+from penstock.client import Client
+from penstock.errors import NotFound
+from penstock.openai.answers import body_of, failure_of
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2 as pb
+from services.gateway.batch_lines import RawLine, Reference, ask_of, key_of, read_lines
+from services.gateway.core.batch import Batch, Status
+from services.gateway.shelf import Shelf
+
+BREATHE_EVERY = 16
+"""Lines written or read before other requests get their turn: a line takes about 0.1 ms."""
+
+LOOK_AHEAD = 16
+"""Results asked for at once when they are wanted in the order of the input."""
+
+UNDONE = {
+    pb.OUTCOME_EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
+    pb.OUTCOME_CANCELLED: ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+}
+"""Code and message of a line that was not answered because of its batch."""
+
+
+def is_output(result: pb.Result) -> bool:
+    """Whether a result is in the output file; else it is in the error file."""
+    return result.outcome == pb.OUTCOME_COMPLETED
+
+
+def line_of(result: pb.Result) -> bytes:
+    """Return a result as a line of its file."""
+    reference = Reference.from_text(result.client_reference)
+    error = None
+    response = None
+    if is_output(result):
+        response = _response(result, 200, body_of(reference.shape, result))
+    elif result.outcome in UNDONE:
+        error = dict(zip(("code", "message"), UNDONE[result.outcome], strict=True))
+    else:
+        status, inner = failure_of(result)
+        response = _response(result, status, {"error": inner})
+    return _line(result.request_id, reference.custom_id, response, error)
+
+
+def _response(result: pb.Result, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {"status_code": status, "request_id": result.request_id, "body": body}
+
+
+def _line(name: str, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+    line = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace") + b"\n"
+
+
+class Output:
+    """Writes the files of batches."""
+
+    def __init__(self, client: Client, shelf: Shelf) -> None:
+        """Read results through `client` and inputs from `shelf`."""
+        self._client = client
+        self._shelf = shelf
+
+    async def lines(self, batch: Batch, errors: bool, input_order: bool = False) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of the output file, or with `errors` those of the error file.
+
+        They come in the order in which they ended, or with `input_order` in that of the input; of the error file, those
+        that were never submitted come last.
+        """
+        results = self._in_input_order(batch) if input_order else self._in_completion_order(batch)
+        async with aclosing(results):
+            async for result in results:
+                if is_output(result) is not errors:
+                    yield line_of(result)
+        if errors:
+            async with aclosing(self.unsubmitted(batch, batch.status is Status.EXPIRED)) as rest:
+                async for line in rest:
+                    yield line
+
+    async def _in_completion_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
+        async with aclosing(self._client.wire_results(batch.batch_id, follow=False)) as watched:
+            count = 0
+            async for event in watched:
+                count += 1
+                if count % BREATHE_EVERY == 0:
+                    await asyncio.sleep(0)
+                yield event.result
+
+    async def _in_input_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
+        for first in range(1, batch.progress.line + 1, LOOK_AHEAD):
+            numbers = range(first, min(first + LOOK_AHEAD, batch.progress.line + 1))
+            for result in await asyncio.gather(*(self._result_of(batch, number) for number in numbers)):
+                if result is not None:
+                    yield result
+
+    async def _result_of(self, batch: Batch, line: int) -> pb.Result | None:
+        """Return a line's result; None if the line is blank, or its result deleted."""
+        key = queue_pb2.IdempotencyKey(key=key_of(batch.batch_id, line))
+        try:
+            found = await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
+        except NotFound:
+            return None
+        return found.result if found.HasField("result") else None
+
+    async def unsubmitted(self, batch: Batch, late: bool) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of the error file for those of the input that were never submitted.
+
+        None if all were, or if the input is gone. `late` says that the batch's time was over.
+        """
+        code, message = UNDONE[pb.OUTCOME_EXPIRED if late else pb.OUTCOME_CANCELLED]
+        done = batch.progress
+        if not batch.counts.total:
+            return  # it was over before its lines were known
+        try:
+            async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
+                async for raw in lines:
+                    await asyncio.sleep(0)
+                    custom_id = _custom_id(raw, batch.endpoint)
+                    name = f"{batch.batch_id}-{raw.number}"
+                    yield _line(name, custom_id, None, {"code": code, "message": message})
+        except NotFound:
+            return
+
+    async def delete(self, batch: Batch, errors: bool) -> None:
+        """Delete the results that one of the files is written from."""
+        ids: list[str] = []
+        async with aclosing(self._in_completion_order(batch)) as results:
+            async for result in results:
+                if is_output(result) is not errors:
+                    ids.append(result.request_id)
+                if len(ids) == DELETE_AT_ONCE:
+                    await self._client.delete(*ids)
+                    ids = []
+        if ids:
+            await self._client.delete(*ids)
+
+
+DELETE_AT_ONCE = 1000
+"""Results deleted by one call."""
+
+
+def _custom_id(raw: RawLine, endpoint: str) -> str:
+    try:
+        return ask_of(raw, endpoint, ()).custom_id
+    except LineError as error:  # the input was valid; only a file put in its place could not be
+        return error.custom_id or ""

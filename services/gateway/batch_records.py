@@ -1,0 +1,172 @@
+"""Batches as records at the queue: put, found, and held by one gateway at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.errors import NotFound
+from penstock.files.v1 import files_pb2 as pb
+from services.gateway.core.batch import Batch
+from services.gateway.shelf import ConflictError, Shelf
+
+BATCHES = "batch"
+OPEN = "open-batch"
+"""Kinds of records: every batch, and the names of those that have not ended, with their input file as the value."""
+
+KEPT_S = 30 * 86_400
+"""A batch that has ended is forgotten after thirty days, the longest its files can be kept."""
+
+
+def new_batch_id() -> str:
+    """Draw a name: names of batches sort by when they were drawn."""
+    return f"batch_{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+class LostError(Exception):
+    """Another gateway holds the batch, or it has ended: leave it."""
+
+
+class ChangedError(Exception):
+    """A client has cancelled the batch: look at it again."""
+
+
+class BatchRecords:
+    """Reads and writes batches."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        """Keep them on `shelf`."""
+        self._shelf = shelf
+
+    async def add(self, batch: Batch) -> None:
+        """Put a new batch, open."""
+        marker = pb.Record(kind=OPEN, record_id=batch.batch_id, value=batch.input_file_id.encode())
+        try:
+            await self._shelf.put([_put(batch, 0), pb.PutRecord(record=marker)])
+        except ConflictError:
+            # Its name is its own: the answer to a first try was lost, and the call repeated.
+            await self.get(batch.batch_id)
+
+    async def get(self, batch_id: str) -> tuple[Batch, int]:
+        """Return a batch and its revision; raises NotFound."""
+        record = await self._shelf.record(BATCHES, batch_id)
+        return Batch.from_row(record.value), record.revision
+
+    async def page(self, after: str, limit: int) -> tuple[list[Batch], bool]:
+        """Return batches, the newest first, and whether there are more."""
+        records, more = await self._shelf.records(BATCHES, after, limit, ascending=False)
+        return [Batch.from_row(record.value) for record in records], more
+
+    async def open_ids(self) -> dict[str, str]:
+        """Return the input file of every batch that has not ended, by the batch's name."""
+        return {record.record_id: record.value.decode() for record in await self._shelf.every(OPEN)}
+
+    async def put(self, batch: Batch, revision: int) -> int:
+        """Put a batch that has this revision, closing it if it has ended; return the new one. Raises ConflictError."""
+        if not batch.ended:
+            return (await self._shelf.put([_put(batch, revision)]))[0]
+        # Only ever deleted: whatever its revision is, it is 1.
+        marker = pb.Record(kind=OPEN, record_id=batch.batch_id, revision=1)
+        forget_ns = (int(time.time()) + KEPT_S) * 1_000_000_000
+        puts = [_put(batch, revision, forget_ns), pb.PutRecord(record=marker, delete=True)]
+        return (await self._shelf.put(puts))[0]
+
+    async def change(self, batch_id: str, change: Callable[[Batch], Batch]) -> Batch:
+        """Change a batch whoever holds it; return it. Raises NotFound, and what `change` raises."""
+        while True:
+            batch, revision = await self.get(batch_id)
+            changed = change(batch)
+            try:
+                await self.put(changed, revision)
+            except ConflictError:
+                continue
+            return changed
+
+
+def _put(batch: Batch, revision: int, expires_ns: int = 0) -> pb.PutRecord:
+    record = pb.Record(kind=BATCHES, record_id=batch.batch_id, revision=revision, value=batch.to_row())
+    record.expires_unix_ns = expires_ns
+    return pb.PutRecord(record=record)
+
+
+class Held:
+    """A batch that this gateway drives, for as long as it keeps renewing its lease."""
+
+    def __init__(
+        self,
+        records: BatchRecords,
+        batch: Batch,
+        revision: int,
+        owner: str,
+        lease_s: float,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Hold `batch`, which was taken with the lease it has; `now_s` is Unix time."""
+        self.batch = batch
+        self.now_s = now_s
+        self._records = records
+        self._revision = revision
+        self._owner = owner
+        self._lease_s = lease_s
+        self._writing = asyncio.Lock()
+
+    @classmethod
+    async def take(
+        cls,
+        records: BatchRecords,
+        batch_id: str,
+        owner: str,
+        lease_s: float,
+        now_s: Callable[[], float] = time.time,
+    ) -> Held | None:
+        """Take a batch if nobody holds it."""
+        try:
+            batch, revision = await records.get(batch_id)
+        except NotFound:
+            return None
+        if not batch.free_for(owner, now_s()):
+            return None
+        held = cls(records, batch, revision, owner, lease_s, now_s)
+        try:
+            await held.save(batch)
+        except (LostError, ChangedError):
+            return None
+        return held
+
+    async def save(self, batch: Batch | None = None) -> None:
+        """Put `batch`, or what was put last, and renew the lease. Raises LostError or ChangedError."""
+        async with self._writing:
+            batch = batch or self.batch
+            until_s = 0.0 if batch.ended else self.now_s() + self._lease_s
+            leased = batch.leased("" if batch.ended else self._owner, until_s)
+            try:
+                self._revision = await self._records.put(leased, self._revision)
+            except ConflictError:
+                await self._look_again()
+            self.batch = leased
+
+    async def beat(self) -> None:
+        """Renew the lease when a third of it has gone."""
+        if self.batch.lease.until - self.now_s() < self._lease_s * 2 / 3:
+            await self.save()
+
+    async def give_back(self) -> None:
+        """End the lease, so that another gateway need not wait for it."""
+        async with self._writing:
+            if not self.batch.ended:
+                await self._records.put(self.batch.leased("", 0.0), self._revision)
+
+    async def _look_again(self) -> None:
+        found, revision = await self._records.get(self.batch.batch_id)
+        if found.lease.owner != self._owner:
+            raise LostError
+        self._revision = revision
+        if found.status is self.batch.status:
+            # What was put is our own: the answer was lost, and the call repeated.
+            self.batch = found
+        else:
+            self.batch = replace(found, lease=self.batch.lease)
+        raise ChangedError

@@ -1,0 +1,197 @@
+"""A batch: its states as a table, the record that outlives every gateway, and the object clients see.
+
+Times are Unix seconds, as in OpenAI's API.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """Where a batch is; OpenAI's words."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+class Event(StrEnum):
+    """What moves a batch."""
+
+    VALID = "every line is good"
+    REFUSED = "a line is wrong"
+    ENDED = "every line has ended in time"
+    LATE = "the window is over, and what was submitted has ended"
+    CANCEL = "a client cancels"
+    WRITTEN = "the output and error files are there"
+
+
+TABLE: dict[tuple[Status, Event], Status] = {
+    (Status.VALIDATING, Event.VALID): Status.IN_PROGRESS,
+    (Status.VALIDATING, Event.REFUSED): Status.FAILED,
+    (Status.VALIDATING, Event.LATE): Status.EXPIRED,
+    (Status.VALIDATING, Event.CANCEL): Status.CANCELLING,
+    # The queue refused a line that the gateway took for good: what was submitted is cancelled first.
+    (Status.IN_PROGRESS, Event.REFUSED): Status.FAILED,
+    (Status.IN_PROGRESS, Event.ENDED): Status.FINALIZING,
+    (Status.IN_PROGRESS, Event.LATE): Status.EXPIRED,
+    (Status.IN_PROGRESS, Event.CANCEL): Status.CANCELLING,
+    (Status.FINALIZING, Event.WRITTEN): Status.COMPLETED,
+    (Status.CANCELLING, Event.WRITTEN): Status.CANCELLED,
+}
+"""Every move there is."""
+
+ENDS = frozenset({Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED})
+"""Nothing leads out of these."""
+
+STAMPS: dict[Status, str] = {status: f"{status}_at" for status in Status if status is not Status.VALIDATING}
+"""Field of the object that says when a status was reached."""
+
+
+class MoveError(Exception):
+    """The table has no such move."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    """What is wrong with the input, or with one line of it (from 1)."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Which gateway drives the batch, and until when nobody else may."""
+
+    owner: str = ""
+    until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Lines of a batch, and the size of what they have in the output and error files."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    expired: int = 0
+    """Of those that failed, the ones whose time was over."""
+    output_bytes: int = 0
+    error_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a batch is: where to go on after a crash."""
+
+    line: int = 0
+    """Last input line that was submitted; 0 if none was."""
+    offset: int = 0
+    """Where the line after it begins in the input file."""
+    submitted: bool = False
+    """Whether every line that will be has been submitted."""
+    cut: bool = False
+    """Whether the time was over before all of them were."""
+    cursor: int = 0
+    """Place in the batch's results up to which they are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch."""
+
+    batch_id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    channel: str
+    priority: int | None = None
+    metadata: dict[str, str] | None = None
+    output_expires_after_s: int = 0
+    status: Status = Status.VALIDATING
+    stamps: dict[str, int] = field(default_factory=dict)
+    errors: list[LineError] = field(default_factory=list)
+    counts: Counts = Counts()
+    progress: Progress = Progress()
+    lease: Lease = Lease()
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.status in ENDS
+
+    def moved(self, event: Event, now_s: float) -> Batch:
+        """Return the batch after `event`; raises MoveError if it cannot happen now."""
+        status = TABLE.get((self.status, event))
+        if status is None:
+            raise MoveError(f"a batch that is {self.status} does not move when {event}")
+        return replace(self, status=status, stamps={**self.stamps, STAMPS[status]: int(now_s)})
+
+    def leased(self, owner: str, until_s: float) -> Batch:
+        """Return the batch with another lease."""
+        return replace(self, lease=Lease(owner, until_s))
+
+    def free_for(self, owner: str, now_s: float) -> bool:
+        """Whether `owner` may drive it."""
+        return not self.ended and (self.lease.owner in {"", owner} or self.lease.until <= now_s)
+
+    @property
+    def output_file_name(self) -> str:
+        """Id of the output file, whether there is one or not."""
+        return f"file-{self.batch_id.removeprefix('batch_')}-output"
+
+    @property
+    def error_file_name(self) -> str:
+        """Id of the error file, whether there is one or not."""
+        return f"file-{self.batch_id.removeprefix('batch_')}-errors"
+
+    def to_row(self) -> bytes:
+        """Return the batch as the value of a record."""
+        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+    @classmethod
+    def from_row(cls, row: bytes) -> Batch:
+        """Read what `to_row` wrote; fields it does not have take their defaults."""
+        values = json.loads(row)
+        values["status"] = Status(values["status"])
+        values["errors"] = [LineError(**error) for error in values["errors"]]
+        for name, kind in (("counts", Counts), ("progress", Progress), ("lease", Lease)):
+            values[name] = kind(**values[name])
+        return cls(**values)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the batch as OpenAI's API shows it."""
+        shown: dict[str, Any] = {
+            "id": self.batch_id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": {"object": "list", "data": [asdict(error) for error in self.errors]} if self.errors else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "status": str(self.status),
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "metadata": self.metadata,
+        }
+        shown.update({stamp: self.stamps.get(stamp) for stamp in STAMPS.values()})
+        counts = self.counts
+        shown["request_counts"] = {"total": counts.total, "completed": counts.completed, "failed": counts.failed}
+        return shown

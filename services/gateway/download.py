@@ -1,0 +1,61 @@
+"""A response whose body is made while it is sent, for a client that may leave, stall, or read for hours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from services.gateway.hangup import until_hangup
+from services.gateway.intake import ClientGoneError
+from services.gateway.limits import WRITE_TIMEOUT_S
+
+PIECE_BYTES = 64 * 1024
+"""Small pieces of a body are sent together up to this size."""
+
+
+class Download(Response):
+    """Sends what `parts` yields. If that fails the connection is broken off, so that no client takes it for the end."""
+
+    def __init__(self, parts: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        """Begin the body only when the first part is there: what fails before it has a status of its own."""
+        super().__init__(headers=headers)
+        del self.headers["content-length"]
+        for name, value in headers.items():
+            self.headers[name] = value
+        self._parts = parts
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        with suppress(ClientGoneError):
+            async with until_hangup(receive), aclosing(gathered(self._parts)) as pieces:
+                first = await anext(pieces, b"")
+                await _write(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await _write(send, {"type": "http.response.body", "body": first, "more_body": True})
+                async for piece in pieces:
+                    await _write(send, {"type": "http.response.body", "body": piece, "more_body": True})
+                await _write(send, {"type": "http.response.body", "body": b""})
+
+
+async def gathered(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield small parts together."""
+    held = bytearray()
+    async with aclosing(parts):
+        async for part in parts:
+            held += part
+            if len(held) >= PIECE_BYTES:
+                yield bytes(held)
+                held.clear()
+    if held:
+        yield bytes(held)
+
+
+async def _write(send: Send, message: Message) -> None:
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await send(message)
+    except TimeoutError:
+        raise ClientGoneError from None

@@ -1,0 +1,349 @@
+"""One batch on its way: a step for each status that is not an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any
+
+from penstock.batch.reader import CustomIds
+from penstock.batch.reader import LineError as WrongLine
+from penstock.client import Client
+from penstock.errors import NotFound
+from penstock.files.v1 import files_pb2
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2 as pb
+from penstock.results import RequestError
+from services.gateway.batch_lines import RawLine, ask_of, key_of, read_lines, request_of
+from services.gateway.batch_output import BREATHE_EVERY, Output, is_output, line_of
+from services.gateway.batch_records import ChangedError, Held
+from services.gateway.core.batch import Batch, Counts, Event, LineError, Progress, Status
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.served import Served
+from services.gateway.shelf import Shelf
+
+MAX_LINES = 200_000
+"""Of one batch: four times OpenAI's limit. Each takes some 150 bytes here while its batch is validated."""
+
+MAX_ERRORS = 100
+"""Wrong lines that are named; reading ends there."""
+
+WINDOW_LINES = 1000
+WINDOW_BYTES = 4 * 1024 * 1024
+"""Lines submitted between two writes of how far a batch is: what a crash submits again in vain, and what is held."""
+
+BEAT_S = 0.25
+"""Between two looks at whether the lease wants renewing."""
+
+SAVE_S = 1.0
+"""Between two writes of counts: what progress may be late by."""
+
+DEADLINE = "deadline_unix_ns"
+"""Field by which the queue refuses a line whose batch is over."""
+
+
+class RefusedError(Exception):
+    """A line or the whole input cannot be asked."""
+
+    def __init__(self, *errors: LineError) -> None:
+        """Say why."""
+        super().__init__()
+        self.errors = list(errors)
+
+
+class Drive:
+    """Drives the batch of one lease."""
+
+    def __init__(
+        self,
+        client: Client,
+        shelf: Shelf,
+        served: Served,
+        metrics: GatewayMetrics,
+        held: Held,
+        reading: asyncio.Semaphore,
+    ) -> None:
+        """Drive what is `held`; read its input while `reading` is had."""
+        self._client = client
+        self._shelf = shelf
+        self._served = served
+        self._metrics = metrics
+        self._held = held
+        self._reading = reading
+        self._output = Output(client, shelf)
+        self._unsaved: tuple[Counts, int] | None = None
+        """Counts and cursor that are not in the record yet."""
+
+    @property
+    def _batch(self) -> Batch:
+        return self._held.batch
+
+    @property
+    def _late(self) -> bool:
+        return self._held.now_s() >= self._batch.expires_at
+
+    async def run(self) -> None:
+        """Return when the batch has ended. Raises LostError, and the client's errors."""
+        steps = {
+            Status.VALIDATING: self._validate,
+            Status.IN_PROGRESS: self._go_on,
+            Status.CANCELLING: self._cancel,
+            Status.FINALIZING: self._finalize,
+        }
+        while not self._batch.ended:
+            self._unsaved = None
+            with suppress(ChangedError):
+                await first_of(steps[self._batch.status](), self._beat())
+
+    async def _beat(self) -> None:
+        """Renew the lease in time, and show how far the counting is."""
+        saved_s = self._held.now_s()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if self._unsaved is not None and self._held.now_s() - saved_s >= SAVE_S:
+                saved_s = self._held.now_s()
+                unsaved, self._unsaved = self._unsaved, None
+                await self._count(*unsaved)
+            await self._held.beat()
+
+    async def _move(self, event: Event, batch: Batch | None = None) -> None:
+        await self._held.save((batch or self._batch).moved(event, self._held.now_s()))
+
+    # ---- validating ----
+
+    async def _validate(self) -> None:
+        """Read every line; nothing is submitted unless all are good."""
+        try:
+            async with self._reading:
+                total = await self._count_lines()
+        except RefusedError as error:
+            await self._fail(error)
+            return
+        if self._late:
+            await self._end(Event.LATE, replace(self._batch, counts=Counts(total)))
+        else:
+            await self._move(Event.VALID, replace(self._batch, counts=Counts(total)))
+
+    async def _count_lines(self) -> int:
+        models = (await self._served.view()).names
+        seen = CustomIds()
+        errors: list[LineError] = []
+        total = 0
+        try:
+            async with aclosing(read_lines(self._shelf, self._batch.input_file_id)) as lines:
+                async for raw in lines:
+                    total += 1
+                    if total % BREATHE_EVERY == 0:
+                        await asyncio.sleep(0)
+                    if total > MAX_LINES:
+                        raise RefusedError(LineError("too_many_lines", f"a batch has at most {MAX_LINES} lines"))
+                    try:
+                        ask = ask_of(raw, self._batch.endpoint, models)
+                        seen.check(ask.custom_id, raw.number)
+                        request_of(ask, self._batch)
+                    except WrongLine as error:
+                        errors.append(described(error))
+                    if len(errors) == MAX_ERRORS:
+                        break
+        except NotFound:
+            raise RefusedError(LineError("file_not_found", "the input file is gone", "input_file_id")) from None
+        if errors:
+            raise RefusedError(*errors)
+        if not total:
+            raise RefusedError(LineError("empty_file", "the input file has no lines", "input_file_id"))
+        return total
+
+    async def _fail(self, error: RefusedError) -> None:
+        await self._move(Event.REFUSED, replace(self._batch, errors=error.errors))
+
+    # ---- in progress ----
+
+    async def _go_on(self) -> None:
+        """Submit what is left, then wait for the end of all that was submitted."""
+        try:
+            if not self._batch.progress.submitted:
+                async with self._reading:
+                    await self._submit()
+        except RefusedError as error:
+            await self._client.cancel(batch=self._batch.batch_id)
+            await self._fail(error)
+            return
+        await self._follow()
+        if self._batch.counts.expired or self._batch.progress.cut:
+            await self._end(Event.LATE, self._batch)
+        else:
+            await self._move(Event.ENDED)
+
+    async def _submit(self) -> None:
+        """Submit line after line, a window at a time; stop when the time is over."""
+        start = self._batch.progress
+        in_time = True
+        try:
+            async with aclosing(self._windows(start)) as windows:
+                async for window, last in windows:
+                    in_time = not self._late and await self._send(window)
+                    if not in_time:
+                        break
+                    await self._reached(last)
+        except NotFound:
+            raise RefusedError(LineError("file_not_found", "the input file is gone", "input_file_id")) from None
+        progress = replace(self._batch.progress, submitted=True, cut=not in_time)
+        await self._held.save(replace(self._batch, progress=progress))
+
+    async def _windows(self, start: Progress) -> AsyncGenerator[tuple[list[pb.Request], RawLine], None]:
+        """Yield the requests of some lines after `start`, and the last of the lines."""
+        window: list[pb.Request] = []
+        size_bytes = 0
+        lines = read_lines(self._shelf, self._batch.input_file_id, start.line, start.offset)
+        async with aclosing(lines):
+            async for raw in lines:
+                window.append(self._request(raw))
+                size_bytes += window[-1].ByteSize()
+                if len(window) % BREATHE_EVERY == 0:
+                    await asyncio.sleep(0)
+                if len(window) == WINDOW_LINES or size_bytes >= WINDOW_BYTES:
+                    yield window, raw
+                    window, size_bytes = [], 0
+        if window:
+            yield window, raw
+
+    def _request(self, raw: RawLine) -> pb.Request:
+        try:
+            return request_of(ask_of(raw, self._batch.endpoint, ()), self._batch)
+        except WrongLine as error:
+            raise RefusedError(described(error)) from None
+
+    async def _send(self, window: list[pb.Request]) -> bool:
+        """Submit a window; return False if the batch's time was over for a line of it."""
+        in_time = True
+        refusal: RefusedError | None = None
+        async with aclosing(self._client.submit_many(window)) as acks:
+            async for ack in acks:
+                if ack.error is None:
+                    continue
+                if ack.error.param == DEADLINE:
+                    in_time = False
+                else:
+                    refusal = refusal or RefusedError(refused(ack.error, window[ack.index]))
+        if refusal is not None:
+            raise refusal
+        self._metrics.batch_lines.labels("submitted").inc(len(window))
+        return in_time
+
+    async def _reached(self, raw: RawLine) -> None:
+        progress = replace(self._batch.progress, line=raw.number, offset=raw.end)
+        await self._held.save(replace(self._batch, progress=progress))
+
+    async def _follow(self) -> None:
+        """Count results until every request of the batch has ended."""
+        counts, cursor = self._batch.counts, self._batch.progress.cursor
+        read = 0
+        async with aclosing(self._client.wire_results(self._batch.batch_id, cursor, follow=False)) as results:
+            async for watched in results:
+                counts, cursor = counted(counts, watched.result), watched.cursor
+                self._unsaved = (counts, cursor)
+                self._metrics.batch_lines.labels("completed" if is_output(watched.result) else "failed").inc()
+                read += 1
+                if read % BREATHE_EVERY == 0:
+                    await asyncio.sleep(0)
+        self._unsaved = None
+        await self._count(counts, cursor)
+
+    async def _count(self, counts: Counts, cursor: int) -> None:
+        progress = replace(self._batch.progress, cursor=cursor)
+        await self._held.save(replace(self._batch, counts=counts, progress=progress))
+
+    # ---- the ends ----
+
+    async def _cancel(self) -> None:
+        """End what was submitted, down to the engines, and count what had ended before."""
+        await self._client.cancel(batch=self._batch.batch_id)
+        await self._follow()
+        await self._end(Event.WRITTEN, self._batch)
+
+    async def _finalize(self) -> None:
+        await self._end(Event.WRITTEN, self._batch)
+
+    async def _end(self, event: Event, batch: Batch) -> None:
+        """Put the output and error files where they have lines, and end the batch with their names."""
+        batch = replace(batch, progress=await self._settled(batch))
+        left_bytes = left = 0
+        async with aclosing(self._output.unsubmitted(batch, late=event is Event.LATE)) as lines:
+            async for line in lines:
+                left_bytes += len(line)
+                left += 1
+        counts = batch.counts
+        counts = replace(counts, failed=counts.failed + left, error_bytes=counts.error_bytes + left_bytes)
+        # A dead letter that was requeued has ended twice; only its last end is in the files.
+        counts = replace(counts, failed=min(counts.failed, max(0, counts.total - counts.completed)))
+        ended = replace(batch, counts=counts)
+        if counts.completed:
+            await self._put_view(ended, ended.output_file_name, "output", counts.output_bytes)
+            ended = replace(ended, output_file_id=ended.output_file_name)
+        if counts.failed:
+            await self._put_view(ended, ended.error_file_name, "error", counts.error_bytes)
+            ended = replace(ended, error_file_id=ended.error_file_name)
+        await self._move(event, ended)
+
+    async def _settled(self, batch: Batch) -> Progress:
+        """Return how far the batch was submitted, with the part of a last window that was submitted before its end."""
+        done = batch.progress
+        if done.submitted and not done.cut:
+            return done
+        with suppress(NotFound):
+            async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
+                async for raw in lines:
+                    key = queue_pb2.IdempotencyKey(key=key_of(batch.batch_id, raw.number))
+                    await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
+                    done = replace(done, line=raw.number, offset=raw.end)
+        return done
+
+    async def _put_view(self, batch: Batch, file_id: str, kind: str, size_bytes: int) -> None:
+        view = files_pb2.CreateFileRequest(
+            file_id=file_id,
+            view=batch.batch_id,
+            filename=f"{batch.batch_id}_{kind}.jsonl",
+            purpose="batch_output",
+            bytes=size_bytes,
+            expires_after_ns=batch.output_expires_after_s * 1_000_000_000,
+        )
+        await self._shelf.put_view(view)
+
+
+async def first_of(working: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None]) -> None:
+    """Run `working` to its end; cancel it and raise what `beside` raises, if that comes first."""
+    tasks = [asyncio.create_task(working), asyncio.create_task(beside)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def described(error: WrongLine) -> LineError:
+    """Return what a batch says of a wrong line."""
+    return LineError(error.code, str(error)[:MAX_MESSAGE], error.param or None, error.line)
+
+
+def refused(error: RequestError, request: pb.Request) -> LineError:
+    """Return what a batch says of a line that the queue refused."""
+    line = int(request.idempotency_key.rpartition(":")[2])
+    return LineError(error.code, error.message[:MAX_MESSAGE], f"body.{error.param}", line)
+
+
+MAX_MESSAGE = 500
+"""Characters kept of what is wrong with a line: a hundred of them are in one record."""
+
+
+def counted(counts: Counts, result: pb.Result) -> Counts:
+    """Return the counts with one more result."""
+    size = len(line_of(result))
+    if is_output(result):
+        return replace(counts, completed=counts.completed + 1, output_bytes=counts.output_bytes + size)
+    expired = counts.expired + (result.outcome == pb.OUTCOME_EXPIRED)
+    return replace(counts, failed=counts.failed + 1, expired=expired, error_bytes=counts.error_bytes + size)

@@ -1,0 +1,104 @@
+"""Drives batches from validating to their end. Every gateway runs one; whoever holds a batch's lease drives it.
+
+Nothing is in memory that matters: where a batch is stands in its record, each line has one idempotency key for ever,
+and results are counted up to a cursor. So a gateway that is killed anywhere leaves what the next one goes on from, and
+two that drive one batch for a moment submit the same requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from contextlib import suppress
+
+from penstock.client import Client
+from penstock.errors import PenstockError
+from services.gateway.batch_records import BatchRecords, Held, LostError
+from services.gateway.drive import Drive
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.served import Served
+from services.gateway.shelf import Shelf
+
+log = logging.getLogger(__name__)
+
+POLLS_OF_LEASE = 3
+"""Looks for batches without a driver in the time of one lease."""
+
+
+class Driver:
+    """Finds batches nobody drives, and drives them."""
+
+    def __init__(
+        self,
+        client: Client,
+        shelf: Shelf,
+        records: BatchRecords,
+        served: Served,
+        metrics: GatewayMetrics,
+        lease_s: float,
+    ) -> None:
+        """Hold batches for `lease_s` seconds at a time."""
+        self._client = client
+        self._shelf = shelf
+        self._records = records
+        self._served = served
+        self._metrics = metrics
+        self._lease_s = lease_s
+        self._owner = secrets.token_hex(8)
+        self._driving: dict[str, asyncio.Task[None]] = {}
+        self._look = asyncio.Event()
+        self._reading = asyncio.Semaphore(1)
+        """One batch is read at a time: its lines take memory and all of the processor."""
+
+    def wake(self) -> None:
+        """Look for batches now: there is a new one."""
+        self._look.set()
+
+    async def run(self) -> None:
+        """Drive batches until cancelled; then give back what is held."""
+        try:
+            while True:
+                self._look.clear()
+                try:
+                    await self._find()
+                except PenstockError as error:
+                    log.warning("batches cannot be listed now: %s", error)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._lease_s / POLLS_OF_LEASE):
+                        await self._look.wait()
+        finally:
+            for task in self._driving.values():
+                task.cancel()
+            await asyncio.gather(*self._driving.values(), return_exceptions=True)
+
+    async def _find(self) -> None:
+        ids = await self._records.open_ids()
+        self._metrics.open_batches.set(len(ids))
+        for batch_id in ids:
+            if batch_id in self._driving:
+                continue
+            held = await Held.take(self._records, batch_id, self._owner, self._lease_s)
+            if held is not None:
+                task = asyncio.create_task(self._drive(held), name=batch_id)
+                self._driving[batch_id] = task
+                task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._driving.pop(task.get_name(), None)
+
+    async def _drive(self, held: Held) -> None:
+        batch_id = held.batch.batch_id
+        try:
+            await Drive(self._client, self._shelf, self._served, self._metrics, held, self._reading).run()
+            self._metrics.ended_batches.labels(str(held.batch.status)).inc()
+        except LostError:
+            log.warning("%s is driven by another gateway", batch_id)
+        except PenstockError as error:
+            log.warning("%s rests until it is taken again: %s", batch_id, error)
+        except asyncio.CancelledError:
+            with suppress(PenstockError):
+                await held.give_back()
+            raise
+        except Exception:
+            log.exception("%s rests until it is taken again", batch_id)

@@ -1,0 +1,188 @@
+"""`/v1/files`: what clients upload, and the output and error files of batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.errors import NotFound, PenstockError
+from penstock.files.v1 import files_pb2 as pb
+from services.gateway.batch_output import Output
+from services.gateway.batch_records import BatchRecords
+from services.gateway.core.batch import Batch
+from services.gateway.download import Download
+from services.gateway.intake import ClientGoneError
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.problem import Problem, of_error
+from services.gateway.shelf import Shelf
+from services.gateway.upload import Upload
+
+FILES_URL = "/v1/files"
+
+MOST_LISTED = 10_000
+"""Files in one list, as OpenAI allows."""
+
+INPUT_ORDER = "input"
+ORDERS = ("completion", INPUT_ORDER)
+"""Of the lines of an output or error file, by the query parameter `order`."""
+
+
+class Files:
+    """Serves files."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        records: BatchRecords,
+        output: Output,
+        metrics: GatewayMetrics,
+        most_bytes: int,
+        silence_s: float,
+    ) -> None:
+        """Keep files of at most `most_bytes` on `shelf`; an uploader silent for `silence_s` has gone."""
+        self._shelf = shelf
+        self._records = records
+        self._output = output
+        self._metrics = metrics
+        self._most_bytes = most_bytes
+        self._silence_s = silence_s
+
+    def routes(self) -> list[Route]:
+        """Return the endpoints."""
+        return [
+            Route(FILES_URL, self.create, methods=["POST"]),
+            Route(FILES_URL, self.list_files, methods=["GET"]),
+            Route(f"{FILES_URL}/{{file_id}}", self.retrieve, methods=["GET"]),
+            Route(f"{FILES_URL}/{{file_id}}", self.delete, methods=["DELETE"]),
+            Route(f"{FILES_URL}/{{file_id}}/content", self.content, methods=["GET"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """Take a file."""
+        upload = Upload(self._shelf, self._most_bytes, self._silence_s)
+        status = 499
+        try:
+            file = await upload.receive(request)
+            status = 200
+        except ClientGoneError:
+            return Response(status_code=status)  # to nobody
+        except Problem as problem:
+            status = problem.status
+            raise
+        except PenstockError as error:
+            status = of_error(error).status
+            raise
+        finally:
+            self._metrics.uploads.labels(str(status)).inc()
+        self._metrics.upload_bytes.inc(file.bytes)
+        return JSONResponse(shown(file))
+
+    async def list_files(self, request: Request) -> JSONResponse:
+        """List files, the newest first."""
+        query = checked_query(request.query_params, ("after", "limit", "order", "purpose"))
+        limit = read_limit(query, MOST_LISTED, MOST_LISTED)
+        order = one_of(query, "order", ("desc", "asc"))
+        files, more = await self._shelf.files(query.get("after", ""), limit, order == "asc", query.get("purpose", ""))
+        return JSONResponse(page_of([shown(file) for file in files], more))
+
+    async def retrieve(self, request: Request) -> JSONResponse:
+        """Describe a file."""
+        return JSONResponse(shown(await self._file(request)))
+
+    async def content(self, request: Request) -> Response:
+        """Send a file."""
+        file = await self._file(request)
+        query = checked_query(request.query_params, ("order",) if file.view else ())
+        headers = {"content-type": "application/octet-stream", "x-content-type-options": "nosniff"}
+        if not file.view:
+            return Download(self._shelf.content(file.file_id), {**headers, "content-length": str(file.bytes)})
+        batch, errors = await self._viewed(file)
+        in_order = one_of(query, "order", ORDERS) == INPUT_ORDER
+        return Download(self._output.lines(batch, errors, in_order), headers)
+
+    async def delete(self, request: Request) -> JSONResponse:
+        """Delete a file: an input unless a batch still reads it, of an output the results it is written from."""
+        file = await self._file(request)
+        if file.view:
+            batch, errors = await self._viewed(file)
+            await self._output.delete(batch, errors)
+        else:
+            users = [name for name, used in (await self._records.open_ids()).items() if used == file.file_id]
+            if users:
+                text = f"{file.file_id} is the input of {users[0]}, which has not ended"
+                raise Problem(409, text, "file_id", "file_in_use")
+        await self._shelf.delete(file.file_id)
+        return JSONResponse({"id": file.file_id, "object": "file", "deleted": True})
+
+    async def _file(self, request: Request) -> pb.File:
+        """Return the file that the path names; raises Problem."""
+        file_id = request.path_params["file_id"]
+        try:
+            file = await self._shelf.file(file_id)
+        except PenstockError as error:
+            raise unknown(error, f"there is no file {file_id[:100]!r}") from None
+        if file.uploading:
+            raise Problem(404, f"there is no file {file_id[:100]!r}", "", "not_found")
+        return file
+
+    async def _viewed(self, file: pb.File) -> tuple[Batch, bool]:
+        """Return the batch of an output or error file, and whether it is the latter; raises NotFound."""
+        batch, _ = await self._records.get(file.view)
+        return batch, file.file_id == batch.error_file_name
+
+
+def unknown(error: PenstockError, text: str) -> Problem:
+    """Return what a client is told of a name that leads nowhere; of other errors, what they are."""
+    problem = of_error(error)
+    if isinstance(error, NotFound) or problem.status == 400:
+        return Problem(404, text, "", "not_found")
+    return problem
+
+
+def shown(file: pb.File) -> dict[str, Any]:
+    """Return a file as OpenAI's API shows it."""
+    return {
+        "id": file.file_id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_unix_ns // 1_000_000_000,
+        "expires_at": file.expires_unix_ns // 1_000_000_000 or None,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def page_of(items: list[dict[str, Any]], more: bool) -> dict[str, Any]:
+    """Return a page of a list as OpenAI's API shows it."""
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more}
+
+
+def checked_query(query: QueryParams, known: tuple[str, ...]) -> dict[str, str]:
+    """Return the query's parameters; raises Problem naming one that is not `known`."""
+    for name in query:
+        if name not in known:
+            raise Problem(400, f"{name[:80]}: there is no such parameter", name[:80], "unknown_parameter")
+    return dict(query)
+
+
+def read_limit(query: dict[str, str], default: int, most: int) -> int:
+    """Return the parameter `limit`; raises Problem."""
+    text = query.get("limit", str(default))
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise Problem(400, f"limit: must be a whole number from 1 to {most}", "limit", "invalid_value")
+    return int(text)
+
+
+def one_of(query: dict[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """Return a parameter that has one of a few values, the first of which is its default; raises Problem."""
+    value = query.get(name, allowed[0])
+    if value not in allowed:
+        raise Problem(400, f"{name}: must be one of {', '.join(allowed)}", name, "invalid_value")
+    return value

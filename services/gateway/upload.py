@@ -1,0 +1,141 @@
+"""`POST /v1/files`: a file goes to the queue as it arrives, a part at a time, whatever its size."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from starlette.requests import ClientDisconnect, Request
+
+from penstock.errors import PenstockError
+from penstock.files.v1 import files_pb2 as pb
+from services.gateway.expiry import read_expiry
+from services.gateway.intake import CLOSE, ClientGoneError
+from services.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
+from services.gateway.problem import Problem
+from services.gateway.shelf import PART_BYTES, Shelf
+
+PURPOSE = "batch"
+OTHER_PURPOSES = ("assistants", "fine-tune", "vision", "user_data", "evals")
+"""What OpenAI takes files for besides; refused by name."""
+
+KNOWN_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+
+MAX_FILENAME_BYTES = 512
+"""As the queue takes it."""
+
+FRAME_BYTES = MAX_FIELDS * 2 * MAX_FIELD_BYTES
+"""Most a form adds to its file."""
+
+
+def new_file_id() -> str:
+    """Draw a name: names of files sort by when they were drawn."""
+    return f"file-{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+class Upload:
+    """One upload. Two parts are in memory at most: one that fills, and one on its way to the queue."""
+
+    def __init__(self, shelf: Shelf, most_bytes: int, silence_s: float) -> None:
+        """Put a file of at most `most_bytes` on `shelf`; a client that says nothing for `silence_s` has gone."""
+        self._shelf = shelf
+        self._most_bytes = most_bytes
+        self._silence_s = silence_s
+        self.file_id = new_file_id()
+        self._begun = False
+        self.bytes = 0
+        """Of the file, that have left for the queue."""
+        self._sending: asyncio.Task[None] | None = None
+
+    async def receive(self, request: Request) -> pb.File:
+        """Return the closed file. Raises Problem or ClientGoneError, and then nothing is left of the file."""
+        try:
+            return await self._receive(request)
+        except BaseException:
+            await asyncio.shield(self._drop())
+            raise
+
+    async def _receive(self, request: Request) -> pb.File:
+        announced = request.headers.get("content-length", "0")
+        if not announced.isdecimal() or int(announced) > self._most_bytes + FRAME_BYTES:
+            raise self._too_large()
+        form = Form(request.headers.get("content-type", ""))
+        async for data in self._chunks(request):
+            form.feed(data)
+            await self._take(form, last=False)
+        form.finish()
+        closing = described(form)
+        await self._take(form, last=True)
+        await self._sent()
+        closing.file_id, closing.bytes = self.file_id, self.bytes
+        return await self._shelf.end(closing)
+
+    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
+        stream = request.stream()
+        while True:
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    data = await anext(stream, None)
+            except TimeoutError:
+                text = f"nothing of the body came for {self._silence_s:g} s"
+                raise Problem(408, text, "", "request_timeout", CLOSE) from None
+            except ClientDisconnect:
+                raise ClientGoneError from None
+            if data is None:
+                return
+            yield data
+
+    async def _take(self, form: Form, last: bool) -> None:
+        """Send what fills a part; with `last`, everything."""
+        if self.bytes + len(form.content) > self._most_bytes:
+            raise self._too_large()
+        if form.filename is not None and not self._begun:
+            await self._shelf.begin(self.file_id)
+            self._begun = True
+        while len(form.content) >= (1 if last else PART_BYTES):
+            part = bytes(memoryview(form.content)[:PART_BYTES])
+            del form.content[:PART_BYTES]
+            await self._sent()
+            self._sending = asyncio.create_task(self._shelf.append(self.file_id, self.bytes, part))
+            self.bytes += len(part)
+
+    async def _sent(self) -> None:
+        if self._sending is not None:
+            sending, self._sending = self._sending, None
+            await sending
+
+    async def _drop(self) -> None:
+        """Leave nothing behind; what cannot be deleted now the queue sweeps when it has been left for an hour."""
+        with suppress(PenstockError):
+            await self._sent()
+        with suppress(PenstockError):
+            if self._begun:
+                await self._shelf.delete(self.file_id)
+
+    def _too_large(self) -> Problem:
+        text = f"the file is larger than {self._most_bytes} bytes"
+        return Problem(413, text, "file", "file_too_large", CLOSE)
+
+
+def described(form: Form) -> pb.CloseFileRequest:
+    """Return what the form's fields say of its file; raises Problem naming the first wrong one."""
+    for name in form.fields:
+        if name not in KNOWN_FIELDS:
+            raise Problem(400, f"{name[:80]}: there is no such field", name[:80], "unknown_parameter")
+    purpose = form.fields.get("purpose")
+    if purpose is None:
+        raise Problem(400, "purpose: is missing", "purpose", "missing_parameter")
+    if purpose != PURPOSE:
+        code = "unsupported_parameter" if purpose in OTHER_PURPOSES else "invalid_value"
+        raise Problem(400, f"purpose: only {PURPOSE!r} is supported, got {purpose[:80]!r}", "purpose", code)
+    anchor, seconds = (form.fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    given: dict[str, object] = {}
+    if anchor is not None or seconds is not None:
+        number = int(seconds) if seconds is not None and seconds.isdecimal() and len(seconds) < 12 else seconds
+        given = {"anchor": anchor, "seconds": number}
+    filename = (form.filename or "").encode()[:MAX_FILENAME_BYTES].decode(errors="ignore")
+    expires_after_ns = read_expiry("expires_after", given or None) * 1_000_000_000
+    return pb.CloseFileRequest(filename=filename, purpose=purpose, expires_after_ns=expires_after_ns)
