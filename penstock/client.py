@@ -32,6 +32,7 @@ from penstock.results import (
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.submitting import SubmitSession
+from penstock.tls import TlsFiles
 from penstock.tracing import SubmitTracer
 from penstock.watching import Event, WatchSession
 
@@ -65,10 +66,14 @@ class Client:
         scheduler: str = DEFAULT_SCHEDULER_ADDRESS,
         *,
         retry_for_s: float = DEFAULT_RETRY_FOR_S,
+        tls: TlsFiles | None = None,
     ) -> None:
-        """Talk to the queue and scheduler at these "HOST:PORT" addresses; nothing is sent yet."""
-        self._queue = Connection(queue, retry_for_s)
-        self._scheduler = Connection(scheduler, retry_for_s)
+        """Talk to the queue and scheduler at these "HOST:PORT" addresses; nothing is sent yet.
+
+        TLS is as `tls` says, by default as PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY do; raises TlsError.
+        """
+        self._queue = Connection(queue, retry_for_s, tls)
+        self._scheduler = Connection(scheduler, retry_for_s, tls)
         self._stub: QueueServiceAsyncStub = QueueServiceStub(self._queue.channel)
         self._fleet: SchedulerServiceAsyncStub = SchedulerServiceStub(self._scheduler.channel)
         self._tracer = SubmitTracer()

@@ -10,6 +10,7 @@ from typing import TypeVar
 import grpc
 
 from penstock.errors import Unavailable, from_rpc
+from penstock.tls import TlsFiles, open_channel
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """One gRPC frame; the services use the same number."""
@@ -72,10 +73,13 @@ class Patience:
 class Connection:
     """A channel to "HOST:PORT" and the patience of its calls."""
 
-    def __init__(self, address: str, retry_for_s: float) -> None:
-        """Connect lazily; calls are retried on UNAVAILABLE for `retry_for_s` seconds."""
+    def __init__(self, address: str, retry_for_s: float, tls: TlsFiles | None = None) -> None:
+        """Connect lazily; calls are retried on UNAVAILABLE for `retry_for_s` seconds.
+
+        TLS is as `tls` says, by default as the environment does; raises TlsError if its files are no good.
+        """
         self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.channel = open_channel(address, CHANNEL_OPTIONS, TlsFiles.from_environment() if tls is None else tls)
         self._retry_for_s = retry_for_s
 
     def patience(self) -> Patience:

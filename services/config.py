@@ -6,12 +6,15 @@ environment (`PENSTOCK_…`), default. Names not listed here are refused.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import sys
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+from penstock.tls import TlsFiles
 
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
 """`HOST:PORT`; the host may be empty or a bracketed IPv6 address."""
@@ -85,6 +88,47 @@ class ServiceSettings(BaseSettings):
     shutdown_grace_s: float = Field(
         20.0, gt=0, description="Seconds between SIGTERM and the end of what has not finished."
     )
+    tls_cert: str = Field(
+        "",
+        validation_alias="PENSTOCK_TLS_CERT",
+        description="PEM file of this process's certificate, for its ports and for its connections to others.",
+    )
+    tls_key: str = Field("", validation_alias="PENSTOCK_TLS_KEY", description="PEM file of the certificate's key.")
+    tls_ca: str = Field(
+        "",
+        validation_alias="PENSTOCK_TLS_CA",
+        description="PEM file of the CA that peers' certificates must be of; empty means the system's.",
+    )
+    tls_client_auth: bool = Field(
+        True,
+        validation_alias="PENSTOCK_TLS_CLIENT_AUTH",
+        description="With a CA: let in only clients that have a certificate of it (mutual TLS).",
+    )
+    insecure: bool = Field(
+        False,
+        validation_alias="PENSTOCK_INSECURE",
+        description="Listen without TLS on other addresses than the loopback: whoever can reach the port may do all.",
+    )
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """What connections are made with."""
+        return TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
+
+    @model_validator(mode="after")
+    def _ports_are_guarded(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key are given together or not at all")
+        if self.tls_cert or self.insecure:
+            return self
+        for name in ("listen", "metrics_listen"):
+            address = getattr(self, name, "")
+            if address and not is_loopback(address):
+                raise ValueError(
+                    f"{name}: {address} can be reached from other machines: give a certificate"
+                    " (PENSTOCK_TLS_CERT, PENSTOCK_TLS_KEY), or PENSTOCK_INSECURE=true if the network is trusted"
+                )
+        return self
 
 
 class ChannelledSettings(ServiceSettings):
@@ -100,6 +144,15 @@ class ChannelledSettings(ServiceSettings):
     @classmethod
     def _channels_fit(cls, value: dict[str, ChannelSettings]) -> dict[str, ChannelSettings]:
         return check_channels(value)
+
+
+def is_loopback(listen: str) -> bool:
+    """Return whether only this machine can reach "HOST:PORT"; an empty host is every address."""
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 S = TypeVar("S", bound=ServiceSettings)

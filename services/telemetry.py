@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -133,7 +134,7 @@ def start_telemetry(service: str, instance: str = "") -> Telemetry:
     return Telemetry(provider)
 
 
-def start_metrics(listen: str) -> None:
+def start_metrics(listen: str, tls: ssl.SSLContext | None = None) -> None:
     """Serve Prometheus metrics on "HOST:PORT"; nothing if empty. Raises SystemExit if the port cannot be had."""
     if not listen:
         return
@@ -141,7 +142,10 @@ def start_metrics(listen: str) -> None:
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     host, _, port = listen.rpartition(":")
     try:
-        prometheus_client.start_http_server(int(port), addr=host or "0.0.0.0")
+        server, _ = prometheus_client.start_http_server(int(port), addr=host or "0.0.0.0")
+        if tls is not None:
+            # A connection's handshake then happens at its first read, in its own thread.
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     except OSError as error:
         print(f"cannot serve metrics on {listen}: {error.strerror}", file=sys.stderr)
         raise SystemExit(69) from None

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from penstock.cli import operations, requests, run_batch, status, tiny, top, up
+from penstock.cli import certs, operations, requests, run_batch, status, tiny, top, up
 from penstock.cli.errors import EX_INTERRUPTED, CommandError
 from penstock.cli.interrupt import Interrupted
 
@@ -36,6 +36,7 @@ app.command("backup")(operations.backup)
 app.command("restore")(operations.restore)
 app.command("verify-store")(operations.verify_store)
 app.command("tiny-model")(tiny.tiny_model)
+app.command("certs")(certs.certs)
 
 
 @app.command("version")

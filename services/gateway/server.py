@@ -30,6 +30,7 @@ from services.gateway.served import Served
 from services.gateway.settings import GatewaySettings
 from services.gateway.shelf import Shelf
 from services.rpc.server import EX_UNAVAILABLE, stop_on_signals
+from services.rpc.tls import security_of
 from services.telemetry import Telemetry
 
 BACKLOG = 2048
@@ -49,7 +50,12 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     """Serve until SIGTERM; then finish what is open, as long as the grace period lasts."""
     stop = stop_on_signals()
     listening = bind(settings.listen)
-    client = Client(settings.queue_address, settings.scheduler_address, retry_for_s=settings.queue_patience_s)
+    client = Client(
+        settings.queue_address,
+        settings.scheduler_address,
+        retry_for_s=settings.queue_patience_s,
+        tls=settings.tls_files,
+    )
     metrics = GatewayMetrics()
     admission = Admission(client, metrics)
     intake = Intake(settings.body_timeout_s)
@@ -95,6 +101,9 @@ def make_server(app: Starlette, settings: GatewaySettings) -> Server:
         timeout_graceful_shutdown=max(1, int(settings.shutdown_grace_s)),
         backlog=BACKLOG,
     )
+    config.load()
+    # After uvicorn's own, which would read the files once and keep them.
+    config.ssl = security_of(settings).context()
     return Server(config)
 
 

@@ -16,7 +16,7 @@ class GatewaySettings(ServiceSettings):
     listen: str = Field(
         "127.0.0.1:7415",
         pattern=LISTEN_PATTERN,
-        description="HOST:PORT to serve HTTP on; port 0 picks a free one. There is no authentication.",
+        description="HOST:PORT to serve HTTP on; port 0 picks a free one.",
     )
     queue_address: str = Field(DEFAULT_QUEUE_ADDRESS, min_length=1, description="HOST:PORT of the queue.")
     scheduler_address: str = Field(

@@ -4,6 +4,7 @@ from services.config import load_settings
 from services.queue.service import serve
 from services.queue.settings import QueueSettings
 from services.rpc.loop import run
+from services.rpc.tls import security_of
 from services.telemetry import start_logging, start_metrics
 
 
@@ -11,7 +12,7 @@ def main() -> None:
     """Read the settings and serve until SIGTERM."""
     settings = load_settings(QueueSettings, "penstock queue")
     start_logging(settings.log_level)
-    start_metrics(settings.metrics_listen)
+    start_metrics(settings.metrics_listen, security_of(settings).context())
     run(serve(settings))
 
 

@@ -38,6 +38,7 @@ from services.queue.watch import WatchHub
 from services.queue.watching import Watching
 from services.rpc.server import EX_UNAVAILABLE, Server, bind, stop_on_signals
 from services.rpc.strict import Doorkeeper, add_servicer
+from services.rpc.tls import security_of
 from services.telemetry import Telemetry, start_telemetry
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,9 @@ class Service:
             add_servicer(SERVICE, self.servicer, server, doorkeeper)
             add_servicer(FILES_SERVICE, FilesServicer(self._shelf), server, doorkeeper)
 
-        return bind(self._settings.listen, [SERVICE.full_name, FILES_SERVICE.full_name], add)
+        return bind(
+            self._settings.listen, [SERVICE.full_name, FILES_SERVICE.full_name], add, security_of(self._settings)
+        )
 
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
         """Serve until `stop`; call `ready` with the port once requests are answered."""

@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.rpc.limits import FILES_WANTED, MAX_CALLS, SERVER_OPTIONS
+from services.rpc.tls import PLAIN, Security
 
 EX_UNAVAILABLE = 69
 """Exit status of a service that cannot get its port or its data (sysexits.h)."""
@@ -45,8 +46,9 @@ def bind(
     listen: str,
     service_names: Sequence[str],
     add: Callable[[grpc.aio.Server], None],
+    security: Security = PLAIN,
 ) -> Server:
-    """Make a server on `listen` ("HOST:PORT"); `add` registers the servicers.
+    """Make a server on `listen` ("HOST:PORT"), guarded by `security`; `add` registers the servicers.
 
     Prints the reason and raises SystemExit(69) if the port cannot be had.
     """
@@ -59,7 +61,7 @@ def bind(
     address = listen if not listen.startswith(":") else f"0.0.0.0{listen}"
     try:
         _probe(address)
-        port = server.add_insecure_port(address)
+        port = security.add_port(server, address)
     except (OSError, RuntimeError) as error:
         print(f"cannot listen on {listen}: {_reason(error)}", file=sys.stderr)
         raise SystemExit(EX_UNAVAILABLE) from None

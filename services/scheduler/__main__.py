@@ -11,6 +11,7 @@ from services.config import load_settings
 from services.rpc.loop import run
 from services.rpc.server import bind, stop_on_signals
 from services.rpc.strict import add_servicer
+from services.rpc.tls import security_of
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.policy import POLICIES, Policy
@@ -55,17 +56,20 @@ def make_runner(settings: SchedulerSettings, telemetry: Telemetry, metrics: Sche
 async def serve(settings: SchedulerSettings, telemetry: Telemetry) -> int:
     """Serve until a signal or a defect; return the exit status."""
     stop = stop_on_signals()
+    security = security_of(settings)
     runner = make_runner(settings, telemetry, SchedulerMetrics())
     servicer = SchedulerServicer(runner)
     server = bind(
         settings.listen,
         [SERVICE.full_name],
         lambda grpc_server: add_servicer(SERVICE, servicer, grpc_server),
+        security,
     )
-    start_metrics(settings.metrics_listen)
+    start_metrics(settings.metrics_listen, security.context())
     await server.start()
+    link = BacklogLink(settings.queue_address, "scheduler", runner, settings.tls_files)
     loop_task = asyncio.create_task(runner.run())
-    link_task = asyncio.create_task(BacklogLink(settings.queue_address, "scheduler", runner).run())
+    link_task = asyncio.create_task(link.run())
     stop_task = asyncio.create_task(stop.wait())
     print(f"ready: scheduler on {settings.listen.rpartition(':')[0]}:{server.port}", flush=True)
     await asyncio.wait([loop_task, link_task, stop_task], return_when=asyncio.FIRST_COMPLETED)

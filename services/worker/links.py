@@ -17,6 +17,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.scheduler.v1 import scheduler_pb2 as s
+from penstock.tls import TlsFiles, open_channel
 from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
 from services.rpc.outbox import Outbox
@@ -51,9 +52,10 @@ class Dialect(NamedTuple):
 class Link(Generic[Up]):
     """One stream to one peer. Messages sent while there is no stream are dropped: the next open says the same."""
 
-    def __init__(self, address: str, dialect: Dialect, post: Callable[[m.Message], None]) -> None:
+    def __init__(self, address: str, tls: TlsFiles, dialect: Dialect, post: Callable[[m.Message], None]) -> None:
         """Connect to `address`; tell `post` of the stream's beginning and end."""
         self._address = address
+        self._tls = tls
         self._dialect: Dialect = dialect
         self._post = post
         self._outbox = Outbox()
@@ -88,7 +90,7 @@ class Link(Generic[Up]):
     async def run(self) -> None:
         """Keep the stream open until finished or cancelled."""
         backoff = Backoff()
-        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+        async with open_channel(self._address, CHANNEL_OPTIONS, self._tls) as channel:
             while not self._finishing:
                 await self._connected(channel)
                 reason = await self._stream(channel, backoff)
@@ -136,7 +138,7 @@ class Link(Generic[Up]):
 
 
 def scheduler_link(
-    address: str, post: Callable[[m.Message], None], on_grant: Callable[[s.Grant], None]
+    address: str, tls: TlsFiles, post: Callable[[m.Message], None], on_grant: Callable[[s.Grant], None]
 ) -> Link[s.WorkerToScheduler]:
     """Return the Credits link; `on_grant` gets each Grant, and tells the session."""
 
@@ -157,12 +159,12 @@ def scheduler_link(
                 log.warning("scheduler: a message of an unknown kind was ignored")
 
     return Link(
-        address, Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), SCHEDULER, "Credits", take), post
+        address, tls, Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), SCHEDULER, "Credits", take), post
     )
 
 
 def queue_link(
-    address: str, post: Callable[[m.Message], None], on_deliver: Callable[[q.Deliver], None]
+    address: str, tls: TlsFiles, post: Callable[[m.Message], None], on_deliver: Callable[[q.Deliver], None]
 ) -> Link[q.WorkerToQueue]:
     """Return the Work link; `on_deliver` gets each Deliver, and tells the session."""
 
@@ -177,4 +179,4 @@ def queue_link(
             else:
                 post(heard)
 
-    return Link(address, Dialect("queue", m.QueueReached(), m.QueueDown(), QUEUE, "Work", take), post)
+    return Link(address, tls, Dialect("queue", m.QueueReached(), m.QueueDown(), QUEUE, "Work", take), post)

@@ -13,6 +13,7 @@ import grpc
 
 from services.clock import SystemClock
 from services.rpc.server import Server, bind, stop_on_signals
+from services.rpc.tls import security_of
 from services.telemetry import Telemetry, start_metrics, start_telemetry
 from services.worker.core import messages as m
 from services.worker.core.session import Session
@@ -92,8 +93,12 @@ class Service:
             WorkerMetrics(session, capacity),
             RunSpans(telemetry, shape, worker_id),
         )
-        self._scheduler = scheduler_link(settings.scheduler_address, self.runner.post, self.runner.grant_arrived)
-        self._queue = queue_link(settings.queue_address, self.runner.post, self.runner.deliver_arrived)
+        self._scheduler = scheduler_link(
+            settings.scheduler_address, settings.tls_files, self.runner.post, self.runner.grant_arrived
+        )
+        self._queue = queue_link(
+            settings.queue_address, settings.tls_files, self.runner.post, self.runner.deliver_arrived
+        )
         self.runner.connect(self._scheduler, self._queue)
         log.info(
             "%s serves %s: %d blocks of %d tokens may be booked, window %d tokens",
@@ -107,7 +112,7 @@ class Service:
     async def run(self, announce: TextIO) -> int:
         """Serve until a signal or the engine's death; say on `announce` when ready; return the exit status."""
         stop = stop_on_signals()
-        server = bind(self._settings.listen, [], _no_servicers)
+        server = bind(self._settings.listen, [], _no_servicers, security_of(self._settings))
         dead = asyncio.Event()
 
         def died(reason: str) -> None:
@@ -183,6 +188,6 @@ def _no_servicers(_: grpc.aio.Server) -> None:
 
 async def serve(settings: WorkerSettings, parts: Parts, announce: TextIO) -> int:
     """Run the worker; return its exit status."""
-    start_metrics(settings.metrics_listen)
+    start_metrics(settings.metrics_listen, security_of(settings).context())
     telemetry = start_telemetry("worker", settings.the_worker_id())
     return await Service(settings, parts.make_engine(), parts.tokenizer, telemetry).run(announce)

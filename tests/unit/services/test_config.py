@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.config import EX_CONFIG, ChannelledSettings, load_settings
+from services.queue.settings import QueueSettings
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
@@ -43,3 +44,25 @@ def test_wrong_channels_are_told_by_name(
 def test_unknown_flags_and_values_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--nonsense" in refused(capsys, ["--nonsense", "1"])
     assert "log_level" in refused(capsys, ["--log-level", "loud"])
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7410", ":7410", "[::]:7410", "10.1.2.3:7410", "queue.internal:7410"])
+@pytest.mark.parametrize("flag", ["--listen", "--metrics-listen"])
+def test_a_port_that_others_can_reach_needs_a_certificate_or_a_word(
+    listen: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        load_settings(QueueSettings, "penstock queue", [flag, listen])
+    assert ending.value.code == 78
+    said = capsys.readouterr().err
+    assert listen in said
+    assert "PENSTOCK_INSECURE" in said
+    load_settings(QueueSettings, "penstock queue", [flag, listen, "--penstock-insecure", "true"])
+    load_settings(
+        QueueSettings, "penstock queue", [flag, listen, "--penstock-tls-cert", "c", "--penstock-tls-key", "k"]
+    )
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:7410", "[::1]:7410", "localhost:7410"])
+def test_the_loopback_needs_none(listen: str) -> None:
+    assert load_settings(QueueSettings, "penstock queue", ["--listen", listen]).listen == listen

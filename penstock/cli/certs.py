@@ -1,0 +1,41 @@
+"""`penstock certs`: a CA and certificates for development."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.errors import EX_CANNOT_WRITE, EX_UNAVAILABLE, EX_USAGE, CommandError
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def certs(
+    directory: Annotated[Path, typer.Argument(help="Where to write; an existing CA in it is used.", metavar="DIR")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or IP address that services are reached by, besides localhost; can be repeated."),
+    ] = None,
+    days: Annotated[float, typer.Option(min=0, help="Days the certificates are good for.")] = 90.0,
+) -> None:
+    """Make a development CA with a certificate for services and one for clients; again: new certificates, same CA."""
+    try:
+        from penstock.dev_ca import Authority
+    except ImportError as error:
+        hint = "install penstock[certs]"
+        raise CommandError(f"certificates need {error.name}: {hint}", EX_UNAVAILABLE) from None
+    try:
+        authority = Authority.open(directory)
+        authority.issue(directory, "service", days, [*LOCAL, *(host or ())])
+        authority.issue(directory, "client", days, None)
+    except OSError as error:
+        raise CommandError(f"cannot write {directory}: {error.strerror or error}", EX_CANNOT_WRITE) from None
+    except ValueError as error:
+        raise CommandError(f"{directory}: {error}", EX_USAGE) from None
+    here = directory.resolve()
+    print(f"for the services:  export PENSTOCK_TLS_CA={here}/ca.pem")
+    print(f"                          PENSTOCK_TLS_CERT={here}/service.pem PENSTOCK_TLS_KEY={here}/service-key.pem")
+    print(f"for their clients: export PENSTOCK_TLS_CA={here}/ca.pem")
+    print(f"                          PENSTOCK_TLS_CERT={here}/client.pem PENSTOCK_TLS_KEY={here}/client-key.pem")

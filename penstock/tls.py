@@ -1,0 +1,200 @@
+"""TLS of a connection's near end: which files, whether they changed, and channels that follow a change.
+
+Certificates are rotated by putting new files in the place of the old ones. Whoever opens a connection after that uses
+the new ones; connections that are open stay open.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from penstock.errors import PenstockError
+
+ENVIRONMENT = {"ca": "PENSTOCK_TLS_CA", "cert": "PENSTOCK_TLS_CERT", "key": "PENSTOCK_TLS_KEY"}
+
+
+class TlsError(PenstockError, ValueError):
+    """A file of TLS material is missing, unreadable, or does not fit the others; the text names it."""
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Paths of PEM files; all empty means plain text."""
+
+    ca: str = ""
+    """Certificates that the peer's must be signed by; empty means those the system trusts."""
+    cert: str = ""
+    """Our own certificate, with its chain."""
+    key: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> TlsFiles:
+        """Return what PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY name."""
+        return cls(**{field: environment.get(name, "") for field, name in ENVIRONMENT.items()})
+
+    def __bool__(self) -> bool:
+        """Return whether TLS is wanted."""
+        return bool(self.ca or self.cert or self.key)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the files held at one moment, PEM; None where there is no file."""
+
+    ca: bytes | None
+    cert: bytes | None
+    key: bytes | None
+
+
+class TlsIdentity:
+    """The files' content, read again when they change."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Read `files`; raises TlsError."""
+        if bool(files.cert) != bool(files.key):
+            raise TlsError("a TLS certificate and its key are given together or not at all")
+        self.files = files
+        self._stamp = self._stamps()
+        self._material = self._read()
+
+    def current(self) -> Material:
+        """Return the present content; what does not fit together yet (a rotation half done) is left for later."""
+        try:
+            stamp = self._stamps()
+            if stamp != self._stamp:
+                self._material = self._read()
+                self._stamp = stamp
+        except TlsError:
+            pass  # the next connection looks again; this one uses what was good
+        return self._material
+
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(_stamp(path) for path in (self.files.ca, self.files.cert, self.files.key) if path)
+
+    def _read(self) -> Material:
+        try:
+            if self.files.cert:
+                # Finds a key of another certificate, which gRPC would find at every handshake instead.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.files.cert, self.files.key)
+            if self.files.ca:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self.files.ca)
+        except (ssl.SSLError, OSError) as error:
+            raise TlsError(f"TLS files {self.files.cert or self.files.ca}, {self.files.key}: {error}") from None
+        return Material(*(_content(path) for path in (self.files.ca, self.files.cert, self.files.key)))
+
+
+def open_channel(address: str, options: Sequence[tuple[str, Any]], files: TlsFiles) -> grpc.aio.Channel:
+    """Return a channel to "HOST:PORT", plain or, if there are `files`, over TLS; raises TlsError."""
+    if not files:
+        return grpc.aio.insecure_channel(address, options=options)
+    return RotatingChannel(address, options, TlsIdentity(files))
+
+
+class RotatingChannel(grpc.aio.Channel):
+    """A TLS channel that is made anew, for the calls to come, when its files change.
+
+    gRPC fixes a channel's credentials when it is made; one that outlived its certificate could never connect again.
+    """
+
+    def __init__(self, address: str, options: Sequence[tuple[str, Any]], identity: TlsIdentity) -> None:
+        """Connect lazily."""
+        self._address, self._options, self._identity = address, options, identity
+        self._material = identity.current()
+        self._channel = self._made()
+        self._retired: list[grpc.aio.Channel] = []
+        """Channels of old files: their calls go on, and their connections end when they are idle."""
+
+    def current(self) -> grpc.aio.Channel:
+        """Return the channel of the present files."""
+        material = self._identity.current()
+        if material is not self._material:
+            self._retired.append(self._channel)
+            self._material = material
+            self._channel = self._made()
+        return self._channel
+
+    def _made(self) -> grpc.aio.Channel:
+        material = self._material
+        credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.cert)
+        return grpc.aio.secure_channel(self._address, credentials, options=self._options)
+
+    async def __aenter__(self) -> RotatingChannel:
+        """Return the channel."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """End every call after `grace` seconds."""
+        for channel in (*self._retired, self._channel):
+            await channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Return the state of the present channel."""
+        return self.current().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Return when the present channel leaves a state."""
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Return when the present channel is connected."""
+        await self.current().channel_ready()
+
+    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
+        """Return a method of the present channel."""
+        return _Method(self, "unary_unary", arguments, named)
+
+    def unary_stream(self, *arguments: Any, **named: Any) -> Any:
+        """Return a method of the present channel."""
+        return _Method(self, "unary_stream", arguments, named)
+
+    def stream_unary(self, *arguments: Any, **named: Any) -> Any:
+        """Return a method of the present channel."""
+        return _Method(self, "stream_unary", arguments, named)
+
+    def stream_stream(self, *arguments: Any, **named: Any) -> Any:
+        """Return a method of the present channel."""
+        return _Method(self, "stream_stream", arguments, named)
+
+
+class _Method:
+    """One method of whichever channel is the present one."""
+
+    def __init__(self, owner: RotatingChannel, kind: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._owner, self._kind, self._arguments, self._named = owner, kind, arguments, named
+        self._channel: grpc.aio.Channel | None = None
+        self._callable: Any = None
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        channel = self._owner.current()
+        if channel is not self._channel:
+            self._channel = channel
+            self._callable = getattr(channel, self._kind)(*self._arguments, **self._named)
+        return self._callable(*arguments, **named)
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise TlsError(f"TLS file {path}: {error.strerror}") from None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _content(path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise TlsError(f"TLS file {path}: {error.strerror}") from None
