@@ -1,0 +1,65 @@
+"""Asks a service on this machine how it is: `python -m services.health HOST:PORT`, or `… http://HOST:PORT/health`.
+
+The health check of the container images. The first form asks gRPC's health service
+(grpc/health/v1), the second expects status 200. Exit status 0: well; 1: not well, with
+the reason on standard error; 64: no address.
+"""
+
+from __future__ import annotations
+
+import http.client
+import sys
+from urllib.parse import urlsplit
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+TIMEOUT_S = 4.0
+"""Below the 5 s after which the images' health check counts as failed, so that the reason is still told."""
+
+EX_UNWELL = 1
+EX_USAGE = 64
+
+DIRECT = [("grpc.enable_http_proxy", 0)]
+"""What is asked runs beside us: a proxy that the environment names for other traffic must not be asked for it."""
+
+
+def ask_grpc(address: str) -> str:
+    """Return what is wrong with the gRPC server at "HOST:PORT"; empty if it serves."""
+    with grpc.insecure_channel(address, options=DIRECT) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
+    return "" if serving else str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def ask_http(url: str) -> str:
+    """Return what is wrong with what answers at an http URL; empty if it says 200."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", parts.path or "/")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    finally:
+        connection.close()
+    return "" if status == http.client.OK else f"status {status}"
+
+
+def main(arguments: list[str]) -> int:
+    """Ask the one address given and return the exit status."""
+    if len(arguments) != 1:
+        print("usage: python -m services.health HOST:PORT | http://HOST:PORT/PATH", file=sys.stderr)
+        return EX_USAGE
+    (address,) = arguments
+    problem = ask_http(address) if address.startswith("http://") else ask_grpc(address)
+    if problem:
+        print(f"{address}: {problem}", file=sys.stderr)
+    return EX_UNWELL if problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
