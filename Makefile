@@ -128,6 +128,28 @@ bench-gateway: $(READY) ## vLLM's `bench serve` against the gateway and against 
 fit-engine: $(READY) ## Fit the engine model's step time to real vLLM on this machine: PROFILE=cpu-tiny or cpu-small
 	@$(BIN)/python -m benchmarks.fit_engine --profile $(or $(PROFILE),cpu-tiny)
 
+# Packaging needs no vLLM: a small environment of its own.
+PACK := build/venv/bin/python
+$(PACK):
+	@$(PYTHON) -m venv build/venv
+	@$(PACK) -m pip --disable-pip-version-check install --quiet "setuptools==$(shell sed -n 's/^setuptools==//p' requirements/worker-cpu.txt)"
+
+.PHONY: dist
+dist: $(PACK) ## Make dist/: sdist, and the wheel built from it
+	@$(PACK) tools/make_dist.py
+
+LIGHT_IMAGES := queue scheduler gateway worker-simulated
+IMAGES ?= $(LIGHT_IMAGES) worker-cpu
+
+.PHONY: base-image
+base-image: ## Make base images out of Debian packages, where no image registry is reachable (root, debootstrap)
+	@deploy/docker/make_base.sh
+
+.PHONY: images
+images: dist ## Build the images and print their sizes: IMAGES="queue worker-cuda", BASE=image, BUILD_BASE=image
+	@$(PACK) tools/fetch_wheels.py light $(if $(filter worker-cpu,$(IMAGES)),cpu) $(if $(filter worker-cuda,$(IMAGES)),cuda)
+	@BASE="$(BASE)" BUILD_BASE="$(BUILD_BASE)" deploy/docker/build.sh $(IMAGES)
+
 .PHONY: format
 format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
@@ -142,4 +164,4 @@ clean: ## Remove the queue's data, results and caches, keep the virtual environm
 
 .PHONY: distclean
 distclean: clean ## Remove the virtual environment as well
-	@rm -rf $(VENV) .buf
+	@rm -rf $(VENV) .buf build dist

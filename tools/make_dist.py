@@ -1,0 +1,67 @@
+"""Make dist/: the sdist, and the wheel built from it, so that the sdist is known to be whole.
+
+Usage: python tools/make_dist.py
+
+Needs setuptools, nothing else. The version is the one in pyproject.toml. Times in the archives are those of the last
+commit, so that one commit makes one wheel, byte for byte.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIST = ROOT / "dist"
+
+
+def commit_time() -> str:
+    """Return the Unix time of the last commit; the start of the zip format's calendar where there is no git."""
+    done = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "315532800"
+
+
+def build(kind: str, source: Path, target: Path) -> Path:
+    """Run setuptools' hook `build_KIND` (PEP 517) in the tree `source`; return the archive it leaves in `target`."""
+    program = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]), end='')"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(target)],
+        cwd=source, capture_output=True, text=True, check=False,
+        env={**os.environ, "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH") or commit_time()},
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise SystemExit(f"build_{kind} failed:\n{done.stderr}")
+    return target / done.stdout.splitlines()[-1]
+
+
+def clean_copy(target: Path) -> Path:
+    """Copy the files git knows to `target`, so that nothing built or left over gets into an archive."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listing.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def make_dist(dist: Path) -> tuple[Path, Path]:
+    """Empty `dist`, put sdist and wheel there and return their paths."""
+    shutil.rmtree(dist, ignore_errors=True)
+    dist.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        sdist = build("sdist", clean_copy(scratch / "tree"), dist)
+        with tarfile.open(sdist) as archive:
+            archive.extractall(scratch, filter="data")
+        wheel = build("wheel", scratch / sdist.name.removesuffix(".tar.gz"), dist)
+    return sdist, wheel
+
+
+if __name__ == "__main__":
+    for path in make_dist(DIST):
+        print(f"{path.relative_to(ROOT)} {path.stat().st_size / 1e3:.0f} kB")
