@@ -1,18 +1,22 @@
 """Asks a service on this machine how it is: `python -m services.health HOST:PORT`, or `… http://HOST:PORT/health`.
 
 The health check of the container images. The first form asks gRPC's health service
-(grpc/health/v1), the second expects status 200. Exit status 0: well; 1: not well, with
-the reason on standard error; 64: no address.
+(grpc/health/v1), the second expects status 200. Both speak TLS where the service's own
+PENSTOCK_TLS_… variables say so; its certificate must then name the address asked.
+Exit status 0: well; 1: not well, with the reason on standard error; 64: no address.
 """
 
 from __future__ import annotations
 
 import http.client
+import ssl
 import sys
 from urllib.parse import urlsplit
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from penstock.tls import TlsError, TlsFiles, TlsIdentity
 
 TIMEOUT_S = 4.0
 """Below the 5 s after which the images' health check counts as failed, so that the reason is still told."""
@@ -24,9 +28,9 @@ DIRECT = [("grpc.enable_http_proxy", 0)]
 """What is asked runs beside us: a proxy that the environment names for other traffic must not be asked for it."""
 
 
-def ask_grpc(address: str) -> str:
-    """Return what is wrong with the gRPC server at "HOST:PORT"; empty if it serves."""
-    with grpc.insecure_channel(address, options=DIRECT) as channel:
+def ask_grpc(address: str, files: TlsFiles) -> str:
+    """Return what is wrong with the gRPC server at "HOST:PORT"; empty if it serves. Raises TlsError."""
+    with open_channel(address, files) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
@@ -35,11 +39,24 @@ def ask_grpc(address: str) -> str:
     return "" if serving else str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
-def ask_http(url: str) -> str:
-    """Return what is wrong with what answers at an http URL; empty if it says 200."""
+def open_channel(address: str, files: TlsFiles) -> grpc.Channel:
+    """Return a channel to a server that serves TLS if `files` have a certificate. Raises TlsError."""
+    if not files.cert:
+        return grpc.insecure_channel(address, options=DIRECT)
+    material = TlsIdentity(files).current()
+    credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.cert)
+    return grpc.secure_channel(address, credentials, options=DIRECT)
+
+
+def ask_http(url: str, files: TlsFiles) -> str:
+    """Return what is wrong with what answers at an http URL, over TLS if `files` have a certificate; empty if 200."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)
     try:
+        if files.cert:
+            context = ssl.create_default_context(cafile=files.ca or None)
+            context.load_cert_chain(files.cert, files.key)
+            connection = http.client.HTTPSConnection(parts.netloc, timeout=TIMEOUT_S, context=context)
         connection.request("GET", parts.path or "/")
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
@@ -55,7 +72,11 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m services.health HOST:PORT | http://HOST:PORT/PATH", file=sys.stderr)
         return EX_USAGE
     (address,) = arguments
-    problem = ask_http(address) if address.startswith("http://") else ask_grpc(address)
+    ask = ask_http if address.startswith("http://") else ask_grpc
+    try:
+        problem = ask(address, TlsFiles.from_environment())
+    except TlsError as error:
+        problem = str(error)
     if problem:
         print(f"{address}: {problem}", file=sys.stderr)
     return EX_UNWELL if problem else 0

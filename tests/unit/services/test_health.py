@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from penstock.dev_ca import Authority
 from services.health import EX_UNWELL, EX_USAGE, main
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -29,26 +33,43 @@ def service() -> Iterator[tuple[str, health.HealthServicer]]:
     server.stop(None).wait()
 
 
-@pytest.fixture
-def web() -> Iterator[tuple[str, list[int]]]:
-    """An HTTP server that answers /health with the status in the list."""
-    answers = [200]
+class Handler(BaseHTTPRequestHandler):
+    """Answers /health with `status`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(answers[0] if self.path == "/health" else 404)
-            self.end_headers()
+    status = 200
 
-        def log_message(self, *_: object) -> None:
-            pass
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/health" else 404)
+        self.end_headers()
 
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(context: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Serve HTTP, over TLS with a context; yields the address to ask."""
     server = HTTPServer(("127.0.0.1", 0), Handler)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/health", answers
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/health"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+    """CA, certificate and key of a service, which the environment names."""
+    authority = Authority.open(tmp_path)
+    files = (tmp_path / "ca.pem", *authority.issue(tmp_path, "service", 1, ["127.0.0.1"]))
+    for name, path in zip(("CA", "CERT", "KEY"), files, strict=True):
+        monkeypatch.setenv(f"PENSTOCK_TLS_{name}", str(path))
+    return files
 
 
 def test_a_serving_service_is_well(service: tuple[str, health.HealthServicer]) -> None:
@@ -81,13 +102,37 @@ def test_a_proxy_for_other_traffic_is_not_asked(
     assert main([address]) == 0
 
 
-def test_http_is_well_by_its_status(web: tuple[str, list[int]], capsys: pytest.CaptureFixture[str]) -> None:
-    url, answers = web
-    assert main([url]) == 0
-    answers[0] = 503
-    assert main([url]) == EX_UNWELL
+def test_http_is_well_by_its_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as url:
+        assert main([url]) == 0
+        monkeypatch.setattr(Handler, "status", 503)
+        assert main([url]) == EX_UNWELL
     assert "503" in capsys.readouterr().err
     assert main(["http://127.0.0.1:1/health"]) == EX_UNWELL
+
+
+def test_a_service_with_mutual_tls_is_asked_with_its_own_certificate(certificate: tuple[Path, Path, Path]) -> None:
+    ca, cert, key = (path.read_bytes() for path in certificate)
+    server = grpc.server(ThreadPoolExecutor(1))
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, cert)], ca, True))
+    server.start()
+    try:
+        assert main([f"127.0.0.1:{port}"]) == 0
+        certificate[1].write_text("no certificate")
+        assert main([f"127.0.0.1:{port}"]) == EX_UNWELL
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_gateway_with_mutual_tls_is_asked_with_its_own_certificate(certificate: tuple[Path, Path, Path]) -> None:
+    ca, cert, key = certificate
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(ca))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(cert, key)
+    with serving(context) as url:
+        assert main([url]) == 0
 
 
 @pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"]])

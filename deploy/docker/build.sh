@@ -1,0 +1,24 @@
+#!/bin/sh
+# build.sh IMAGE...: build penstock/IMAGE:VERSION and :latest from dist/ and build/wheels/; `make images` calls it.
+# BASE and BUILD_BASE name other base images than the Dockerfiles' own, SOURCE the address of the source code for the
+# image's label.
+set -eu
+cd "$(dirname "$0")/../.."
+
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+export DOCKER_BUILDKIT=1
+
+for image; do
+    case $image in
+    # A base image without libnuma1 has Debian asked for it.
+    worker-cpu | worker-cuda) file=Dockerfile.worker network='' ;;
+    *) file=Dockerfile network='--network none' ;;
+    esac
+    docker build --quiet $network --file "deploy/docker/$file" --target "$image" \
+        ${BASE:+--build-arg "BASE=$BASE"} ${BUILD_BASE:+--build-arg "BUILD_BASE=$BUILD_BASE"} \
+        --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "SOURCE=${SOURCE:-}" \
+        --tag "penstock/$image:$version" --tag "penstock/$image:latest" . >/dev/null
+    docker image inspect -f '{{.Size}}' "penstock/$image:$version" |
+        awk -v name="penstock/$image:$version" '{ printf "%-32s %6.0f MB\n", name, $1 / 1e6 }'
+done

@@ -1,0 +1,10 @@
+#!/bin/sh
+# install.sh SERVICE: in a build stage, put the packages of packages/SERVICE.txt into /opt/penstock.
+# install.sh penstock: put Penstock's wheel there; a step of its own, so that a new one costs seconds.
+# Byte code is compiled here, by pip: the services cannot write any on a read-only root.
+set -eu
+install() { python3 -m pip --python /opt/penstock/bin/python3 install --quiet "$@"; }
+case $1 in
+penstock) install --no-deps dist/penstock-*.whl ;;
+*) install -r deploy/docker/packages/init.txt -r "deploy/docker/packages/$1.txt" ;;
+esac

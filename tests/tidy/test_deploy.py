@@ -1,0 +1,82 @@
+"""What the images and the composed stack are made of fits the rest of the repository."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from services.gateway.settings import GatewaySettings
+from services.queue.service import STREAM_GRACE_S
+from services.queue.settings import QueueSettings
+from services.scheduler.settings import SchedulerSettings
+from services.worker.settings import WorkerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+PACKAGES = sorted((DEPLOY / "docker" / "packages").glob("*.txt"))
+CONSTRAINED = [path for path in PACKAGES if "-c " in path.read_text()]
+STACK: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+OURS = ("queue", "scheduler", "worker", "gateway")
+PUBLISHED = {"queue", "gateway"}
+
+
+def names(path: Path) -> set[str]:
+    """Return the packages a requirements file names."""
+    found = re.findall(r"^([A-Za-z0-9][\w.-]*)", path.read_text(), re.MULTILINE)
+    return {name.lower().replace("_", "-") for name in found}
+
+
+def variables() -> set[str]:
+    """Return the environment variables that the services read."""
+    found = {"PENSTOCK_CHANNELS", "PENSTOCK_INSECURE", "PENSTOCK_QUEUE", "PENSTOCK_SCHEDULER"}
+    for kind in (QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings):
+        prefix = kind.model_config["env_prefix"]
+        found |= {f"{prefix}{name}".upper() for name in kind.model_fields}
+    return found
+
+
+@pytest.mark.parametrize("path", CONSTRAINED, ids=lambda path: path.stem)
+def test_every_package_of_an_image_is_pinned(path: Path) -> None:
+    assert names(path) <= names(ROOT / "requirements" / "base.txt")
+
+
+@pytest.mark.parametrize("path", [p for p in PACKAGES if p not in CONSTRAINED], ids=lambda path: path.stem)
+def test_what_has_no_constraint_has_its_version(path: Path) -> None:
+    for line in path.read_text().splitlines():
+        assert line.startswith("#") or "==" in line, line
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.worker"])
+def test_an_image_sets_variables_that_exist(name: str) -> None:
+    text = (DEPLOY / "docker" / name).read_text()
+    assert set(re.findall(r"\b(PENSTOCK_\w+)=", text)) <= variables()
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_the_stack_sets_variables_that_exist(service: str) -> None:
+    assert {key for key in STACK[service]["environment"] if key.startswith("PENSTOCK")} <= variables()
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_a_service_of_the_stack_can_write_only_where_it_must(service: str) -> None:
+    assert STACK[service]["read_only"]
+    assert STACK[service]["cap_drop"] == ["ALL"]
+
+
+def test_the_stack_publishes_queue_and_gateway_on_loopback_and_nothing_else() -> None:
+    for service in OURS:
+        ports = STACK[service].get("ports", [])
+        assert bool(ports) == (service in PUBLISHED)
+        assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_a_stopped_service_gets_the_time_it_takes() -> None:
+    told = re.search(r":-(\d+)", STACK["worker"]["environment"]["PENSTOCK_WORKER_SHUTDOWN_GRACE_S"])
+    assert told is not None
+    gateway_s = GatewaySettings.model_fields["shutdown_grace_s"].default
+    for service, takes_s in (("queue", STREAM_GRACE_S), ("gateway", gateway_s), ("worker", float(told[1]))):
+        assert float(STACK[service]["stop_grace_period"].rstrip("s")) > takes_s
