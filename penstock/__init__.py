@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.fields import RequestFields
     from penstock.results import (
         Choice,
+        Credits,
         FinishReason,
         Outcome,
         Progress,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Choice",
     "Client",
+    "Credits",
     "FinishReason",
     "InvalidRequest",
     "NotFound",
@@ -63,6 +65,7 @@ _HOMES = {
     "Unavailable": "penstock.errors",
     "RequestFields": "penstock.fields",
     "Choice": "penstock.results",
+    "Credits": "penstock.results",
     "FinishReason": "penstock.results",
     "Outcome": "penstock.results",
     "Progress": "penstock.results",

@@ -233,9 +233,9 @@ class Client:
             request.request_ids.ids.extend(request_ids)
         return (await self._queue.call(lambda: self._stub.Delete(request))).deleted
 
-    async def dead_letters(self) -> AsyncIterator[DeadLetter]:
-        """Yield the dead letters, oldest first."""
-        request = pb.ListDeadRequest(page_size=DEAD_PAGE_SIZE)
+    async def dead_letters(self, page_size: int = DEAD_PAGE_SIZE) -> AsyncGenerator[DeadLetter, None]:
+        """Yield the dead letters, oldest first, asked for `page_size` at a time."""
+        request = pb.ListDeadRequest(page_size=page_size)
         while True:
             page = await self._queue.call(lambda: self._stub.ListDead(request))
             for dead in page.letters:

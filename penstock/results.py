@@ -86,6 +86,20 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Credits:
+    """What became of a request's credits on the worker that ended it, in KV-cache blocks; all 0 if none did."""
+
+    granted_unix_ns: int = 0
+    """When the worker got the grant, Unix time in nanoseconds."""
+    booked_blocks: int = 0
+    settled_blocks: int = 0
+    """Held after the tokenizer ACK; 0 if the prompt was never counted."""
+    released_blocks: int = 0
+    """Held until the completion ACK: more than settled if the reservation followed the output."""
+    tokenizer_acks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RequestError:
     """What was wrong with a request, in the words of the OpenAI error object."""
 
@@ -115,6 +129,7 @@ class Result:
     prompt_text: str = ""
     preemptions: int = 0
     cursor: int = 0
+    credits: Credits = field(default_factory=Credits)
 
     @property
     def text(self) -> str:
@@ -220,6 +235,7 @@ def result_from(message: pb.Result, cursor: int = 0) -> Result:
         prompt_text=message.prompt_text,
         preemptions=message.preemptions,
         cursor=cursor,
+        credits=_credits(message.credits),
     )
 
 
@@ -274,6 +290,16 @@ def _timings(message: pb.Timings) -> Timings:
         message.first_token_unix_ns,
         message.last_token_unix_ns,
         message.completed_unix_ns,
+    )
+
+
+def _credits(message: pb.Credits) -> Credits:
+    return Credits(
+        message.granted_unix_ns,
+        message.booked_blocks,
+        message.settled_blocks,
+        message.released_blocks,
+        message.tokenizer_acks,
     )
 
 

@@ -52,6 +52,7 @@ DEV = [
     "hiredis",
     "nats-py",
     "openai",
+    "playwright",
 ]
 
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton", "opencv-python-headless"})

@@ -63,6 +63,7 @@ async def _serve(plan: StackPlan) -> None:
             say(f"worker-{number}    {address}")
         if stack.gateway:
             say(f"gateway     http://{stack.gateway}/v1")
+            say(f"console     http://{stack.gateway}/")
             say(await example(stack))
         say(f"logs        {plan.data_dir / 'logs'}")
         say("ready; Ctrl-C stops everything")

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-SPAN_S = 600.0
-"""Ten minutes: long enough to see a load come and go."""
+SPAN_S = 300.0
+"""Five minutes: long enough to see a load come and go."""
 
-STEP_S = 5.0
-"""Least time between two samples: 120 points are as many as a line a few hundred pixels wide can show."""
+STEP_S = 2.0
+"""Least time between two samples: 150 points are as many as a line a few hundred pixels wide can show."""
 
 
 class Series(NamedTuple):

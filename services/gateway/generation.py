@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opentelemetry import trace
 from starlette.datastructures import Headers
@@ -26,6 +26,7 @@ from services.gateway.intake import ClientGoneError, Intake
 from services.gateway.limits import KEEP_ALIVE_S
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, of_error, of_result
+from services.gateway.recent import Recent
 from services.gateway.reply import Reply
 from services.gateway.served import Served
 from services.telemetry import Telemetry, traceparent_of
@@ -46,6 +47,7 @@ class Parts:
     served: Served
     metrics: GatewayMetrics
     telemetry: Telemetry
+    recent: Recent = field(default_factory=Recent)
 
 
 class Generation:
@@ -68,6 +70,7 @@ class Generation:
             metrics.open_requests.dec()
             metrics.seconds.labels(self._url).observe(time.monotonic() - started_s)
             metrics.requests.labels(self._url, str(exchange.status)).inc()
+            self._parts.recent.ended(exchange.request_id, exchange.status)
 
 
 class _Exchange:
@@ -79,7 +82,8 @@ class _Exchange:
         self._reply = reply
         self._started_s = started_s
         self._asked: Asked | None = None
-        self._request_id = ""
+        self.request_id = ""
+        """The queue's name of it, once it is durable."""
         self._failed_status = 0
         self._span: trace.Span = trace.INVALID_SPAN
 
@@ -118,16 +122,17 @@ class _Exchange:
         asked.request.tracestate = extras.tracestate
         async with until_hangup(receive):
             view = await self._parts.served.check(asked.request.model)
-            self._request_id = await self._parts.admission.submit(asked)
-            self._reply.headers["x-request-id"] = self._request_id
-            self._span.set_attribute("penstock.request.id", self._request_id)
+            self.request_id = await self._parts.admission.submit(asked)
+            self._parts.recent.began(self.request_id, self._url, asked.request.model, asked.request.channel)
+            self._reply.headers["x-request-id"] = self.request_id
+            self._span.set_attribute("penstock.request.id", self.request_id)
             if asked.body.stream:
                 await self._stream(asked, view.model_of(asked.request.model))
             else:
                 await self._whole(asked)
 
     async def _whole(self, asked: Asked) -> None:
-        async with aclosing(self._parts.client.wire_events(self._request_id, tokens=False)) as events:
+        async with aclosing(self._parts.client.wire_events(self.request_id, tokens=False)) as events:
             async for event in events:
                 if event.WhichOneof("event") == "result":
                     await self._reply.json(200, body_of(asked.shape, completed(event.result.result)))
@@ -135,7 +140,7 @@ class _Exchange:
 
     async def _stream(self, asked: Asked, model: str) -> None:
         chunks: Chunks | None = None
-        watch = self._parts.client.wire_events(self._request_id, tokens=True)
+        watch = self._parts.client.wire_events(self.request_id, tokens=True)
         async with aclosing(watch) as events, self._kept_alive():
             async for event in events:
                 if event.WhichOneof("event") == "result":
@@ -150,11 +155,11 @@ class _Exchange:
         if event.WhichOneof("event") == "result":
             model = event.result.result.model or model
         if not model:
-            info = await self._parts.client.get(self._request_id)
+            info = await self._parts.client.get(self.request_id)
             model = (await self._parts.served.view()).workers.get(info.worker_id, asked.request.model)
         self._parts.metrics.first_token.labels(self._url).observe(time.monotonic() - self._started_s)
         n = asked.body.n or 1
-        return Chunks(asked.shape, self._request_id, int(time.time()), model, n, asked.body.streamed_usage)
+        return Chunks(asked.shape, self.request_id, int(time.time()), model, n, asked.body.streamed_usage)
 
     def _lines(self, chunks: Chunks, event: queue_pb2.WatchEvent) -> list[str]:
         """Return the chunks of one event; raises Problem if a later attempt disagrees with what was told."""
@@ -190,8 +195,8 @@ class _Exchange:
             return  # with its answer
         self._failed_status = CLIENT_CLOSED
         self._parts.metrics.hangups.inc()
-        if self._request_id and self._asked is not None and not self._asked.keep:
-            self._parts.admission.abandon(self._request_id)
+        if self.request_id and self._asked is not None and not self._asked.keep:
+            self._parts.admission.abandon(self.request_id)
 
     async def _tell(self, problem: Problem) -> None:
         self._failed_status = problem.status
@@ -203,7 +208,7 @@ class _Exchange:
             self._hung_up()
 
     def _where(self) -> str:
-        return f"; GET /v1/requests/{self._request_id} has the answer" if self._request_id else ""
+        return f"; GET /v1/requests/{self.request_id} has the answer" if self.request_id else ""
 
     def _start_span(self, extras: Extras) -> trace.Span:
         attributes = {"http.request.method": "POST", "url.path": self._url}

@@ -9,26 +9,12 @@ from starlette.responses import JSONResponse
 
 from penstock.client import Client
 from penstock.errors import PenstockError
+from penstock.live.timeline import status_of
 from penstock.openai.answers import body_of, failure_of
 from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.problem import of_error
-
-STATES = {
-    queue_pb2.REQUEST_STATE_READY: "waiting",
-    queue_pb2.REQUEST_STATE_LEASED: "running",
-    queue_pb2.REQUEST_STATE_DEAD: "dead",
-}
-"""How a request that has no outcome of its own to tell is called."""
-
-OUTCOMES = {
-    pb.OUTCOME_COMPLETED: "completed",
-    pb.OUTCOME_REJECTED: "rejected",
-    pb.OUTCOME_CANCELLED: "cancelled",
-    pb.OUTCOME_EXPIRED: "expired",
-    pb.OUTCOME_DEAD: "dead",
-}
 
 
 class Requests:
@@ -62,12 +48,11 @@ class Requests:
 def described(found: queue_pb2.GetResponse) -> dict[str, Any]:
     """Return a request as the gateway shows it; times in Unix seconds."""
     result = found.result if found.HasField("result") else None
-    state = STATES.get(found.state) or OUTCOMES.get(found.result.outcome, "unknown")
     timings = found.result.timings
     return {
         "id": found.request_id,
         "object": "request",
-        "status": state,
+        "status": status_of(found),
         "channel": found.channel,
         "attempts": found.attempts,
         "worker": found.worker_id or found.result.worker_id or None,

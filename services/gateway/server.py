@@ -19,6 +19,7 @@ from services.gateway.app import Front, make_app
 from services.gateway.batch_output import Output
 from services.gateway.batch_records import BatchRecords
 from services.gateway.batches import Batches
+from services.gateway.console.life import ConsoleLife
 from services.gateway.driver import Driver
 from services.gateway.files import Files
 from services.gateway.generation import Parts
@@ -66,7 +67,9 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     driver = Driver(client, shelf, records, parts.served, metrics, settings.batch_lease_s)
     files = Files(shelf, records, Output(client, shelf), metrics, settings.max_file_bytes, settings.body_timeout_s)
     batches = Batches(client, shelf, records, intake, driver.wake)
-    server = make_server(make_app(parts, front, [*files.routes(), *batches.routes()]), settings)
+    console = ConsoleLife(settings, parts)
+    routes = [*files.routes(), *batches.routes(), *console.routes]
+    server = make_server(make_app(parts, front, routes), settings)
     serving = asyncio.create_task(server.serve([listening]))
     host, port = settings.listen.rpartition(":")[0] or "0.0.0.0", listening.getsockname()[1]
     print(f"ready: gateway on {host}:{port}", flush=True)
@@ -80,6 +83,7 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
         stopping.cancel()
         driving.cancel()
         await asyncio.gather(driving, return_exceptions=True)
+        await console.close()
         await admission.settle()
         await shelf.close()
         await client.close()

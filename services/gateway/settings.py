@@ -28,6 +28,11 @@ class GatewaySettings(ServiceSettings):
         description="Seconds an unreachable queue is waited for before a client is answered 503 or its stream ends;"
         " a supervised one is back within seconds.",
     )
+    console: bool = Field(True, description="Serve the console at /.")
+    console_hosts: list[str] = Field(
+        [],
+        description="Host names the console is served as, as a JSON list; addresses and localhost always are.",
+    )
     body_timeout_s: float = Field(30.0, gt=0, description="Seconds a client may take to send a request's body.")
     head_timeout_s: float = Field(10.0, gt=0, description="Seconds a client may take to send a request's headers.")
     max_file_bytes: int = Field(

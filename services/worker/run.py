@@ -10,7 +10,7 @@ from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from services.rpc.limits import MAX_REQUEST_BYTES
 from services.worker import wire
-from services.worker.core.messages import Ending, EndingKind, Lease
+from services.worker.core.messages import Credits, Ending, EndingKind, Lease
 from services.worker.outputs import RunOutput
 
 log = logging.getLogger("worker.run")
@@ -46,21 +46,21 @@ class Run:
         """Output length at which the engine is to hand over next: a watched run every step, 0 at its end."""
         return 1 if self.watched else self.tell_at_tokens
 
-    def finish(self, ending: Ending, model: str) -> bytes:
+    def finish(self, ending: Ending, model: str, spent: Credits) -> bytes:
         """Return the encoded Complete of this run; once, for what it is made of is not kept beside it."""
         self.ending = ending
-        complete = wire.complete(self._complete(ending, model))
+        complete = wire.complete(self._complete(ending, model, spent))
         if len(complete) > MAX_REQUEST_BYTES:
             log.warning("%s: the result is too large: %d bytes", self.run_id, len(complete))
             self.ending = _too_large(len(complete))
-            complete = wire.complete(self._complete(self.ending, model))
+            complete = wire.complete(self._complete(self.ending, model, spent))
         self.request.ClearField("prompt")
         self.prompt_ids = []
         self.prompt_text = None
         self.output = RunOutput()
         return complete
 
-    def _complete(self, ending: Ending, model: str) -> q.Complete:
+    def _complete(self, ending: Ending, model: str, spent: Credits) -> q.Complete:
         """Return what only this worker knows; under which names it was asked for is what the queue knows."""
         complete = q.Complete(lease=wire.lease_ref(self.lease))
         if ending.kind is EndingKind.FAILED:
@@ -75,6 +75,11 @@ class Run:
         timings.engine_started_unix_ns = self.engine_started_ns
         timings.first_token_unix_ns = self.first_token_ns
         timings.last_token_unix_ns = self.last_token_ns
+        result.credits.granted_unix_ns = spent.granted_ns
+        result.credits.booked_blocks = spent.booked_blocks
+        result.credits.settled_blocks = spent.settled_blocks
+        result.credits.released_blocks = spent.released_blocks
+        result.credits.tokenizer_acks = spent.tokenizer_acks
         if ending.kind is EndingKind.COMPLETED:
             self.output.fill(result, self.prompt_text)
         else:

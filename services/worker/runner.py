@@ -133,7 +133,7 @@ class Runner:
             m.WatchTokens: self._watch_tokens,
             m.SendTokens: self._send_tokens,
             m.SendComplete: self._send_complete,
-            m.KeepComplete: lambda e, now_ns: self._finish(e.run_id, e.ending, now_ns),
+            m.KeepComplete: self._finish,
             m.SendRenew: lambda e, _: self._queue.send(wire.renew(e.leases)),
             m.SendGiveBack: lambda e, _: self._queue.send(wire.give_back(e.leases, e.reason)),
             m.Tokenize: self._tokenize,
@@ -274,12 +274,13 @@ class Runner:
             self._queue.send(message)
 
     def _send_complete(self, effect: m.SendComplete, now_ns: int) -> None:
-        self._finish(effect.run_id, effect.ending, now_ns)
+        self._finish(effect, now_ns)
         # Read when there is room to send it: all that waited for a queue to return are not held in memory again.
         self._queue.send_later(partial(self.completions.read, effect.run_id))
 
-    def _finish(self, run_id: str, ending: m.Ending, now_ns: int) -> None:
+    def _finish(self, effect: m.SendComplete | m.KeepComplete, now_ns: int) -> None:
         """Make the completion of a run, unless there is one already."""
+        run_id, ending, spent = effect
         if run_id in self.completions:
             return
         run = self._runs[run_id]
@@ -290,7 +291,7 @@ class Runner:
             log.warning("%s: the attempt failed: %s", run_id, ending.message)
         run.ending = ending
         self._spans.generated(run, len(run.prompt_ids), end_ns)
-        self.completions.keep(run_id, run.finish(ending, self._model))
+        self.completions.keep(run_id, run.finish(ending, self._model, spent))
 
     def _forget(self, effect: m.Forget, now_ns: int) -> None:
         self.completions.forget(effect.run_id)

@@ -749,6 +749,44 @@ class Timings(_message.Message):
 Global___Timings: _TypeAlias = Timings  # noqa: Y015
 
 @_typing.final
+class Credits(_message.Message):
+    """What became of a request's credits on the worker that ended it, in KV-cache blocks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANTED_UNIX_NS_FIELD_NUMBER: _builtins.int
+    BOOKED_BLOCKS_FIELD_NUMBER: _builtins.int
+    SETTLED_BLOCKS_FIELD_NUMBER: _builtins.int
+    RELEASED_BLOCKS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_ACKS_FIELD_NUMBER: _builtins.int
+    granted_unix_ns: _builtins.int
+    """When the worker got the grant, Unix time in nanoseconds."""
+    booked_blocks: _builtins.int
+    """Blocks booked by the grant."""
+    settled_blocks: _builtins.int
+    """Blocks held after the tokenizer ACK; 0 if the prompt was never counted."""
+    released_blocks: _builtins.int
+    """Blocks held until the completion ACK: more than settled if the reservation followed the output."""
+    tokenizer_acks: _builtins.int
+    """Tokenizer ACKs sent: one, or more if the reservation followed the output; 0 if the booking was kept as it was."""
+    def __init__(
+        self,
+        *,
+        granted_unix_ns: _builtins.int = ...,
+        booked_blocks: _builtins.int = ...,
+        settled_blocks: _builtins.int = ...,
+        released_blocks: _builtins.int = ...,
+        tokenizer_acks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["booked_blocks", b"booked_blocks", "granted_unix_ns", b"granted_unix_ns", "released_blocks", b"released_blocks", "settled_blocks", b"settled_blocks", "tokenizer_acks", b"tokenizer_acks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Credits: _TypeAlias = Credits  # noqa: Y015
+
+@_typing.final
 class RequestError(_message.Message):
     """What is wrong with a request, in the words of the OpenAI error object."""
 
@@ -800,6 +838,7 @@ class Result(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_TEXT_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    CREDITS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     idempotency_key: _builtins.str
@@ -842,6 +881,10 @@ class Result(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """One entry per prompt token (the first has no logprob) if `prompt_logprobs` was asked for."""
 
+    @_builtins.property
+    def credits(self) -> Global___Credits:
+        """What became of its credits; unset if no worker ended it."""
+
     def __init__(
         self,
         *,
@@ -861,10 +904,11 @@ class Result(_message.Message):
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         prompt_text: _builtins.str = ...,
         preemptions: _builtins.int = ...,
+        credits: Global___Credits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "error", b"error", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch", b"batch", "channel", b"channel", "choices", b"choices", "client_reference", b"client_reference", "error", b"error", "idempotency_key", b"idempotency_key", "model", b"model", "outcome", b"outcome", "preemptions", b"preemptions", "prompt_logprobs", b"prompt_logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "timings", b"timings", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch", b"batch", "channel", b"channel", "choices", b"choices", "client_reference", b"client_reference", "credits", b"credits", "error", b"error", "idempotency_key", b"idempotency_key", "model", b"model", "outcome", b"outcome", "preemptions", b"preemptions", "prompt_logprobs", b"prompt_logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "timings", b"timings", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.worker.core.lifecycle import State
-from services.worker.core.messages import Cause, Ending, EndingKind, Holding, Lease
+from services.worker.core.messages import Cause, Credits, Ending, EndingKind, Holding, Lease
 
 
 @dataclass(slots=True)
@@ -33,6 +33,15 @@ class Entry:
     ending: Ending | None = None
     output_tokens: int = 0
     preemptions: int = 0
+    booked_blocks: int = field(init=False)
+    """What the grant booked; `held_blocks` goes on from there."""
+    settled_blocks: int = 0
+    """What was held when the prompt had been counted; 0 before."""
+    tokenizer_acks: int = 0
+
+    def __post_init__(self) -> None:
+        """Hold what was booked."""
+        self.booked_blocks = self.held_blocks
 
     @property
     def follows_output(self) -> bool:
@@ -42,6 +51,10 @@ class Entry:
     def holding(self) -> Holding:
         """Return the reservation for the inventory."""
         return Holding(self.request_id, self.channel, self.held_blocks, self.seq)
+
+    def credits(self) -> Credits:
+        """Return what became of the reservation."""
+        return Credits(self.granted_ns, self.booked_blocks, self.settled_blocks, self.held_blocks, self.tokenizer_acks)
 
     @property
     def the_lease(self) -> Lease:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from services.worker.core.values import CancelCause, Cause, Ending, EndingKind, Holding, Lease
+from services.worker.core.values import CancelCause, Cause, Credits, Ending, EndingKind, Holding, Lease
 
-__all__ = ["CancelCause", "Cause", "Ending", "EndingKind", "Holding", "Lease"]
+__all__ = ["CancelCause", "Cause", "Credits", "Ending", "EndingKind", "Holding", "Lease"]
 """The values are part of this vocabulary: whoever speaks it needs no second module."""
 
 # ---- messages: scheduler ----
@@ -336,6 +336,7 @@ class SendComplete(NamedTuple):
 
     run_id: str
     ending: Ending
+    credits: Credits
 
 
 class KeepComplete(NamedTuple):
@@ -343,6 +344,7 @@ class KeepComplete(NamedTuple):
 
     run_id: str
     ending: Ending
+    credits: Credits
 
 
 class SendRenew(NamedTuple):

@@ -78,6 +78,7 @@ class Peers:
 
     def settle(self, entry: Entry, reserved_tokens: int, generated_tokens: int) -> None:
         """Send a TokenizerAck with what `entry` holds from now on; tokens are per completion."""
+        entry.tokenizer_acks += 1
         self._send_ack(
             m.SendTokenizerAck(
                 self._epoch,

@@ -153,9 +153,9 @@ class Reservations:
             if self._peers.queue_up:
                 if entry.watched:
                     self._out.append(m.SendTokens(run_id))
-                self._out.append(m.SendComplete(run_id, entry.the_ending))
+                self._out.append(m.SendComplete(run_id, entry.the_ending, entry.credits()))
             else:
-                self._out.append(m.KeepComplete(run_id, entry.the_ending))
+                self._out.append(m.KeepComplete(run_id, entry.the_ending, entry.credits()))
         else:
             if action is Action.RELEASE_AND_GIVE_BACK:
                 self.give_back(entry.lease, "not run")

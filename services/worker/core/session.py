@@ -166,7 +166,7 @@ class Session:
         self._peers.work_opened(message.lease_ns, message.max_inflight, now_ns)
         for run_id, entry in self._held.by_run.items():
             if entry.state is State.FINISHING:
-                self._out.append(m.SendComplete(run_id, entry.the_ending))
+                self._out.append(m.SendComplete(run_id, entry.the_ending, entry.credits()))
             elif entry.watched:
                 # What the broken stream swallowed is unknown: begin again at offset 0.
                 self._watch(run_id, entry, True)
@@ -258,6 +258,7 @@ class Session:
         elif entry.settles:
             entry.held_blocks = need.blocks
             self._peers.settle(entry, need.max_tokens, 0)
+        entry.settled_blocks = entry.held_blocks
         self._held.move(entry, Input.FIT, now_ns)
 
     def _reserve_ahead(self, entry: Entry, generated: int) -> None:

@@ -56,6 +56,19 @@ class Ending(NamedTuple):
     param: str = ""
 
 
+class Credits(NamedTuple):
+    """What became of a reservation that ended under a lease, in blocks."""
+
+    granted_ns: int
+    """When the grant came, Unix time."""
+    booked_blocks: int
+    settled_blocks: int
+    """Held after the prompt was counted; 0 if it never was."""
+    released_blocks: int
+    """Held until the end: more than settled if the reservation followed the output."""
+    tokenizer_acks: int
+
+
 class CancelCause(Enum):
     """Why the queue stops a run."""
 

@@ -7,12 +7,13 @@ import pytest
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from services.worker import run as run_module
-from services.worker.core.messages import Ending, EndingKind, Lease
+from services.worker.core.messages import Credits, Ending, EndingKind, Lease
 from services.worker.engine import ChoiceStep, EngineStep, TokenProbability
 from services.worker.run import Run
 
 LEASE = Lease("r1", 2, 9)
 DONE = Ending(EndingKind.COMPLETED)
+SPENT = Credits(granted_ns=5, booked_blocks=9, settled_blocks=3, released_blocks=4, tokenizer_acks=2)
 
 
 def made(**fields: object) -> Run:
@@ -39,7 +40,7 @@ def test_a_result_has_everything_generated() -> None:
     run.output.take(step(ChoiceStep(1, (5,), "five"), ChoiceStep(0, (7, 8), "seven")))
     run.output.take(step(ChoiceStep(1, (6,), " six", finish_reason="stop", stop_reason="END")))
     run.output.take(step(ChoiceStep(0, (9,), "", finish_reason="stop", stop_reason=9), finished=True))
-    result = sent(run.finish(DONE, "tiny")).result
+    result = sent(run.finish(DONE, "tiny", SPENT)).result
     assert (result.outcome, result.model) == (1, "tiny")
     assert [(c.index, c.text, list(c.token_ids)) for c in result.choices] == [
         (0, "seven", [7, 8, 9]),
@@ -48,26 +49,29 @@ def test_a_result_has_everything_generated() -> None:
     assert (result.choices[0].stop_token_id, result.choices[1].stop_string) == (9, "END")
     assert (result.usage.prompt_tokens, result.usage.completion_tokens, result.usage.cached_tokens) == (3, 5, 2)
     assert result.preemptions == 1
+    assert result.credits == pb.Credits(
+        granted_unix_ns=5, booked_blocks=9, settled_blocks=3, released_blocks=4, tokenizer_acks=2
+    )
 
 
 def test_what_a_completion_is_made_of_is_not_kept_beside_it() -> None:
     run = made()
     run.output.take(step(ChoiceStep(0, (7,), "seven"), finished=True))
-    assert sent(run.finish(DONE, "tiny")).result.choices
+    assert sent(run.finish(DONE, "tiny", SPENT)).result.choices
     assert run.output.choices == {}
     assert run.prompt_ids == []
     assert not run.request.HasField("text")
 
 
 def test_a_failure_carries_no_result() -> None:
-    complete = sent(made().finish(Ending(EndingKind.FAILED, "engine_error", "why"), "tiny"))
+    complete = sent(made().finish(Ending(EndingKind.FAILED, "engine_error", "why"), "tiny", SPENT))
     assert complete.WhichOneof("ending") == "failure"
     assert (complete.failure.code, complete.failure.message) == ("engine_error", "why")
 
 
 def test_a_rejection_names_the_field() -> None:
     ending = Ending(EndingKind.REJECTED, "invalid_parameter", "too hot", "sampling.temperature")
-    result = sent(made().finish(ending, "tiny")).result
+    result = sent(made().finish(ending, "tiny", SPENT)).result
     assert result.outcome == pb.OUTCOME_REJECTED
     assert (result.error.code, result.error.param) == ("invalid_parameter", "sampling.temperature")
 
@@ -76,7 +80,7 @@ def test_a_result_no_frame_can_carry_is_rejected_and_not_sent_forever(monkeypatc
     monkeypatch.setattr(run_module, "MAX_REQUEST_BYTES", 2000)
     run = made()
     run.output.take(step(ChoiceStep(0, (1,), "x" * 5000, finish_reason="length"), finished=True))
-    result = sent(run.finish(DONE, "tiny")).result
+    result = sent(run.finish(DONE, "tiny", SPENT)).result
     assert (result.outcome, result.error.code) == (pb.OUTCOME_REJECTED, "result_too_large")
     assert "2000" in result.error.message
 
@@ -84,7 +88,7 @@ def test_a_result_no_frame_can_carry_is_rejected_and_not_sent_forever(monkeypatc
 def test_an_echoed_prompt_stands_beside_the_choices() -> None:
     run = made(prompt_text="prompt")
     run.output.take(step(ChoiceStep(0, (1,), " and on", finish_reason="length"), finished=True))
-    result = sent(run.finish(DONE, "tiny")).result
+    result = sent(run.finish(DONE, "tiny", SPENT)).result
     assert (result.prompt_text, result.choices[0].text) == ("prompt", " and on")
 
 

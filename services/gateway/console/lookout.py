@@ -1,0 +1,140 @@
+"""What the console shows, read from queue and scheduler once per interval for everybody who looks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+from penstock.client import Client
+from penstock.errors import PenstockError
+from penstock.live.history import STEP_S, History
+from penstock.live.rates import Rates
+from penstock.live.reader import take
+from penstock.live.reading import Reading
+from penstock.live.view import View, view_of
+from services.gateway.batch_records import BatchRecords
+from services.gateway.core.batch import Batch
+from services.gateway.recent import Recent
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+"""Between two readings while somebody looks: people do not read numbers that change faster."""
+
+ANSWER_S = 2.0
+"""Longest wait for a service that accepts calls and does not answer them; the page waits as long."""
+
+MOST_WORKERS = 100
+"""On the page; of a larger fleet the first ones by name. Bounds the page's work and the bytes of a poll (100 KB)."""
+
+MOST_DEAD = 20
+"""Dead letters on the page, the oldest ones; `penstock dead list` has all."""
+
+MOST_BATCHES = 10
+"""Batches on the page, the newest ones; `GET /v1/batches` has all."""
+
+MOST_ERROR_CHARACTERS = 500
+"""Of a dead letter's error: enough for what went wrong, without the traceback that some engines add."""
+
+
+class Lookout:
+    """The latest reading, and what the ones before it leave behind: rates and a ring of KV usage."""
+
+    def __init__(
+        self, client: Client, batches: BatchRecords, recent: Recent, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Read through `client` and `batches`, which must not retry; `now_s` is a monotonic clock."""
+        self._client = client
+        self._batches = batches
+        self._recent = recent
+        self._now_s = now_s
+        self._rates = Rates()
+        self._history = History()
+        self._view = view_of(Reading(0.0, None, None, ()), {})
+        self._read_s = float("-inf")
+        self._encoded = b""
+        self._looking = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Take a sample every STEP_S, for ever, so that whoever comes finds the last minutes."""
+        while True:
+            try:
+                async with self._looking:
+                    if self._now_s() - self._read_s >= STEP_S:
+                        await self._read()
+            except Exception:
+                log.exception("the console could not take a reading")
+            await asyncio.sleep(max(0.1, STEP_S - (self._now_s() - self._read_s)))
+
+    async def state(self) -> bytes:
+        """Return the state as JSON, at most INTERVAL_S old."""
+        async with self._looking:
+            if self._now_s() - self._read_s >= INTERVAL_S:
+                await self._read()
+            if not self._encoded:
+                self._encoded = json.dumps(await self._state(), separators=(",", ":")).encode()
+        return self._encoded
+
+    def changed(self) -> None:
+        """Read anew when next asked: somebody has just changed something."""
+        self._read_s = float("-inf")
+
+    async def _read(self) -> None:
+        reading = await take(self._client, ANSWER_S)
+        self._read_s = self._now_s()
+        self._encoded = b""
+        self._view = view_of(reading, self._rates.take(reading))
+        self._history.add(self._read_s, {worker.name: worker.kv_usage for worker in self._view.workers})
+
+    async def _state(self) -> dict[str, Any]:
+        view: View = self._view
+        workers = [worker.name for worker in view.workers[:MOST_WORKERS]]
+        state = asdict(view)
+        state["workers"] = state["workers"][:MOST_WORKERS]
+        return {
+            **state,
+            "workers_left_out": len(view.workers) - len(workers),
+            "interval_s": INTERVAL_S,
+            "history": self._history.series(self._now_s(), workers)._asdict(),
+            "dead": await _if_answered(self._dead()) if view.fleet.dead else [],
+            "batches": await _if_answered(self._newest_batches()) if view.fleet.dead is not None else [],
+            "recent": [asdict(asked) for asked in self._recent.latest_first()],
+        }
+
+    async def _dead(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        async with aclosing(self._client.dead_letters(MOST_DEAD)) as letters:
+            async for letter in letters:
+                found.append(asdict(letter) | {"last_error": letter.last_error[:MOST_ERROR_CHARACTERS]})
+                if len(found) == MOST_DEAD:
+                    break
+        return found
+
+    async def _newest_batches(self) -> list[dict[str, Any]]:
+        batches, _ = await self._batches.page("", MOST_BATCHES)
+        return [_summary(batch) for batch in batches]
+
+
+def _summary(batch: Batch) -> dict[str, Any]:
+    return {
+        "id": batch.batch_id,
+        "status": str(batch.status),
+        "endpoint": batch.endpoint,
+        "created_at": batch.created_at,
+        **asdict(batch.counts),
+    }
+
+
+async def _if_answered(asking: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a list of the queue's, empty if it does not answer any more: the next reading says so."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await asking
+    except (PenstockError, TimeoutError):
+        return []

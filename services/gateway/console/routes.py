@@ -1,0 +1,129 @@
+"""The console's page, its data and its actions, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.client import Client
+from penstock.errors import PenstockError, Unavailable
+from penstock.live.timeline import timeline_of
+from penstock.queue.v1 import queue_pb2
+from services.gateway.console.guard import HEADERS, check_host, check_same_origin
+from services.gateway.console.lookout import Lookout
+from services.gateway.intake import Intake
+from services.gateway.problem import Problem, of_error
+
+ACTION_S = 5.0
+"""Longest wait for a service to act: longer, and whoever pressed the button believes that it did nothing."""
+
+PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/console/console.css": ("console.css", "text/css; charset=utf-8"),
+    "/console/console.js": ("console.js", "text/javascript; charset=utf-8"),
+    "/console/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Console:
+    """Answers the console's page."""
+
+    def __init__(self, client: Client, lookout: Lookout, intake: Intake, names: Collection[str]) -> None:
+        """Show what `lookout` sees and act through `client`, for pages served under an address or one of `names`."""
+        self._client = client
+        self._lookout = lookout
+        self._intake = intake
+        self._names = frozenset(name.lower() for name in names)
+        page = files(__package__) / "page"
+        self._files = {path: ((page / name).read_bytes(), kind) for path, (name, kind) in PAGE.items()}
+
+    def routes(self) -> list[Route]:
+        """Return the routes of page, data and actions."""
+        looks = {"/console/state": self._state, "/console/requests/{request_id}": self._request}
+        acts = {"/console/drain": self._drain, "/console/undrain": self._undrain, "/console/requeue": self._requeue}
+        return [
+            *(Route(path, self._looked(self._file)) for path in PAGE),
+            *(Route(path, self._looked(handler)) for path, handler in looks.items()),
+            *(Route(path, self._acted(handler), methods=["POST"]) for path, handler in acts.items()),
+        ]
+
+    def _looked(self, handler: Handler) -> Handler:
+        async def look(request: Request) -> Response:
+            check_host(request.headers, self._names)
+            response = await handler(request)
+            response.headers.update(HEADERS)
+            return response
+
+        return look
+
+    def _acted(self, handler: Handler) -> Handler:
+        async def act(request: Request) -> Response:
+            check_same_origin(request.headers)
+            return await handler(request)
+
+        return self._looked(act)
+
+    async def _file(self, request: Request) -> Response:
+        content, kind = self._files[request.url.path]
+        return Response(content, media_type=kind)
+
+    async def _state(self, _request: Request) -> Response:
+        return Response(await self._lookout.state(), media_type="application/json")
+
+    async def _request(self, request: Request) -> Response:
+        asked = queue_pb2.GetRequest(request_id=request.path_params["request_id"])
+        return JSONResponse(asdict(timeline_of(await told("queue", self._client.wire_get(asked)))))
+
+    async def _drain(self, request: Request) -> Response:
+        worker = _text(await self._read(request), "worker")
+        left = await told("scheduler", self._client.drain_worker(worker))
+        self._lookout.changed()
+        return JSONResponse({"worker": worker, "reservations": left})
+
+    async def _undrain(self, request: Request) -> Response:
+        worker = _text(await self._read(request), "worker")
+        await told("scheduler", self._client.undrain_worker(worker))
+        self._lookout.changed()
+        return JSONResponse({"worker": worker})
+
+    async def _requeue(self, request: Request) -> Response:
+        request_id = _text(await self._read(request), "request_id")
+        requeued = await told("queue", self._client.requeue(request_id))
+        self._lookout.changed()
+        if requeued.not_dead:
+            raise Problem(404, f"{request_id[:200]} is no dead letter any more", "request_id", "not_found")
+        return JSONResponse({"request_id": request_id})
+
+    async def _read(self, request: Request) -> dict[str, Any]:
+        return await self._intake.read(request.headers, request.receive)
+
+
+async def told(who: str, asking: Awaitable[T]) -> T:
+    """Return what the service `who` answers; raises Problem in words for a person."""
+    try:
+        async with asyncio.timeout(ACTION_S):
+            return await asking
+    except TimeoutError:
+        raise Problem(503, f"the {who} does not answer", "", f"{who}_unavailable") from None
+    except Unavailable as error:
+        raise Problem(503, f"the {who} does not answer: {error}", "", f"{who}_unavailable") from None
+    except PenstockError as error:
+        raise of_error(error) from None
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    """Return the only field of `body`; raises Problem if it is not a text called `name`."""
+    if body.keys() != {name} or not isinstance(body[name], str) or not body[name]:
+        raise Problem(400, f"the body must be {{{name!r}: a text}}", name, "invalid_value")
+    found: str = body[name]
+    return found
