@@ -40,6 +40,10 @@ run: $(READY) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUT
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -q
 
+.PHONY: test-console
+test-console: $(READY) ## Look at the console with Debian's Chromium (apt-get install chromium); pictures in build/console
+	@CONSOLE_TESTS=1 $(BIN)/python -m pytest -q tests/integration/test_console.py
+
 .PHONY: check
 check: lint types protos-check docs-check test ## Lint, types, proto drift, tests
 

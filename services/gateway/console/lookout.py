@@ -127,6 +127,7 @@ def _summary(batch: Batch) -> dict[str, Any]:
         "status": str(batch.status),
         "endpoint": batch.endpoint,
         "created_at": batch.created_at,
+        "error": batch.errors[0].message[:MOST_ERROR_CHARACTERS] if batch.errors else "",
         **asdict(batch.counts),
     }
 

@@ -250,7 +250,7 @@ const createBatch = (batch) =>
   make("li", {}, make("div", {}, make("span", { class: "id" }, batch.id), " ", make("b", { "data-part": "status" }),
     make("span", { class: "quiet" }, ` ${batch.endpoint}`)),
   canvas("bar", "", draw("rect", { class: "done", x: 0, y: 0, height: 100 }), draw("rect", { class: "failures", y: 0, height: 100 })),
-  make("div", { class: "quiet", "data-part": "counts" }));
+  make("div", { class: "quiet", "data-part": "counts" }), make("div", { class: "failed", "data-part": "error" }));
 
 const showBatches = (batches) => {
   byId("no-batches").hidden = batches.length > 0;
@@ -260,6 +260,8 @@ const showBatches = (batches) => {
     const begun = age(Math.max(0, Date.now() / 1000 - batch.created_at));
     const counts = `${number(batch.completed)} of ${number(batch.total)} done, ${number(batch.failed)} failed`;
     say(part(row, "status"), batch.status);
+    say(part(row, "error"), batch.error);
+    part(row, "error").hidden = !batch.error;
     say(part(row, "counts"), `${counts}; begun ${begun} ago`);
     set(done, "width", share(batch.completed));
     set(failures, "x", share(batch.completed));
