@@ -187,7 +187,7 @@ const updateWorker = (card, worker, history) => {
   stack(bar, held, worker.capacity_blocks);
   set(bar, "aria-label", `${number(worker.capacity_blocks - worker.free_blocks)} of ${number(worker.capacity_blocks)} blocks held`);
   showHeld(part(card, "held"), worker);
-  say(part(card, "engine"), worker.waiting ? `${number(worker.running)} + ${number(worker.waiting)} waiting` : number(worker.running));
+  say(part(card, "engine"), worker.waiting ? `${number(worker.running)} + ${number(worker.waiting)}` : number(worker.running));
   say(part(card, "usage"), percent(worker.kv_usage));
   say(part(card, "drift"), number(worker.drift_blocks));
   say(part(card, "preemptions"), number(worker.preemptions));
