@@ -38,7 +38,7 @@ run: $(READY) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUT
 
 .PHONY: test
 test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .PHONY: test-console
 test-console: $(READY) ## Look at the console with Debian's Chromium (apt-get install chromium); pictures in build/console

@@ -45,6 +45,7 @@ DEV = [
     "pytest",
     "pytest-asyncio",
     "pytest-timeout",
+    "pytest-xdist",
     "ruff",
     "mypy",
     "matplotlib",
