@@ -128,6 +128,10 @@ bench-overload: $(READY) ## Ten and a hundred times the load: refusals, memory, 
 bench-gateway: $(READY) ## vLLM's `bench serve` against the gateway and against vLLM's own server, alternating
 	@$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
 
+.PHONY: bench-batch-files
+bench-batch-files: $(READY) ## A 150,000-line file through the gateway's files and batches: its memory, phase by phase
+	@$(BIN)/python -m benchmarks.bench_batch_files $(ARGS)
+
 .PHONY: fit-engine
 fit-engine: $(READY) ## Fit the engine model's step time to real vLLM on this machine: PROFILE=cpu-tiny or cpu-small
 	@$(BIN)/python -m benchmarks.fit_engine --profile $(or $(PROFILE),cpu-tiny)

@@ -23,7 +23,10 @@ from services.gateway.shelf import Shelf
 log = logging.getLogger(__name__)
 
 POLLS_OF_LEASE = 3
-"""Looks for batches without a driver in the time of one lease."""
+"""Looks for batches without a driver in the time of one lease, at least."""
+
+MOST_POLL_S = 3.0
+"""Between two of them: what a batch that was handed back waits for at most."""
 
 
 class Driver:
@@ -65,7 +68,7 @@ class Driver:
                 except PenstockError as error:
                     log.warning("batches cannot be listed now: %s", error)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._lease_s / POLLS_OF_LEASE):
+                    async with asyncio.timeout(min(self._lease_s / POLLS_OF_LEASE, MOST_POLL_S)):
                         await self._look.wait()
         finally:
             for task in self._driving.values():

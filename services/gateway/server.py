@@ -77,11 +77,12 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     driving = asyncio.create_task(driver.run(), name="driver")
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     front.draining = server.should_exit = True
+    # Another gateway goes on with the batches while this one's streams end.
+    driving.cancel()
     try:
         await serving
     finally:
         stopping.cancel()
-        driving.cancel()
         await asyncio.gather(driving, return_exceptions=True)
         await console.close()
         await admission.settle()

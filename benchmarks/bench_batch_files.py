@@ -1,0 +1,159 @@
+"""A large batch through the gateway's files and batches: what memory it takes there, phase by phase.
+
+Usage: python -m benchmarks.bench_batch_files [--lines 150000] [--line-bytes 1400]
+
+Real queue, scheduler and gateway, one worker with a simulated engine. The file is uploaded with the `openai` client,
+made a batch, followed until it has ended, and its output is read in order of completion and, of as many lines as
+`--in-order` says, of the input. The gateway's peak of each phase is the kernel's own (VmHWM), reset between phases, so
+that nothing is missed between samples. Last line JSON: MiB of the gateway, lines, and whether each came back once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from benchmarks.lifecycle.processes import Child
+
+RUN_DIRECTORY = Path(".run")
+LIMIT_MIB = 300
+"""What the gateway may take at any moment."""
+
+BLOCKS, SEQUENCES, STEP_TOKENS = 20_001, 256, 262_144
+"""Of the simulated engine: room for what the queue gives it, so that it is not what is waited for."""
+
+POLL_S = 0.5
+RESET_PEAK = "5"
+"""Written to clear_refs: VmHWM begins again at what is resident now (Linux, proc(5))."""
+
+ENDS = {"completed", "failed", "expired", "cancelled"}
+
+
+def main() -> None:
+    """Run the benchmark; exit with 1 if the gateway took more than it may, or a line is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lines", type=int, default=150_000)
+    parser.add_argument("--line-bytes", type=int, default=1400, help="about so many bytes a line")
+    parser.add_argument("--in-order", type=int, default=2000, help="lines read in the order of the input")
+    options = parser.parse_args()
+    # Not the system's place for such things, which may be memory: syncing would cost nothing there.
+    RUN_DIRECTORY.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="batch-files-", dir=RUN_DIRECTORY) as name:
+        directory = Path(name).resolve()
+        path = write_input(directory / "input.jsonl", options.lines, options.line_bytes)
+        with fleet(directory) as (address, gateway):
+            client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", timeout=3600, max_retries=0)
+            answer = _measure(client, Peak(gateway.process.pid), path, options)
+    print(json.dumps({"benchmark": "batch_files", **answer}))
+    if not (answer["within_limit"] and answer["every_line_once"]):
+        raise SystemExit(1)
+
+
+def write_input(path: Path, lines: int, line_bytes: int) -> Path:
+    """Write a batch file of short completions with long prompts."""
+    with path.open("w") as file:
+        for number in range(lines):
+            prompt = f"{number} " + "river gate water " * (line_bytes // 17)
+            body = {"model": "tiny", "prompt": prompt[: line_bytes - 120], "max_tokens": 1}
+            line = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
+@contextmanager
+def fleet(directory: Path) -> Iterator[tuple[str, Child]]:
+    """Yield the gateway's address and process; all processes end with the block."""
+    children: list[Child] = []
+
+    def start(name: str, *flags: str) -> str:
+        command = [sys.executable, "-m", f"services.{name}", "--listen", "127.0.0.1:0", *flags]
+        children.append(Child(name, command, directory / f"{name}.log"))
+        return children[-1].ready_on()
+
+    try:
+        queue = start("queue", "--data-dir", str(directory / "queue"))
+        scheduler = start("scheduler", "--queue-address", queue)
+        both = ["--queue-address", queue, "--scheduler-address", scheduler]
+        engine = ["--engine", "simulated", "--served-model-name", "tiny", "--max-num-seqs", str(SEQUENCES)]
+        engine += ["--num-gpu-blocks-override", str(BLOCKS), "--max-num-batched-tokens", str(STEP_TOKENS)]
+        start("worker", "--worker-id", "w1", *both, *engine)
+        yield start("gateway", *both), children[-1]
+    finally:
+        for child in reversed(children):
+            child.stop()
+
+
+class Peak:
+    """The largest resident size of a process in a phase, in MiB."""
+
+    def __init__(self, pid: int) -> None:
+        """Look at the process `pid`."""
+        self._proc = Path("/proc") / str(pid)
+        self.mib: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        """Note the peak of what happens in the block."""
+        (self._proc / "clear_refs").write_text(RESET_PEAK)
+        began_s = time.monotonic()
+        yield
+        status = (self._proc / "status").read_text().splitlines()
+        (line,) = (line for line in status if line.startswith("VmHWM:"))
+        self.mib[phase] = round(int(line.split()[1]) / 1024, 1)
+        print(f"{phase:<12} {time.monotonic() - began_s:6.1f} s  gateway peak {self.mib[phase]} MiB", flush=True)
+
+
+def _measure(client: openai.OpenAI, peak: Peak, path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    with peak.of("idle"):
+        client.models.list()
+    with peak.of("upload"), path.open("rb") as file:
+        uploaded = client.files.create(file=file, purpose="batch")
+    batch_id = client.batches.create(input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h").id
+    with peak.of("validating"):
+        batch = _until(client, batch_id, {"in_progress", "finalizing", *ENDS})
+    with peak.of("in_progress"):
+        batch = _until(client, batch_id, ENDS)
+    if batch.status != "completed" or batch.output_file_id is None:
+        raise SystemExit(f"the batch ended as {batch.status}: {batch.errors}")
+    ids: list[str] = []
+    with peak.of("output"), client.files.with_streaming_response.content(batch.output_file_id) as response:
+        ids += (json.loads(line)["custom_id"] for line in response.iter_lines())
+    first: list[str] = []
+    with (
+        peak.of("input_order"),
+        client.files.with_streaming_response.content(batch.output_file_id, extra_query={"order": "input"}) as response,
+    ):
+        lines = response.iter_lines()
+        first += (json.loads(next(lines))["custom_id"] for _ in range(min(options.in_order, options.lines)))
+    counts = batch.request_counts
+    assert counts is not None
+    return {
+        "lines": options.lines,
+        "file_mib": round(uploaded.bytes / 2**20, 1),
+        "completed": counts.completed,
+        "failed": counts.failed,
+        "gateway_peak_mib": peak.mib,
+        "limit_mib": LIMIT_MIB,
+        "within_limit": max(peak.mib.values()) <= LIMIT_MIB,
+        "every_line_once": sorted(ids) == sorted(f"line-{number}" for number in range(options.lines)),
+        "in_input_order": first == [f"line-{number}" for number in range(len(first))],
+    }
+
+
+def _until(client: openai.OpenAI, batch_id: str, wanted: set[str]) -> Any:
+    while (batch := client.batches.retrieve(batch_id)).status not in wanted:
+        time.sleep(POLL_S)
+    return batch
+
+
+if __name__ == "__main__":
+    main()

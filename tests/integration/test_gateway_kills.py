@@ -1,0 +1,155 @@
+"""`kill -9` of the gateway at every stage of a file and a batch: the state stays whole, each line runs exactly once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import penstock as public
+from tests.integration.conftest import SIMULATED_FLAGS
+from tests.integration.test_gateway import gateway_of
+from tests.integration.test_gateway_batches import LEASE, begin, client_of, completions, ended, jsonl, lines_of
+from tests.support.fleet import Fleet, Service
+from tests.support.waiting import wait_for, wait_for_async
+from tests.support.web import connected, head
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+LINES = int(os.environ.get("GATEWAY_LINES", "1500"))
+"""Of a batch that is killed on its way; `GATEWAY_LINES=20000` leaves every stage time to be met."""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path_factory.mktemp("kills"))
+    try:
+        fleet.start_core()
+        fleet.add_worker("w1", [*SIMULATED_FLAGS, "--num-gpu-blocks-override", "20001", "--max-num-seqs", "64"])
+        gateway_of(fleet, *LEASE)
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def again(gateway: Service) -> None:
+    gateway.kill()
+    gateway.start()
+
+
+async def accepted(fleet: Fleet) -> int:
+    """Return how many requests the queue has taken into the batch channel."""
+    async with public.Client(fleet.queue.address, fleet.scheduler.address) as client:
+        return sum(line.accepted for line in (await client.stats()).channels if line.channel == "batch")
+
+
+async def test_a_batch_goes_on_whenever_its_gateway_is_killed(fleet: Fleet) -> None:
+    gateway = fleet.services["gateway"]
+    client = client_of(gateway)
+    before = await accepted(fleet)
+    batch_id = begin(client, jsonl(completions(LINES, max_tokens=4))).id
+
+    def reached(status: str, completed: int = 0) -> bool:
+        batch = client.batches.retrieve(batch_id)
+        counts = batch.request_counts
+        assert counts is not None
+        return batch.status not in {"validating", status} or (batch.status == status and counts.completed >= completed)
+
+    wait_for(lambda: reached("validating"), "the batch to be validated")
+    again(gateway)
+    assert client.batches.retrieve(batch_id).status == "validating", "killed before it was read"
+
+    async def some_submitted() -> bool:
+        return await accepted(fleet) > before + LINES / 10
+
+    await wait_for_async(some_submitted, "lines to be submitted")
+    again(gateway)
+    wait_for(lambda: reached("in_progress", LINES // 10), "lines to end")
+    again(gateway)
+    done = ended(client, batch_id, timeout_s=120)
+    assert done.status == "completed"
+    assert done.request_counts is not None
+    assert (done.request_counts.total, done.request_counts.completed) == (LINES, LINES)
+    assert await accepted(fleet) == before + LINES, "each line was taken once"
+    out = lines_of(client, done.output_file_id)
+    assert sorted(line["custom_id"] for line in out) == sorted(f"line-{n}" for n in range(LINES))
+    assert client.files.retrieve(str(done.output_file_id)).bytes == len(
+        client.files.content(str(done.output_file_id)).content
+    )
+
+
+async def test_two_gateways_share_the_batches(fleet: Fleet) -> None:
+    other = gateway_of(fleet, *LEASE, name="gateway-other")
+    client = client_of(fleet.services["gateway"])
+    before = await accepted(fleet)
+    ids = [begin(client, jsonl(completions(50, max_tokens=2))).id for _ in range(4)]
+    for batch_id in ids:
+        done = ended(client_of(other), batch_id)
+        assert done.request_counts is not None
+        assert (done.status, done.request_counts.completed) == ("completed", 50)
+    assert await accepted(fleet) == before + 200
+    assert other.stop() == 0
+
+
+async def test_a_gateway_that_stops_hands_its_batch_to_another(fleet: Fleet) -> None:
+    gateway = fleet.services["gateway"]
+    client = client_of(gateway)
+    batch_id = begin(client, jsonl(completions(800, max_tokens=4))).id
+    other = gateway_of(fleet, "--batch-lease-s", "60", name="gateway-second")
+    assert gateway.stop() == 0
+    assert ended(client_of(other), batch_id, timeout_s=30).status == "completed", "sooner than any lease ends"
+    assert other.stop() == 0
+    gateway.start()
+
+
+async def test_a_kill_in_an_upload_leaves_no_file(fleet: Fleet) -> None:
+    gateway = fleet.services["gateway"]
+    client = client_of(gateway)
+    before = {file.id for file in client.files.list()}
+    content = jsonl(completions(40_000))
+    form = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    form += b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n'
+    async with connected(gateway.address) as (_, writer):
+        writer.write(head("POST", "/v1/files", 2 * len(content), content_type="multipart/form-data; boundary=b"))
+        writer.write(form + content)
+        await writer.drain()
+        again(gateway)
+    assert {file.id for file in client.files.list()} == before
+    file = client.files.create(file=content, purpose="batch")
+    assert client.files.content(file.id).content == content
+
+
+async def test_a_kill_in_a_download_is_noticed_and_the_next_one_is_whole(fleet: Fleet) -> None:
+    gateway = fleet.services["gateway"]
+    client = client_of(gateway)
+    lines: list[dict[str, Any]] = completions(1000, max_tokens=2, echo=True)
+    for line in lines:
+        line["body"]["prompt"] *= 40
+    done = ended(client, begin(client, jsonl(lines)).id, timeout_s=120)
+    output = str(done.output_file_id)
+    size = client.files.retrieve(output).bytes
+    assert size > 1_000_000, "more than a socket holds"
+    assert read_until_killed(client, output, gateway) < size
+    gateway.start()
+    whole = client.files.content(output).content
+    assert {json.loads(line)["custom_id"] for line in whole.splitlines()} == {f"line-{n}" for n in range(1000)}
+
+
+def read_until_killed(client: openai.OpenAI, file_id: str, gateway: Service) -> int:
+    """Kill the gateway when the first bytes of a file are there; return how many came before the break was noticed."""
+    size = 0
+    with client.files.with_streaming_response.content(file_id) as response:
+        parts = response.iter_bytes(4096)
+        size += len(next(parts))
+        gateway.kill()
+        try:
+            for part in parts:
+                size += len(part)
+        except httpx.TransportError:
+            return size
+    raise AssertionError("the end of a broken download looked like an end")

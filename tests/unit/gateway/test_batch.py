@@ -1,0 +1,173 @@
+"""What a batch is and how it moves; its lines, cut and checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.batch.reader import LINE_LIMIT_BYTES
+from penstock.batch.reader import LineError as WrongLine
+from penstock.openai.shape import Shape
+from penstock.request.v1 import request_pb2 as pb
+from services.gateway.batch_lines import LineSplitter, RawLine, Reference, ask_of, request_of
+from services.gateway.batch_output import line_of
+from services.gateway.batches import cancelled
+from services.gateway.core.batch import (
+    ENDS,
+    STAMPS,
+    TABLE,
+    Batch,
+    Counts,
+    Event,
+    LineError,
+    MoveError,
+    Progress,
+    Status,
+)
+from services.gateway.drive import counted
+from tests.support.batch_lines import chat, completion
+
+URL = "/v1/completions"
+BATCH = Batch("batch_1", URL, "file-1", "24h", 100, 86_500, "batch", -3, {"k": "ü"})
+
+
+def raw(line: Any, number: int = 1) -> RawLine:
+    data = json.dumps(line).encode()
+    return RawLine(number, data, len(data))
+
+
+@pytest.mark.parametrize(("status", "event"), list(product(Status, Event)))
+def test_a_batch_moves_by_the_table_and_only_so(status: Status, event: Event) -> None:
+    batch = replace(BATCH, status=status)
+    if (status, event) not in TABLE:
+        with pytest.raises(MoveError):
+            batch.moved(event, 7.9)
+        return
+    moved = batch.moved(event, 7.9)
+    assert moved.status is TABLE[status, event]
+    assert moved.stamps == {STAMPS[moved.status]: 7}
+    assert moved.to_object()[f"{moved.status}_at"] == 7
+
+
+def test_every_status_is_reached_and_every_end_is_one() -> None:
+    assert {*TABLE.values(), Status.VALIDATING} == set(Status)
+    assert {status for status, _ in TABLE} == set(Status) - ENDS
+
+
+def test_a_cancel_can_be_repeated_and_comes_too_late_for_what_has_ended() -> None:
+    once = cancelled(BATCH)
+    assert once.status is Status.CANCELLING
+    assert cancelled(once) is once
+    for status in (Status.COMPLETED, Status.FINALIZING, Status.EXPIRED, Status.FAILED):
+        with pytest.raises(MoveError):
+            cancelled(replace(BATCH, status=status))
+
+
+def test_a_lease_keeps_others_away_until_it_ends() -> None:
+    held = BATCH.leased("a", 10.0)
+    assert (held.free_for("a", 5), held.free_for("b", 5), held.free_for("b", 10)) == (True, False, True)
+    assert BATCH.free_for("b", 5)
+    assert not replace(BATCH, status=Status.COMPLETED).free_for("a", 5)
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    batch = replace(
+        BATCH.moved(Event.VALID, 5).leased("me", 9.5),
+        counts=Counts(9, 3, 2, 1, 100, 50),
+        progress=Progress(4, 400, submitted=True, cursor=8),
+        errors=[LineError("c", "m", None, 3)],
+    )
+    assert Batch.from_row(batch.to_row()) == batch
+    old = json.loads(batch.to_row())
+    del old["progress"]["cut"], old["output_file_id"]
+    assert Batch.from_row(json.dumps(old).encode()) == batch
+
+
+CONTENT = st.lists(st.sampled_from([b"", b"  ", b"a", b"line", b"\r", b"x" * 40]), max_size=8).map(b"\n".join)
+
+
+@given(CONTENT, st.lists(st.integers(0, 60), max_size=6))
+def test_lines_are_the_same_however_the_content_is_cut(content: bytes, cuts: list[int]) -> None:
+    expected = [(n, line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
+    splitter = LineSplitter()
+    found: list[RawLine] = []
+    places = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
+    for start, end in pairwise(places):
+        found += splitter.feed(content[start:end])
+    found += splitter.finish()
+    assert [(line.number, line.data) for line in found] == expected
+    for position, line in enumerate(found):
+        rest = LineSplitter(line.number, line.end)
+        resumed = [*rest.feed(content[line.end :]), *rest.finish()]
+        assert resumed == found[position + 1 :], "reading can go on after any line"
+
+
+def test_a_line_that_is_too_long_is_not_held() -> None:
+    splitter = LineSplitter()
+    found: list[RawLine] = []
+    for _ in range(LINE_LIMIT_BYTES // 2**20 + 2):
+        found += splitter.feed(b"x" * 2**20)
+        assert len(splitter._held) <= LINE_LIMIT_BYTES
+    found += splitter.feed(b"\nnext\n")
+    assert [(line.number, line.data) for line in found] == [(1, None), (2, b"next")]
+    assert found[1].end == found[0].end + 5
+    with pytest.raises(WrongLine, match="line 1 has more than 16 MiB"):
+        ask_of(found[0], URL, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (chat("a", "x"), "mismatched_endpoint"),
+        (completion("a" * 513, "x"), "invalid_field"),
+        (completion("a", "x", model="other"), "model_not_found"),
+        (completion("a", "x", max_tokens=0), "invalid_value"),
+    ],
+)
+def test_a_wrong_line_is_named(line: Any, code: str) -> None:
+    with pytest.raises(WrongLine) as error:
+        ask_of(raw(line, 7), URL, {"tiny"})
+    assert error.value.line == 7
+    assert error.value.code == code
+
+
+def test_a_line_becomes_one_request_for_ever() -> None:
+    ask = ask_of(raw(completion("mine", "hello", logprobs=2), 5), URL, {"tiny"})
+    request = request_of(ask, BATCH)
+    assert request == request_of(ask, BATCH)
+    assert (request.idempotency_key, request.batch, request.channel, request.priority) == (
+        "batch_1:5", "batch_1", "batch", -3,
+    )  # fmt: skip
+    assert request.deadline_unix_ns == 86_500 * 10**9
+    reference = Reference.from_text(request.client_reference)
+    assert (reference.line, reference.custom_id, reference.shape.logprobs) == (5, "mine", 2)
+    assert Shape.from_reference(request.client_reference) == reference.shape, "GET /v1/requests reads it too"
+
+
+OUTCOMES = [
+    (pb.OUTCOME_COMPLETED, 200, None),
+    (pb.OUTCOME_REJECTED, 400, None),
+    (pb.OUTCOME_DEAD, 500, None),
+    (pb.OUTCOME_EXPIRED, None, "batch_expired"),
+    (pb.OUTCOME_CANCELLED, None, "batch_cancelled"),
+]
+
+
+@pytest.mark.parametrize(("outcome", "status", "code"), OUTCOMES)
+def test_an_end_is_a_line_of_one_of_the_files(outcome: Any, status: int | None, code: str | None) -> None:
+    text = Reference(3, "mine", Shape()).to_text()
+    result = pb.Result(outcome=outcome, request_id="r-1", client_reference=text, choices=[pb.Choice(text="ü\ud7ff")])
+    line = json.loads(line_of(result))
+    assert (line["custom_id"], line["id"]) == ("mine", "batch_req_r-1")
+    assert (line["response"] and line["response"]["status_code"]) == status
+    assert (line["error"] and line["error"]["code"]) == code
+    counts = counted(Counts(2), result)
+    assert (counts.completed, counts.failed) == ((1, 0) if status == 200 else (0, 1))
+    assert counts.output_bytes + counts.error_bytes == len(line_of(result))
+    assert counts.expired == (code == "batch_expired")

@@ -1,0 +1,156 @@
+"""Forms parsed as they arrive, and uploads that never hold more than two parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from penstock.files.v1 import files_pb2 as pb
+from services.gateway.intake import ClientGoneError
+from services.gateway.multipart import MAX_FIELD_BYTES, Form
+from services.gateway.problem import Problem
+from services.gateway.shelf import PART_BYTES, Shelf
+from services.gateway.upload import Upload
+
+TYPE = "multipart/form-data; boundary=edge"
+
+
+def form_of(*parts: tuple[str, bytes], end: bytes = b"--edge--\r\n") -> bytes:
+    """Return a form; the part called `file` has a file name."""
+    body = b""
+    for name, value in parts:
+        more = '; filename="in.jsonl"' if name == "file" else ""
+        body += f'--edge\r\ncontent-disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + value + b"\r\n"
+    return body + end
+
+
+def cut(body: bytes, cuts: list[int]) -> Iterator[bytes]:
+    places = [0, *sorted(min(place, len(body)) for place in cuts), len(body)]
+    for start, end in itertools.pairwise(places):
+        yield body[start:end]
+
+
+CONTENT = st.lists(st.sampled_from([b"\r\n", b"--edge", b"--", b"-", b"\r", b"\n", b"edge", b"x", b"\0"]), max_size=12)
+
+
+@given(
+    CONTENT.map(b"".join).filter(lambda c: b"\r\n--edge" not in b"\r\n" + c), st.lists(st.integers(0, 300), max_size=8)
+)
+def test_a_form_is_the_same_however_it_is_cut(content: bytes, cuts: list[int]) -> None:
+    form = Form(TYPE)
+    for piece in cut(form_of(("purpose", b"batch"), ("file", content)), cuts):
+        form.feed(piece)
+    form.finish()
+    assert form.fields == {"purpose": "batch"}
+    assert (form.filename, bytes(form.content)) == ("in.jsonl", content)
+
+
+BAD_FORMS = [
+    (b"no form at all", "not a form"),
+    (form_of(("file", b"x"), end=b""), "ends before"),
+    (form_of(("purpose", b"batch")), "file: is missing"),
+    (form_of(("file", b"x"), ("file", b"y")), "given twice"),
+    (form_of(("purpose", b"x" * (MAX_FIELD_BYTES + 1)), ("file", b"")), "at most"),
+    (form_of(*((f"f{n}", b"") for n in range(17)), ("file", b"")), "more than 16 fields"),
+    (b"--edge\r\ncontent-type: a\r\n\r\nx\r\n--edge--\r\n", "has no name"),
+    (b"--edge\r\nx: " + b"y" * 10_000 + b"\r\n\r\nx\r\n--edge--\r\n", "not a form"),
+]
+
+
+@pytest.mark.parametrize(("body", "text"), BAD_FORMS, ids=[text for _, text in BAD_FORMS])
+def test_what_is_no_form_is_refused(body: bytes, text: str) -> None:
+    form = Form(TYPE)
+
+    def parse() -> None:
+        form.feed(body)
+        form.finish()
+
+    with pytest.raises(Problem, match=text) as problem:
+        parse()
+    assert problem.value.status == 400
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", "", "multipart/form-data; boundary="])
+def test_another_content_type_is_415(kind: str) -> None:
+    with pytest.raises(Problem) as problem:
+        Form(kind)
+    assert problem.value.status == 415
+
+
+class Kept:
+    """A shelf that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.closed: pb.CloseFileRequest | None = None
+
+    async def begin(self, file_id: str) -> None:
+        self.files[file_id] = b""
+
+    async def append(self, file_id: str, offset: int, data: bytes) -> None:
+        assert offset == len(self.files[file_id])
+        assert offset % PART_BYTES == 0
+        assert len(data) <= PART_BYTES
+        self.files[file_id] += data
+
+    async def end(self, request: pb.CloseFileRequest) -> pb.File:
+        assert request.bytes == len(self.files[request.file_id])
+        self.closed = request
+        return pb.File(file_id=request.file_id, bytes=request.bytes)
+
+    async def delete(self, file_id: str) -> bool:
+        return self.files.pop(file_id, None) is not None
+
+
+async def upload(shelf: Kept, body: bytes, most_bytes: int = 10**9, gone: bool = False) -> pb.File:
+    """Upload `body` in pieces of 64 KiB, as a server's connection gives them."""
+    pieces = [body[at : at + 65536] for at in range(0, len(body), 65536)]
+    messages: list[dict[str, Any]] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    messages.append({"type": "http.disconnect"} if gone else {"type": "http.request", "body": b"", "more_body": False})
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", TYPE.encode())]}
+    return await Upload(cast(Shelf, shelf), most_bytes, 5.0).receive(Request(scope, receive))
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 5])
+async def test_a_file_leaves_in_whole_parts(size: int) -> None:
+    shelf, content = Kept(), bytes(range(251)) * (size // 251 + 1)
+    content = content[:size]
+    limits = ("expires_after[anchor]", b"created_at"), ("expires_after[seconds]", b"3600")
+    file = await upload(shelf, form_of(("file", content), ("purpose", b"batch"), *limits))
+    assert shelf.files == {file.file_id: content}
+    assert shelf.closed is not None
+    assert (shelf.closed.purpose, shelf.closed.filename) == ("batch", "in.jsonl")
+    assert shelf.closed.expires_after_ns == 3600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("body", "most_bytes", "status"),
+    [
+        (form_of(("file", bytes(2 * PART_BYTES)), ("purpose", b"batch")), PART_BYTES, 413),
+        (form_of(("file", bytes(2 * PART_BYTES)), ("purpose", b"vision")), 10**9, 400),
+        (form_of(("file", bytes(2 * PART_BYTES))), 10**9, 400),
+        (form_of(("file", bytes(2 * PART_BYTES)), ("purpose", b"batch"), end=b""), 10**9, 400),
+    ],
+)
+async def test_an_upload_that_is_refused_leaves_nothing(body: bytes, most_bytes: int, status: int) -> None:
+    shelf = Kept()
+    with pytest.raises(Problem) as problem:
+        await upload(shelf, body, most_bytes)
+    assert (problem.value.status, shelf.files, shelf.closed) == (status, {}, None)
+
+
+async def test_a_client_that_goes_away_leaves_nothing() -> None:
+    shelf = Kept()
+    with pytest.raises(ClientGoneError):
+        await upload(shelf, form_of(("file", bytes(3 * PART_BYTES)), ("purpose", b"batch"), end=b""), gone=True)
+    assert shelf.files == {}
