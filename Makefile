@@ -91,6 +91,10 @@ chaos: $(READY) ## A batch on real vLLM while everything around it is killed, fr
 chaos-sim: $(READY) ## The same for 100,000 requests on simulated engines
 	@$(BIN)/python -m tests.chaos --engine simulated --directory $(RUN_DIR)/chaos-sim $(ARGS)
 
+.PHONY: gateway-kills
+gateway-kills: $(READY) ## Files and batches while their gateway is killed at every stage, with the tests too long for `test`
+	@GATEWAY_LINES=$(or $(LINES),8000) $(BIN)/python -m pytest -q tests/integration/test_gateway_kills.py tests/integration/test_gateway_batches.py
+
 .PHONY: fuzz
 fuzz: $(READY) ## Feed arbitrary bytes and lies to wire, services, batch reader and store: EXAMPLES=n of each test
 	@FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q --timeout 0 tests/fuzz

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,9 @@ from tests.support.waiting import wait_for
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 LEASE = ["--batch-lease-s", "0.5"]
+LONG = pytest.mark.skipif("GATEWAY_LINES" not in os.environ, reason="`make gateway-kills` runs it")
+"""For what smaller tests cover in part, and the default suite has no time for."""
+
 ENDS = {"completed", "failed", "expired", "cancelled"}
 
 
@@ -247,6 +251,7 @@ def test_a_batch_that_is_cancelled_sends_the_blocks_home(make_fleet: Callable[..
         client.batches.cancel(completed.id)
 
 
+@LONG
 def test_a_batch_whose_window_is_over_expires(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet()
     client = client_of(gateway_of(fleet, *LEASE))

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
-import openai
 import pytest
 
 import penstock as public
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.integration.test_gateway import gateway_of
-from tests.integration.test_gateway_batches import LEASE, begin, client_of, completions, ended, jsonl, lines_of
+from tests.integration.test_gateway_batches import LEASE, LONG, begin, client_of, completions, ended, jsonl, lines_of
 from tests.support.fleet import Fleet, Service
 from tests.support.waiting import wait_for, wait_for_async
-from tests.support.web import connected, head
+from tests.support.web import asked, connected, head
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 LINES = int(os.environ.get("GATEWAY_LINES", "1500"))
-"""Of a batch that is killed on its way; `GATEWAY_LINES=20000` leaves every stage time to be met."""
+"""Of a batch that is killed on its way; `make gateway-kills` has more, so that every stage takes time to be met."""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +82,7 @@ async def test_a_batch_goes_on_whenever_its_gateway_is_killed(fleet: Fleet) -> N
     )
 
 
+@LONG
 async def test_two_gateways_share_the_batches(fleet: Fleet) -> None:
     other = gateway_of(fleet, *LEASE, name="gateway-other")
     client = client_of(fleet.services["gateway"])
@@ -96,6 +96,7 @@ async def test_two_gateways_share_the_batches(fleet: Fleet) -> None:
     assert other.stop() == 0
 
 
+@LONG
 async def test_a_gateway_that_stops_hands_its_batch_to_another(fleet: Fleet) -> None:
     gateway = fleet.services["gateway"]
     client = client_of(gateway)
@@ -134,22 +135,21 @@ async def test_a_kill_in_a_download_is_noticed_and_the_next_one_is_whole(fleet: 
     output = str(done.output_file_id)
     size = client.files.retrieve(output).bytes
     assert size > 1_000_000, "more than a socket holds"
-    assert read_until_killed(client, output, gateway) < size
+    assert await read_until_killed(output, gateway) < size
     gateway.start()
     whole = client.files.content(output).content
     assert {json.loads(line)["custom_id"] for line in whole.splitlines()} == {f"line-{n}" for n in range(1000)}
 
 
-def read_until_killed(client: openai.OpenAI, file_id: str, gateway: Service) -> int:
+async def read_until_killed(file_id: str, gateway: Service) -> int:
     """Kill the gateway when the first bytes of a file are there; return how many came before the break was noticed."""
-    size = 0
-    with client.files.with_streaming_response.content(file_id) as response:
-        parts = response.iter_bytes(4096)
-        size += len(next(parts))
+    async with asked(gateway.address, "GET", f"/v1/files/{file_id}/content") as response:
+        parts = response.parts()
+        size = len(await anext(parts))
         gateway.kill()
         try:
-            for part in parts:
+            async for part in parts:
                 size += len(part)
-        except httpx.TransportError:
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):  # no length of a next chunk is the last
             return size
     raise AssertionError("the end of a broken download looked like an end")

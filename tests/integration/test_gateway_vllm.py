@@ -6,14 +6,17 @@ What may differ is named here, and justified in docs/openai.md.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
 from tests.support.batch_lines import words
 from tests.support.fleet import Fleet
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -195,3 +198,34 @@ def test_a_stream_that_is_closed_is_cancelled(bases: list[str]) -> None:
     while not states & {"cancelled", "completed"}:
         states.add(client.get(f"/requests/{request_id}", cast_to=object)["status"])  # type: ignore[index]
     assert "cancelled" in states
+
+
+def test_the_answers_of_a_batch_are_those_of_single_requests(bases: list[str]) -> None:
+    client = client_of(bases[0])
+    bodies = {name: settings_of("chat", CHATS[name]) for name in ("plain", "logprobs", "seed", "choice")}
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                **{key: value for key, value in body.items() if key != "extra_body"},
+                **body.get("extra_body", {}),
+            },
+        }
+        for name, body in bodies.items()
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    ends = {"completed", "failed", "expired", "cancelled"}
+    wait_for(lambda: client.batches.retrieve(batch.id).status in ends, "the batch to end", 120)
+    done = client.batches.retrieve(batch.id)
+    assert done.status == "completed", done
+    assert done.output_file_id is not None
+    answers = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
+    assert {answer["custom_id"] for answer in answers} == set(bodies)
+    for answer in answers:
+        one = client.chat.completions.create(**bodies[answer["custom_id"]])
+        same = ChatCompletion.model_validate(answer["response"]["body"])
+        assert comparable(same.model_dump()) == comparable(one.model_dump())
