@@ -81,7 +81,11 @@ class Driver:
         for batch_id in ids:
             if batch_id in self._driving:
                 continue
-            held = await Held.take(self._records, batch_id, self._owner, self._lease_s)
+            try:
+                held = await Held.take(self._records, batch_id, self._owner, self._lease_s)
+            except (ValueError, TypeError, KeyError):  # a newer gateway's, say; the other batches go on
+                log.exception("%s cannot be read", batch_id)
+                continue
             if held is not None:
                 task = asyncio.create_task(self._drive(held), name=batch_id)
                 self._driving[batch_id] = task

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from penstock.files.v1 import files_pb2 as pb
 from services.clock import Clock
@@ -238,12 +240,21 @@ class Shelf:
         records = await self._read(lambda: scan(RECORDS, self._swept_records, b"", SWEEP_ROWS))
         self._swept_files = files[-1][0] + END if len(files) == SWEEP_ROWS else b""
         self._swept_records = records[-1][0] + END if len(records) == SWEEP_ROWS else b""
-        due_files = [file.file_id for _, row in files if file_changes.file_is_due(file := read_file(row), now_ns)]
+        due_files = [file.file_id for file in readable(read_file, files) if file_changes.file_is_due(file, now_ns)]
         due_records = [
             (record.kind, record.record_id)
-            for _, row in records
-            if file_changes.record_is_due(record := read_record(row), now_ns)
+            for record in readable(read_record, records)
+            if file_changes.record_is_due(record, now_ns)
         ]
         if not due_files and not due_records:
             return 0
         return await self.change(lambda draft: file_changes.sweep(draft, due_files, due_records))
+
+
+def readable(read: Callable[[bytes], T], rows: Iterable[Row]) -> Iterator[T]:
+    """Yield what the rows say; one that is damaged is left to `verify-store`, and must not end the service."""
+    for _, row in rows:
+        try:
+            yield read(row)
+        except DecodeError:
+            continue

@@ -18,10 +18,11 @@ from penstock.scheduler.v1 import scheduler_pb2
 from services.gateway import drive
 from services.gateway.batch_lines import ask_of, read_lines, request_of
 from services.gateway.batch_output import Output
-from services.gateway.batch_records import BatchRecords, ChangedError, Held, LostError, new_batch_id
+from services.gateway.batch_records import BATCHES, OPEN, BatchRecords, ChangedError, Held, LostError, new_batch_id
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import Batch, Counts, Event, Status
 from services.gateway.drive import Drive
+from services.gateway.driver import Driver
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
@@ -33,6 +34,10 @@ from tests.support.waiting import wait_for_async
 
 LINES = 25
 URL = "/v1/completions"
+
+
+async def no_fleet() -> scheduler_pb2.StatusResponse:
+    return scheduler_pb2.StatusResponse()
 
 
 @dataclass
@@ -60,11 +65,8 @@ class Rig:
         return held
 
     def drive(self, held: Held) -> Drive:
-        async def fleet() -> scheduler_pb2.StatusResponse:
-            return scheduler_pb2.StatusResponse()
-
         metrics = GatewayMetrics(CollectorRegistry())
-        served = Served(fleet, time.monotonic)
+        served = Served(no_fleet, time.monotonic)
         return Drive(self.client, self.shelf, served, metrics, held, asyncio.Semaphore(1))
 
     def keys(self) -> list[str]:
@@ -173,3 +175,21 @@ async def test_a_line_the_queue_refuses_fails_the_batch_and_takes_the_others_bac
     await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.errors[0].line, rig.keys()) == (Status.FAILED, 1, [])
+
+
+async def test_a_batch_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> None:
+    for kind, value in ((BATCHES, b'{"newer": 1}'), (OPEN, b"file-1")):
+        record = files_pb2.Record(kind=kind, record_id="batch_0", value=value)
+        await rig.shelf.put([files_pb2.PutRecord(record=record)])
+    batch = await rig.batch(expires_at=int(time.time()) - 1)
+    metrics = GatewayMetrics(CollectorRegistry())
+    driver = Driver(rig.client, rig.shelf, rig.records, Served(no_fleet, time.monotonic), metrics, 0.5)
+    running = asyncio.create_task(driver.run())
+
+    async def over() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].ended
+
+    await wait_for_async(over, "the good batch to end")
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -225,6 +225,15 @@ async def test_what_is_due_is_swept(stub: Any, peer: Peer, store: Store) -> None
     assert [key for key, _ in store.scan(r.RECORDS, b"", b"", 9)] == [record_key("batch", "kept")]
 
 
+async def test_a_damaged_row_does_not_stop_the_sweep(stub: Any, peer: Peer, store: Store) -> None:
+    await upload(stub, "old", TAIL, expires_after_ns=1)
+    store.write([Write(r.FILES, b"bad", b"\xff"), Write(r.RECORDS, b"bad", b"\xff")])
+    while await peer.service._shelf.sweep():
+        pass
+    assert [key for key, _ in store.scan(r.FILES, b"", b"", 9)] == [b"bad"]
+    assert await code_of(stub.GetFile(pb.GetFileRequest(file_id="bad"))) is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_content_is_refused_when_the_disk_is_nearly_full_and_records_are_not(
     stub: Any, peer: Peer, store: ShortStore
 ) -> None:
