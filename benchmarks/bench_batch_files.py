@@ -5,15 +5,18 @@ Usage: python -m benchmarks.bench_batch_files [--lines 150000] [--line-bytes 140
 Real queue, scheduler and gateway, one worker with a simulated engine. The file is uploaded with the `openai` client,
 made a batch, followed until it has ended, and its output is read in order of completion and, of as many lines as
 `--in-order` says, of the input. The gateway's peak of each phase is the kernel's own (VmHWM), reset between phases, so
-that nothing is missed between samples. Last line JSON: MiB of the gateway, lines, and whether each came back once.
+that nothing is missed between samples. Meanwhile a client asks twenty times a second for a path that is not there; its
+times are told as multiples of the median when the gateway is idle: [median, 99th percentile]. Last line JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +35,11 @@ BLOCKS, SEQUENCES, STEP_TOKENS = 20_001, 256, 262_144
 """Of the simulated engine: room for what the queue gives it, so that it is not what is waited for."""
 
 POLL_S = 0.5
+PROBE_S = 0.05
+NOWHERE = "/v1/nowhere"
+"""Answered by the gateway alone: what is measured is how long its loop keeps others waiting."""
+
+IDLE_S = 5.0
 RESET_PEAK = "5"
 """Written to clear_refs: VmHWM begins again at what is resident now (Linux, proc(5))."""
 
@@ -52,7 +60,11 @@ def main() -> None:
         path = write_input(directory / "input.jsonl", options.lines, options.line_bytes)
         with fleet(directory) as (address, gateway):
             client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", timeout=3600, max_retries=0)
-            answer = _measure(client, Peak(gateway.process.pid), path, options)
+            probe = Probe(address)
+            try:
+                answer = _measure(client, Peak(gateway.process.pid, probe), path, options)
+            finally:
+                probe.stop()
     print(json.dumps({"benchmark": "batch_files", **answer}))
     if not (answer["within_limit"] and answer["every_line_once"]):
         raise SystemExit(1)
@@ -92,11 +104,46 @@ def fleet(directory: Path) -> Iterator[tuple[str, Child]]:
             child.stop()
 
 
-class Peak:
-    """The largest resident size of a process in a phase, in MiB."""
+class Probe:
+    """A client that asks a small question again and again, and notes how long each answer takes."""
 
-    def __init__(self, pid: int) -> None:
-        """Look at the process `pid`."""
+    def __init__(self, address: str) -> None:
+        """Ask the gateway at `address` until `stop`."""
+        host, _, port = address.rpartition(":")
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        self._took_s: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="probe")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(PROBE_S):
+            began_s = time.monotonic()
+            self._connection.request("GET", NOWHERE)
+            self._connection.getresponse().read()
+            self._took_s.append(time.monotonic() - began_s)
+
+    def take_s(self) -> tuple[float, float]:
+        """Return median and 99th percentile since the last call."""
+        took_s, self._took_s = sorted(self._took_s), []
+        if not took_s:
+            return 0.0, 0.0
+        return took_s[len(took_s) // 2], took_s[len(took_s) * 99 // 100]
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._over.set()
+        self._thread.join()
+        self._connection.close()
+
+
+class Peak:
+    """The largest resident size of a process in a phase, in MiB, and what a small question takes meanwhile."""
+
+    def __init__(self, pid: int, probe: Probe) -> None:
+        """Look at the process `pid`, and take the times of `probe`."""
+        self.waits: dict[str, tuple[float, float]] = {}
+        self._probe = probe
         self._proc = Path("/proc") / str(pid)
         self.mib: dict[str, float] = {}
 
@@ -104,8 +151,10 @@ class Peak:
     def of(self, phase: str) -> Iterator[None]:
         """Note the peak of what happens in the block."""
         (self._proc / "clear_refs").write_text(RESET_PEAK)
+        self._probe.take_s()
         began_s = time.monotonic()
         yield
+        self.waits[phase] = self._probe.take_s()
         status = (self._proc / "status").read_text().splitlines()
         (line,) = (line for line in status if line.startswith("VmHWM:"))
         self.mib[phase] = round(int(line.split()[1]) / 1024, 1)
@@ -114,7 +163,7 @@ class Peak:
 
 def _measure(client: openai.OpenAI, peak: Peak, path: Path, options: argparse.Namespace) -> dict[str, Any]:
     with peak.of("idle"):
-        client.models.list()
+        time.sleep(IDLE_S)
     with peak.of("upload"), path.open("rb") as file:
         uploaded = client.files.create(file=file, purpose="batch")
     batch_id = client.batches.create(input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h").id
@@ -142,6 +191,9 @@ def _measure(client: openai.OpenAI, peak: Peak, path: Path, options: argparse.Na
         "completed": counts.completed,
         "failed": counts.failed,
         "gateway_peak_mib": peak.mib,
+        "probe_times_idle_median": {
+            phase: [round(wait / peak.waits["idle"][0], 1) for wait in waits] for phase, waits in peak.waits.items()
+        },
         "limit_mib": LIMIT_MIB,
         "within_limit": max(peak.mib.values()) <= LIMIT_MIB,
         "every_line_once": sorted(ids) == sorted(f"line-{number}" for number in range(options.lines)),
