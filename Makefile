@@ -162,6 +162,10 @@ images: dist ## Build the images and print their sizes: IMAGES="queue worker-cud
 	@$(PACK) tools/fetch_wheels.py light $(if $(filter worker-cpu,$(IMAGES)),cpu) $(if $(filter worker-cuda,$(IMAGES)),cuda)
 	@BASE="$(BASE)" BUILD_BASE="$(BUILD_BASE)" deploy/docker/build.sh $(IMAGES)
 
+.PHONY: compose-test
+compose-test: $(READY) ## A batch through the composed stack of `make images`, every container killed twice; needs Docker
+	@$(BIN)/python -m tests.compose $(ARGS)
+
 .PHONY: format
 format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

@@ -18,7 +18,7 @@ from services.worker.settings import WorkerSettings
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 PACKAGES = sorted((DEPLOY / "docker" / "packages").glob("*.txt"))
-CONSTRAINED = [path for path in PACKAGES if "-c " in path.read_text()]
+CONSTRAINED = [path for path in PACKAGES if "\n-c " in path.read_text()]
 STACK: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 OURS = ("queue", "scheduler", "worker", "gateway")
 PUBLISHED = {"queue", "gateway"}
@@ -80,3 +80,18 @@ def test_a_stopped_service_gets_the_time_it_takes() -> None:
     gateway_s = GatewaySettings.model_fields["shutdown_grace_s"].default
     for service, takes_s in (("queue", STREAM_GRACE_S), ("gateway", gateway_s), ("worker", float(told[1]))):
         assert float(STACK[service]["stop_grace_period"].rstrip("s")) > takes_s
+
+
+def test_prometheus_scrapes_every_service_of_the_stack() -> None:
+    jobs = yaml.safe_load((DEPLOY / "observability" / "prometheus.yaml").read_text())["scrape_configs"]
+    targets = {target for job in jobs for config in job["static_configs"] for target in config["targets"]}
+    assert {f"{service}:7510" for service in OURS} <= targets
+    hosts = {target.partition(":")[0] for target in targets}
+    assert hosts <= set(STACK)
+
+
+def test_the_files_that_the_stack_mounts_exist() -> None:
+    for service, what in STACK.items():
+        for volume in what.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert not source.startswith(".") or (DEPLOY / source).is_file(), f"{service}: {source}"
