@@ -33,7 +33,7 @@ def test_the_model_is_served_under_its_own_name_by_default() -> None:
 
 
 def test_the_worker_is_named_after_host_and_port() -> None:
-    assert load_arguments(["--model", "m", "--listen", ":7431"]).settings.the_worker_id().endswith("-7431")
+    assert load_arguments(["--model", "m", "--listen", "127.0.0.1:7431"]).settings.the_worker_id().endswith("-7431")
     assert load_arguments(["--model", "m", "--worker-id", "w"]).settings.the_worker_id() == "w"
 
 
