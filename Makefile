@@ -32,9 +32,9 @@ $(READY):
 	@rm -f $(VENV)/.ready-* && touch $@
 
 .PHONY: run
-run: $(READY) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUTPUT, stop them
+run: $(READY) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUTPUT, stop them; CONFIG=file.toml
 	@mkdir -p $(RUN_DIR) $(dir $(OUTPUT))
-	@$(BIN)/penstock run-batch --up --data-dir $(RUN_DIR) -i $(INPUT) -o $(OUTPUT)
+	@$(BIN)/penstock run-batch --up $(if $(CONFIG),--config $(CONFIG)) --data-dir $(RUN_DIR) -i $(INPUT) -o $(OUTPUT)
 
 .PHONY: test
 test: $(READY) ## Run the tests
@@ -66,11 +66,11 @@ protos-check: $(READY) ## Fail if the wire modules are out of date
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/generate_protos.py --check
 
 .PHONY: docs
-docs: $(READY) ## Write the settings tables of docs/configuration.md
+docs: $(READY) ## Write the settings tables of docs/configuration.md, and deploy/penstock.toml
 	@$(BIN)/python tools/document_settings.py
 
 .PHONY: docs-check
-docs-check: $(READY) ## Fail if docs/configuration.md is out of date
+docs-check: $(READY) ## Fail if one of them is out of date
 	@$(BIN)/python tools/document_settings.py --check
 
 SIM_ARGS = $(if $(FAULTS),--faults $(FAULTS)) $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(PLANT),--plant $(PLANT)) $(if $(FIRST),--first $(FIRST))

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from penstock.config_file import client_table
 from penstock.errors import PenstockError
 
 ENVIRONMENT = {"ca": "PENSTOCK_TLS_CA", "cert": "PENSTOCK_TLS_CERT", "key": "PENSTOCK_TLS_KEY"}
@@ -35,8 +36,14 @@ class TlsFiles:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> TlsFiles:
-        """Return what PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY name."""
-        return cls(**{field: environment.get(name, "") for field, name in ENVIRONMENT.items()})
+        """Return what PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY name, else the configuration file.
+
+        Raises ConfigFileError if PENSTOCK_CONFIG names a file that is no good.
+        """
+        if any(name in environment for name in ENVIRONMENT.values()):
+            return cls(**{field: environment.get(name, "") for field, name in ENVIRONMENT.items()})
+        told = client_table(environment)
+        return cls(**{field: told.get(f"tls_{field}", "") for field in ENVIRONMENT})
 
     def __bool__(self) -> bool:
         """Return whether TLS is wanted."""

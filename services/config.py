@@ -1,7 +1,7 @@
 """Settings shared by the services: where to listen, what to log, which channels exist.
 
-Every setting has three sources; the first that names it wins: command line,
-environment (`PENSTOCK_…`), default. Names not listed here are refused.
+Every setting has four sources; the first that names it wins: command line,
+environment (`PENSTOCK_…`), the configuration file (`--config`), default. Names not listed here are refused.
 """
 
 from __future__ import annotations
@@ -9,12 +9,20 @@ from __future__ import annotations
 import ipaddress
 import re
 import sys
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
+from penstock.config_file import CONFIG_VARIABLE, ConfigFileError, unknown
 from penstock.tls import TlsFiles
+from services.config_source import Environment, Record, TomlFile, key_of, recording, variable_of
 
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
 """`HOST:PORT`; the host may be empty or a bracketed IPv6 address."""
@@ -68,6 +76,13 @@ def check_channels(channels: dict[str, ChannelSettings]) -> dict[str, ChannelSet
     return channels
 
 
+NAMED_ALIKE = ("config", "channels", "insecure", "tls-ca", "tls-cert", "tls-client-auth", "tls-key")
+"""Settings whose variable has no service in its name, so that one environment serves all."""
+
+SHORT_FLAGS: dict[str, str | list[str]] = {f"penstock-{name}": name for name in NAMED_ALIKE}
+"""Their flags, which would be named after the variable otherwise; both work."""
+
+
 class ServiceSettings(BaseSettings):
     """What every service can be told."""
 
@@ -77,8 +92,12 @@ class ServiceSettings(BaseSettings):
         cli_hide_none_type=True,
         cli_avoid_json=False,
         nested_model_default_partial_update=False,
+        cli_shortcuts=SHORT_FLAGS,
     )
 
+    config: str = Field(
+        "", validation_alias=CONFIG_VARIABLE, description="TOML file with settings; flags and environment override it."
+    )
     metrics_listen: str = Field(
         "",
         description="HOST:PORT of the Prometheus endpoint; empty means no endpoint.",
@@ -110,6 +129,19 @@ class ServiceSettings(BaseSettings):
         description="Listen without TLS on other addresses than the loopback: whoever can reach the port may do all.",
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources behind the command line, the first to name a setting before the others."""
+        del env_settings, dotenv_settings, file_secret_settings
+        return init_settings, Environment(settings_cls), TomlFile(settings_cls, COMMON)
+
     @property
     def tls_files(self) -> TlsFiles:
         """What connections are made with."""
@@ -129,6 +161,10 @@ class ServiceSettings(BaseSettings):
                     " (PENSTOCK_TLS_CERT, PENSTOCK_TLS_KEY), or PENSTOCK_INSECURE=true if the network is trusted"
                 )
         return self
+
+
+COMMON = frozenset(ServiceSettings.model_fields) - {"config", "metrics_listen"}
+"""What `[common]` of the file may say for all services; a port only one of them can have."""
 
 
 class ChannelledSettings(ServiceSettings):
@@ -158,24 +194,73 @@ def is_loopback(listen: str) -> bool:
 S = TypeVar("S", bound=ServiceSettings)
 
 
+class Loaded(NamedTuple, Generic[S]):
+    """Settings, and where each of them came from."""
+
+    settings: S
+    record: Record
+
+
+class SettingsRefusedError(Exception):
+    """Settings are wrong. `lines` say which and why; empty if the parser of the command line has said it."""
+
+    def __init__(self, lines: list[str]) -> None:
+        """Keep what is to be said."""
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
 def load_settings(kind: type[S], program: str, arguments: list[str] | None = None) -> S:
-    """Read settings of `kind` from command line and environment.
+    """Read settings of `kind` from command line, environment and file.
 
     Prints one line per wrong setting and raises SystemExit(78) if any is wrong.
     """
     try:
-        return CliApp.run(kind, cli_args=sys.argv[1:] if arguments is None else arguments)
-    except ValidationError as error:
-        for problem in error.errors():
-            where = ".".join(str(part) for part in problem["loc"]) or "settings"
-            print(f"{program}: {where}: {problem['msg']} (got {shown(problem.get('input'))})", file=sys.stderr)
-    except SettingsError as error:
-        print(f"{program}: {_unreadable(kind, error)}", file=sys.stderr)
-    except SystemExit as ending:
-        if not ending.code:
-            raise  # --help
-        # argparse has printed what it could not parse; its own exit status says nothing about settings.
+        return read_settings(kind, sys.argv[1:] if arguments is None else arguments).settings
+    except SettingsRefusedError as error:
+        for line in error.lines:
+            print(f"{program}: {line}", file=sys.stderr)
     raise SystemExit(EX_CONFIG)
+
+
+def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
+    """Read settings of `kind`, and where they come from. Raises SettingsRefusedError, SystemExit(0) for --help."""
+    with recording() as record:
+        try:
+            return Loaded(CliApp.run(kind, cli_args=arguments), record)
+        except ConfigFileError as error:
+            lines = str(error).splitlines()
+        except ValidationError as error:
+            lines = [_wrong(kind, problem, record) for problem in error.errors()]
+        except SettingsError as error:
+            lines = [_unreadable(kind, error)]
+        except SystemExit as ending:
+            if not ending.code:
+                raise  # --help
+            # argparse has printed what it could not parse; its own exit status says nothing about settings.
+            lines = []
+    raise SettingsRefusedError(lines)
+
+
+def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
+    """Return a line about a value that is not as it should be, with its place if it came from the file."""
+    location, text = problem["loc"], problem["msg"]
+    if problem["type"] == "extra_forbidden" and len(location) > 1:
+        text = unknown(str(location[-1]), list(ChannelSettings.model_fields))
+    key = str(location[0]) if location else ""
+    names = [name for name in kind.model_fields if key_of(kind, name) == key]
+    path = record.in_file.get(key)
+    said = f"{text} (got {shown(problem.get('input'))})"
+    if not location:
+        return f"{record.file.path if record.file else 'settings'}: {text}"
+    if record.file is None or path is None or not names:
+        return f"{'.'.join(str(part) for part in location)}: {said}"
+    if names == ["channels"] and len(location) > 1:
+        index = next(i for i, entry in enumerate(record.file.content["channels"]) if entry["name"] == location[1])
+        path = ("channels", index, *location[2:])
+    else:
+        path = (*path, *location[1:])
+    return str(record.file.error(path, said))
 
 
 def _unreadable(kind: type[ServiceSettings], error: SettingsError) -> str:
@@ -183,9 +268,10 @@ def _unreadable(kind: type[ServiceSettings], error: SettingsError) -> str:
     found = re.search(r'field "(\w+)"', str(error))
     if found is None or found[1] not in kind.model_fields:
         return str(error)
-    alias = kind.model_fields[found[1]].validation_alias
-    name = alias if isinstance(alias, str) else f"{kind.model_config.get('env_prefix', '')}{found[1]}".upper()
-    return f"{name}: not valid JSON: {error.__cause__ or error}"
+    cause = error.__cause__
+    if isinstance(cause, SettingsError):
+        return str(cause)
+    return f"{variable_of(kind, found[1])}: not valid JSON: {cause or error}"
 
 
 def shown(value: Any) -> str:

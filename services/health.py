@@ -2,7 +2,7 @@
 
 The health check of the container images. The first form asks gRPC's health service
 (grpc/health/v1), the second expects status 200. Both speak TLS where the service's own
-PENSTOCK_TLS_… variables say so; its certificate must then name the address asked.
+PENSTOCK_TLS_… variables or configuration file say so; its certificate must then name the address asked.
 Exit status 0: well; 1: not well, with the reason on standard error; 64: no address.
 """
 
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from penstock.config_file import ConfigFileError
 from penstock.tls import TlsError, TlsFiles, TlsIdentity
 
 TIMEOUT_S = 4.0
@@ -75,7 +76,7 @@ def main(arguments: list[str]) -> int:
     ask = ask_http if address.startswith("http://") else ask_grpc
     try:
         problem = ask(address, TlsFiles.from_environment())
-    except TlsError as error:
+    except (TlsError, ConfigFileError) as error:
         problem = str(error)
     if problem:
         print(f"{address}: {problem}", file=sys.stderr)

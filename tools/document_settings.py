@@ -1,4 +1,4 @@
-"""Write the tables of docs/configuration.md from the settings classes, or check that they are current.
+"""Write the tables of docs/configuration.md and deploy/penstock.toml from the settings classes, or check them.
 
 Usage: python tools/document_settings.py [--check]
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from pydantic_core import PydanticUndefined
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from services.config import ServiceSettings  # noqa: E402
+from services.config import COMMON, SHORT_FLAGS, ChannelSettings, ServiceSettings, default_channels  # noqa: E402
 from services.gateway.settings import GatewaySettings  # noqa: E402
 from services.queue.settings import QueueSettings  # noqa: E402
 from services.scheduler.settings import SchedulerSettings  # noqa: E402
 from services.worker.settings import WorkerSettings  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
+EXAMPLE = ROOT / "deploy" / "penstock.toml"
+WIDTH = 118
 SERVICES: dict[str, type[ServiceSettings]] = {
     "queue": QueueSettings,
     "scheduler": SchedulerSettings,
@@ -53,7 +56,8 @@ def alias(field: FieldInfo) -> str:
 
 def flag(name: str, field: FieldInfo) -> str:
     """Return the command line flag of a setting."""
-    return "--" + (alias(field) or name).lower().replace("_", "-")
+    found = (alias(field) or name).lower().replace("_", "-")
+    return f"--{SHORT_FLAGS.get(found, found)}"
 
 
 def variable(name: str, field: FieldInfo, prefix: str) -> str:
@@ -99,16 +103,91 @@ def documented(text: str) -> str:
     return text
 
 
+HEAD = """\
+# Settings of all services, each with its default. Whatever is commented out is as if it were not here.
+#
+# Every service reads it: --config penstock.toml, or PENSTOCK_CONFIG=/path/penstock.toml. A variable overrides the file,
+# a flag overrides both. `penstock config check penstock.toml` looks at it, `penstock config show queue` says what the
+# queue makes of it.
+# docs/configuration.md says more. `make docs` writes this file.
+"""
+
+CLIENT = """
+# What commands (`penstock status`, ...) use; without tls_... here they use those of [common].
+[client]
+# queue = "127.0.0.1:7410"
+# scheduler = "127.0.0.1:7420"
+# tls_ca = ""
+# tls_cert = ""
+# tls_key = ""
+"""
+
+
+ENGINE = """
+# Arguments of the engine, as vLLM names them.
+[worker.engine_arguments]
+# max-model-len = 4096
+# gpu-memory-utilization = 0.9
+# enforce-eager = true
+"""
+
+
+def example() -> str:
+    """Return the annotated configuration file: every setting, commented out at its default."""
+    parts = [HEAD]
+    fields = ServiceSettings.model_fields
+    parts.append("\n# For every service; its own table may say these as well, and wins.\n[common]\n")
+    parts += [entry(name, field) for name, field in sorted(fields.items()) if name in COMMON]
+    parts.append("\n# The virtual channels, for queue and scheduler alike.\n")
+    for name, field in ChannelSettings.model_fields.items():
+        parts.append(comment(f"{name}: {meaning(field)}"))
+    for name, channel in default_channels().items():
+        parts.append(f"\n[[channels]]\nname = {toml(name)}\n")
+        parts += [f"{key} = {toml(value)}\n" for key, value in channel.model_dump().items()]
+    for service, kind in SERVICES.items():
+        own = {name: field for name, field in kind.model_fields.items() if name not in {*COMMON, "channels", "config"}}
+        parts.append(f"\n[{service}]\n")
+        parts += [entry(name, field) for name, field in sorted(own.items()) if name != "engine_arguments"]
+        if service == "worker":
+            parts.append(ENGINE)
+    return "".join(parts) + CLIENT
+
+
+def entry(name: str, field: FieldInfo) -> str:
+    """Return a setting of the file: what it means, and its default commented out."""
+    value = field.get_default(call_default_factory=True, validated_data={})
+    return f"{comment(meaning(field))}# {name} = {toml(value)}\n"
+
+
+def comment(text: str) -> str:
+    """Return text as comment lines."""
+    return textwrap.fill(text, WIDTH, initial_indent="# ", subsequent_indent="# ") + "\n"
+
+
+def toml(value: Any) -> str:
+    """Return a value as TOML has it; what is not set is an empty string there."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    return json.dumps("" if value is None else str(value))
+
+
 def main(check: bool) -> int:
-    """Write the document, or with `check` report drift; returns the exit status."""
-    current = DOCUMENT.read_text()
-    wanted = documented(current)
-    if check:
-        if current != wanted:
-            print(f"out of date: {DOCUMENT.relative_to(ROOT)} (run `make docs`)")
-        return int(current != wanted)
-    DOCUMENT.write_text(wanted)
-    return 0
+    """Write both files, or with `check` report drift; returns the exit status."""
+    drifted = 0
+    for path, wanted in ((DOCUMENT, documented(DOCUMENT.read_text())), (EXAMPLE, example())):
+        current = path.read_text() if path.exists() else ""
+        if current == wanted:
+            continue
+        if check:
+            print(f"out of date: {path.relative_to(ROOT)} (run `make docs`)")
+            drifted = 1
+        else:
+            path.write_text(wanted)
+    return drifted
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ EX_SOFTWARE = 70
 EX_CANNOT_WRITE = 73
 """An output file cannot be written."""
 
+EX_CONFIG = 78
+"""The configuration is wrong."""
+
 EX_INTERRUPTED = 130
 """Ctrl-C."""
 

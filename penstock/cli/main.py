@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import typer
 
-from penstock.cli import certs, operations, requests, run_batch, status, tiny, top, up
+from penstock.cli import certs, config, operations, requests, run_batch, status, tiny, top, up
 from penstock.cli.errors import EX_INTERRUPTED, CommandError
 from penstock.cli.interrupt import Interrupted
 
@@ -37,6 +38,7 @@ app.command("restore")(operations.restore)
 app.command("verify-store")(operations.verify_store)
 app.command("tiny-model")(tiny.tiny_model)
 app.command("certs")(certs.certs)
+app.add_typer(config.app, name="config")
 
 
 @app.command("version")
@@ -48,10 +50,17 @@ def show_version() -> None:
         print("unknown (not installed)")
 
 
+def _defaults() -> dict[str, Any]:
+    """Return what the configuration file says to commands; `penstock config` must run with one that is no good."""
+    if sys.argv[1:2] == ["config"]:
+        return {}
+    return config.defaults_of_commands([command.name or "" for command in app.registered_commands])
+
+
 def main() -> None:
     """Run the command line; user errors are one line on stderr and an exit status, never a traceback."""
     try:
-        app()
+        app(default_map=_defaults())
     except CommandError as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(error.status)

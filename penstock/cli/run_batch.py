@@ -19,6 +19,7 @@ from penstock.batch.reader import InputFile
 from penstock.batch.runner import BatchRun, Plan, batch_name
 from penstock.batch.summary import EngineTotals, Summary, summarize, totals_of
 from penstock.cli.calls import QueueOption, SchedulerOption, call
+from penstock.cli.config import ConfigOption, take_config
 from penstock.cli.errors import (
     EX_CANNOT_WRITE,
     EX_INTERRUPTED,
@@ -74,6 +75,7 @@ def run_batch(
     fresh: Annotated[bool, typer.Option("--fresh", help="Run every line again; forget earlier answers.")] = False,
     wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for the services to be there.")] = 0.0,
     summary_json: Annotated[Path | None, typer.Option(help="Write the summary to this file as well.")] = None,
+    config: ConfigOption = None,
 ) -> None:
     """Answer a file of requests in the OpenAI batch format. Killed half-way, the same command goes on where it was.
 
@@ -82,7 +84,8 @@ def run_batch(
     flags = flags_for_the_engine(context)
     if flags and not start:
         raise CommandError(f"no such option: {flags[0]} (engine flags need --up)", EX_USAGE)
-    stack = StackPlan(data_dir, workers, model, flags, base_port=0) if start else None
+    told = take_config(config)
+    stack = StackPlan(data_dir, workers, model, flags, base_port=0, told=told) if start else None
     options = Options(input_file, output_file, queue, scheduler, channel, model, fresh, wait_s, summary_json, stack)
     if not output_file.absolute().parent.is_dir():
         raise CommandError(f"{output_file}: there is no directory {output_file.absolute().parent}", EX_CANNOT_WRITE)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from penstock.cli.supervisor import BEHIND_ENGINES, Supervisor
 from penstock.cli.tiny import write_tiny_model
@@ -47,6 +48,8 @@ class StackPlan:
     """Port of the queue's metrics; 0 means no metrics."""
     gateway: bool = False
     """Whether to serve OpenAI's API as well."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """The worker's table of the configuration file, which the workers read themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def engine_flags(plan: StackPlan, say: Callable[[str], None]) -> list[str]:
     given = list(plan.engine_flags)
     if plan.model:
         return ["--model", plan.model, *given]
-    if _value(given, "--engine") == "simulated":
+    if _value(given, "--engine", plan.told) == "simulated" or plan.told.get("model"):
         return given
     directory = plan.data_dir / "tiny-model"
     if not is_model(directory):
@@ -139,13 +142,14 @@ def missing_flags(given: Sequence[str], defaults: dict[str, str | None]) -> list
     return flags
 
 
-def _value(flags: Sequence[str], name: str) -> str | None:
+def _value(flags: Sequence[str], name: str, told: Mapping[str, Any]) -> str | None:
     for position, flag in enumerate(flags):
         if flag == name and position + 1 < len(flags):
             return flags[position + 1]
         if flag.startswith(f"{name}="):
             return flag.partition("=")[2]
-    return os.environ.get("PENSTOCK_WORKER_" + name.strip("-").upper().replace("-", "_"))
+    key = name.strip("-").replace("-", "_")
+    return os.environ.get(f"PENSTOCK_WORKER_{key.upper()}", told.get(key))
 
 
 def _listen(base_port: int, offset: int) -> str:

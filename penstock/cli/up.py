@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.config import ConfigOption, take_config
 from penstock.cli.errors import EX_USAGE, CommandError
 from penstock.cli.interrupt import Interrupted, run_interruptible
 from penstock.cli.stack import Stack, StackPlan, running_stack
@@ -37,10 +38,16 @@ def up(
         int, typer.Option(help="Prometheus: queue on this port, scheduler next, then workers; 0 means none.")
     ] = 0,
     gateway: Annotated[bool, typer.Option(help="Serve OpenAI's HTTP API as well.")] = True,
+    config: ConfigOption = None,
 ) -> None:
-    """Start queue, scheduler, workers and gateway; stop them on Ctrl-C. Unknown flags go to the workers' engine."""
+    """Start queue, scheduler, workers and gateway; stop them on Ctrl-C. Unknown flags go to the workers' engine.
+
+    Addresses, ports and directories are this command's own; everything else the services take from --config.
+    """
     engine_flags = flags_for_the_engine(context)
-    plan = StackPlan(data_dir, workers, model, engine_flags, base_port, metrics_base_port, gateway and can_serve_http())
+    serves = gateway and can_serve_http()
+    told = take_config(config)
+    plan = StackPlan(data_dir, workers, model, engine_flags, base_port, metrics_base_port, serves, told)
     try:
         run_interruptible(_serve(plan))
     except Interrupted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.config import DEFAULT_QUEUE_ADDRESS, LISTEN_PATTERN, ChannelledSettings
@@ -37,6 +37,11 @@ class QueueSettings(ChannelledSettings):
     disk_free_min_bytes: int = Field(
         256 * 1024 * 1024, ge=0, description="Submits are refused while the store's disk has less free than this."
     )
+
+    @field_validator("backup_dir", mode="before")
+    @classmethod
+    def _empty_means_none(cls, value: object) -> object:
+        return value or None
 
     @model_validator(mode="after")
     def _default_channel_exists(self) -> QueueSettings:

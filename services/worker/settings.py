@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -14,6 +15,7 @@ from services.config import (
     DEFAULT_SCHEDULER_ADDRESS,
     EX_CONFIG,
     LISTEN_PATTERN,
+    SHORT_FLAGS,
     ServiceSettings,
     load_settings,
 )
@@ -48,6 +50,12 @@ class WorkerSettings(ServiceSettings):
         0, ge=0, description="OMP_NUM_THREADS of the engine; 0 leaves the environment as it is."
     )
 
+    engine_arguments: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the engine by name, as JSON; meant for the file's [worker.engine_arguments]."
+        " Flags of the command line override them.",
+    )
+
     def the_worker_id(self) -> str:
         """Return the worker's name."""
         return self.worker_id or f"{socket.gethostname()}-{self.listen.rpartition(':')[2]}"
@@ -72,10 +80,25 @@ def load_arguments(arguments: list[str]) -> Arguments:
     """
     ours, engines = split_arguments(arguments)
     settings = load_settings(WorkerSettings, PROGRAM, ours)
+    engines = [*flags_of(settings.engine_arguments), *engines]  # of two the engine takes the last
     if settings.engine == "vllm" and not settings.model:
         print(f"{PROGRAM}: --model is required: the name or path of the model to serve", file=sys.stderr)
         raise SystemExit(EX_CONFIG)
     return Arguments(settings, engines)
+
+
+def flags_of(arguments: dict[str, Any]) -> list[str]:
+    """Return engine arguments of the file as flags, in vLLM's way: true is `--name`, false `--no-name`, tables JSON."""
+    flags: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}", *(str(item) for item in value)]
+        else:
+            flags += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return flags
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -85,6 +108,7 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     flag go with it. `--served-model-name a b` is read as vLLM reads it.
     """
     names = {f"--{name.replace('_', '-')}" for name in WorkerSettings.model_fields} | {"--help", "-h"}
+    names |= {f"--{name}" for name in SHORT_FLAGS}
     ours: list[str] = []
     engines: list[str] = []
     flag = ""

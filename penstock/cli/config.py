@@ -1,0 +1,76 @@
+"""`penstock config`: look at the configuration before a service does; and what the file says to commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.errors import EX_CONFIG, CommandError
+from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, client_table
+
+CHECKER = "services.config_check"
+
+app = typer.Typer(help="Check the configuration file; show the settings of a service.", no_args_is_help=True)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", envvar=CONFIG_VARIABLE, help="TOML file with the settings of all services."),
+]
+
+
+@app.command("check")
+def check(file: Annotated[Path, typer.Argument(help="Configuration file.", metavar="FILE")]) -> None:
+    """Check every service's settings and what they have in common. Exit status 0: good, 78: something is wrong."""
+    _run("check", str(file))
+
+
+@app.command("show", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def show(
+    context: typer.Context,
+    service: Annotated[str, typer.Argument(help="queue, scheduler, worker or gateway.")],
+) -> None:
+    """Show every setting of a service and where it comes from: flag, variable, line of the file, or default.
+
+    Flags behind the name are those of the service, --config among them.
+    """
+    _run("show", service, *context.args)
+
+
+def _run(*arguments: str) -> None:
+    status = subprocess.run([sys.executable, "-m", CHECKER, *arguments], check=False).returncode
+    if status:
+        raise typer.Exit(status)
+
+
+def defaults_of_commands(names: list[str], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return click's default map: the addresses of `[client]`, for each of the commands `names`.
+
+    Raises CommandError if PENSTOCK_CONFIG names a file that is no good.
+    """
+    try:
+        told = client_table(environment)
+    except ConfigFileError as error:
+        raise CommandError(str(error), EX_CONFIG) from None
+    addresses = {key: told[key] for key in ("queue", "scheduler") if key in told}
+    return dict.fromkeys(names, addresses) | {"dead": {"list": addresses, "requeue": addresses}}
+
+
+def take_config(path: Path | None) -> dict[str, Any]:
+    """Let every service that this command starts read the file; return its worker's table, empty without a file.
+
+    Raises CommandError if the file cannot be read.
+    """
+    if path is None:
+        return {}
+    try:
+        file = ConfigFile.read(str(path))
+    except ConfigFileError as error:
+        raise CommandError(str(error), EX_CONFIG) from None
+    os.environ[CONFIG_VARIABLE] = str(path.absolute())
+    return file.table("worker")

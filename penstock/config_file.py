@@ -1,0 +1,188 @@
+"""The one configuration file: TOML, with the line of every key.
+
+It has a table per service, `[common]` for what all of them share, an array `[[channels]]`, and `[client]` for the
+commands. Which keys a service knows is its own affair; here it is read, and here a key becomes "FILE:LINE".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+from penstock.errors import PenstockError
+
+CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+"""Environment variable with the path of the file."""
+
+SERVICES = ("queue", "scheduler", "worker", "gateway")
+TABLES = ("common", "channels", *SERVICES, "client")
+"""Every name that may stand at the top of the file."""
+
+CLIENT_KEYS = ("queue", "scheduler", "tls_ca", "tls_cert", "tls_key")
+"""What `[client]` may say: the addresses that commands ask, and how they speak TLS."""
+
+MAX_BYTES = 1 << 20
+"""A larger file is not a configuration; ours take a few kilobytes."""
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Where a value stands: names of tables and keys, and places in arrays."""
+
+_HEADER = re.compile(r"^\s*(\[\[?)([^\[\]#]+)\]\]?\s*(#.*)?$")
+_KEY = re.compile(r"^\s*([^=#\[\]{}]+?)\s*=")
+_AT_LINE = re.compile(r"^(.*) \(at line (\d+), column \d+\)$", re.DOTALL)
+
+
+class ConfigFileError(PenstockError, ValueError):
+    """The file cannot be read or says something it may not; the text begins with its name, and the line if known."""
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A file that was read."""
+
+    path: str
+    content: dict[str, Any]
+    lines: dict[Path, int] = field(repr=False)
+
+    @classmethod
+    def read(cls, path: str) -> ConfigFile:
+        """Read the file; raises ConfigFileError if that fails, or if a name at its top is unknown."""
+        try:
+            with open(path, "rb") as file:
+                text = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise ConfigFileError(f"{path}: cannot be read: {error.strerror}") from None
+        if len(text) > MAX_BYTES:
+            raise ConfigFileError(f"{path}: larger than {MAX_BYTES} bytes")
+        try:
+            decoded = text.decode()
+            found = cls(path, tomllib.loads(decoded), positions(decoded))
+        except UnicodeDecodeError as error:
+            line = text.count(b"\n", 0, error.start) + 1
+            raise ConfigFileError(f"{path}:{line}: not UTF-8") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigFileError(f"{path}{_where(str(error), len(decoded.splitlines()))}") from None
+        found._check_top()
+        return found
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return a table of the top, empty if it is not there; raises ConfigFileError if it is no table."""
+        value = self.content.get(name, {})
+        if not isinstance(value, dict):
+            raise self.error((name,), f"must be a table: write [{name}]")
+        return value
+
+    def place(self, path: Path) -> str:
+        """Return "FILE:LINE" of a value, or of the innermost thing around it whose line is known."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return f"{self.path}:{self.lines[path]}" if path else self.path
+
+    def error(self, path: Path, text: str) -> ConfigFileError:
+        """Return the error about a value, with its place and its name."""
+        return ConfigFileError(f"{self.place(path)}: {dotted(path)}: {text}")
+
+    def refuse_unknown(self, path: Path, known: list[str]) -> list[ConfigFileError]:
+        """Return an error for each key of the table at `path` that is not `known`."""
+        table: Any = self.content
+        for part in path:
+            table = table[part]
+        return [self.error((*path, key), unknown(key, known)) for key in table if key not in known]
+
+    def _check_top(self) -> None:
+        for wrong in self.refuse_unknown((), list(TABLES)):
+            raise wrong
+        for name in TABLES:
+            if name != "channels":
+                self.table(name)
+
+
+def positions(text: str) -> dict[Path, int]:
+    """Return the line of every table, array element and key of a TOML text that tomllib accepts.
+
+    A line inside a string of several lines may be taken for a key; such a path leads to no value, and is not asked for.
+    """
+    lines: dict[Path, int] = {}
+    table: Path = ()
+    counts: dict[Path, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            name = _parts(header[2])
+            table = _rooted(name, counts)
+            if header[1] == "[[":
+                lines.setdefault(table, number)
+                element = counts[table] = counts.get(table, -1) + 1
+                table = (*table, element)
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            lines.setdefault((*table, *_parts(key[1])), number)
+    return lines
+
+
+def _rooted(name: Path, counts: Mapping[Path, int]) -> Path:
+    """Return the path of a table's name, which goes on in the last element of any array it passes."""
+    path: Path = ()
+    for part in name[:-1]:
+        path = (*path, part)
+        if path in counts:
+            path = (*path, counts[path])
+    return (*path, *name[-1:])
+
+
+def _parts(name: str) -> Path:
+    """Return the parts of a dotted key as TOML has them; what only looked like a key has none."""
+    try:
+        found: Any = tomllib.loads(f"{name} = 0")
+    except tomllib.TOMLDecodeError:
+        return ()
+    parts = []
+    while isinstance(found, dict):
+        ((part, found),) = found.items()
+        parts.append(part)
+    return tuple(parts)
+
+
+def _where(text: str, last_line: int) -> str:
+    """Return tomllib's message with its line in front, as compilers say it."""
+    found = _AT_LINE.match(text)
+    return f":{found[2]}: {found[1]}" if found else f":{last_line}: {text}"
+
+
+def dotted(path: Path) -> str:
+    """Return a path as people write it: `queue.listen`, `channels[0].weight`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def unknown(name: str, known: list[str]) -> str:
+    """Return that a name is unknown, with the nearest known one or all of them."""
+    near = get_close_matches(name, known, 1)
+    return f"unknown; did you mean {near[0]}?" if near else f"unknown; known: {', '.join(sorted(known))}"
+
+
+def client_table(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what the file that the environment names tells commands: `[client]`, its TLS from `[common]` if need be.
+
+    Empty without a file; raises ConfigFileError.
+    """
+    path = environment.get(CONFIG_VARIABLE, "")
+    if not path:
+        return {}
+    file = ConfigFile.read(path)
+    found = file.table("client")
+    for wrong in file.refuse_unknown(("client",), list(CLIENT_KEYS)) if found else ():
+        raise wrong
+    if not any(key.startswith("tls_") for key in found):
+        shared = file.table("common")
+        found = found | {key: shared[key] for key in CLIENT_KEYS if key.startswith("tls_") and key in shared}
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise file.error(("client" if key in file.table("client") else "common", key), "must be a string")
+    return found

@@ -1,0 +1,172 @@
+"""Looks at the configuration of all services: `python -m services.config_check check FILE`, `… show SERVICE [flags]`.
+
+The `penstock config` command starts it. It reads what a service started here would read, environment included. Exit
+status: 0 if all is well, 64 for wrong arguments, 78 if a setting is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, SecretStr
+
+from penstock.config_file import CLIENT_KEYS, CONFIG_VARIABLE, ConfigFile, ConfigFileError
+from penstock.tls import TlsError, TlsIdentity
+from services.config import EX_CONFIG, Loaded, ServiceSettings, SettingsRefusedError, is_loopback, read_settings
+from services.config_source import key_of
+from services.gateway.settings import GatewaySettings
+from services.queue.settings import QueueSettings
+from services.scheduler.settings import SchedulerSettings
+from services.worker.settings import WorkerSettings, split_arguments
+
+EX_USAGE = 64
+
+KINDS: dict[str, type[ServiceSettings]] = {
+    "queue": QueueSettings,
+    "scheduler": SchedulerSettings,
+    "worker": WorkerSettings,
+    "gateway": GatewaySettings,
+}
+
+PEERS = {"queue_address": "queue", "scheduler_address": "scheduler"}
+"""Settings that say where another service is."""
+
+MASK = "********"
+
+
+class Findings(NamedTuple):
+    """What a check found: what no service would start or work with, and what is only unusual."""
+
+    wrong: list[str]
+    odd: list[str]
+
+
+def check(path: str) -> int:
+    """Print everything wrong with a file; return the exit status."""
+    found = findings(path)
+    for line in found.odd:
+        print(f"note: {line}")
+    for line in found.wrong:
+        print(line, file=sys.stderr)
+    if found.wrong:
+        return EX_CONFIG
+    print(f"{path}: good")
+    return 0
+
+
+def findings(path: str) -> Findings:
+    """Read the file as each service does, and compare what they make of it."""
+    wrong: list[str] = []
+    odd: list[str] = []
+    loaded: dict[str, Loaded[Any]] = {}
+    for name, kind in KINDS.items():
+        try:
+            loaded[name] = read_settings(kind, ["--config", path])
+        except SettingsRefusedError as error:
+            # What they share is wrong for each of them.
+            wrong += [line for line in error.lines if line not in wrong]
+    try:
+        file = ConfigFile.read(path)
+        wrong += [str(error) for error in file.refuse_unknown(("client",), list(CLIENT_KEYS)) if file.table("client")]
+    except ConfigFileError:
+        return Findings(wrong, odd)  # each service has said so
+    except KeyError:
+        pass  # there is no [client]
+    settings = {name: one.settings for name, one in loaded.items()}
+    wrong += tls_faults(settings)
+    for text, certain in port_faults(settings):
+        (wrong if certain else odd).append(f"{path}: {text}")
+    wrong += [f"{path}: {text}" for text in peer_faults(settings)]
+    if "worker" in settings and settings["worker"].engine == "vllm" and not settings["worker"].model:
+        odd.append(f"{path}: worker.model is not set: every worker needs --model, and `penstock up` makes a tiny one")
+    return Findings(wrong, odd)
+
+
+def tls_faults(settings: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the TLS files that services name; those of several are named once."""
+    faults: dict[str, None] = {}
+    for one in settings.values():
+        if one.tls_files:
+            try:
+                TlsIdentity(one.tls_files)
+            except TlsError as error:
+                faults[str(error)] = None
+    return list(faults)
+
+
+def port_faults(settings: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yield each port that is asked for twice, and whether that is wrong: on machines of their own it is not."""
+    ports = []
+    for name, one in settings.items():
+        for key in ("listen", "metrics_listen"):
+            host, _, port = getattr(one, key).rpartition(":")
+            if port and int(port):
+                ports.append((f"{name}.{key}", name, getattr(one, key), host, port))
+    for (key, owner, address, host, port), (other, rival, elsewhere, there, same) in combinations(ports, 2):
+        if port != same or (host != there and is_loopback(address) and is_loopback(elsewhere)):
+            continue
+        certain = owner == rival or (is_loopback(address) and is_loopback(elsewhere))
+        text = f"{key} ({address}) and {other} ({elsewhere}) are the same port"
+        yield text if certain else f"{text}: they need machines of their own", certain
+
+
+def peer_faults(settings: dict[str, Any]) -> Iterator[str]:
+    """Yield each address of a peer on this machine at which that peer does not listen."""
+    for name, one in settings.items():
+        for key, peer in PEERS.items():
+            address = getattr(one, key, "")
+            if not address or peer not in settings or not is_loopback(address):
+                continue
+            listen = settings[peer].listen
+            port = listen.rpartition(":")[2]
+            if int(port) and port != address.rpartition(":")[2]:
+                yield f"{name}.{key} is {address}, but {peer}.listen is {listen}"
+
+
+def show(service: str, arguments: list[str]) -> int:
+    """Print every setting of a service with its value and where it comes from; return the exit status."""
+    kind = KINDS[service]
+    try:
+        settings, record = read_settings(kind, split_arguments(arguments)[0] if service == "worker" else arguments)
+    except SettingsRefusedError as error:
+        for line in error.lines:
+            print(line, file=sys.stderr)
+        return EX_CONFIG
+    rows = [(name, value_of(settings, name), record.origin(key_of(kind, name))) for name in sorted(kind.model_fields)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, value, origin in rows:
+        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    return 0
+
+
+def value_of(settings: ServiceSettings, name: str) -> str:
+    """Return a setting as text; one that holds a secret is masked."""
+    value = getattr(settings, name)
+    if isinstance(value, SecretStr):
+        return MASK if value.get_secret_value() else ""
+    if isinstance(value, dict):
+        inside = (f"{key}: {_plain(item)}" for key, item in value.items())
+        return "{" + ", ".join(inside) + "}"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, BaseModel) else value
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the tool and return the exit status."""
+    match list(arguments):
+        case ["check", path]:
+            return check(path)
+        case ["show", service, *flags] if service in KINDS:
+            return show(service, flags)
+    print(f"usage: config check FILE | config show {'|'.join(KINDS)} [flags]; {CONFIG_VARIABLE} names the file of show")
+    return EX_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

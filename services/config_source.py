@@ -1,0 +1,176 @@
+"""Where a service's settings come from besides its command line: the environment, and the configuration file.
+
+Each source gives way to the ones before it, whole settings at a time: channels of the environment are not mixed with
+channels of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
+
+from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, Path
+
+DEFAULT, FLAG = "default", "flag"
+
+
+@dataclass
+class Record:
+    """Which source each setting came from, for messages: by the name a source gives it."""
+
+    file: ConfigFile | None = None
+    in_file: dict[str, Path] = field(default_factory=dict)
+    """Path in the file of each setting that was taken from it."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Variable of each setting that was taken from the environment."""
+    flags: set[str] = field(default_factory=set)
+
+    def origin(self, key: str) -> str:
+        """Return where the setting came from, for people."""
+        if key in self.flags:
+            return FLAG
+        if key in self.variables:
+            return self.variables[key]
+        if key in self.in_file and self.file is not None:
+            return self.file.place(self.in_file[key])
+        return DEFAULT
+
+
+_record: ContextVar[Record | None] = ContextVar("record", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[Record]:
+    """Note where the settings that are read meanwhile come from."""
+    record = Record()
+    token = _record.set(record)
+    try:
+        yield record
+    finally:
+        _record.reset(token)
+
+
+def key_of(kind: type[BaseSettings], name: str) -> str:
+    """Return the name by which sources give a field: its alias if it has one."""
+    alias = kind.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else name
+
+
+def variable_of(kind: type[BaseSettings], name: str) -> str:
+    """Return the environment variable of a field."""
+    alias = kind.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else f"{kind.model_config.get('env_prefix', '')}{name}".upper()
+
+
+def table_of(kind: type[BaseSettings]) -> str:
+    """Return the table of the file that a service reads."""
+    return str(kind.model_config.get("env_prefix", "")).removeprefix("PENSTOCK_").strip("_").lower()
+
+
+class Environment(EnvSettingsSource):
+    """Variables; `NAME_FILE` in the place of `NAME` names a file with the value, as secrets are mounted."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Return the value of a field's variable; raises SettingsError if its file cannot be read."""
+        value, key, is_complex = super().get_field_value(field, field_name)
+        variable = variable_of(self.settings_cls, field_name)
+        path = self.env_vars.get(f"{variable}_file".lower())
+        if path is None:
+            return value, key, is_complex
+        if value is not None:
+            raise SettingsError(f"{variable} and {variable}_FILE are both set; one must go")
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read().rstrip("\r\n"), key, is_complex
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise SettingsError(f"{variable}_FILE: {path}: {reason}") from None
+
+    def __call__(self) -> dict[str, Any]:
+        """Return what no flag gave."""
+        found = {key: value for key, value in super().__call__().items() if key not in self.current_state}
+        record = _record.get()
+        if record is not None:
+            record.flags |= set(self.current_state)
+            by_key = {key_of(self.settings_cls, name): name for name in self.settings_cls.model_fields}
+            record.variables |= {key: variable_of(self.settings_cls, by_key.get(key, key)) for key in found}
+        return found
+
+
+class TomlFile(PydanticBaseSettingsSource):
+    """A service's table of the configuration file, `[common]`, and the channels."""
+
+    def __init__(self, kind: type[BaseSettings], common: frozenset[str]) -> None:
+        """Read for `kind`; the settings named `common` may stand in `[common]` as well."""
+        super().__init__(kind)
+        self._common = common
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Return nothing: the file is read as a whole."""
+        del field, field_name
+        return None, "", False
+
+    def __call__(self) -> dict[str, Any]:
+        """Return what neither flag nor environment gave; raises ConfigFileError for names that are unknown."""
+        path = self.current_state.get(CONFIG_VARIABLE)
+        if not path:
+            return {}
+        file = ConfigFile.read(path)
+        record = _record.get()
+        if record is not None:
+            record.file = file
+        paths = {**self._of_common(file), **self._of_table(file)}
+        values: dict[str, Any] = {}
+        for name, where in paths.items():
+            values[key_of(self.settings_cls, name)] = file.content[str(where[0])][where[1]]
+        if "channels" in self.settings_cls.model_fields and "channels" in file.content:
+            paths["channels"] = ("channels",)
+            values[key_of(self.settings_cls, "channels")] = channels_of(file)
+        values = {key: value for key, value in values.items() if key not in self.current_state}
+        if record is not None:
+            by_key = {key_of(self.settings_cls, name): path for name, path in paths.items()}
+            record.in_file |= {key: by_key[key] for key in values}
+        return values
+
+    def _of_common(self, file: ConfigFile) -> dict[str, Path]:
+        table = file.table("common")
+        if table:
+            _raise_all(file.refuse_unknown(("common",), sorted(self._common)))
+        return {name: ("common", name) for name in table}
+
+    def _of_table(self, file: ConfigFile) -> dict[str, Path]:
+        table = table_of(self.settings_cls)
+        keys = file.table(table) if table in file.content else {}
+        if keys:
+            if "channels" in keys:
+                raise file.error((table, "channels"), "write [[channels]]: queue and scheduler share them")
+            known = [name for name in self.settings_cls.model_fields if name not in ("channels", "config")]
+            _raise_all(file.refuse_unknown((table,), known))
+        return {name: (table, name) for name in keys}
+
+
+def channels_of(file: ConfigFile) -> dict[str, Any]:
+    """Return `[[channels]]` by name; raises ConfigFileError if one has no name, or that of another."""
+    listed = file.content["channels"]
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise file.error(("channels",), "write [[channels]] before each channel")
+    channels: dict[str, Any] = {}
+    for index, entry in enumerate(listed):
+        name = entry.get("name")
+        if not isinstance(name, str) or not name:
+            raise file.error(("channels", index), "a channel needs a name")
+        if name in channels:
+            raise file.error(("channels", index, "name"), f"there is a channel {name!r} already")
+        channels[name] = {key: value for key, value in entry.items() if key != "name"}
+    return channels
+
+
+def _raise_all(errors: list[ConfigFileError]) -> None:
+    if errors:
+        raise ConfigFileError("\n".join(str(error) for error in errors))
