@@ -29,6 +29,7 @@ class FinishReason(IntEnum):
     ABORT = pb.FINISH_REASON_ABORT
     ERROR = pb.FINISH_REASON_ERROR
     REPETITION = pb.FINISH_REASON_REPETITION
+    TOOL_CALLS = pb.FINISH_REASON_TOOL_CALLS
 
 
 class RequestState(IntEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from penstock.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from penstock.openai.message import Message
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
 
@@ -14,6 +15,7 @@ FINISH_REASONS = {
     pb.FINISH_REASON_ABORT: "abort",
     pb.FINISH_REASON_ERROR: "error",
     pb.FINISH_REASON_REPETITION: "repetition",
+    pb.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
 
 STATUS_CODES = {
@@ -101,13 +103,15 @@ def _common(prefix: str, kind: str, choices: list[Line], result: pb.Result) -> L
 def _chat(shape: Shape, result: pb.Result) -> Line:
     choices = []
     for choice in result.choices:
+        told = Message.of_choice(choice)
         message = {
             "role": shape.role,
-            "content": choice.text,
+            "content": told.content,
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
+            **({"tool_calls": told.to_list()} if told.calls else {}),
             "reasoning": None,
         }
         choices.append(

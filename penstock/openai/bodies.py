@@ -130,6 +130,35 @@ class StructuredOutputs(Strict):
     whitespace_pattern: str | None = None
 
 
+class Function(Strict):
+    """A function the model may call."""
+
+    name: NonEmpty
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """One of the `tools`."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class FunctionName(Strict):
+    """The name of a function."""
+
+    name: NonEmpty
+
+
+class NamedTool(Strict):
+    """The `tool_choice` of one function."""
+
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
 class StreamOptions(Strict):
     """What a stream tells besides the answer."""
 
@@ -206,6 +235,11 @@ class Body(Strict):
         return self
 
     @property
+    def offers_tools(self) -> bool:
+        """Whether the model is offered functions to call."""
+        return False
+
+    @property
     def streamed_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -229,6 +263,9 @@ class ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, str]] | None = None
     reasoning_effort: str | None = None
+    tools: Annotated[list[Tool], Field(min_length=1)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @field_validator("messages")
     @classmethod
@@ -245,6 +282,23 @@ class ChatBody(Body):
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message and add_generation_prompt exclude each other")
         return self
+
+    @model_validator(mode="after")
+    def _the_chosen_tool_is_there(self) -> ChatBody:
+        if not self.tools and self.tool_choice not in (None, "none"):
+            raise ValueError("tool_choice needs tools")
+        if not self.tools or not isinstance(self.tool_choice, NamedTool):
+            return self
+        if self.tool_choice.function.name not in {tool.function.name for tool in self.tools}:
+            raise ValueError("tool_choice names a function that is not among the tools")
+        if self.structured_outputs and self.structured_outputs.model_fields_set & {"json_", "regex", "choice"}:
+            raise ValueError("structured_outputs and the tool_choice of one function exclude each other")
+        return self
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the model is offered functions to call."""
+        return self.tools is not None
 
     @property
     def most_tokens(self) -> int | None:

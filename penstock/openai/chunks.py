@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from penstock.openai.answers import CHAT_PREFIX, COMPLETION_PREFIX, ending, usage_of
 from penstock.openai.logprobs import chat_logprobs, completion_logprobs, shown_length
+from penstock.openai.message import DivergedError, Message
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
 
@@ -19,16 +20,13 @@ DONE = "[DONE]"
 """What follows the last chunk of every stream."""
 
 Entries: TypeAlias = list[pb.TokenLogprob]
-
-
-class DivergedError(Exception):
-    """A later attempt says something else than what the stream has told already."""
+Line: TypeAlias = dict[str, Any]
 
 
 class _Choice:
     """What has been told of one completion, and what a later attempt has repeated of it."""
 
-    __slots__ = ("again", "attempt", "position", "text", "tokens")
+    __slots__ = ("again", "attempt", "heard", "heard_attempt", "position", "said", "text", "tokens")
 
     def __init__(self) -> None:
         self.attempt = 0
@@ -37,6 +35,30 @@ class _Choice:
         self.position = 0
         """Text offset of the next token, in characters (completions with log probabilities)."""
         self.again: pb.TokenDelta | None = None
+        self.said = Message()
+        """What has been told of a message with calls."""
+        self.heard = Message()
+        """What the latest attempt, `heard_attempt`, has said of it."""
+        self.heard_attempt = 0
+
+    def parts(self, delta: pb.TokenDelta) -> Line:
+        """Return what `delta` adds to what was told of the message; raises DivergedError."""
+        if delta.attempt > self.heard_attempt:
+            self.heard, self.heard_attempt = Message(), delta.attempt
+        for part in delta.parts:
+            self.heard.add(part)
+        rest = self.heard.beyond(self.said)
+        if rest is None:
+            return {}
+        self.said = self.heard.copy()
+        return rest
+
+    def last_parts(self, choice: pb.Choice) -> Line:
+        """Return what is left to be told of the message; raises DivergedError."""
+        rest = Message.of_choice(choice).beyond(self.said)
+        if rest is None:
+            raise DivergedError
+        return rest
 
     def fresh(self, delta: pb.TokenDelta) -> pb.TokenDelta | None:
         """Return what of `delta` is to be told now; raises DivergedError."""
@@ -82,9 +104,15 @@ class _Choice:
 class Chunks:
     """The chunks of one stream, each as the text after `data: `."""
 
-    def __init__(self, shape: Shape, request_id: str, created_s: int, model: str, n: int, usage: bool) -> None:
-        """Write for request `request_id` with `n` completions; with `usage`, token counts come last."""
+    def __init__(
+        self, shape: Shape, request_id: str, created_s: int, model: str, n: int, usage: bool, tools: bool = False
+    ) -> None:
+        """Write for request `request_id` with `n` completions; with `usage`, token counts come last.
+
+        With `tools` the answers are messages that may call functions.
+        """
         self._shape = shape
+        self._tools = tools
         self._choices = [_Choice() for _ in range(n)]
         self._usage = usage
         self._begun = False
@@ -95,10 +123,13 @@ class Chunks:
         if delta.index >= len(self._choices):
             return []
         choice = self._choices[delta.index]
+        parts = choice.parts(delta) if self._tools else None
         fresh = choice.fresh(delta)
         if fresh is None:
             return []
-        return [*self._opening(), self._chunk(choice, delta.index, fresh, None)]
+        if parts == {} and not fresh.logprobs:
+            return self._opening()
+        return [*self._opening(), self._chunk(choice, delta.index, fresh, None, parts)]
 
     def of_result(self, result: pb.Result) -> list[str]:
         """Return the last chunks of a completed request; raises DivergedError."""
@@ -106,7 +137,8 @@ class Chunks:
         for whole in result.choices:
             if whole.index < len(self._choices):
                 choice = self._choices[whole.index]
-                lines.append(self._chunk(choice, whole.index, choice.last(whole), whole))
+                parts = choice.last_parts(whole) if self._tools else None
+                lines.append(self._chunk(choice, whole.index, choice.last(whole), whole, parts))
         if self._usage:
             lines.append(f'{self._head}],"usage":{_json(usage_of(result))}}}')
         return lines
@@ -125,12 +157,15 @@ class Chunks:
         )
         return [f'{self._head}{_json(choice)}],"prompt_token_ids":null,"prompt_text":null}}' for choice in choices]
 
-    def _chunk(self, choice: _Choice, index: int, delta: pb.TokenDelta, whole: pb.Choice | None) -> str:
+    def _chunk(
+        self, choice: _Choice, index: int, delta: pb.TokenDelta, whole: pb.Choice | None, parts: Line | None
+    ) -> str:
         ends: dict[str, Any] = {"finish_reason": None} if whole is None else ending(whole)
         line: dict[str, Any]
         if self._shape.chat:
             logprobs = chat_logprobs(delta.logprobs, self._shape)
-            line = {"index": index, "delta": {"content": delta.text}, "logprobs": logprobs, **ends, "token_ids": None}
+            said = {"content": delta.text} if parts is None else parts
+            line = {"index": index, "delta": said, "logprobs": logprobs, **ends, "token_ids": None}
         else:
             logprobs = completion_logprobs(delta.logprobs, self._shape, start=choice.position)
             if logprobs is not None:

@@ -6,7 +6,7 @@ import json
 from typing import Any, cast
 
 from penstock.fields import RequestFields, build_request
-from penstock.openai.bodies import Body, ChatBody, CompletionBody
+from penstock.openai.bodies import Body, ChatBody, CompletionBody, NamedTool
 from penstock.request.v1 import request_pb2 as pb
 
 SAME_NAME = (
@@ -61,7 +61,10 @@ def to_request(body: ChatBody | CompletionBody) -> pb.Request:
         fields["echo"] = body.echo
         if body.echo and body.prompt_logprobs is None:
             fields["prompt_logprobs"] = body.logprobs
-    return build_request(cast(RequestFields, fields))
+    request = build_request(cast(RequestFields, fields))
+    if isinstance(body, ChatBody) and body.tools is not None:
+        _add_tools(request.chat.tools, body)
+    return request
 
 
 def _add_chat(fields: dict[str, Any], body: ChatBody) -> None:
@@ -77,6 +80,18 @@ def _add_chat(fields: dict[str, Any], body: ChatBody) -> None:
         # Some templates think only when told to; vLLM's server sets this in the same way.
         variables.setdefault("enable_thinking", body.reasoning_effort != "none")
     fields["chat_template_kwargs"] = variables or None
+
+
+def _add_tools(use: pb.ToolUse, body: ChatBody) -> None:
+    """Write what `body` says of functions; how it says it is kept, for templates show it to the model."""
+    tools = body.model_dump(include={"tools"}, exclude_unset=True)["tools"]
+    use.tools_json = json.dumps(tools, ensure_ascii=False)
+    if isinstance(body.tool_choice, NamedTool):
+        use.tool_choice_json = json.dumps(body.tool_choice.model_dump(), ensure_ascii=False)
+    elif body.tool_choice is not None:
+        use.tool_choice_json = json.dumps(body.tool_choice)
+    use.single_call = body.parallel_tool_calls is False
+    use.in_parts = bool(body.stream)
 
 
 def _structure(body: Body) -> dict[str, Any] | None:

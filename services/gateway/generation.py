@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from penstock.client import Client
 from penstock.errors import PenstockError
 from penstock.openai.answers import body_of
-from penstock.openai.chunks import Chunks, DivergedError
+from penstock.openai.chunks import Chunks
+from penstock.openai.message import DivergedError
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.admission import Admission, Asked, understand
@@ -158,8 +159,11 @@ class _Exchange:
             info = await self._parts.client.get(self.request_id)
             model = (await self._parts.served.view()).workers.get(info.worker_id, asked.request.model)
         self._parts.metrics.first_token.labels(self._url).observe(time.monotonic() - self._started_s)
-        n = asked.body.n or 1
-        return Chunks(asked.shape, self.request_id, int(time.time()), model, n, asked.body.streamed_usage)
+        body = asked.body
+        created_s = int(time.time())
+        return Chunks(
+            asked.shape, self.request_id, created_s, model, body.n or 1, body.streamed_usage, body.offers_tools
+        )
 
     def _lines(self, chunks: Chunks, event: queue_pb2.WatchEvent) -> list[str]:
         """Return the chunks of one event; raises Problem if a later attempt disagrees with what was told."""

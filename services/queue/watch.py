@@ -42,15 +42,16 @@ class _Pending:
     """Deltas of one completion that wait to be taken; joined only then, because a message keeps every text it had."""
 
     first: request_pb2.TokenDelta
-    more: list[tuple[str, list[int], list[request_pb2.TokenLogprob]]]
+    more: list[tuple[str, list[int], list[request_pb2.TokenLogprob], list[request_pb2.ToolPart]]]
 
     def merged(self) -> request_pb2.TokenDelta:
         """Return all of it as one delta."""
         if self.more:
-            self.first.text += "".join(text for text, _, _ in self.more)
-            for _, token_ids, logprobs in self.more:
+            self.first.text += "".join(text for text, _, _, _ in self.more)
+            for _, token_ids, logprobs, parts in self.more:
                 self.first.token_ids.extend(token_ids)
                 self.first.logprobs.extend(logprobs)
+                self.first.parts.extend(parts)
         return self.first
 
 
@@ -131,7 +132,7 @@ class Watcher:
         if pending is None:
             self._deltas[key] = _Pending(delta, [])
         else:
-            pending.more.append((delta.text, list(delta.token_ids), list(delta.logprobs)))
+            pending.more.append((delta.text, list(delta.token_ids), list(delta.logprobs), list(delta.parts)))
         self._news.set()
 
 

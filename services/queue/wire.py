@@ -71,7 +71,8 @@ def meta_of(request: request_pb2.Request) -> RequestMeta:
         tokens = len(request.token_ids.ids)
         prefix = array("I", request.token_ids.ids[: PREFIX_BYTES // 4]).tobytes()
     else:
-        prompt = (request.text if kind == "text" else request.chat.messages_json).encode()
+        chat = request.chat
+        prompt = (request.text if kind == "text" else chat.messages_json + chat.tools.tools_json).encode()
         prefix = prompt[:PREFIX_BYTES]
     return RequestMeta(
         # A backlog has few of these names: one string each instead of one for every request.

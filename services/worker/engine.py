@@ -53,6 +53,10 @@ class PromptSpec(NamedTuple):
     max_tokens: int = 0
     want_text: bool = False
     """Whether the rendered prompt is wanted as text (echo)."""
+    tools_json: str = ""
+    """Functions offered to the model; empty if there are none (chats only)."""
+    tool_choice_json: str = ""
+    """Which of them it is to call; empty means as it likes."""
 
 
 class Rendered(NamedTuple):
@@ -103,6 +107,10 @@ class ChoiceStep(NamedTuple):
     logprobs: Sequence[TokenProbability] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    parts: Sequence[pb.ToolPart] = ()
+    """What this adds to the message, of a run that wants its calls in parts."""
+    message: pb.ToolMessage | None = None
+    """What was said and called, with the end of a run that offers functions."""
 
 
 class EngineStep(NamedTuple):
@@ -124,6 +132,8 @@ class EngineRequest(NamedTuple):
     sampling: pb.SamplingParams
     echo: bool = False
     tell_at_tokens: int = 1
+    chat: pb.ChatPrompt | None = None
+    """Set if functions are offered: their calls are to be read out of the output."""
 
 
 class StepTokens(NamedTuple):

@@ -13,6 +13,7 @@ FINISH_REASONS = {
     "abort": pb.FINISH_REASON_ABORT,
     "error": pb.FINISH_REASON_ERROR,
     "repetition": pb.FINISH_REASON_REPETITION,
+    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
 }
 
 
@@ -25,8 +26,11 @@ class ChoiceOutput:
     logprobs: list[TokenProbability] = field(default_factory=list)
     finish_reason: str = ""
     stop_reason: str | int | None = None
+    parts: list[pb.ToolPart] = field(default_factory=list)
+    message: pb.ToolMessage | None = None
     told_tokens: int = 0
     told_texts: int = 0
+    told_parts: int = 0
 
 
 @dataclass(slots=True)
@@ -56,6 +60,9 @@ class RunOutput:
         if step.text:
             choice.texts.append(step.text)
         choice.logprobs.extend(step.logprobs)
+        choice.parts.extend(step.parts)
+        if step.message is not None:
+            choice.message = step.message
         if step.finish_reason is not None:
             choice.finish_reason = step.finish_reason
             choice.stop_reason = step.stop_reason
@@ -82,7 +89,7 @@ class RunOutput:
     def untell(self) -> None:
         """Begin again at offset 0 for a new watcher."""
         for choice in self.choices.values():
-            choice.told_tokens = choice.told_texts = 0
+            choice.told_tokens = choice.told_texts = choice.told_parts = 0
 
     def deltas(self, request_id: str, attempt: int) -> list[pb.TokenDelta]:
         """Return what the watcher has not been sent, and count it as sent."""
@@ -99,10 +106,12 @@ class RunOutput:
                     token_ids=choice.token_ids[choice.told_tokens :],
                     text="".join(choice.texts[choice.told_texts :]),
                     logprobs=[_logprob(p) for p in choice.logprobs[choice.told_tokens :]],
+                    parts=choice.parts[choice.told_parts :],
                 )
             )
             choice.told_tokens = len(choice.token_ids)
             choice.told_texts = len(choice.texts)
+            choice.told_parts = len(choice.parts)
         return found
 
     def fill(self, result: pb.Result, echo_text: str | None) -> None:
@@ -118,6 +127,8 @@ class RunOutput:
                 token_ids=choice.token_ids,
                 finish_reason=FINISH_REASONS.get(choice.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
             )
+            if choice.message is not None:
+                message.message.CopyFrom(choice.message)
             if choice.logprobs:
                 message.logprobs.extend(_logprob(p) for p in choice.logprobs)
             if isinstance(choice.stop_reason, str):

@@ -43,8 +43,11 @@ class Run:
 
     @property
     def wanted_at_tokens(self) -> int:
-        """Output length at which the engine is to hand over next: a watched run every step, 0 at its end."""
-        return 1 if self.watched else self.tell_at_tokens
+        """Output length at which the engine is to hand over next: a watched run every step, 0 at its end.
+
+        A parser that reads calls in parts is fed as vLLM's server feeds it, a step at a time, whoever watches.
+        """
+        return 1 if self.watched or self.request.chat.tools.in_parts else self.tell_at_tokens
 
     def finish(self, ending: Ending, model: str, spent: Credits) -> bytes:
         """Return the encoded Complete of this run; once, for what it is made of is not kept beside it."""

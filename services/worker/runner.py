@@ -336,8 +336,10 @@ class Runner:
     async def _generate(self, run: Run, max_tokens: int) -> None:
         """Iterate one generation and tell the session of what matters to it."""
         run_id = run.run_id
+        asked = run.request
+        chat = asked.chat if asked.chat.HasField("tools") else None
         request = EngineRequest(
-            run_id, run.prompt_ids, max_tokens, run.request.sampling, run.request.echo, run.wanted_at_tokens
+            run_id, run.prompt_ids, max_tokens, asked.sampling, asked.echo, run.wanted_at_tokens, chat
         )
         try:
             async for step in self._engine.generate(request):

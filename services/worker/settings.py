@@ -44,6 +44,11 @@ class WorkerSettings(ServiceSettings):
         default_factory=list,
         description="Names the model answers to, the first one being reported; empty means `model`.",
     )
+    tool_call_parser: str = Field(
+        "",
+        description="vLLM's parser that reads function calls out of the model's output; empty refuses requests for"
+        " calls. Means `--enable-auto-tool-choice` as well.",
+    )
     watermark_blocks: int = Field(0, ge=0, description="Usable engine blocks that are never booked.")
     tokenizer_processes: int = Field(1, ge=1, le=64, description="Processes that render and tokenize prompts.")
     engine_threads: int = Field(
@@ -83,6 +88,9 @@ def load_arguments(arguments: list[str]) -> Arguments:
     engines = [*flags_of(settings.engine_arguments), *engines]  # of two the engine takes the last
     if settings.engine == "vllm" and not settings.model:
         print(f"{PROGRAM}: --model is required: the name or path of the model to serve", file=sys.stderr)
+        raise SystemExit(EX_CONFIG)
+    if settings.engine == "simulated" and settings.tool_call_parser:
+        print(f"{PROGRAM}: --tool-call-parser: the simulated engine has no tool parsers", file=sys.stderr)
         raise SystemExit(EX_CONFIG)
     return Arguments(settings, engines)
 

@@ -31,6 +31,7 @@ from services.worker.simulated_blocks import prompt_keys
 from services.worker.simulated_profile import PROFILES
 from services.worker.simulated_sequence import Sequence, StepResult
 from services.worker.simulated_settings import SimulatedSettings
+from services.worker.tools import refuse_calls
 
 BYTE_TOKENS = 256
 """Tokens 0 to 255 are bytes; the one after is the end of sequence."""
@@ -50,6 +51,7 @@ class ByteRenderer:
 
     def render(self, spec: PromptSpec) -> Rendered:
         """Render one prompt. Raises RequestRefusedError."""
+        refuse_calls(spec)
         if spec.token_ids is not None:
             ids = list(spec.token_ids)
             wrong = next((token for token in ids if token > EOS_TOKEN), None)

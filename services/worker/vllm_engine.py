@@ -64,11 +64,12 @@ def check_model_path(model: str) -> None:
 class Prepared:
     """A checked configuration, from which the renderer and the engine are made."""
 
-    def __init__(self, config: Any, names: tuple[str, ...], on_cpu: bool) -> None:
-        """Keep vLLM's `config` and the `names` the model answers to."""
+    def __init__(self, config: Any, names: tuple[str, ...], on_cpu: bool, tool_parser: str = "") -> None:
+        """Keep vLLM's `config` and the `names` the model answers to; calls are read by the parser `tool_parser`."""
         self._config = config
         self._names = names
         self._on_cpu = on_cpu
+        self._tool_parser = tool_parser
 
     def make_renderer(self) -> Any:
         """Return a renderer for the model; runs in the tokenizer's process."""
@@ -76,7 +77,7 @@ class Prepared:
 
         if self._on_cpu:
             yield_to_engine()
-        return VllmRenderer(self._config)
+        return VllmRenderer(self._config, bool(self._tool_parser))
 
     def build(self) -> VllmEngine:
         """Start the engine core. Raises SystemExit(70) if it does not start."""
@@ -96,7 +97,11 @@ class Prepared:
             fail(f"the engine did not start: {first_line(error)} (its own lines are above)", EX_SOFTWARE)
         if self._on_cpu:
             yield_to_engine()
-        return VllmEngine(llm, self._names, stats)
+        try:
+            return VllmEngine(llm, self._names, stats, self._tool_parser)
+        except TypeError as error:
+            llm.shutdown()
+            fail(f"--tool-call-parser: {first_line(error)}", EX_CONFIG)
 
 
 def stay_eager() -> None:
@@ -111,7 +116,7 @@ def stay_eager() -> None:
     torch.compiler.set_stance("force_eager")
 
 
-def prepare(model: str, names: tuple[str, ...], arguments: list[str]) -> Prepared:
+def prepare(model: str, names: tuple[str, ...], arguments: list[str], tool_parser: str = "") -> Prepared:
     """Read the engine's arguments with vLLM's own parser, and the model's configuration.
 
     Raises SystemExit(78) for wrong arguments, 70 for a model that cannot be loaded.
@@ -127,6 +132,8 @@ def prepare(model: str, names: tuple[str, ...], arguments: list[str]) -> Prepare
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     found = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu)
+    if tool_parser:
+        check_tool_parser(tool_parser)
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     try:
@@ -139,7 +146,17 @@ def prepare(model: str, names: tuple[str, ...], arguments: list[str]) -> Prepare
         if unknown_model:
             fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
         fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
-    return Prepared(config, names, on_cpu)
+    return Prepared(config, names, on_cpu, tool_parser)
+
+
+def check_tool_parser(name: str) -> None:
+    """Raise SystemExit(78) if vLLM has no tool parser of this name."""
+    from services.worker.vllm_tools import parser_class
+
+    try:
+        parser_class(name)
+    except TypeError:
+        fail(f"--tool-call-parser: vLLM has no parser called {name!r}", EX_CONFIG)
 
 
 def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
@@ -240,14 +257,22 @@ class EngineStats:
 class VllmEngine:
     """AsyncLLM behind the worker's engine protocol."""
 
-    def __init__(self, llm: Any, names: tuple[str, ...], stats: EngineStats) -> None:
-        """Serve `llm`."""
+    def __init__(self, llm: Any, names: tuple[str, ...], stats: EngineStats, tool_parser: str = "") -> None:
+        """Serve `llm`. Raises TypeError if the parser `tool_parser` cannot work with its tokenizer."""
         self._llm = llm
         self._stats = stats
         self._pace = Pace(llm)
         self._defaults: dict[str, Any] = llm.vllm_config.model_config.get_diff_sampling_param()
         self._shape = self._describe(names)
+        self._tool_parser = self._parser_class(tool_parser)
         self._watch: asyncio.Task[None] | None = None
+
+    def _parser_class(self, name: str) -> Any:
+        if not name:
+            return None
+        from services.worker.vllm_tools import parser_class
+
+        return parser_class(name, self._llm.get_tokenizer())
 
     @property
     def shape(self) -> EngineShape:
@@ -313,6 +338,9 @@ class VllmEngine:
 
         run_id = request.run_id
         params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
+        tools = None if request.chat is None else self._tool_run(request)
+        if tools is not None:
+            tools.constrain(params)
         interval = self._pace.begin(run_id, request.tell_at_tokens)
         if interval is not None:
             params.stream_interval = interval
@@ -324,7 +352,8 @@ class VllmEngine:
                     # It changed before vLLM knew the run.
                     self._pace.apply(run_id)
                 first = False
-                yield engine_step(output, params.logprobs, params.prompt_logprobs)
+                step = engine_step(output, params.logprobs, params.prompt_logprobs)
+                yield step if tools is None else tools.read(step)
         except VllmDeadError as error:
             raise EngineDeadError(first_line(error)) from error
         except VLLMClientError as error:
@@ -337,6 +366,12 @@ class VllmEngine:
         finally:
             self._pace.end(run_id)
             await outputs.aclose()
+
+    def _tool_run(self, request: EngineRequest) -> Any:
+        from services.worker.vllm_tools import ToolRun
+
+        config = self._llm.vllm_config.model_config
+        return ToolRun(self._tool_parser, self._llm.get_tokenizer(), config, request)
 
     def tell_at(self, run_id: str, tokens: int) -> None:
         """Change how often a run is handed over."""

@@ -6,20 +6,23 @@ import json
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.renderers import renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.renderers.params import ChatParams, TokenizeParams, merge_kwargs
 
 from services.worker.engine import PromptSpec, Rendered
+from services.worker.tools import refuse_calls
 from services.worker.vllm_sampling import refusal
 
 
 class VllmRenderer:
     """Renders completions and chats for one model."""
 
-    def __init__(self, config: VllmConfig) -> None:
-        """Load the tokenizer of the model of `config`."""
+    def __init__(self, config: VllmConfig, has_tool_parser: bool = False) -> None:
+        """Load the tokenizer of the model of `config`; without a tool parser, chats that need one are refused."""
+        self._has_tool_parser = has_tool_parser
         self._model_config = config.model_config
         self._renderer = renderer_from_config(config)
 
@@ -51,12 +54,21 @@ class VllmRenderer:
         fixed = {
             "add_generation_prompt": spec.add_generation_prompt,
             "continue_final_message": spec.continue_final_message,
+            "tools": self._tools(spec),
         }
         parameters = ChatParams(
             chat_template=spec.chat_template or None, chat_template_kwargs=merge_kwargs(asked, fixed)
         ).with_defaults({"tokenize": self._template_tokenizes()})
         _, (rendered,) = self._renderer.render_chat([messages], parameters, self._tokenize_params(spec, False))
         return rendered
+
+    def _tools(self, spec: PromptSpec) -> list[dict[str, Any]] | None:
+        """Return the offered functions as templates are given them; None if there are none."""
+        if not spec.tools_json:
+            return None
+        if not self._has_tool_parser:
+            refuse_calls(spec)
+        return [ChatCompletionToolsParam.model_validate(tool).model_dump() for tool in json.loads(spec.tools_json)]
 
     def _template_tokenizes(self) -> bool:
         """Whether the template gives token ids (Mistral's own tokenizer) and not text."""

@@ -229,4 +229,6 @@ def _chat_spec(request: pb.Request, truncate: int | None) -> PromptSpec:
         truncate_prompt_tokens=truncate,
         max_tokens=request.sampling.max_tokens,
         want_text=request.echo,
+        tools_json=chat.tools.tools_json,
+        tool_choice_json=chat.tools.tool_choice_json,
     )

@@ -16,6 +16,9 @@ ENGINE_FLAGS = [
 ]  # fmt: skip
 """One small engine: 128 usable blocks of 32 tokens, eight whole windows."""
 
+TOOL_PARSER = ["--tool-call-parser", "hermes"]
+"""Of the fleet and of the server that tests compare; both say the same without it where no tools are offered."""
+
 SIMULATED_FLAGS = ["--engine", "simulated", "--served-model-name", "tiny"]
 
 
@@ -38,7 +41,7 @@ def vllm_fleet(tmp_path_factory: pytest.TempPathFactory, engine_flags: list[str]
     fleet = Fleet(tmp_path_factory.mktemp("fleet"))
     try:
         fleet.start_core()
-        fleet.add_worker("w1", engine_flags)
+        fleet.add_worker("w1", [*engine_flags, *TOOL_PARSER])
         yield fleet
     finally:
         fleet.close()
@@ -47,7 +50,8 @@ def vllm_fleet(tmp_path_factory: pytest.TempPathFactory, engine_flags: list[str]
 @pytest.fixture(scope="session")
 def vllm_reference(tmp_path_factory: pytest.TempPathFactory, engine_flags: list[str]) -> Iterator[str]:
     """Base address of vLLM's own server, for the same model and engine settings."""
-    with vllm_server(engine_flags, tmp_path_factory.mktemp("serve") / "serve.log") as base:
+    flags = [*engine_flags, *TOOL_PARSER, "--enable-auto-tool-choice"]
+    with vllm_server(flags, tmp_path_factory.mktemp("serve") / "serve.log") as base:
         yield base
 
 

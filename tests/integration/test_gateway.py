@@ -26,6 +26,7 @@ STREAMS = int(os.environ.get("GATEWAY_STREAMS", "200"))
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
+TOOL = {"type": "function", "function": {"name": "clock"}}
 ROOM = ["--num-gpu-blocks-override", "20001", "--max-num-seqs", "1024"]
 """An engine that runs a thousand streams at once."""
 
@@ -109,7 +110,9 @@ BAD: dict[str, tuple[str, str, Any, dict[str, str], int, str]] = {
                "unsupported_media"),
     "no messages": ("POST", CHAT_URL, {"model": "tiny"}, {}, 400, "missing_parameter"),
     "wrong type": ("POST", CHAT_URL, {**CHAT, "max_tokens": "4"}, {}, 400, "invalid_value"),
-    "unsupported field": ("POST", CHAT_URL, {**CHAT, "tools": [{}]}, {}, 400, "unsupported_parameter"),
+    "unsupported field": ("POST", CHAT_URL, {**CHAT, "functions": [{}]}, {}, 400, "unsupported_parameter"),
+    "wrong tool": ("POST", CHAT_URL, {**CHAT, "tools": [{}]}, {}, 400, "missing_parameter"),
+    "no tool parser": ("POST", CHAT_URL, {**CHAT, "tools": [TOOL]}, {}, 400, "unsupported_parameter"),
     "unknown field": ("POST", COMPLETIONS_URL, {**TEXT, "shiny": 1}, {}, 400, "unknown_parameter"),
     "unknown model": ("POST", COMPLETIONS_URL, {**TEXT, "model": "no"}, {}, 404, "model_not_found"),
     "unknown channel": ("POST", CHAT_URL, CHAT, {"x_penstock_channel": "no"}, 400, "invalid_request"),

@@ -36,6 +36,57 @@ CHATS: dict[str, dict[str, Any]] = {
     "bias": {"max_tokens": 6, "logit_bias": {"300": 100}},
     "choice": {"max_tokens": 12, "extra_body": {"structured_outputs": {"choice": ["river", "gate"]}}},
 }
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Nîmes", "Oslo"]}, "rain": {"type": "boolean"}},
+    "required": ["city", "rain"],
+    "additionalProperties": False,
+}
+CLOCK = {"type": "object", "properties": {"utc": {"type": "boolean"}}, "required": ["utc"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "clock", "parameters": CLOCK}},
+]
+
+
+def forced(*elements: str | dict[str, Any]) -> dict[str, Any]:
+    """Return the response format of an output that is these texts and JSON values, whatever the model would say."""
+    parts = [
+        {"type": "const_string", "value": part}
+        if isinstance(part, str)
+        else {"type": "json_schema", "json_schema": part}
+        for part in elements
+    ]
+    return {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
+
+
+ONE_CALL = ('<tool_call>\n{"name": "weather", "arguments": ', WEATHER, "}\n</tool_call>")
+OTHER_CALL = ('\n<tool_call>{"name": "clock", "arguments": ', CLOCK, "}</tool_call>")
+CALLING: dict[str, dict[str, Any]] = {
+    "none": {"max_tokens": 16, "tool_choice": "none"},
+    "auto, and it only talks": {"max_tokens": 24},
+    "auto": {"max_tokens": 200, "response_format": forced("I look: ", *ONE_CALL)},
+    "auto, cut short": {"max_tokens": 20, "response_format": forced(*ONE_CALL)},
+    "auto, two calls": {"max_tokens": 300, "tool_choice": "auto", "response_format": forced(*ONE_CALL, *OTHER_CALL)},
+    "auto, the first of two": {
+        "max_tokens": 300, "response_format": forced(*ONE_CALL, *OTHER_CALL), "parallel_tool_calls": False,
+    },
+    "one function": {"max_tokens": 64, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+    "required": {"max_tokens": 96, "tool_choice": "required"},
+    "required, once": {"max_tokens": 96, "tool_choice": "required", "parallel_tool_calls": False},
+    "required, of several": {"max_tokens": 96, "tool_choice": "required", "n": 2, "temperature": 0.7, "seed": 3},
+    "a call answered": {
+        "max_tokens": 12,
+        "messages": [
+            {"role": "user", "content": "and now?"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "call-1", "type": "function", "function": {"name": "clock", "arguments": '{"utc": true}'}}]},
+            {"role": "tool", "tool_call_id": "call-1", "content": "12:00"},
+        ],
+    },
+}  # fmt: skip
+"""Chats that offer TOOLS; the tool parser is Hermes'."""
+CHATS |= {f"tools: {name}": {"tools": TOOLS, **fields} for name, fields in CALLING.items()}
 TEXTS: dict[str, dict[str, Any]] = {
     "plain": {"max_tokens": 24},
     "default length": {},
@@ -118,8 +169,13 @@ def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     said: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk["choices"]:
-            one = said.setdefault(choice["index"], {"text": "", "roles": [], "logprobs": [], "offsets": [], "ends": []})
+            empty = {"text": "", "roles": [], "logprobs": [], "offsets": [], "ends": [], "calls": {}}
+            one = said.setdefault(choice["index"], empty)
             delta = choice.get("delta") or {}
+            for call in delta.get("tool_calls") or []:
+                known = one["calls"].setdefault(call["index"], {"type": call.get("type"), "name": "", "arguments": ""})
+                known["name"] += call["function"].get("name") or ""
+                known["arguments"] += call["function"].get("arguments") or ""
             one["text"] += choice.get("text") or delta.get("content") or ""
             one["roles"] += [delta["role"]] if delta.get("role") else []
             logprobs = choice["logprobs"] or {}
@@ -146,6 +202,35 @@ def test_streams_agree(bases: list[str], kind: str, name: str) -> None:
     for mine, other in ((ours[0], theirs[0]), (ours[-2], theirs[-2])):
         assert mine["choices"][0].keys() == other["choices"][0].keys(), "the first and the last choice"
     assert len({chunk["id"] for chunk in ours}) == 1
+
+
+def test_calls_are_made(bases: list[str]) -> None:
+    """What the comparisons compare is not nothing, and a stream's answer can be had again, with its calls' names."""
+    answer = create(client_of(bases[0]), "chat", **CHATS["tools: auto, two calls"])
+    calls = answer.choices[0].message.tool_calls
+    assert [call.function.name for call in calls] == ["weather", "clock"]
+    assert json.loads(calls[0].function.arguments)["city"] in WEATHER["properties"]["city"]["enum"]  # type: ignore[index]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    chunks = list(create(client_of(bases[0]), "chat", **CHATS["tools: auto"], stream=True))
+    names = [call.id for chunk in chunks for call in chunk.choices[0].delta.tool_calls or [] if call.id]
+    request_id = chunks[0].id.removeprefix("chatcmpl-")
+    kept: Any = client_of(bases[0]).get(f"/requests/{request_id}", cast_to=object)
+    message = kept["response"]["body"]["choices"][0]["message"]
+    assert [call["id"] for call in message["tool_calls"]] == names
+    assert message["content"] == "I look: "
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"tools": []}, "tools"), ({"tool_choice": "auto"}, "tool_choice"), ({"tool_choice": "required"}, "tool_choice"),
+     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
+     ({"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice")],
+)  # fmt: skip
+def test_wrong_tools_are_refused_alike(bases: list[str], fields: dict[str, Any], param: str) -> None:
+    for base in bases:
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(client_of(base), "chat", **fields)
+        assert refused.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -202,7 +287,7 @@ def test_a_stream_that_is_closed_is_cancelled(bases: list[str]) -> None:
 
 def test_the_answers_of_a_batch_are_those_of_single_requests(bases: list[str]) -> None:
     client = client_of(bases[0])
-    bodies = {name: settings_of("chat", CHATS[name]) for name in ("plain", "logprobs", "seed", "choice")}
+    bodies = {name: settings_of("chat", CHATS[name]) for name in ("plain", "logprobs", "seed", "choice", "tools: auto")}
     lines = [
         {
             "custom_id": name,

@@ -289,6 +289,7 @@ def run_worker(*flags: str) -> subprocess.CompletedProcess[str]:
         (("--engine", "simulated", "--nonsense", "1"), "--nonsense"),
         (("--engine", "simulated", "--block-size", "many"), "--block-size"),
         (("--engine", "simulated", "--watermark-blocks", "99999"), "watermark_blocks"),
+        (("--engine", "simulated", "--tool-call-parser", "hermes"), "--tool-call-parser"),
     ],
 )
 def test_wrong_settings_are_named_and_exit_78(flags: Sequence[str], said: str) -> None:
@@ -315,6 +316,7 @@ def test_a_port_in_use_exits_69(tmp_path: Path) -> None:
     [
         (("--model", "org/name", "--nonsense", "3"), 78, "unrecognized arguments: --nonsense"),
         (("--model", "org/name", "--max-model-len", "many"), 78, "--max-model-len"),
+        (("--model", "org/name", "--tool-call-parser", "nope"), 78, "no parser called 'nope'"),
         (("--model", "nobody/has-this"), 70, "cannot load the model nobody/has-this"),
     ],
 )

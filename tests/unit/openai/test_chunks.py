@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, parse_body
-from penstock.openai.chunks import Chunks, DivergedError
+from penstock.openai.chunks import Chunks
+from penstock.openai.message import DivergedError
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
 

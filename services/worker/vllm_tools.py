@@ -1,0 +1,199 @@
+"""Function calls as vLLM's server has them: offered, forced and read out of the output by vLLM's own tool parsers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionNamedToolChoiceParam, ChatCompletionRequest
+from vllm.exceptions import VLLMError
+from vllm.parser import Parser, ParserManager
+from vllm.renderers.chat_utils import make_tool_call_id
+
+from penstock.request.v1 import request_pb2 as pb
+from services.worker.engine import ChoiceStep, EngineRequest, EngineStep, RequestRefusedError
+from services.worker.vllm_sampling import refusal
+
+
+def parser_class(name: str, tokenizer: Any = None) -> type[Parser] | None:
+    """Return vLLM's parser of function calls called `name`; None for an empty name.
+
+    Raises TypeError if there is none of that name, or if it cannot work with `tokenizer`.
+    """
+    found: type[Parser] | None = ParserManager.get_parser(
+        tool_parser_name=name or None, enable_auto_tools=True, tokenizer=tokenizer
+    )
+    return found
+
+
+def chat_request(chat: pb.ChatPrompt) -> ChatCompletionRequest:
+    """Return a chat that offers functions as vLLM's server has it; raises RequestRefusedError with vLLM's words."""
+    tools = chat.tools
+    try:
+        return ChatCompletionRequest(
+            messages=json.loads(chat.messages_json),
+            tools=json.loads(tools.tools_json),
+            tool_choice=json.loads(tools.tool_choice_json or '"auto"'),
+            parallel_tool_calls=not tools.single_call,
+            stream=tools.in_parts,
+            chat_template_kwargs=json.loads(chat.chat_template_kwargs_json or "null"),
+            continue_final_message=chat.continue_final_message,
+            add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
+        )
+    except (VLLMError, ValueError, TypeError, KeyError) as error:
+        raise refusal(error, "tools") from error
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One completion: its parser, what came, and the message made of it so far."""
+
+    parser: Parser | None
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    message: pb.ToolMessage = field(default_factory=pb.ToolMessage)
+    called: bool = False
+
+
+class ToolRun:
+    """One run that offers functions."""
+
+    def __init__(self, parser: type[Parser] | None, tokenizer: Any, model_config: Any, run: EngineRequest) -> None:
+        """Read the calls of `run` with `parser`; without one, which only `tool_choice: none` allows, there are none."""
+        assert run.chat is not None
+        self._request = chat_request(run.chat)
+        self._prompt_ids = list(run.prompt_ids)
+        self._in_parts = run.chat.tools.in_parts
+        self._parser = parser
+        self._tokenizer = tokenizer
+        self._model_config = model_config
+        self._choices: dict[int, _Choice] = {}
+
+    def constrain(self, params: SamplingParams) -> None:
+        """Let the parser change what it needs: a grammar for calls that must be made, and its markers in the text."""
+        request, parser = self._request, self._made()
+        if parser is None or (request.tool_choice == "none" and not parser.always_adjust_request):
+            return
+        request.structured_outputs = params.structured_outputs
+        request.skip_special_tokens = params.skip_special_tokens
+        request.spaces_between_special_tokens = params.spaces_between_special_tokens
+        try:
+            request = self._request = parser.adjust_request(request)
+        except (VLLMError, ValueError, TypeError, KeyError) as error:
+            raise refusal(error, "tools") from error
+        params.structured_outputs = request.extract_structured_outputs()
+        params.skip_special_tokens = request.skip_special_tokens
+        params.spaces_between_special_tokens = request.spaces_between_special_tokens
+
+    def read(self, step: EngineStep) -> EngineStep:
+        """Return a step with what its output adds to the messages. Raises RequestRefusedError if the parser fails."""
+        try:
+            return step._replace(choices=[self._read(choice) for choice in step.choices])
+        except Exception as error:
+            # What a parser trips over is the model's output: another attempt would say the same again.
+            text = f"the tool parser cannot read the output: {type(error).__name__}: {error}"
+            raise RequestRefusedError("tool_parser_failed", text, "tools") from error
+
+    def _made(self) -> Parser | None:
+        if self._parser is None:
+            return None
+        request = self._request
+        kwargs = request.build_chat_params(None, "auto").chat_template_kwargs
+        config = self._model_config
+        return self._parser(self._tokenizer, request.tools, chat_template_kwargs=kwargs, model_config=config)
+
+    def _read(self, step: ChoiceStep) -> ChoiceStep:
+        choice = self._choices.get(step.choice)
+        if choice is None:
+            choice = self._choices[step.choice] = _Choice(self._made())
+        ended = step.finish_reason is not None
+        parts: Sequence[pb.ToolPart] = ()
+        if self._in_parts:
+            parts = self._parts(choice, step, ended)
+        else:
+            choice.text.append(step.text)
+            choice.token_ids.extend(step.token_ids)
+            if ended:
+                self._whole(choice)
+        if not ended:
+            return step._replace(parts=parts)
+        return step._replace(parts=parts, message=choice.message, finish_reason=self._reason(choice, step))
+
+    def _parts(self, choice: _Choice, step: ChoiceStep, ended: bool) -> list[pb.ToolPart]:
+        choice.token_ids.extend(step.token_ids)
+        if not choice.token_ids and not step.text and not ended:
+            return []  # the prompt is still being prefilled
+        if choice.parser is None:
+            return parts_of(DeltaMessage(content=step.text), choice.message, False)
+        delta = choice.parser.parse_delta(
+            step.text, list(step.token_ids), self._request, prompt_token_ids=self._prompt_ids, finished=ended
+        )
+        if delta is None:
+            return []
+        choice.called = choice.called or bool(delta.tool_calls)
+        return parts_of(delta, choice.message, self._request.parallel_tool_calls is False)
+
+    def _whole(self, choice: _Choice) -> None:
+        """Read the whole output, as vLLM's server does where nothing is streamed."""
+        text = "".join(choice.text)
+        if choice.parser is None:
+            choice.message.content = text
+            return
+        choice.parser.set_prompt_token_ids(self._prompt_ids)
+        _, content, calls = choice.parser.parse(
+            text, self._request, enable_auto_tools=True, model_output_token_ids=choice.token_ids
+        )
+        wanted = self._request.tool_choice
+        if wanted == "none":
+            calls = []
+        elif wanted != "auto":
+            content = content or ""
+        choice.called = bool(calls)
+        if content is not None:
+            choice.message.content = content
+        _put_calls(choice.message, (calls or [])[: 1 if self._request.parallel_tool_calls is False else None])
+
+    def _reason(self, choice: _Choice, step: ChoiceStep) -> str | None:
+        """Return the finish reason by vLLM's rules; they differ between streams and whole answers."""
+        wanted = self._request.tool_choice
+        stopped = step.finish_reason == "stop"
+        named = isinstance(wanted, ChatCompletionNamedToolChoiceParam)
+        if self._in_parts:
+            calls = choice.called and stopped and not named
+        else:
+            calls = (choice.called and wanted == "auto") or (wanted == "required" and stopped)
+        return "tool_calls" if calls else step.finish_reason
+
+
+def parts_of(delta: DeltaMessage, told: pb.ToolMessage, first_call_only: bool) -> list[pb.ToolPart]:
+    """Return what `delta` adds to the message `told`, and add it there."""
+    parts = []
+    if delta.content:
+        parts.append(pb.ToolPart(text=delta.content, offset=len(told.content)))
+        told.content += delta.content
+    for call in delta.tool_calls:
+        if first_call_only and call.index:
+            continue
+        while len(told.tool_calls) <= call.index:
+            told.tool_calls.add()
+        known = told.tool_calls[call.index]
+        begun = bool(known.name)
+        known.id = known.id or call.id or ""
+        offset = len(known.arguments)
+        if call.function is not None:
+            known.name = known.name or call.function.name or ""
+            known.arguments += call.function.arguments or ""
+        if begun:
+            parts.append(pb.ToolPart(call=call.index, text=known.arguments[offset:], offset=offset))
+        elif known.name:  # nothing of a call is told before its name is known
+            parts.append(pb.ToolPart(call=call.index, id=known.id, name=known.name, text=known.arguments))
+    return parts
+
+
+def _put_calls(message: pb.ToolMessage, calls: Sequence[FunctionCall]) -> None:
+    for call in calls:
+        message.tool_calls.add(id=call.id or make_tool_call_id(), name=call.name, arguments=call.arguments)

@@ -1,0 +1,57 @@
+"""Chats whose calls nobody could read are refused as vLLM's server refuses them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.request.v1 import request_pb2 as pb
+from services.worker.engine import ChoiceStep, EngineStep, PromptSpec, RequestRefusedError
+from services.worker.outputs import RunOutput
+from services.worker.tools import refuse_calls
+
+TOOLS = json.dumps([{"type": "function", "function": {"name": "clock"}}])
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        (None, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+        ("auto", '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+        ("required", 'tool_choice="required" requires --tool-call-parser to be set'),
+        ({"function": {"name": "clock"}}, 'tool_choice=function "clock" requires --tool-call-parser to be set'),
+    ],
+)
+def test_without_a_parser_calls_are_refused(choice: Any, text: str) -> None:
+    said = "" if choice is None else json.dumps(choice)
+    with pytest.raises(RequestRefusedError) as refused:
+        refuse_calls(PromptSpec(messages_json="[]", tools_json=TOOLS, tool_choice_json=said))
+    assert (refused.value.message, refused.value.param) == (text, "tool_choice")
+
+
+def test_what_needs_no_parser_passes() -> None:
+    refuse_calls(PromptSpec(messages_json="[]", tools_json=TOOLS, tool_choice_json='"none"'))
+    refuse_calls(PromptSpec(messages_json="[]"))
+
+
+def test_a_new_watcher_gets_every_part_again_and_the_result_the_message() -> None:
+    output = RunOutput()
+    part = pb.ToolPart(call=0, id="c", name="clock", text="{")
+    output.take(EngineStep([ChoiceStep(0, (1,), "a", parts=[part])], False))
+    (told,) = output.deltas("r-1", 1)
+    assert list(told.parts) == [part]
+    message = pb.ToolMessage(tool_calls=[pb.ToolCall(id="c", name="clock", arguments="{}")])
+    rest = pb.ToolPart(call=0, text="}", offset=1)
+    last = ChoiceStep(0, (2,), "b", finish_reason="tool_calls", parts=[rest], message=message)
+    output.take(EngineStep([last], True))
+    (told,) = output.deltas("r-1", 1)
+    assert list(told.parts) == [rest]
+    output.untell()
+    (told,) = output.deltas("r-1", 1)
+    assert list(told.parts) == [part, rest]
+    result = pb.Result()
+    output.fill(result, None)
+    assert result.choices[0].message == message
+    assert result.choices[0].finish_reason == pb.FINISH_REASON_TOOL_CALLS
