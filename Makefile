@@ -95,6 +95,10 @@ chaos-sim: $(READY) ## The same for 100,000 requests on simulated engines
 gateway-kills: $(READY) ## Files and batches while their gateway is killed at every stage, with the tests too long for `test`
 	@GATEWAY_LINES=$(or $(LINES),8000) $(BIN)/python -m pytest -q tests/integration/test_gateway_kills.py tests/integration/test_gateway_batches.py
 
+.PHONY: observability-check
+observability-check: $(READY) ## Every query of dashboard and alerts, asked of a real Prometheus (Debian: prometheus)
+	@$(BIN)/python -m tests.observability
+
 .PHONY: fuzz
 fuzz: $(READY) ## Feed arbitrary bytes and lies to wire, services, batch reader and store: EXAMPLES=n of each test
 	@FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q --timeout 0 tests/fuzz

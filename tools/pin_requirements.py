@@ -54,6 +54,7 @@ DEV = [
     "nats-py",
     "openai",
     "playwright",
+    "promql-parser",
 ]
 
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton", "opencv-python-headless"})

@@ -72,6 +72,9 @@ class QueueMetrics:
         )
         self.watchers = Gauge("penstock_queue_watchers_open", "Open Watch streams.", registry=registry)
         self.disk_free = Gauge("penstock_queue_disk_free_bytes", "Free bytes of the store's disk.", registry=registry)
+        self.disk_free_min = Gauge(
+            "penstock_queue_disk_free_min_bytes", "Watermark below which submits are refused.", registry=registry
+        )
         self.duplicates = Counter("penstock_queue_duplicates_total", "Submits with a known key.", registry=registry)
         self.refused_submits = Counter(
             "penstock_queue_refused_submits_total", "Submits refused, by cause.", ["cause"], registry=registry

@@ -96,6 +96,7 @@ class Service:
         self._reader = Reader(store, store_id)
         watching = Watching(self.committer, self._reader, self._hub, store_id)
         self._speaker.on_reset = watching.renew_interests
+        metrics.disk_free_min.set(settings.disk_free_min_bytes)
         self._spots = SpotCheck(metrics.audit_violations.inc)
         self._admin = Admin(self.committer, self._reader, self._speaker, metrics, self._clock, store_id)
         intake = Intake(self.committer, channels, settings.default_channel, self._clock, telemetry, metrics)

@@ -22,10 +22,21 @@ ARBITRATION_BUCKETS_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0
 
 PREFIX = "penstock_scheduler_"
 
+
+def grantable_blocks(worker: WorkerView) -> int:
+    """Return the blocks that grants may still take: what is free, or less where a policy has predicted a peak."""
+    if worker.draining or not worker.connected:
+        return 0
+    if worker.outlook is None:
+        return worker.usable_blocks
+    return max(min(worker.usable_blocks, worker.capacity_blocks - worker.outlook.peak_blocks), 0)
+
+
 WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
     ("capacity_blocks", "Blocks that may be booked.", lambda worker: worker.capacity_blocks),
     ("free_blocks", "Blocks not booked.", lambda worker: worker.free_blocks),
     ("usable_blocks", "Free blocks that ledger and engine agree on.", lambda worker: worker.usable_blocks),
+    ("grantable_blocks", "Blocks that grants may still take.", grantable_blocks),
     ("overcommitted_blocks", "Blocks held beyond the capacity.", lambda worker: worker.overcommitted_blocks),
     ("drift_blocks", "Blocks by which the ledger is more optimistic.", lambda worker: worker.drift_blocks),
     ("reservations", "Requests that hold credits.", lambda worker: worker.reservations),
@@ -114,6 +125,14 @@ def _channels(snapshot: Snapshot) -> Iterator[Metric]:
         running.add_metric([view.channel], view.running)
     yield waiting
     yield running
+    blocks = GaugeMetricFamily(
+        f"{PREFIX}waiting_blocks", "Blocks that what waits is expected to need.", labels=["channel", "model"]
+    )
+    # A channel with nothing in line says 0: what scales a fleet on this number must not take its absence for a fault.
+    idle = {(view.channel, ""): 0 for view in snapshot.channels}
+    for (channel, model), needed in (idle | snapshot.waiting_blocks).items():
+        blocks.add_metric([channel, model], needed)
+    yield blocks
     unserved = GaugeMetricFamily(
         f"{PREFIX}unserved_requests", "Requests that wait for a model no worker serves.", labels=["model"]
     )

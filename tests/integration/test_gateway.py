@@ -36,10 +36,7 @@ ENDLESS = {"max_tokens": 2000, "ignore_eos": True}
 
 def gateway_of(fleet: Fleet, *flags: str, name: str = "gateway") -> Service:
     """Start a gateway."""
-    addresses = ["--queue-address", fleet.queue.address, "--scheduler-address", fleet.scheduler.address]
-    gateway = fleet.add(name, [*addresses, *flags])
-    gateway.start()
-    return gateway
+    return fleet.add_gateway(*flags, name=name)
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,13 @@ class Fleet:
         worker.start(wait)
         return worker
 
+    def add_gateway(self, *flags: str, name: str = "gateway") -> Service:
+        """Start a gateway of this fleet."""
+        addresses = ["--queue-address", self.queue.address, "--scheduler-address", self.scheduler.address]
+        gateway = self.add(name, [*addresses, *flags])
+        gateway.start()
+        return gateway
+
     @property
     def queue(self) -> Service:
         """The queue service."""

@@ -53,6 +53,10 @@ class Policy(ABC):
         del request, blocks
         return worker.usable_blocks
 
+    def expected_blocks(self, request: Announced, worker: Worker) -> int:
+        """Return the blocks that the request is expected to hold at its fullest on a worker of this group."""
+        return self.booking_blocks(request, worker.group.shape)
+
     def outlook(self, worker: Worker) -> Outlook | None:
         """Return what is expected of the worker; None if the policy expects nothing."""
         del worker

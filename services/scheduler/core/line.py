@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from itertools import islice
 
 from services.scheduler.core.backlog import Entry
 
@@ -43,6 +44,10 @@ class Line:
     def __contains__(self, entry: Entry) -> bool:
         """Return whether the entry is in line."""
         return self._live.get(entry.request_id) is entry
+
+    def sample(self, most: int) -> list[Entry]:
+        """Return at most so many of the entries, those that entered first."""
+        return list(islice(self._live.values(), most))
 
     def enter(self, entry: Entry) -> bool:
         """Put the entry at its position; return whether that is (or may be) in front."""

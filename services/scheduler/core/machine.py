@@ -21,6 +21,7 @@ from services.scheduler.core.estimate import rejection
 from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.ledger import Change, Verdict
 from services.scheduler.core.policy import Policy
+from services.scheduler.core.waiting import waiting_blocks
 
 LEAST_WINDOW_REQUESTS = 64
 """Announcements a channel may have waiting even for a tiny fleet, so that lines stay visible before a worker comes."""
@@ -192,6 +193,11 @@ class Machine:
                 if not self.fleet.serving(line.model):
                     counts[line.model] = counts.get(line.model, 0) + len(line)
         return counts
+
+    def waiting_blocks(self) -> dict[tuple[str, str], int]:
+        """Return the blocks that what waits is expected to need, by channel and model asked for; "" is any model."""
+        lines = [line for channel in self._channels.values() for line in channel.lines.values()]
+        return waiting_blocks(lines, self.fleet, self.policy)
 
     def _parked(self, channel: Channel) -> int:
         """Return how many requests wait for a model nobody serves, rounded up to a step."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from services.scheduler.core.admission import Outlook, Policy
 from services.scheduler.core.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
 from services.scheduler.core.fleet import Group, Worker
-from services.scheduler.core.forecast import Demand, Forecast, Size
+from services.scheduler.core.forecast import UNIT, Demand, Forecast, Size
 from services.scheduler.core.lengths import Kind, Lengths, PromptSizes, bin_of, limit_tokens, prompt_class
 from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000, Margin
 from services.scheduler.core.messages import (
@@ -103,6 +103,12 @@ class Predictive(Policy):
             return min(worker.usable_blocks, blocks - 1)
         demand = self._first_look(request, worker, blocks).demand
         return min(worker.usable_blocks, blocks + view.forecast.spare_blocks(demand, view.margin.deviations))
+
+    def expected_blocks(self, request: Announced, worker: Worker) -> int:
+        """Return the expected demand at its fullest, at least what is booked."""
+        blocks = self.booking_blocks(request, worker.group.shape)
+        means = self._first_look(request, worker, blocks).demand.means
+        return max(blocks, -(-max(means, default=0) // UNIT))
 
     def outlook(self, worker: Worker) -> Outlook | None:
         """Return the predicted peak and the margin of the worker."""

@@ -61,6 +61,8 @@ class Snapshot(NamedTuple):
     rejected: dict[str, int]
     unserved: dict[str, int]
     """Requests that wait for a model no worker serves, by model; "" is any model."""
+    waiting_blocks: dict[tuple[str, str], int]
+    """Blocks that what waits is expected to need, by channel and model asked for; "" is any model."""
 
 
 def take_snapshot(machine: Machine) -> Snapshot:
@@ -82,6 +84,7 @@ def take_snapshot(machine: Machine) -> Snapshot:
         dict(machine.backlog.refused),
         dict(counters.rejected),
         machine.unserved(),
+        machine.waiting_blocks(),
     )
 
 

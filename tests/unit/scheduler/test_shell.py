@@ -129,6 +129,8 @@ def test_metrics_show_credits_refunds_and_waits() -> None:
         'worker_preemptions_total{worker="w1"} 3.0',
         'kv_cache_usage_ratio{worker="w1"} 0.5',
         "audit_violations_total 0.0",
+        'waiting_blocks{channel="batch",model=""} 0.0',
+        'grantable_blocks{worker="w1"} 5.0',
     ):
         assert f"penstock_scheduler_{line}" in text
 

@@ -1,0 +1,1 @@
+"""Dashboard and alerts against a running stack and a real Prometheus; `make observability-check`."""

@@ -1,0 +1,70 @@
+"""What waits is told in blocks, and what may be granted leaves out what no grant may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.scheduler.core.channel import Share
+from services.scheduler.core.snapshot import take_snapshot
+from services.scheduler.core.waiting import SAMPLE_REQUESTS
+from services.scheduler.metrics import grantable_blocks
+from tests.support.scheduling import Rig, shape
+
+SHARES = {"batch": Share(), "chat": Share()}
+
+
+def rig_of(policy: str = "virtual-channels", capacity_blocks: int = 10) -> Rig:
+    """Return a fleet of one worker."""
+    rig = Rig(SHARES, policy)
+    rig.open("w1", shape(capacity_blocks))
+    return rig
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "tokenizer-ack"])
+def test_what_waits_is_told_in_blocks_by_channel_and_model(policy: str) -> None:
+    rig = rig_of(policy)
+    rig.announce("batch", 10)
+    rig.announce("batch", 4, 6)
+    rig.announce("chat", 4, model="m")
+    expected = {("batch", ""): 10, ("chat", "m"): 4}
+    assert rig.machine.waiting_blocks() == take_snapshot(rig.machine).waiting_blocks == expected
+
+
+def test_a_line_of_two_channels_is_told_apart() -> None:
+    rig = rig_of("tokenizer-ack")
+    rig.announce("batch", 10)
+    rig.announce("batch", 4)
+    rig.announce("chat", 3)
+    assert rig.machine.waiting_blocks() == {("batch", ""): 4, ("chat", ""): 3}
+
+
+def test_a_long_line_is_told_by_those_in_front() -> None:
+    rig = rig_of()
+    rig.announce("batch", 10)
+    rig.announce("batch", *[5] * SAMPLE_REQUESTS, *[9] * SAMPLE_REQUESTS)
+    assert rig.machine.waiting_blocks() == {("batch", ""): 2 * 5 * SAMPLE_REQUESTS}
+
+
+def test_a_model_that_nobody_serves_has_no_size() -> None:
+    rig = rig_of()
+    rig.announce("batch", 5, model="other")
+    assert rig.machine.waiting_blocks() == {}
+    assert rig.machine.unserved() == {"other": 1}
+
+
+def test_a_forecast_counts_what_a_request_will_grow_to() -> None:
+    rig = rig_of("predictive", 100)
+    rig.announce("batch", 40, max_tokens=60)
+    rig.announce("batch", 50, max_tokens=45)
+    worker = take_snapshot(rig.machine).workers[0]
+    assert rig.granted == ["batch-1"]
+    assert 50 + 1 < rig.machine.waiting_blocks()["batch", ""] <= 94
+    assert worker.outlook is not None
+    assert grantable_blocks(worker) == max(100 - worker.outlook.peak_blocks, 0) < worker.free_blocks
+
+
+def test_a_worker_that_takes_no_grants_has_nothing_to_grant() -> None:
+    view = take_snapshot(rig_of().machine).workers[0]
+    assert grantable_blocks(view) == 10
+    assert grantable_blocks(view._replace(draining=True)) == 0
+    assert grantable_blocks(view._replace(connected=False)) == 0
