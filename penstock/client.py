@@ -16,6 +16,7 @@ from opentelemetry import trace
 from penstock.connection import Connection
 from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable, as_given, from_rpc
 from penstock.fields import RequestFields, build_request
+from penstock.following import Follower
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.queue.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.request.v1 import request_pb2
@@ -28,6 +29,8 @@ from penstock.results import (
     Submitted,
     TokenDelta,
     info_from,
+    result_from,
+    tokens_from,
 )
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -76,6 +79,7 @@ class Client:
         self._scheduler = Connection(scheduler, retry_for_s, tls)
         self._stub: QueueServiceAsyncStub = QueueServiceStub(self._queue.channel)
         self._fleet: SchedulerServiceAsyncStub = SchedulerServiceStub(self._scheduler.channel)
+        self._follower = Follower(self._stub, self._queue)
         self._tracer = SubmitTracer()
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
@@ -91,6 +95,7 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections; open streams end."""
+        await self._follower.close()
         await self._queue.close()
         await self._scheduler.close()
         self._tracer.close()
@@ -135,9 +140,9 @@ class Client:
 
     async def result(self, request_id: str) -> Result:
         """Wait until the request has ended and return its result. Raises NotFound."""
-        async with aclosing(self.watch(request_ids=[request_id])) as results:
-            async for result in results:
-                return result
+        async with aclosing(self.wire_events(request_id, tokens=False)) as told:
+            async for events in told:
+                return result_from(events[-1].result.result, events[-1].result.cursor)
         raise NotFound(f"{request_id}: the queue has no result for it")
 
     async def get(self, request_id: str | None = None, *, idempotency_key: str = "", tenant: str = "") -> RequestInfo:
@@ -197,11 +202,12 @@ class Client:
                 if event.WhichOneof("event") == "result":
                     yield event.result
 
-    async def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[pb.WatchEvent, None]:
-        """Yield (with `tokens`) token deltas and then the result of one request as wire messages. Raises NotFound."""
-        async with aclosing(self._session(None, [request_id], 0, tokens, False).wire_events()) as events:
-            async for event in events:
-                yield event
+    def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
+        """Yield (with `tokens`) token deltas and at last the result of one request as wire messages.
+
+        What has come together is yielded together. Raises NotFound, or Unavailable if the queue stays away.
+        """
+        return self._follower.events(request_id, tokens)
 
     async def tokens(self, request_id: str) -> AsyncGenerator[TokenDelta, None]:
         """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.
@@ -209,10 +215,11 @@ class Client:
         A delta with a higher `attempt` means that the request started again
         on another worker: discard the text of the attempt before.
         """
-        async with aclosing(self.events(request_ids=[request_id], tokens=True)) as events:
-            async for event in events:
-                if isinstance(event, TokenDelta):
-                    yield event
+        async with aclosing(self.wire_events(request_id, tokens=True)) as told:
+            async for events in told:
+                for event in events:
+                    if event.WhichOneof("event") == "tokens":
+                        yield tokens_from(event.tokens)
 
     async def cancel(self, *request_ids: str, batch: str | None = None) -> Cancelled:
         """Cancel the named requests, or everything of a batch that has not ended."""

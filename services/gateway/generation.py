@@ -133,22 +133,22 @@ class _Exchange:
                 await self._whole(asked)
 
     async def _whole(self, asked: Asked) -> None:
-        async with aclosing(self._parts.client.wire_events(self.request_id, tokens=False)) as events:
-            async for event in events:
-                if event.WhichOneof("event") == "result":
-                    await self._reply.json(200, body_of(asked.shape, completed(event.result.result)))
-                    return
+        async with aclosing(self._parts.client.wire_events(self.request_id, tokens=False)) as told:
+            async for events in told:
+                result = completed(events[-1].result.result)
+                await self._reply.json(200, body_of(asked.shape, result))
+                return
 
     async def _stream(self, asked: Asked, model: str) -> None:
         chunks: Chunks | None = None
         watch = self._parts.client.wire_events(self.request_id, tokens=True)
-        async with aclosing(watch) as events, self._kept_alive():
-            async for event in events:
-                if event.WhichOneof("event") == "result":
-                    completed(event.result.result)
+        async with aclosing(watch) as told, self._kept_alive():
+            async for events in told:
+                if events[-1].WhichOneof("event") == "result":
+                    completed(events[-1].result.result)
                 if chunks is None:
-                    chunks = await self._begun(asked, model, event)
-                await self._reply.events(self._lines(chunks, event))
+                    chunks = await self._begun(asked, model, events[-1])
+                await self._reply.events([line for event in events for line in self._lines(chunks, event)])
         await self._reply.end()
 
     async def _begun(self, asked: Asked, model: str, event: queue_pb2.WatchEvent) -> Chunks:

@@ -22,6 +22,7 @@ from services.queue.core.machine import Machine
 from services.queue.core.messages import Message, Tick
 from services.queue.core.workers import Rules
 from services.queue.files_servicer import FilesServicer
+from services.queue.following import Following
 from services.queue.loading import Loading
 from services.queue.metrics import QueueMetrics
 from services.queue.reader import Reader
@@ -94,18 +95,33 @@ class Service:
         )
         self._hub.reset(machine.seal().progress)
         self._reader = Reader(store, store_id)
-        watching = Watching(self.committer, self._reader, self._hub, store_id)
-        self._speaker.on_reset = watching.renew_interests
+        self._watching = Watching(self.committer, self._reader, self._hub, store_id)
+        self._following = Following(self.committer, self._reader, self._hub, store_id)
+        self._speaker.on_reset = self._renew_interests
         metrics.disk_free_min.set(settings.disk_free_min_bytes)
         self._spots = SpotCheck(metrics.audit_violations.inc)
         self._admin = Admin(self.committer, self._reader, self._speaker, metrics, self._clock, store_id)
         intake = Intake(self.committer, channels, settings.default_channel, self._clock, telemetry, metrics)
         backup = BackupCall(self.committer, self._clock, settings.backup_dir or backups_of(settings.data_dir))
         parts = Parts(
-            self.committer, self._speaker, self._hub, intake, self._admin, watching, metrics, greeting, backup
+            self.committer,
+            self._speaker,
+            self._hub,
+            intake,
+            self._admin,
+            self._watching,
+            self._following,
+            metrics,
+            greeting,
+            backup,
         )
         self.servicer = QueueServicer(parts)
         self._shelf = Shelf(store, self._clock, self._content_refusal)
+
+    def _renew_interests(self) -> None:
+        """Tell a rebuilt machine whose tokens are wanted."""
+        self._watching.renew_interests()
+        self._following.renew_interests()
 
     def _content_refusal(self) -> ShelfRefusedError | None:
         """Say why the store takes no content now: for the same reasons as no submits."""
@@ -152,6 +168,7 @@ class Service:
             await asyncio.wait({loop, shelf, clockwork, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._speaker.end_all("the queue service is stopping")
+            self._following.end_all("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
             for task in (clockwork, stopping):
                 task.cancel()

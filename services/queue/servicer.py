@@ -23,12 +23,14 @@ from services.queue.core.messages import (
     BacklogOpened,
     WorkerClosed,
 )
+from services.queue.following import Following
 from services.queue.metrics import QueueMetrics
 from services.queue.speaker import Greeting, Link, Speaker
 from services.queue.submit import Frame, Intake
 from services.queue.watch import WatchHub
 from services.queue.watching import Watching
 from services.rpc.limits import MAX_REQUEST_BYTES
+from services.rpc.reading import reading
 from services.rpc.strict import BadInputError
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -53,6 +55,7 @@ class Parts:
     intake: Intake
     admin: Admin
     watching: Watching
+    following: Following
     metrics: QueueMetrics
     greeting: Greeting
     backup: BackupCall
@@ -86,7 +89,7 @@ class QueueServicer:
             )
         )
         frames: asyncio.Queue[Frame | None] = asyncio.Queue()
-        async with _reading(self._read_submits(requests, frames)) as reader:
+        async with reading(self._read_submits(requests, frames)) as reader:
             while (frame := await frames.get()) is not None:
                 acks = await frame.acks()
                 yield queue_pb2.SubmitResponse(acks=queue_pb2.SubmitAcks(acks=acks))
@@ -133,6 +136,10 @@ class QueueServicer:
     def Watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         """Stream results after the cursor, and token deltas if asked for."""
         return self._parts.watching.watch(request, context)
+
+    def Follow(self, requests: AsyncIterator[queue_pb2.FollowRequest], context: Context) -> AsyncIterator[bytes]:
+        """Stream results and token deltas of the requests that the follower names."""
+        return self._parts.following.follow(requests, context)
 
     async def Get(self, request: queue_pb2.GetRequest, context: Context) -> queue_pb2.GetResponse:
         """Return the state of one request."""
@@ -243,7 +250,7 @@ class QueueServicer:
                 link.outbox.close()
 
         try:
-            async with _reading(read()):
+            async with reading(read()):
                 yield link
         finally:
             del self._parts.speaker.links[stream]
@@ -270,17 +277,6 @@ class _Window:
         self._count -= count
         if self._count < self._most:
             self._room.set()
-
-
-@asynccontextmanager
-async def _reading(work: Any) -> AsyncIterator[asyncio.Task[None]]:
-    """Run the reader of a stream beside its writer; it ends with the writer at the latest."""
-    task: asyncio.Task[None] = asyncio.create_task(work)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _end(link: Link, context: Context) -> None:

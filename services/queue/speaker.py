@@ -146,13 +146,12 @@ class Speaker:
         channel = effect.meta.channel
         tally = self.tallies[channel]
         tally.ended[effect.outcome] += 1
-        choices = effect.meta.n
         if effect.body is not None:
             usage = cast(request_pb2.Result, effect.body).usage
             tally.prompt_tokens += usage.prompt_tokens
             tally.completion_tokens += usage.completion_tokens
         self._metrics.e2e_seconds.of(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
-        self._hub.ended(effect.seq, effect.meta.batch, effect.request_id, choices, partial(wire.told_result, effect))
+        self._hub.ended(effect.seq, effect.meta.batch, effect.request_id, partial(wire.told_result, effect))
         if self._telemetry.enabled:
             self._telemetry.record(
                 "queue.complete",

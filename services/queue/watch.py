@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from penstock.request.v1 import request_pb2
 from services.queue.wire import StoredResult
+
+K = TypeVar("K", bound=Hashable)
 
 MAX_BEHIND_BYTES = 4 * 1024 * 1024
 """Of deltas, as they lie in memory, and of results handed over, that a watcher has not taken: four frames. A reader at
@@ -56,11 +59,11 @@ class _Pending:
 
 
 class Watcher:
-    """One open Watch stream."""
+    """One open Watch or Follow stream."""
 
-    def __init__(self, tokens: bool) -> None:
-        """Watch results, and token deltas if `tokens`."""
-        self.tokens = tokens
+    def __init__(self, behind_bytes: int = MAX_BEHIND_BYTES) -> None:
+        """Keep at most `behind_bytes` of deltas, and as much of results, until they are taken."""
+        self._most_bytes = behind_bytes
         self.ended: dict[int, StoredResult | None] = {}
         """Requests that ended and were not taken yet, with their result or None to be read from the store (streams by
         name only)."""
@@ -70,7 +73,7 @@ class Watcher:
         self._behind_bytes = 0
         self._news = asyncio.Event()
         self._deltas: dict[tuple[str, int], _Pending] = {}
-        self._positions: dict[tuple[str, int], _Position] = {}
+        self._positions: defaultdict[str, dict[int, _Position]] = defaultdict(dict)
 
     def clear(self) -> None:
         """Forget that there is news; call before looking for it, so that none is missed."""
@@ -94,7 +97,7 @@ class Watcher:
     def end(self, seq: int, result: StoredResult | None) -> None:
         """Note that a request has ended, with its result if it is at hand and not too much is kept already."""
         size_bytes = 0 if result is None else len(result.body)
-        if self._told_bytes + size_bytes > MAX_BEHIND_BYTES:
+        if self._told_bytes + size_bytes > self._most_bytes:
             result, size_bytes = None, 0
         self._told_bytes += size_bytes
         self.ended[seq] = result
@@ -105,23 +108,23 @@ class Watcher:
         self._told_bytes = 0
         return ended
 
-    def forget(self, request_id: str, choices: int) -> None:
-        """Forget how far the completions of an ended request were."""
-        for index in range(choices):
-            self._positions.pop((request_id, index), None)
+    def forget(self, request_id: str) -> None:
+        """Forget how far the completions of a request were: it has ended, or is to be told from its start."""
+        self._positions.pop(request_id, None)
 
     def add(self, delta: request_pb2.TokenDelta) -> None:
         """Merge one delta; what the watcher has already is cut off, what leaves a gap waits for the whole.
 
-        Past MAX_BEHIND_BYTES it is dropped, as if the watcher had come late: those after it leave a gap then.
+        Past the bound it is dropped, as if the watcher had come late: those after it leave a gap then.
         """
         key = (delta.request_id, delta.index)
         size_bytes = delta.ByteSize() + (PIECE_BYTES if key in self._deltas else PENDING_BYTES)
-        if self._behind_bytes + size_bytes > MAX_BEHIND_BYTES:
+        if self._behind_bytes + size_bytes > self._most_bytes:
             return
-        position = self._positions.get(key)
+        positions = self._positions[delta.request_id]
+        position = positions.get(delta.index)
         if position is None or position.attempt < delta.attempt:
-            position = self._positions[key] = _Position(delta.attempt)
+            position = positions[delta.index] = _Position(delta.attempt)
             self._deltas.pop(key, None)
         if delta.attempt < position.attempt or not _cut(delta, position):
             return
@@ -158,6 +161,8 @@ class WatchHub:
         """Make a hub nobody watches."""
         self._by_batch: defaultdict[str, set[Watcher]] = defaultdict(set)
         self._by_seq: defaultdict[int, set[Watcher]] = defaultdict(set)
+        self._tokens_by_batch: defaultdict[str, set[Watcher]] = defaultdict(set)
+        self._tokens_by_seq: defaultdict[int, set[Watcher]] = defaultdict(set)
         self._progress: dict[str, tuple[int, int]] = {}
         self._watchers: set[Watcher] = set()
 
@@ -166,31 +171,51 @@ class WatchHub:
         return len(self._watchers)
 
     @contextmanager
-    def batch(self, batch: str, tokens: bool) -> Iterator[Watcher]:
-        """Register a watcher of every request of a batch."""
-        watcher = Watcher(tokens)
+    def watcher(self, behind_bytes: int = MAX_BEHIND_BYTES) -> Iterator[Watcher]:
+        """Register a watcher of nothing yet, for which at most `behind_bytes` are kept; see `follow`."""
+        watcher = Watcher(behind_bytes)
         self._watchers.add(watcher)
-        self._by_batch[batch].add(watcher)
         try:
             yield watcher
         finally:
             self._watchers.discard(watcher)
-            _discard(self._by_batch, batch, watcher)
+
+    @contextmanager
+    def batch(self, batch: str, tokens: bool) -> Iterator[Watcher]:
+        """Register a watcher of every request of a batch, and of their token deltas if `tokens`."""
+        registries = (self._by_batch, self._tokens_by_batch) if tokens else (self._by_batch,)
+        with self.watcher() as watcher:
+            for registry in registries:
+                registry[batch].add(watcher)
+            try:
+                yield watcher
+            finally:
+                for registry in registries:
+                    _discard(registry, batch, watcher)
 
     @contextmanager
     def requests(self, seqs: Iterable[int], tokens: bool) -> Iterator[Watcher]:
-        """Register a watcher of these requests."""
-        watcher = Watcher(tokens)
-        self._watchers.add(watcher)
+        """Register a watcher of these requests, and of their token deltas if `tokens`."""
         named = set(seqs)
-        for seq in named:
-            self._by_seq[seq].add(watcher)
-        try:
-            yield watcher
-        finally:
-            self._watchers.discard(watcher)
+        with self.watcher() as watcher:
             for seq in named:
-                _discard(self._by_seq, seq, watcher)
+                self.follow(watcher, seq, tokens)
+            try:
+                yield watcher
+            finally:
+                for seq in named:
+                    self.leave(watcher, seq)
+
+    def follow(self, watcher: Watcher, seq: int, tokens: bool) -> None:
+        """Tell `watcher` of this request from now on, and of its token deltas if `tokens`."""
+        self._by_seq[seq].add(watcher)
+        if tokens:
+            self._tokens_by_seq[seq].add(watcher)
+
+    def leave(self, watcher: Watcher, seq: int) -> None:
+        """Tell `watcher` no more of this request."""
+        _discard(self._by_seq, seq, watcher)
+        _discard(self._tokens_by_seq, seq, watcher)
 
     def progress(self, batch: str) -> tuple[int, int]:
         """Return the durable (waiting, running) of a batch."""
@@ -213,22 +238,19 @@ class WatchHub:
             watcher.started_over = True
             watcher.notify()
 
-    def ended(
-        self, seq: int, batch: str, request_id: str, choices: int, result: Callable[[], StoredResult | None]
-    ) -> None:
+    def ended(self, seq: int, batch: str, request_id: str, result: Callable[[], StoredResult | None]) -> None:
         """Tell the watchers that a request has a durable result; those that named it get it from `result`."""
         for watcher in self._by_seq.get(seq, ()):
             watcher.end(seq, result())
-            watcher.forget(request_id, choices)
+            watcher.forget(request_id)
             watcher.notify()
         for watcher in self._by_batch.get(batch, ()):
-            watcher.forget(request_id, choices)
+            watcher.forget(request_id)
             watcher.notify()
 
     def publish(self, seq: int, batch: str, delta: request_pb2.TokenDelta) -> int:
         """Give a token delta to those who want it; return how many did."""
-        wanting = [w for w in self._by_seq.get(seq, ()) if w.tokens]
-        wanting += [w for w in self._by_batch.get(batch, ()) if w.tokens]
+        wanting = [*self._tokens_by_seq.get(seq, ()), *self._tokens_by_batch.get(batch, ())]
         for watcher in wanting:
             copy = request_pb2.TokenDelta()
             copy.CopyFrom(delta)
@@ -236,10 +258,10 @@ class WatchHub:
         return len(wanting)
 
 
-def _discard(
-    registry: defaultdict[str, set[Watcher]] | defaultdict[int, set[Watcher]], key: object, w: Watcher
-) -> None:
-    watchers = registry[key]  # type: ignore[index]  # the caller's key is of the registry's kind
-    watchers.discard(w)
+def _discard(registry: defaultdict[K, set[Watcher]], key: K, watcher: Watcher) -> None:
+    watchers = registry.get(key)
+    if watchers is None:
+        return
+    watchers.discard(watcher)
     if not watchers:
-        del registry[key]  # type: ignore[arg-type]
+        del registry[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -18,25 +18,13 @@ from services.queue.core.messages import Inspect, WatchTokens
 from services.queue.reader import Reader
 from services.queue.store import StoreError
 from services.queue.validate import check_name
-from services.queue.watch import Watcher, WatchHub
-from services.queue.wire import StoredResult
-from services.rpc.encoding import length_tag, wrapped
-from services.rpc.limits import TARGET_FRAME_BYTES
+from services.queue.watch import WatchHub
+from services.queue.watch_frames import Results, delta_events, frames
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 PAGE_RESULTS = 256
 """Results read at once; frames are cut by size besides."""
-
-FEW_RESULTS = 8
-"""Results that are read at once whatever their size; more are put in order first and then read a few at a time."""
-
-
-def _by_cursor(result: StoredResult) -> int:
-    return result.cursor
-
-
-_EVENTS = length_tag(queue_pb2.WatchResponse, "events")
 
 
 class Watching:
@@ -46,6 +34,7 @@ class Watching:
         """Read results with `reader`, and wait for news from `hub`."""
         self._committer = committer
         self._reader = reader
+        self._results = Results(reader)
         self._hub = hub
         self._store_id = store_id
         self._interests: dict[int, WatchTokens] = {}
@@ -84,11 +73,11 @@ class Watching:
                 results, after = await self._reader.page(batch, cursor, PAGE_RESULTS)
                 more = after != cursor
                 cursor = after
-                events = _delta_events(watcher) + [result.event() for result in results]
+                events = delta_events(watcher) + [result.event() for result in results]
                 if told is None or (results and told != progress):
                     events.append(_progress_event(progress))
                     told = progress
-                for frame in _frames(events):
+                for frame in frames(events):
                     yield frame
                 if more:
                     continue
@@ -107,12 +96,12 @@ class Watching:
             if len(ended) < len(seqs) - len(running):
                 lost = seqs - running - set(ended)
                 await self._unknown([request_id_of(self._store_id, seq) for seq in sorted(lost)], context)
-            async for frame in self._stored(ended):
+            async for frame in self._results.stored(ended):
                 yield frame
             while running:
                 await watcher.wait()
                 watcher.clear()
-                for frame in _frames(_delta_events(watcher)):
+                for frame in frames(delta_events(watcher)):
                     yield frame
                 now = {seq: result for seq, result in watcher.take_ended().items() if seq in running}
                 if watcher.started_over:
@@ -120,28 +109,8 @@ class Watching:
                     live = await self._live(ids)
                     now |= dict.fromkeys(running - live - now.keys())
                 running -= now.keys()
-                async for frame in self._ended(now):
+                async for frame in self._results.ended(now):
                     yield frame
-
-    async def _ended(self, ended: dict[int, StoredResult | None]) -> AsyncIterator[bytes]:
-        """Yield frames of the results of requests that have just ended; those that are None are read."""
-        unread = [seq for seq, result in ended.items() if result is None]
-        if len(unread) > FEW_RESULTS:
-            async for frame in self._stored(await self._reader.in_order(list(ended))):
-                yield frame
-            return
-        results = [result for result in ended.values() if result is not None]
-        if unread:
-            results += await self._reader.results(unread)
-        results.sort(key=_by_cursor)
-        for frame in _frames(result.event() for result in results):
-            yield frame
-
-    async def _stored(self, seqs: Sequence[int]) -> AsyncIterator[bytes]:
-        """Yield frames of the results of these requests, read a few at a time however many there are."""
-        async for results in self._reader.in_chunks(seqs):
-            for frame in _frames(result.event() for result in results):
-                yield frame
 
     async def _live(self, ids: Sequence[str]) -> set[int]:
         """Return those of the requests that have not ended, as of what is durable."""
@@ -168,25 +137,7 @@ class Watching:
             self._committer.post(interest._replace(on=False))
 
 
-def _delta_events(watcher: Watcher) -> list[bytes]:
-    return [queue_pb2.WatchEvent(tokens=delta).SerializeToString() for delta in watcher.take_deltas()]
-
-
 def _progress_event(progress: tuple[int, int]) -> bytes:
     waiting, running = progress
     event = queue_pb2.WatchEvent(progress=queue_pb2.WatchProgress(waiting=waiting, running=running))
     return event.SerializeToString()
-
-
-def _frames(events: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut encoded events into encoded frames of bounded size."""
-    frame: list[bytes] = []
-    size_bytes = 0
-    for event in events:
-        frame.append(wrapped(_EVENTS, event))
-        size_bytes += len(event)
-        if size_bytes >= TARGET_FRAME_BYTES:
-            yield b"".join(frame)
-            frame, size_bytes = [], 0
-    if frame:
-        yield b"".join(frame)

@@ -54,14 +54,23 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         self.results: list[request_pb2.Result] = []
         self.paused = False
         self.watches: list[pb.WatchRequest] = []
+        self.follows: list[list[str]] = []
+        """Names told to each Follow stream."""
+        self.left: list[str] = []
         self.frames: list[int] = []
         self.break_submit_after_acks: int | None = None
         self.break_watch_after_results: int | None = None
+        self.break_follow_after_tokens: int | None = None
         self.unavailable_calls = 0
         self.refuse_submits = 0
         self.tokens: list[request_pb2.TokenDelta] = []
         self.dead: list[pb.DeadLetter] = []
         self.changed = asyncio.Condition()
+
+    @property
+    def followed(self) -> list[str]:
+        """Every name that was followed, on whichever stream."""
+        return [name for names in self.follows for name in names]
 
     # ---- submits ----
 
@@ -172,6 +181,61 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         if wanted:
             return wanted <= ended
         return not request.follow and all(r.request_id in ended for r in self.requests if r.batch == request.batch)
+
+    async def Follow(
+        self, request_iterator: AsyncIterator[pb.FollowRequest], context: Any
+    ) -> AsyncIterator[pb.FollowResponse]:
+        yield pb.FollowResponse()
+        wanted: dict[str, bool] = {}
+        named: list[str] = []
+        self.follows.append(named)
+
+        async def read() -> None:
+            async for frame in request_iterator:
+                async with self.changed:
+                    wanted.update({item.request_id: item.tokens for item in frame.follow})
+                    named.extend(item.request_id for item in frame.follow)
+                    self.left += frame.leave
+                    for name in frame.leave:
+                        wanted.pop(name, None)
+                    self.changed.notify_all()
+            wanted[""] = False
+            async with self.changed:
+                self.changed.notify_all()
+
+        reader = asyncio.create_task(read())
+        try:
+            while wanted.keys() != {""}:
+                for response in self._told(wanted):
+                    yield response
+                    if self.break_follow_after_tokens is not None and response.events[0].HasField("tokens"):
+                        self.break_follow_after_tokens -= 1
+                        if self.break_follow_after_tokens == 0:
+                            self.break_follow_after_tokens = None
+                            await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+                async with self.changed:
+                    if not self._told(dict(wanted)) and wanted.keys() != {""}:
+                        await self.changed.wait()
+        finally:
+            reader.cancel()
+
+    def _told(self, wanted: dict[str, bool]) -> list[pb.FollowResponse]:
+        known = {request.request_id for request in self.requests}
+        ended = {result.request_id: result for result in self.results}
+        told = []
+        for name in [name for name in wanted if name]:
+            if wanted[name]:
+                wanted[name] = False
+                deltas = [delta for delta in self.tokens if delta.request_id == name]
+                told += [pb.FollowResponse(events=[pb.WatchEvent(tokens=delta)]) for delta in deltas]
+            if name in ended:
+                del wanted[name]
+                event = pb.WatchEvent(result=pb.WatchResult(cursor=1, result=ended[name]))
+                told.append(pb.FollowResponse(events=[event]))
+            elif name not in known:
+                del wanted[name]
+                told.append(pb.FollowResponse(unknown=[name]))
+        return told
 
     # ---- the rest ----
 

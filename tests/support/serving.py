@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
@@ -83,6 +84,14 @@ class Peer:
 
 def text(**fields: Any) -> Request:
     return Request(text="hi", **fields)
+
+
+async def refused(call: Any, code: grpc.StatusCode, text_part: str) -> None:
+    """Expect that the call fails so."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    assert error.value.code() is code
+    assert text_part in (error.value.details() or "")
 
 
 def ids(*names: str) -> queue_pb2.RequestIds:

@@ -614,6 +614,95 @@ class WatchProgress(_message.Message):
 Global___WatchProgress: _TypeAlias = WatchProgress  # noqa: Y015
 
 @_typing.final
+class FollowRequest(_message.Message):
+    """---- Follow ----
+
+    One frame, follower to queue.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def follow(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowedRequest]:
+        """Requests to follow from now on; one that is followed already is told from its first token again."""
+
+    @_builtins.property
+    def leave(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of requests to follow no longer; one that has ended, or is unknown, needs no leaving."""
+
+    def __init__(
+        self,
+        *,
+        follow: _abc.Iterable[Global___FollowedRequest] | None = ...,
+        leave: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "leave", b"leave"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class FollowedRequest(_message.Message):
+    """A request to follow."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's name."""
+    tokens: _builtins.bool
+    """Send its token deltas as well."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tokens: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowedRequest: _TypeAlias = FollowedRequest  # noqa: Y015
+
+@_typing.final
+class FollowResponse(_message.Message):
+    """One frame, queue to follower."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchEvent]:
+        """What was ready, in order for each request; a result is the last of its request. There is no progress here."""
+
+    @_builtins.property
+    def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names that the queue does not know."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___WatchEvent] | None = ...,
+        unknown: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "unknown", b"unknown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowResponse: _TypeAlias = FollowResponse  # noqa: Y015
+
+@_typing.final
 class GetRequest(_message.Message):
     """Which request to get."""
 

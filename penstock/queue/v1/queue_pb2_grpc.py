@@ -51,6 +51,11 @@ class QueueServiceStub:
                 request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.WatchRequest.SerializeToString,
                 response_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Follow = channel.stream_stream(
+                '/penstock.queue.v1.QueueService/Follow',
+                request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.FollowRequest.SerializeToString,
+                response_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.FollowResponse.FromString,
+                _registered_method=True)
         self.Get = channel.unary_unary(
                 '/penstock.queue.v1.QueueService/Get',
                 request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.GetRequest.SerializeToString,
@@ -121,6 +126,14 @@ class QueueServiceServicer:
 
     def Watch(self, request, context):
         """Results in completion order with a durable cursor, and token deltas while they are generated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Follow(self, request_iterator, context):
+        """Many single requests over one stream: each is followed from when it is named until its result.
+        The first answer is empty and says that the queue listens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -207,6 +220,11 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.WatchRequest.FromString,
                     response_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.WatchResponse.SerializeToString,
+            ),
+            'Follow': grpc.stream_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.FollowRequest.FromString,
+                    response_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.FollowResponse.SerializeToString,
             ),
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
@@ -337,6 +355,33 @@ class QueueService:
             '/penstock.queue.v1.QueueService/Watch',
             penstock_dot_queue_dot_v1_dot_queue__pb2.WatchRequest.SerializeToString,
             penstock_dot_queue_dot_v1_dot_queue__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/penstock.queue.v1.QueueService/Follow',
+            penstock_dot_queue_dot_v1_dot_queue__pb2.FollowRequest.SerializeToString,
+            penstock_dot_queue_dot_v1_dot_queue__pb2.FollowResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class QueueServiceStub:
     """
     Watch: _grpc.UnaryStreamMultiCallable[_queue_pb2.WatchRequest, _queue_pb2.WatchResponse]
     """Results in completion order with a durable cursor, and token deltas while they are generated."""
+    Follow: _grpc.StreamStreamMultiCallable[_queue_pb2.FollowRequest, _queue_pb2.FollowResponse]
+    """Many single requests over one stream: each is followed from when it is named until its result.
+    The first answer is empty and says that the queue listens.
+    """
     Get: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetRequest, _queue_pb2.GetResponse]
     """State of one request and its result if it has ended. NOT_FOUND if unknown."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_queue_pb2.CancelRequest, _queue_pb2.CancelResponse]
@@ -83,6 +87,10 @@ class QueueServiceAsyncStub(QueueServiceStub):
     """
     Watch: _aio.UnaryStreamMultiCallable[_queue_pb2.WatchRequest, _queue_pb2.WatchResponse]  # type: ignore[assignment]
     """Results in completion order with a durable cursor, and token deltas while they are generated."""
+    Follow: _aio.StreamStreamMultiCallable[_queue_pb2.FollowRequest, _queue_pb2.FollowResponse]  # type: ignore[assignment]
+    """Many single requests over one stream: each is followed from when it is named until its result.
+    The first answer is empty and says that the queue listens.
+    """
     Get: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetRequest, _queue_pb2.GetResponse]  # type: ignore[assignment]
     """State of one request and its result if it has ended. NOT_FOUND if unknown."""
     Cancel: _aio.UnaryUnaryMultiCallable[_queue_pb2.CancelRequest, _queue_pb2.CancelResponse]  # type: ignore[assignment]
@@ -136,6 +144,16 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.WatchResponse], _abc.AsyncIterator[_queue_pb2.WatchResponse]]:
         """Results in completion order with a durable cursor, and token deltas while they are generated."""
+
+    @_abc_1.abstractmethod
+    def Follow(
+        self,
+        request_iterator: _MaybeAsyncIterator[_queue_pb2.FollowRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_queue_pb2.FollowResponse], _abc.AsyncIterator[_queue_pb2.FollowResponse]]:
+        """Many single requests over one stream: each is followed from when it is named until its result.
+        The first answer is empty and says that the queue listens.
+        """
 
     @_abc_1.abstractmethod
     def Get(

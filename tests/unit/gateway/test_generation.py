@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_takes_its_request_along(gateway: Gateway) ->
     gateway.queue.paused = True
     for number, stream in enumerate((False, True)):
         visit = post(gateway.app, CHAT_URL, {**CHAT, "stream": stream})
-        await until(lambda seen=number: len(gateway.queue.watches) == seen + 1)  # type: ignore[misc]
+        await until(lambda seen=number: len(gateway.queue.followed) == seen + 1)  # type: ignore[misc]
         visit.leave()
         await visit.whole()
     await gateway.admission.settle()
@@ -180,7 +180,7 @@ async def test_a_client_that_leaves_takes_its_request_along(gateway: Gateway) ->
 async def test_a_kept_request_goes_on(gateway: Gateway, header: dict[str, str]) -> None:
     gateway.queue.paused = True
     visit = post(gateway.app, CHAT_URL, {**CHAT, "logprobs": True}, **header)
-    await until(lambda: bool(gateway.queue.watches))
+    await until(lambda: bool(gateway.queue.followed))
     visit.leave()
     await visit.whole()
     await gateway.admission.settle()
@@ -263,7 +263,7 @@ async def test_a_silent_stream_sends_comments(gateway: Gateway, monkeypatch: pyt
 async def test_a_gateway_that_stops_says_where_the_answer_will_be(gateway: Gateway) -> None:
     gateway.queue.paused = True
     visit = post(gateway.app, CHAT_URL, CHAT)
-    await until(lambda: bool(gateway.queue.watches))
+    await until(lambda: bool(gateway.queue.followed))
     visit.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await visit.task

@@ -19,7 +19,7 @@ from services.queue.core.effects import Write
 from services.queue.core.records import REQUESTS, seq_key
 from services.queue.store import StoreError
 from services.telemetry import Telemetry
-from tests.support.serving import COMPLETED, Peer, ids, serving, text
+from tests.support.serving import COMPLETED, Peer, ids, refused, serving, text
 from tests.support.waiting import wait_for_async
 
 
@@ -27,13 +27,6 @@ from tests.support.waiting import wait_for_async
 async def peer() -> AsyncIterator[Peer]:
     async with serving(Telemetry(None)) as peer:
         yield peer
-
-
-async def refused(call: Any, code: grpc.StatusCode, text_part: str) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await call
-    assert error.value.code() is code
-    assert text_part in (error.value.details() or "")
 
 
 async def events(call: Any, until: Callable[[list[queue_pb2.WatchEvent]], bool]) -> list[queue_pb2.WatchEvent]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import cast
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
-from services.queue.committer import Committer
 from services.queue.core import records
 from services.queue.core.effects import Write
 from services.queue.core.lifecycle import Outcome
@@ -16,7 +14,8 @@ from services.queue.core.messages import WorkerOpened
 from services.queue.memory_store import MemoryStore
 from services.queue.reader import MOST_CHUNK, Reader
 from services.queue.watch import MAX_BEHIND_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
-from services.queue.watching import PAGE_RESULTS, Watching
+from services.queue.watch_frames import Results
+from services.queue.watching import PAGE_RESULTS
 from services.queue.wire import StoredResult
 from services.telemetry import Telemetry
 from tests.support.queueing import STORE_ID, Queue, meta
@@ -39,7 +38,7 @@ def test_what_a_watcher_does_not_take_is_bounded_and_others_get_all() -> None:
         got = 0
         for number in range(20_000):
             hub.publish(number, "b", delta(number))
-            hub.ended(number, "b", str(number), 1, lambda: None)
+            hub.ended(number, "b", str(number), lambda: None)
             got += len(fast.take_deltas())
         assert got == 20_000
         assert 0.9 * MAX_BEHIND_BYTES < kept_bytes(slow) <= MAX_BEHIND_BYTES
@@ -82,10 +81,10 @@ def test_results_handed_over_are_bounded_and_the_rest_is_read_from_the_store() -
     body = b"r" * 60_000
     with hub.requests(range(1000), False) as watcher:
         for seq in range(1000):
-            hub.ended(seq, "", str(seq), 1, lambda: StoredResult(1, body))
+            hub.ended(seq, "", str(seq), lambda: StoredResult(1, body))
         told = [result for result in watcher.take_ended().values() if result is not None]
         assert sum(len(result.body) for result in told) <= MAX_BEHIND_BYTES
-        hub.ended(1, "", "1", 1, lambda: StoredResult(1, body))
+        hub.ended(1, "", "1", lambda: StoredResult(1, body))
         assert watcher.take_ended() == {1: StoredResult(1, body)}
 
 
@@ -171,10 +170,9 @@ async def test_large_results_are_read_one_by_one() -> None:
 async def test_many_that_end_at_once_with_large_results_are_read_a_few_at_a_time_and_come_in_order() -> None:
     store, names = store_with_results()
     reader = Reader(store, STORE_ID)
-    watching = Watching(cast(Committer, None), reader, WatchHub(), STORE_ID)
     store.most_at_once = 0
     found: list[str] = []
-    async for frame in watching._ended(dict.fromkeys(range(1, 1001))):
+    async for frame in Results(reader).ended(dict.fromkeys(range(1, 1001))):
         found += [event.result.result.request_id for event in queue_pb2.WatchResponse.FromString(frame).events]
     reader.close()
     assert found == names[999::-1]

@@ -1,0 +1,224 @@
+"""Follows many single requests over one stream of a client, each from any task of its own.
+
+The stream is opened with the first request that is followed, and opened again after it broke, with all that have not
+ended; it is closed once nothing has been followed for IDLE_S. What one reader does not take is bounded and holds up
+nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from typing import TYPE_CHECKING
+
+import grpc
+
+from penstock.connection import Connection, Patience
+from penstock.errors import NotFound, Unavailable
+from penstock.queue.v1 import queue_pb2 as pb
+from penstock.watching import TokenPositions
+
+if TYPE_CHECKING:
+    from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
+
+IDLE_S = 10.0
+"""An idle stream is kept so long: opening one costs as much as a short request, and a client may ask again soon."""
+
+MAX_INBOX_BYTES = 4 * 1024 * 1024
+"""Of token deltas that one reader has not taken. A person or a log that reads at any speed is never that far behind;
+one that is gets the rest with the result."""
+
+DELTA_BYTES = 512
+"""What a waiting delta takes besides its text and tokens."""
+
+MAX_NAMES = 10_000
+"""Requests named in one frame: a frame stays well below gRPC's limit."""
+
+
+class Inbox:
+    """What one reader of one request has not taken yet."""
+
+    def __init__(self, request_id: str, tokens: bool) -> None:
+        """Nothing has come yet."""
+        self.request_id = request_id
+        self.tokens = tokens
+        self._events: deque[pb.WatchEvent] = deque()
+        self._seen = TokenPositions()
+        self._behind_bytes = 0
+        self._too_far_behind = False
+        self._failure: Exception | None = None
+        self._news = asyncio.Event()
+
+    def put(self, event: pb.WatchEvent, size_bytes: int) -> None:
+        """Take an event; deltas are left out if the reader is too far behind, and what joins with a gap after them."""
+        if event.WhichOneof("event") == "tokens":
+            if not self.tokens or self._too_far_behind:
+                return
+            self._too_far_behind = self._behind_bytes + size_bytes > MAX_INBOX_BYTES
+            if self._too_far_behind or not self._seen.advance(event.tokens):
+                return
+            self._behind_bytes += size_bytes
+        self._events.append(event)
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Have the reader raise `error` after what has come."""
+        self._failure = error
+        self._news.set()
+
+    async def take(self) -> list[pb.WatchEvent]:
+        """Wait for news; return what has come. Raises what `fail` was given."""
+        while not self._events:
+            if self._failure is not None:
+                raise self._failure
+            self._news.clear()
+            await self._news.wait()
+        events = list(self._events)
+        self._events.clear()
+        self._behind_bytes = 0
+        return events
+
+
+class _Outgoing:
+    """What one stream is still to be told."""
+
+    def __init__(self, followed: Iterable[str]) -> None:
+        self.follow = dict.fromkeys(followed)
+        self.leave: list[str] = []
+        self.changed = asyncio.Event()
+        self.changed.set()
+
+    def take(self) -> tuple[list[str], list[str]]:
+        """Return names to follow and to leave, as many as fit a frame."""
+        follow = list(self.follow)[:MAX_NAMES]
+        for name in follow:
+            del self.follow[name]
+        leave, self.leave = self.leave[:MAX_NAMES], self.leave[MAX_NAMES:]
+        return follow, leave
+
+
+class Follower:
+    """All that one client follows."""
+
+    def __init__(self, stub: QueueServiceAsyncStub, connection: Connection) -> None:
+        """Nothing is opened yet."""
+        self._stub = stub
+        self._connection = connection
+        self._inboxes: dict[str, list[Inbox]] = {}
+        self._outgoing: _Outgoing | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
+        """Yield (with `tokens`) token deltas and at last the result of one request, as many as are there at once.
+
+        Raises NotFound, or Unavailable if the queue stays away.
+        """
+        inbox = Inbox(request_id, tokens)
+        self._begin(inbox)
+        try:
+            while True:
+                events = await inbox.take()
+                yield events
+                if events[-1].WhichOneof("event") == "result":
+                    return
+        finally:
+            self._end(inbox)
+
+    async def close(self) -> None:
+        """End the stream; whoever still follows gets Unavailable."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # ---- what is followed ----
+
+    def _begin(self, inbox: Inbox) -> None:
+        self._inboxes.setdefault(inbox.request_id, []).append(inbox)
+        if self._outgoing is not None:
+            # Also if it is followed already: the new reader needs the tokens from the first on.
+            self._outgoing.follow[inbox.request_id] = None
+            self._outgoing.changed.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="follow")
+
+    def _end(self, inbox: Inbox) -> None:
+        others = self._inboxes.get(inbox.request_id, [])
+        if inbox not in others:
+            return  # its result has come
+        others.remove(inbox)
+        if others:
+            return
+        del self._inboxes[inbox.request_id]
+        if self._outgoing is not None:
+            self._outgoing.follow.pop(inbox.request_id, None)
+            self._outgoing.leave.append(inbox.request_id)
+            self._outgoing.changed.set()
+
+    async def _frames(self, outgoing: _Outgoing) -> AsyncIterator[pb.FollowRequest]:
+        """Yield what is to be followed and left; end once nothing has been followed for IDLE_S."""
+        while True:
+            try:
+                async with asyncio.timeout(None if self._inboxes else IDLE_S):
+                    await outgoing.changed.wait()
+            except TimeoutError:
+                return
+            outgoing.changed.clear()
+            while outgoing.follow or outgoing.leave:
+                names, leave = outgoing.take()
+                follow = [pb.FollowedRequest(request_id=name, tokens=self._wants_tokens(name)) for name in names]
+                yield pb.FollowRequest(follow=follow, leave=leave)
+
+    def _wants_tokens(self, request_id: str) -> bool:
+        return any(inbox.tokens for inbox in self._inboxes.get(request_id, ()))
+
+    # ---- what comes ----
+
+    async def _run(self) -> None:
+        """Keep a stream open while anything is followed, and IDLE_S longer."""
+        failure: Exception = Unavailable("the client was closed")
+        patience = self._connection.patience()
+        try:
+            while self._inboxes:
+                try:
+                    await self._one_stream(patience)
+                except grpc.aio.AioRpcError as error:
+                    await self._connection.wait_or_raise(patience, error)
+        except Exception as error:  # whatever it is, the readers have to know
+            failure = error
+        finally:
+            self._outgoing = None
+            for inboxes in self._inboxes.values():
+                for inbox in inboxes:
+                    inbox.fail(failure)
+            self._inboxes.clear()
+
+    async def _one_stream(self, patience: Patience) -> None:
+        """Hand out what comes, until the queue ends the stream."""
+        self._outgoing = outgoing = _Outgoing(self._inboxes)
+        call = self._stub.Follow(self._frames(outgoing))
+        try:
+            async for response in call:
+                patience.succeeded()
+                for event in response.events:
+                    self._hand_out(event)
+                for request_id in response.unknown:
+                    for inbox in self._inboxes.pop(request_id, ()):
+                        inbox.fail(NotFound(f"request_ids: {request_id!r} is unknown"))
+                if not self._inboxes:
+                    outgoing.changed.set()  # the time until it counts as idle begins
+        finally:
+            call.cancel()
+
+    def _hand_out(self, event: pb.WatchEvent) -> None:
+        if event.WhichOneof("event") == "result":
+            inboxes = self._inboxes.pop(event.result.result.request_id, [])
+        else:
+            inboxes = self._inboxes.get(event.tokens.request_id, [])
+        size_bytes = event.ByteSize() + DELTA_BYTES
+        for inbox in inboxes[1:]:
+            own = pb.WatchEvent()
+            own.CopyFrom(event)  # a reader cuts off what it has seen
+            inbox.put(own, size_bytes)
+        for inbox in inboxes[:1]:
+            inbox.put(event, size_bytes)

@@ -1,0 +1,152 @@
+"""Many requests followed over one stream: each reader gets all of its own, once, whatever the others do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+
+import penstock
+from penstock import following
+from penstock.queue.v1 import queue_pb2 as pb
+from penstock.request.v1 import request_pb2
+from tests.support.fake_queue import FakeQueue, serving
+from tests.support.waiting import wait_for_async
+
+
+@pytest.fixture
+async def queue() -> FakeQueue:
+    queue = FakeQueue()
+    queue.paused = True
+    return queue
+
+
+@pytest.fixture
+async def client(queue: FakeQueue) -> AsyncIterator[penstock.Client]:
+    async with serving(queue) as address, penstock.Client(address, retry_for_s=20) as client:
+        yield client
+
+
+def delta(name: str, offset: int, text: str, attempt: int = 1) -> request_pb2.TokenDelta:
+    ids = range(offset, offset + len(text))
+    return request_pb2.TokenDelta(request_id=name, attempt=attempt, offset=offset, token_ids=ids, text=text)
+
+
+async def texts(client: penstock.Client, name: str) -> str:
+    return "".join([token.text async for token in client.tokens(name)])
+
+
+async def until_followed(queue: FakeQueue, *names: str) -> None:
+    async def followed() -> bool:
+        return bool(queue.follows) and set(names) <= set(queue.follows[-1])
+
+    await wait_for_async(followed, f"{names} to be followed")
+
+
+async def test_hundreds_wait_on_one_stream(client: penstock.Client, queue: FakeQueue) -> None:
+    names = [await client.submit(prompt=f"p {i}") for i in range(300)]
+    waiting = [asyncio.create_task(client.result(name)) for name in names]
+    await until_followed(queue, *names)
+    await queue.finish_all()
+    assert [result.request_id for result in await asyncio.gather(*waiting)] == names
+    assert len(queue.follows) == 1
+
+
+async def test_a_broken_stream_is_opened_again_with_what_is_open_and_no_token_comes_twice(
+    client: penstock.Client, queue: FakeQueue
+) -> None:
+    first, second = await client.submit(prompt="a"), await client.submit(prompt="b")
+    queue.tokens = [delta(first, 0, "ab"), delta(first, 2, "cd"), delta(second, 0, "xy")]
+    queue.break_follow_after_tokens = 1
+    reading = [asyncio.create_task(texts(client, name)) for name in (first, second)]
+
+    async def reopened() -> bool:
+        return len(queue.follows) == 2 and sorted(queue.follows[1]) == [first, second]
+
+    await wait_for_async(reopened, "both to be followed again")
+    await queue.finish_all()
+    assert await asyncio.gather(*reading) == ["abcd", "xy"]
+
+
+async def test_two_readers_of_one_request_get_all_of_it(client: penstock.Client, queue: FakeQueue) -> None:
+    name = await client.submit(prompt="p")
+    queue.tokens = [delta(name, 0, "abc")]
+    early = asyncio.create_task(texts(client, name))
+    await until_followed(queue, name)
+    late = asyncio.create_task(texts(client, name))
+
+    async def twice() -> bool:
+        return queue.follows[-1].count(name) == 2
+
+    await wait_for_async(twice, "it to be followed from its start again")
+    await queue.finish_all()
+    assert list(await asyncio.gather(early, late)) == ["abc", "abc"]
+
+
+async def test_an_unknown_request_is_told_to_its_reader_only(client: penstock.Client, queue: FakeQueue) -> None:
+    name = await client.submit(prompt="p")
+    known = asyncio.create_task(client.result(name))
+    with pytest.raises(penstock.NotFound, match="nobody"):
+        await client.result("nobody")
+    await queue.finish_all()
+    assert (await known).request_id == name
+
+
+async def test_a_reader_that_goes_away_leaves_and_one_that_did_not_begin_is_not_named(
+    client: penstock.Client, queue: FakeQueue
+) -> None:
+    name = await client.submit(prompt="p")
+    reader = asyncio.create_task(client.result(name))
+    await until_followed(queue, name)
+    reader.cancel()
+
+    async def left() -> bool:
+        return queue.left == [name]
+
+    await wait_for_async(left, "the leaving")
+
+
+async def test_an_idle_stream_is_closed_and_the_next_request_opens_another(
+    client: penstock.Client, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "IDLE_S", 0.01)
+    queue.paused = False
+    assert (await client.generate(prompt="a")).text == "A"
+
+    async def idle() -> bool:
+        return client._follower._task is not None and client._follower._task.done()
+
+    await wait_for_async(idle, "the stream to be closed")
+    assert (await client.generate(prompt="b")).text == "B"
+    assert len(queue.follows) == 2
+
+
+async def test_who_still_waits_when_the_client_closes_is_told(queue: FakeQueue) -> None:
+    async with serving(queue) as address:
+        client = penstock.Client(address)
+        name = await client.submit(prompt="p")
+        waiting = asyncio.create_task(client.result(name))
+        await until_followed(queue, name)
+        await client.close()
+        with pytest.raises(penstock.Unavailable, match="closed"):
+            await waiting
+
+
+async def test_a_queue_that_stays_away_is_told_to_all() -> None:
+    async with penstock.Client("127.0.0.1:1", retry_for_s=0.1) as client:
+        for answer in await asyncio.gather(client.result("a"), client.result("b"), return_exceptions=True):
+            assert isinstance(answer, penstock.Unavailable)
+
+
+async def test_a_reader_too_far_behind_gets_no_more_deltas_and_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
+    inbox = following.Inbox("r", True)
+    put = partial(inbox.put, size_bytes=600)
+    put(pb.WatchEvent(tokens=delta("r", 0, "ab")))
+    put(pb.WatchEvent(tokens=delta("r", 2, "cd")))
+    assert [event.tokens.text for event in await inbox.take()] == ["ab"]
+    put(pb.WatchEvent(tokens=delta("r", 4, "ef")))
+    put(pb.WatchEvent(result=pb.WatchResult(cursor=1)))
+    assert [event.WhichOneof("event") for event in await inbox.take()] == ["result"]
