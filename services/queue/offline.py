@@ -7,16 +7,17 @@ arguments, 69 if the directory cannot be used.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from services.queue.backup import BackupError, backups_of, make_backup, restore
-from services.queue.core.records import FAMILIES
+from services.queue.core.records import FAMILIES, META
 from services.queue.rocksdb_store import RocksdbStore
 from services.queue.store import StoreError, StoreUnusableError
-from services.queue.verify import Verifier
+from services.queue.verify import Verifier, Violation
 
 EX_FOUND = 1
 EX_UNAVAILABLE = 69
@@ -28,7 +29,9 @@ def verify(directory: Path) -> int:
     try:
         verifier = Verifier(store)
         found = 0
-        for violation in verifier.violations():
+        lost = store.lost_writes()
+        first = [Violation(META, b"", lost)] if lost else []
+        for violation in itertools.chain(first, verifier.violations()):
             found += 1
             print(violation.line())
     finally:

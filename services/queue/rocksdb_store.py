@@ -14,7 +14,8 @@ import rocksdict
 
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES, META, PARTS, PAYLOADS, RESULTS, SCHEMA_KEY, SCHEMA_VERSION
-from services.queue.store import Row, StoreError, StoreUnusableError
+from services.queue.store import Row, StoreDamagedError, StoreError, StoreUnusableError
+from services.queue.synced import MARK_FILE, MarkError, SyncedMark, read_mark, write_mark
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ BACKUP_MARK = "PENSTOCK_BACKUP.json"
 MIGRATED_VERSION = b"1"
 """The schema version that is brought up to the present one when the store is opened for writing."""
 
+DAMAGE = "Corruption"
+"""How RocksDB begins an error about bytes that are not what was written."""
+
 INFO_LOGS_KEPT = 2
 """RocksDB's own text logs; one for this run and one for the run before."""
 
@@ -46,12 +50,14 @@ class RocksdbStore:
     def __init__(self, path: Path, read_only: bool = False) -> None:
         """Open or create the store in `path`; with `read_only` one that exists, of whatever schema, and change nothing.
 
-        Raises StoreUnusableError if the directory is locked, cannot be written, or
-        has a schema this program does not know.
+        Raises StoreUnusableError if the directory is locked, cannot be written, has lost
+        writes that were synced, or has a schema this program does not know.
         """
         self._path = path
         self._lock: IO[bytes] | None = None
         self._read_only = read_only
+        self._mark: SyncedMark | None = None
+        self._mark_fails = False
         if read_only:
             self._open_to_read()
             return
@@ -73,17 +79,12 @@ class RocksdbStore:
     def _open_to_read(self) -> None:
         if not (self._path / "CURRENT").is_file():
             raise StoreUnusableError(f"there is no store in {self._path}")
-        # RocksDB reads beside a writer without asking, and sees rows of different moments: keep writers away.
-        lock = self._path / "LOCK"
-        if lock.exists():
-            try:
-                self._lock = lock.open("r+b")
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise StoreUnusableError(_open_reason(self._path, f"lock: {error.strerror}")) from None
+        self._lock = _keep_writers_away(self._path)
         self._open()
 
     def _open(self) -> None:
+        if not self._read_only:
+            _refuse_lost_writes(self._path)
         access = rocksdict.AccessType.read_only() if self._read_only else rocksdict.AccessType.read_write()
         try:
             families = {name: _family_options(name) for name in FAMILIES}
@@ -93,6 +94,19 @@ class RocksdbStore:
             self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
         except Exception as error:  # rocksdict raises plain Exception for every failure
             raise StoreUnusableError(_open_reason(self._path, str(error))) from None
+        if not self._read_only:
+            self._begin_mark()
+
+    def _begin_mark(self) -> None:
+        try:
+            self._mark = SyncedMark(self._path, self._db.latest_sequence_number())
+        except OSError as error:
+            self.close()
+            raise StoreUnusableError(f"{self._path / MARK_FILE}: {error.strerror}") from None
+
+    def lost_writes(self) -> str:
+        """Return what is missing at the end of the log, in words; empty if nothing is."""
+        return _lost_writes(self._path, self._db.latest_sequence_number())
 
     def _check_schema(self) -> None:
         found = self.get(META, SCHEMA_KEY)
@@ -170,11 +184,25 @@ class RocksdbStore:
                 else:
                     put(key, value, handles[family])
             self._db.write(batch, self._sync)
+            number = self._db.latest_sequence_number()  # of a write that is synced: RocksDB counts it only then
+        self._note_synced(number)
+
+    def _note_synced(self, number: int) -> None:
+        try:
+            if self._mark is not None:
+                self._mark.note(number)
+        except OSError as error:
+            if not self._mark_fails:
+                log.error("%s stays behind, so damage of what is written from now on may go unnoticed: %s",
+                          self._path / MARK_FILE, error.strerror)  # fmt: skip
+            self._mark_fails = True
 
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy to `path`: links where files no longer change, copies on another file system."""
         with _store_errors():
+            number = self._db.latest_sequence_number()
             rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
+            write_mark(path, number)
 
     def disk_free_bytes(self) -> int:
         """Return the bytes an unprivileged process may still write."""
@@ -203,6 +231,9 @@ class RocksdbStore:
             pass
         except Exception as error:  # what cannot be flushed, say after a full disk, is in the synced log all the same
             log.warning("closed without a flush: %s", error)
+        if self._mark is not None:
+            self._mark.close()
+            self._mark = None
         if self._lock is not None:
             self._lock.close()
 
@@ -216,11 +247,75 @@ def _store_errors() -> Iterator[None]:
     except KeyError as error:
         raise StoreError("the store is closed; it is being opened again") from error
     except Exception as error:  # rocksdict raises plain Exception and DbClosedError
-        raise StoreError(str(error) or type(error).__name__) from error
+        text = str(error) or type(error).__name__
+        raise (StoreDamagedError if text.startswith(DAMAGE) else StoreError)(text) from error
+
+
+def _keep_writers_away(path: Path) -> IO[bytes] | None:
+    """Take the lock of a store that is only read; raises StoreUnusableError if a queue has it.
+
+    RocksDB reads beside a writer without asking, and sees rows of different moments.
+    """
+    lock = path / "LOCK"
+    if not lock.exists():
+        return None
+    file = lock.open("r+b")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StoreUnusableError(_open_reason(path, f"{lock}: {error.strerror}")) from None
+    return file
+
+
+def _refuse_lost_writes(path: Path) -> None:
+    """Raise StoreUnusableError if writes are missing that were synced; only reads.
+
+    Opening to write would make what the log still says the truth, and delete what is behind the damage.
+    """
+    if not (path / MARK_FILE).exists():
+        return  # new, or written by a version that kept no mark
+    try:
+        refusal = _lost_writes(path, _last_write(path))
+    except Exception as error:  # rocksdict raises plain Exception for every failure
+        refusal = str(error)
+    if not refusal:
+        return
+    # Beside a writer a log may look torn. The lock is looked at only now, because to let go of it would take it from
+    # another store of this process.
+    lock = _keep_writers_away(path)
+    if lock is not None:
+        lock.close()
+    raise StoreUnusableError(
+        f"data directory {path} is damaged: {refusal}. Acknowledged requests would be lost silently: restore a backup,"
+        f" or see docs/operations.md on how to go on with what is left"
+    )
+
+
+def _last_write(path: Path) -> int:
+    """Return the number of the last write in the store, by reading its log; 0 if there is no store."""
+    if not (path / "CURRENT").exists():
+        return 0
+    # The default family alone: the whole log is read for its numbers, and no row of it kept.
+    access = rocksdict.AccessType.read_only()
+    db: Any = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True), access_type=access)
+    number: int = db.latest_sequence_number()
+    db.close()
+    return number
+
+
+def _lost_writes(path: Path, found: int) -> str:
+    try:
+        marked = read_mark(path)
+    except MarkError as error:
+        return str(error)
+    if marked is None or found >= marked:
+        return ""
+    return f"its log ends after write {found}, and write {marked} had reached the disk"
 
 
 def _open_reason(path: Path, text: str) -> str:
-    if "lock" in text.lower():
+    if f"{path / 'LOCK'}:" in text or "lock hold by current process" in text:
         return f"data directory {path} is locked: another queue service uses it"
     if "Column family not found" in text:
         return f"data directory {path} was written by an older version of this program; starting its queue migrates it"

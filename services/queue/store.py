@@ -15,6 +15,10 @@ class StoreError(Exception):
     """The store cannot read or write now."""
 
 
+class StoreDamagedError(StoreError):
+    """What is read is not what was written; trying again does not help."""
+
+
 class StoreUnusableError(Exception):
     """The data directory cannot be used at all: locked, of a newer schema, or damaged."""
 
