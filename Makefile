@@ -99,6 +99,10 @@ gateway-kills: $(READY) ## Files and batches while their gateway is killed at ev
 observability-check: $(READY) ## Every query of dashboard and alerts, asked of a real Prometheus (Debian: prometheus)
 	@$(BIN)/python -m tests.observability
 
+.PHONY: helm-check
+helm-check: $(READY) ## Lint and render the Helm chart, and hold what comes out against schemas and services (npm)
+	@$(BIN)/python -m tests.helm
+
 .PHONY: fuzz
 fuzz: $(READY) ## Feed arbitrary bytes and lies to wire, services, batch reader and store: EXAMPLES=n of each test
 	@FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q --timeout 0 tests/fuzz

@@ -1,0 +1,162 @@
+{{- define "penstock.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "penstock.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "penstock.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "penstock.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects the pods of this release. */}}
+{{- define "penstock.selector" -}}
+app.kubernetes.io/name: {{ include "penstock.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "penstock.labels" -}}
+{{ include "penstock.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "penstock.tlsSecret" -}}
+{{- default (printf "%s-tls" (include "penstock.fullname" .)) .Values.tls.secretName -}}
+{{- end -}}
+
+{{/* A worker pool with what it leaves out, as JSON: (list $ pool). Its maps are merged into the defaults' maps, its
+     lists replace the defaults' lists. */}}
+{{- define "penstock.pool" -}}
+{{- $root := index . 0 -}}
+{{- toJson (mergeOverwrite (deepCopy $root.Values.workerDefaults) (deepCopy (index . 1))) -}}
+{{- end -}}
+
+{{/* Environment that all services have. */}}
+{{- define "penstock.env" -}}
+{{- if .Values.tls.enabled }}
+- {name: PENSTOCK_TLS_CERT, value: /etc/penstock/tls/tls.crt}
+- {name: PENSTOCK_TLS_KEY, value: /etc/penstock/tls/tls.key}
+- {name: PENSTOCK_TLS_CA, value: /etc/penstock/tls/ca.crt}
+{{- else if .Values.insecure }}
+- {name: PENSTOCK_INSECURE, value: "true"}
+{{- else }}
+{{- fail "tls.enabled is false: plain text between the services must be asked for with insecure: true" }}
+{{- end }}
+- {name: PENSTOCK_CONFIG, value: /etc/penstock/config/penstock.toml}
+{{- with .Values.otlp.endpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
+- {name: OTEL_EXPORTER_OTLP_INSECURE, value: {{ hasPrefix "https:" . | not | quote }}}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.volumeMounts" -}}
+- {name: tmp, mountPath: /tmp}
+- {name: config, mountPath: /etc/penstock/config, readOnly: true}
+{{- if .Values.tls.enabled }}
+- {name: tls, mountPath: /etc/penstock/tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.volumes" -}}
+- {name: tmp, emptyDir: {}}
+- name: config
+  configMap: {name: {{ include "penstock.fullname" . }}}
+{{- if .Values.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ include "penstock.tlsSecret" . }}
+    # Read by the group of fsGroup, nobody else.
+    defaultMode: 0440
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "penstock.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* How a gRPC service is asked for its health: (list $ port). The kubelet cannot show a certificate, so with TLS the
+     service asks itself. */}}
+{{- define "penstock.grpcHealth" -}}
+{{- if (index . 0).Values.tls.enabled }}
+exec: {command: [python3, -m, services.health, "127.0.0.1:{{ index . 1 }}"]}
+timeoutSeconds: 5
+{{- else }}
+grpc: {port: {{ index . 1 }}}
+timeoutSeconds: 4
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.httpHealth" -}}
+{{- if .Values.tls.enabled }}
+exec: {command: [python3, -m, services.health, "http://127.0.0.1:7415/health"]}
+timeoutSeconds: 5
+{{- else }}
+httpGet: {path: /health, port: http}
+timeoutSeconds: 4
+{{- end }}
+{{- end -}}
+
+{{/* What the pods of all services have in common: (list $ component values-of-it). */}}
+{{- define "penstock.podMeta" -}}
+{{- $root := index . 0 -}}
+labels:
+  {{- include "penstock.labels" $root | nindent 2 }}
+  app.kubernetes.io/component: {{ index . 1 }}
+annotations:
+  checksum/config: {{ include (print $root.Template.BasePath "/config.yaml") $root | sha256sum }}
+  {{- with (index . 2).podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "penstock.podSpec" -}}
+{{- $root := index . 0 -}}
+{{- $it := index . 1 -}}
+serviceAccountName: {{ include "penstock.fullname" $root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- include "penstock.podSecurity" $root | nindent 2 }}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $it.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $it.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $it.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Name, image and security of a container: (list $ component image-name). */}}
+{{- define "penstock.container" -}}
+{{- $root := index . 0 -}}
+name: {{ index . 1 }}
+image: "{{ $root.Values.image.registry }}/{{ index . 2 }}:{{ $root.Values.image.tag | default $root.Chart.AppVersion }}"
+imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+securityContext:
+  {{- include "penstock.containerSecurity" $root | nindent 2 }}
+{{- end -}}

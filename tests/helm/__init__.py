@@ -1,0 +1,1 @@
+"""The Helm chart, rendered by Helm and held against Kubernetes' schemas; `make helm-check`."""

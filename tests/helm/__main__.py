@@ -1,0 +1,134 @@
+"""The Helm chart, linted, rendered and checked: `python -m tests.helm`.
+
+Renders the chart with the values of every file of `cases/`, holds the objects against Kubernetes' schemas (unknown
+fields refused), KEDA's and the Prometheus operator's types, and against each other (`checks`). Values that must be
+refused are refused. What is planted is found: the checkers are checked first. The last line printed is JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from tests.helm import toolbox
+from tests.helm.checks import Object, container_of, is_outside, of_kind, problems
+from tests.helm.toolbox import Toolbox
+from tests.support.fleet import ROOT
+
+CHART = ROOT / "deploy" / "helm" / "penstock"
+CASES = sorted(Path(__file__).with_name("cases").glob("*.yaml"))
+KUBERNETES = ("1.27", "1.33", "1.37")
+"""The oldest that Chart.yaml allows, the one of the kubectl beside this Helm, and the newest with schemas."""
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "insecure": {"tls": {"enabled": False}},
+    "nonsense": {"nonsense": 1},
+    "gpu": {"workers": [{"name": "a", "model": "m", "gpu": 2}]},
+    "/workers/0": {"workers": [{"name": "a"}]},
+    "/workers/0/name": {"workers": [{"name": "A_b", "model": "m"}]},
+    "/workerDefaults/drainSeconds": {"workerDefaults": {"drainSeconds": 0}},
+    "/gateway/service/type": {"gateway": {"service": {"type": "Ingress"}}},
+    "/channels": {"channels": []},
+    "/channels/0/guaranteed_share": {"channels": [{"name": "a", "guaranteed_share": 2}]},
+}
+"""What the error must name, and the values that are no good."""
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
+def render(tools: Toolbox, values: Path) -> list[Object]:
+    """Return the objects; raises AssertionError with Helm's words."""
+    result = tools.template(CHART, [values])
+    assert result.returncode == 0, f"{values.name}: {result.stderr}"
+    return [found for found in yaml.safe_load_all(result.stdout) if found]
+
+
+def check_objects(tools: Toolbox, objects: list[Object], directory: Path, versions: tuple[str, ...]) -> list[str]:
+    """Return what schemas, types and the objects among each other find wrong."""
+    manifest = directory / "objects.yaml"
+    manifest.write_text(yaml.safe_dump_all([found for found in objects if not is_outside(found)]))
+    wrong: list[str] = []
+    for version in versions:
+        result = tools.against_schemas(manifest, version)
+        if result.returncode:
+            wrong.append(f"Kubernetes {version}: {result.stdout}{result.stderr}")
+    outside = tools.against_types(json.dumps([found for found in objects if is_outside(found)]))
+    if outside.returncode:
+        wrong.append(outside.stdout + outside.stderr)
+    return wrong + list(problems(objects))
+
+
+def plant(objects: list[Object]) -> dict[str, list[Object]]:
+    """Return copies of the objects, each with one thing wrong, by what must be said of it."""
+    planted: dict[str, list[Object]] = {}
+
+    def copy_for(said: str) -> list[Object]:
+        return planted.setdefault(said, copy.deepcopy(objects))
+
+    of_kind(copy_for("replcas"), "StatefulSet")[0]["spec"]["replcas"] = 1
+    of_kind(copy_for("selects nothing"), "Service")[0]["spec"]["selector"]["app.kubernetes.io/component"] = "quue"
+    of_kind(copy_for("is killed after"), "Deployment")[-1]["spec"]["template"]["spec"][
+        "terminationGracePeriodSeconds"
+    ] = 30
+    del of_kind(copy_for("may not reach"), "NetworkPolicy")[1]["spec"]["ingress"][0]["from"][0]
+    name = {"name": "PENSTOCK_WORKER_NONE", "value": "1"}
+    for workload in of_kind(copy_for("PENSTOCK_WORKER_NONE"), "Deployment"):
+        workload["spec"]["template"]["spec"]["containers"][0]["env"].append(name)
+    of_kind(copy_for("minReplicaCount"), "ScaledObject")[0]["spec"]["minReplicaCount"] = "two"
+    of_kind(copy_for("scales nothing"), "ScaledObject")[0]["spec"]["scaleTargetRef"]["name"] = "other"
+    of_kind(copy_for("endpoints"), "ServiceMonitor")[0]["spec"]["endpoints"] = [{"port": 7510, "relabelings": []}]
+    return planted
+
+
+def check_checkers(tools: Toolbox, objects: list[Object], directory: Path) -> int:
+    """Return how many planted faults were found; raises AssertionError for one that was not."""
+    planted = plant(objects)
+    for said, wrong in planted.items():
+        found = "\n".join(check_objects(tools, wrong, directory, KUBERNETES[-1:]))
+        assert said in found, f"the fault {said!r} was planted, and this was found: {found}"
+    return len(planted)
+
+
+def check_refusals(tools: Toolbox, directory: Path) -> int:
+    """Return how many wrong values were refused; raises AssertionError for those that were not."""
+    for said, values in REFUSED.items():
+        path = directory / "refused.yaml"
+        path.write_text(yaml.safe_dump(values))
+        result = tools.template(CHART, [path])
+        told = result.stderr.replace("'", "").replace(".", "/")
+        assert result.returncode, f"taken, and should not be: {values}"
+        assert said in told, f"{values}: {result.stderr}"
+    return len(REFUSED)
+
+
+def main() -> None:
+    """Check everything."""
+    tools = toolbox.default()
+    say(f"helm {tools.version}")
+    total = 0
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        for values in CASES:
+            tools.lint(CHART, values)
+            objects = render(tools, values)
+            wrong = check_objects(tools, objects, directory, KUBERNETES)
+            assert not wrong, f"{values.name}:\n" + "\n".join(wrong)
+            images = sorted({container_of(w)["image"] for w in of_kind(objects, "Deployment", "StatefulSet")})
+            say(f"{values.name}: {len(objects)} objects, images {', '.join(images)}")
+            total += len(objects)
+        everything = render(tools, CASES[-1])
+        found = {"faults_found": check_checkers(tools, everything, directory)}
+        found["values_refused"] = check_refusals(tools, directory)
+    print(json.dumps({"cases": len(CASES), "objects": total, "kubernetes": list(KUBERNETES), **found}))
+
+
+if __name__ == "__main__":
+    main()

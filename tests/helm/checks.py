@@ -1,0 +1,230 @@
+"""What the rendered objects must be beside well-formed: that they fit each other and the services."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from services.config import ChannelSettings
+from tests.support.promql import OBSERVABILITY, OF_THE_TARGET, documented, selectors
+from tests.tidy.test_deploy import variables
+
+Object = dict[str, Any]
+
+WORKLOADS = frozenset({"Deployment", "StatefulSet"})
+OUTSIDE = frozenset({"keda.sh", "monitoring.coreos.com"})
+"""API groups that Kubernetes itself does not have."""
+
+SHARED_VARIABLES = frozenset(
+    {"PENSTOCK_TLS_CERT", "PENSTOCK_TLS_KEY", "PENSTOCK_TLS_CA", "PENSTOCK_TLS_CLIENT_AUTH", "PENSTOCK_CONFIG"}
+)
+END_S = 10
+"""What a process needs beyond its own grace period, at least."""
+
+
+def is_outside(found: Object) -> bool:
+    """Whether the object's kind comes from a custom resource definition."""
+    return str(found["apiVersion"]).split("/")[0] in OUTSIDE
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    """Return the objects of these kinds."""
+    return [found for found in objects if found["kind"] in kinds]
+
+
+def title(found: Object) -> str:
+    """Return kind and name."""
+    return f"{found['kind']} {found['metadata']['name']}"
+
+
+def pod_of(workload: Object) -> Object:
+    """Return the pod template."""
+    template: Object = workload["spec"]["template"]
+    return template
+
+
+def container_of(workload: Object) -> Object:
+    """Return the one container."""
+    (container,) = pod_of(workload)["spec"]["containers"]
+    return dict(container)
+
+
+def covers(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    """Whether a selector chooses what has these labels."""
+    return selector.items() <= labels.items()
+
+
+def problems(objects: list[Object]) -> Iterator[str]:
+    """Yield what does not fit."""
+    names = [title(found) for found in objects]
+    yield from (f"{name} is there twice" for name in set(names) if names.count(name) > 1)
+    workloads = of_kind(objects, *WORKLOADS)
+    for workload in workloads:
+        for problem in (*_secure(workload), *_mounts(workload, objects), *_settings(workload), *_ends(workload)):
+            yield f"{title(workload)}: {problem}"
+    yield from _selectors(objects, workloads)
+    yield from _services(objects, workloads)
+    yield from _policies(objects, workloads)
+    yield from _channels(objects)
+    yield from _monitoring(objects)
+    yield from _scaling(objects, workloads)
+
+
+def _secure(workload: Object) -> Iterator[str]:
+    pod, container = pod_of(workload)["spec"], container_of(workload)
+    if not (pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001):
+        yield "does not run as the images' user"
+    security = container["securityContext"]
+    if not security["readOnlyRootFilesystem"] or security["allowPrivilegeEscalation"]:
+        yield "may write its root or gain rights"
+    if security["capabilities"] != {"drop": ["ALL"]} or pod["automountServiceAccountToken"]:
+        yield "has capabilities or a token"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        if len({"exec", "grpc", "httpGet"} & container[probe].keys()) != 1:
+            yield f"{probe} asks nothing"
+
+
+def _mounts(workload: Object, objects: list[Object]) -> Iterator[str]:
+    pod, container = pod_of(workload)["spec"], container_of(workload)
+    claims = [claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])]
+    volumes = [volume["name"] for volume in pod["volumes"]] + claims
+    mounted = [mount["name"] for mount in container["volumeMounts"]]
+    if sorted(volumes) != sorted(mounted):
+        yield f"volumes {sorted(volumes)} are mounted as {sorted(mounted)}"
+    maps = {found["metadata"]["name"] for found in of_kind(objects, "ConfigMap")}
+    named = {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
+    if not named <= maps:
+        yield f"no ConfigMap {named - maps}"
+    environment = {item["name"]: item.get("value", "") for item in container["env"]}
+    paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+    for name, value in environment.items():
+        if value.startswith("/") and not any(value.startswith(f"{path}/") for path in paths):
+            yield f"{name}={value} is not in a volume"
+
+
+def _settings(workload: Object) -> Iterator[str]:
+    names = [item["name"] for item in container_of(workload)["env"]]
+    if len(names) != len(set(names)):
+        yield f"a variable is set twice: {sorted(names)}"
+    unknown = {name for name in names if name.startswith("PENSTOCK")} - variables() - SHARED_VARIABLES
+    if unknown:
+        yield f"no service has {unknown}"
+    plain, secret = "PENSTOCK_INSECURE" in names, "PENSTOCK_TLS_CERT" in names
+    if plain == secret:
+        yield "TLS or plain text, one of both"
+
+
+def _ends(workload: Object) -> Iterator[str]:
+    """What ends must get the time that it takes."""
+    container = container_of(workload)
+    grace_s = pod_of(workload)["spec"]["terminationGracePeriodSeconds"]
+    own_s = [float(e["value"]) for e in container["env"] if e["name"].endswith("_SHUTDOWN_GRACE_S")]
+    before = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+    takes_s = sum(own_s) + float(before[-1]) + END_S
+    if grace_s < takes_s:
+        yield f"is killed after {grace_s} s and takes {takes_s} s"
+
+
+def _selectors(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
+    """Every selector chooses pods, and a workload's and a budget's those of one workload."""
+    for found in objects:
+        spec = found.get("spec", {})
+        match found["kind"]:
+            case "Service":
+                selector = spec["selector"]
+            case "NetworkPolicy":
+                selector = spec["podSelector"]["matchLabels"]
+            case "Deployment" | "StatefulSet" | "PodDisruptionBudget":
+                selector = spec["selector"]["matchLabels"]
+            case _:
+                continue
+        chosen = [title(w) for w in workloads if covers(selector, pod_of(w)["metadata"]["labels"])]
+        if not chosen:
+            yield f"{title(found)} selects nothing"
+        if found["kind"] in WORKLOADS and chosen != [title(found)]:
+            yield f"{title(found)} selects {chosen}"
+        if found["kind"] == "PodDisruptionBudget" and len(chosen) != 1:
+            yield f"{title(found)} selects {chosen}"
+
+
+def _services(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
+    """Every port that a Service names exists in all pods it selects, and every address is a Service's."""
+    offered: set[str] = set()
+    for service in of_kind(objects, "Service"):
+        for port in service["spec"]["ports"]:
+            offered.add(f"{service['metadata']['name']}:{port['port']}")
+            chosen = [w for w in workloads if covers(service["spec"]["selector"], pod_of(w)["metadata"]["labels"])]
+            for workload in chosen:
+                if port["targetPort"] not in {p["name"] for p in container_of(workload)["ports"]}:
+                    yield f"{title(service)}: {title(workload)} has no port {port['targetPort']}"
+    for workload in workloads:
+        for item in container_of(workload)["env"]:
+            if item["name"].endswith("_ADDRESS") and item["value"] not in offered:
+                yield f"{title(workload)}: nobody serves {item['value']}"
+        governing = workload["spec"].get("serviceName")
+        if governing and governing not in {address.partition(":")[0] for address in offered}:
+            yield f"{title(workload)}: no Service {governing}"
+
+
+def _policies(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
+    """Who has a peer's address in its environment is let in by the peer's policy."""
+    policies = of_kind(objects, "NetworkPolicy")
+    for workload in workloads if policies else []:
+        labels = pod_of(workload)["metadata"]["labels"]
+        for item in container_of(workload)["env"]:
+            if not item["name"].endswith("_ADDRESS"):
+                continue
+            name, _, port = item["value"].partition(":")
+            (service,) = [s for s in of_kind(objects, "Service") if s["metadata"]["name"] == name]
+            if not any(_lets_in(policy, service["spec"]["selector"], labels, int(port)) for policy in policies):
+                yield f"{title(workload)} may not reach {item['value']}"
+
+
+def _lets_in(policy: Object, target: dict[str, str], source: dict[str, str], port: int) -> bool:
+    if not covers(policy["spec"]["podSelector"]["matchLabels"], target):
+        return False
+    return any(
+        covers(peer["podSelector"]["matchLabels"], source)
+        for rule in policy["spec"]["ingress"]
+        if port in {allowed["port"] for allowed in rule["ports"]}
+        for peer in rule.get("from", [])
+        if "podSelector" in peer and "namespaceSelector" not in peer
+    )
+
+
+def _channels(objects: list[Object]) -> Iterator[str]:
+    """The configuration file is one, with channels that the services take."""
+    (text,) = [o["data"]["penstock.toml"] for o in of_kind(objects, "ConfigMap") if "penstock.toml" in o["data"]]
+    channels = tomllib.loads(text)["channels"]
+    for channel in channels:
+        ChannelSettings.model_validate({name: value for name, value in channel.items() if name != "name"})
+    if not all(channel["name"] for channel in channels):
+        yield "a channel without a name"
+
+
+def _monitoring(objects: list[Object]) -> Iterator[str]:
+    """Rules are those of alerts.yaml, and what is scraped has the labels that they ask for."""
+    for rule in of_kind(objects, "PrometheusRule"):
+        if rule["spec"] != yaml.safe_load((OBSERVABILITY / "alerts.yaml").read_text()):
+            yield f"{title(rule)} is not alerts.yaml"
+    for monitor in of_kind(objects, "ServiceMonitor"):
+        services = of_kind(objects, "Service")
+        if not [s for s in services if covers(monitor["spec"]["selector"]["matchLabels"], s["metadata"]["labels"])]:
+            yield f"{title(monitor)} selects no Service"
+        given = {relabeling["targetLabel"] for relabeling in monitor["spec"]["endpoints"][0]["relabelings"]}
+        if not given >= OF_THE_TARGET - {"instance"}:
+            yield f"{title(monitor)} gives only {given}"
+
+
+def _scaling(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
+    """What is scaled exists, by queries that name metrics and labels that do."""
+    for scaled in of_kind(objects, "ScaledObject"):
+        if scaled["spec"]["scaleTargetRef"]["name"] not in {w["metadata"]["name"] for w in workloads}:
+            yield f"{title(scaled)} scales nothing"
+        for trigger in scaled["spec"]["triggers"]:
+            for metric, labels in selectors(trigger["metadata"]["query"]):
+                if not labels <= documented().get(metric, frozenset()):
+                    yield f"{title(scaled)}: no {metric} with {set(labels)}"
