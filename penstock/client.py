@@ -209,6 +209,14 @@ class Client:
         """
         return self._follower.events(request_id, tokens)
 
+    async def wire_events_of(
+        self, request_ids: Sequence[str], tokens: bool
+    ) -> AsyncGenerator[list[pb.WatchEvent], None]:
+        """Yield events as `wire_events` does, of several requests as they come."""
+        async with aclosing(self._session(None, request_ids, 0, tokens, False).wire_events()) as events:
+            async for event in events:
+                yield [event]
+
     async def tokens(self, request_id: str) -> AsyncGenerator[TokenDelta, None]:
         """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.
 

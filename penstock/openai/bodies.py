@@ -62,6 +62,9 @@ STREAMING: dict[str, tuple[Any, ...]] = {"stream": (False,), "stream_options": (
 WITHOUT_EFFECT = ("user", "metadata")
 """Fields that never change an answer; accepted and left out."""
 
+MAX_PROMPTS = 1024
+"""In one body: each is a request of its own, and all of them are watched at once."""
+
 MAX_STOP_STRINGS = 4
 """vLLM's own limit."""
 
@@ -240,6 +243,11 @@ class Body(Strict):
         return False
 
     @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts of a completion, one or several; none of a chat."""
+        return []
+
+    @property
     def streamed_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -314,7 +322,7 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[TokenId]
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     echo: bool | None = None
     logprobs: Logprobs | None = None
 
@@ -326,14 +334,20 @@ class CompletionBody(Body):
 
     @field_validator("prompt", mode="before")
     @classmethod
-    def _one_prompt(cls, value: Any) -> Any:
-        if isinstance(value, list) and value and isinstance(value[0], str | list):
-            if len(value) > 1:
-                raise ValueError("several prompts in one request are not supported; send one request per prompt")
-            value = value[0]
-        if value in ("", []):
+    def _no_prompt_is_empty(cls, value: Any) -> Any:
+        several = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
+        prompts = value if several else [value]
+        if len(prompts) > MAX_PROMPTS:
+            raise ValueError(f"at most {MAX_PROMPTS} prompts in one request, got {len(prompts)}")
+        if any(prompt in ("", []) for prompt in prompts):
             raise ValueError("the prompt is empty")
-        return value
+        return prompts[0] if len(prompts) == 1 else value
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one or several."""
+        value: Any = self.prompt
+        return value if isinstance(value, list) and isinstance(value[0], str | list) else [value]
 
     @property
     def most_tokens(self) -> int | None:
@@ -365,6 +379,8 @@ def parse_body(url: str, body: dict[str, Any], streams: bool = False) -> ChatBod
         checked = kind.model_validate(kept)
     except ValidationError as error:
         raise _body_error(error) from None
+    if len(checked.prompts) > 1 and not streams:
+        raise BodyError("prompt: several prompts are not supported in batches", "prompt", "unsupported_parameter")
     if checked.min_tokens and checked.most_tokens is not None and checked.min_tokens > checked.most_tokens:
         raise BodyError(f"min_tokens: {checked.min_tokens} is more than max_tokens {checked.most_tokens}", "min_tokens")
     return checked

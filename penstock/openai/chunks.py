@@ -105,12 +105,21 @@ class Chunks:
     """The chunks of one stream, each as the text after `data: `."""
 
     def __init__(
-        self, shape: Shape, request_id: str, created_s: int, model: str, n: int, usage: bool, tools: bool = False
+        self,
+        shape: Shape,
+        request_id: str,
+        created_s: int,
+        model: str,
+        n: int,
+        usage: bool,
+        tools: bool = False,
+        first: int = 0,
     ) -> None:
         """Write for request `request_id` with `n` completions; with `usage`, token counts come last.
 
-        With `tools` the answers are messages that may call functions.
+        With `tools` the answers are messages that may call functions. The completions are numbered from `first`.
         """
+        self._first = first
         self._shape = shape
         self._tools = tools
         self._choices = [_Choice() for _ in range(n)]
@@ -140,8 +149,12 @@ class Chunks:
                 parts = choice.last_parts(whole) if self._tools else None
                 lines.append(self._chunk(choice, whole.index, choice.last(whole), whole, parts))
         if self._usage:
-            lines.append(f'{self._head}],"usage":{_json(usage_of(result))}}}')
+            lines.append(self.usage_line(usage_of(result)))
         return lines
+
+    def usage_line(self, counts: dict[str, int]) -> str:
+        """Return the chunk that has the token counts."""
+        return f'{self._head}],"usage":{_json(counts)}}}'
 
     def _opening(self) -> list[str]:
         """Return the chunks before everything else: in a chat, the role of each choice."""
@@ -162,6 +175,7 @@ class Chunks:
     ) -> str:
         ends: dict[str, Any] = {"finish_reason": None} if whole is None else ending(whole)
         line: dict[str, Any]
+        index += self._first
         if self._shape.chat:
             logprobs = chat_logprobs(delta.logprobs, self._shape)
             said = {"content": delta.text} if parts is None else parts

@@ -43,7 +43,10 @@ LOGIT_BIAS_BOUND = 100.0
 
 
 def to_request(body: ChatBody | CompletionBody) -> pb.Request:
-    """Return the request of one line, without its key, batch and channel. Raises InvalidRequest."""
+    """Return the request of one line, without its key, batch and channel; of several prompts, that of the first.
+
+    Raises InvalidRequest.
+    """
     fields: dict[str, Any] = {name: getattr(body, name) for name in SAME_NAME}
     fields["max_tokens"] = body.most_tokens
     fields["structured_outputs"] = _structure(body)
@@ -56,7 +59,7 @@ def to_request(body: ChatBody | CompletionBody) -> pb.Request:
     if isinstance(body, ChatBody):
         _add_chat(fields, body)
     else:
-        fields["prompt"] = body.prompt
+        fields["prompt"] = body.prompts[0]
         fields["logprobs"] = body.logprobs
         fields["echo"] = body.echo
         if body.echo and body.prompt_logprobs is None:

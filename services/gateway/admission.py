@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.extras import Extras
+from services.gateway.group import Group
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, given_as
 
@@ -30,6 +32,16 @@ class Asked:
     request: pb.Request
     keep: bool
     """It goes on if the client goes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of one generation at the queue."""
+
+    name: str
+    """Request id that its client knows it by."""
+    ids: tuple[str, ...]
+    """Its requests, one for each prompt."""
 
 
 def understand(url: str, content: dict[str, Any], extras: Extras, now_ns: int) -> Asked:
@@ -56,12 +68,12 @@ class Admission:
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def submit(self, asked: Asked) -> str:
-        """Return the durable request's id. Raises Problem, or the client's errors.
+    async def submit(self, asked: Asked) -> Submitted:
+        """Return what is durable now. Raises Problem, or the client's errors.
 
-        If the caller is cancelled meanwhile, the request is cancelled once its id is known, unless it is to be kept.
+        If the caller is cancelled meanwhile, it is cancelled once its id is known, unless it is to be kept.
         """
-        submitting = asyncio.create_task(self._client.submit_request(asked.request))
+        submitting = asyncio.create_task(self._submit(asked))
         try:
             return await asyncio.shield(submitting)
         except asyncio.CancelledError:
@@ -71,6 +83,26 @@ class Admission:
             name = given_as(error.param)
             raise Problem(400, str(error).replace(error.param, name, 1), name, error.code) from None
 
+    async def _submit(self, asked: Asked) -> Submitted:
+        prompts = asked.body.prompts
+        if len(prompts) <= 1:
+            request_id = await self._client.submit_request(asked.request)
+            return Submitted(request_id, (request_id,))
+        group = Group.of(asked.request.idempotency_key, len(prompts))
+        ids = dict.fromkeys(range(len(prompts)), "")
+        try:
+            async with aclosing(self._client.submit_many(group.requests(asked.request, prompts))) as acks:
+                async for ack in acks:
+                    if ack.error is not None:
+                        raise InvalidRequest(ack.error.message, ack.error.param, ack.error.code)
+                    ids[ack.index] = ack.request_id
+        except PenstockError:
+            if not asked.keep:
+                # What of it is durable answers nobody; under a key it waits for the next try.
+                self.abandon(group.name)
+            raise
+        return Submitted(group.name, tuple(ids.values()))
+
     def abandon(self, request_id: str) -> None:
         """Cancel a request whose client has gone."""
         self._in_background(self._cancel(request_id))
@@ -79,17 +111,21 @@ class Admission:
         """Wait until what was abandoned is cancelled."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _undo(self, submitting: asyncio.Task[str], keep: bool) -> None:
+    async def _undo(self, submitting: asyncio.Task[Submitted], keep: bool) -> None:
         try:
-            request_id = await submitting
+            submitted = await submitting
         except PenstockError:
             return
         if not keep:
-            await self._cancel(request_id)
+            await self._cancel(submitted.name)
 
     async def _cancel(self, request_id: str) -> None:
+        group = Group.named(request_id)
         try:
-            await self._client.cancel(request_id)
+            if group is None:
+                await self._client.cancel(request_id)
+            else:
+                await self._client.cancel(batch=group.batch)
             self._metrics.cancels.inc()
         except PenstockError as error:
             log.warning("%s goes on without its client: %s", request_id, error)

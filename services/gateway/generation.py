@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -15,13 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.client import Client
 from penstock.errors import PenstockError
-from penstock.openai.answers import body_of
 from penstock.openai.chunks import Chunks
 from penstock.openai.message import DivergedError
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.admission import Admission, Asked, understand
+from services.gateway.admission import Admission, Asked, Submitted, understand
 from services.gateway.extras import Extras, read_extras
+from services.gateway.group import JoinedChunks, body_of_all
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError, Intake
 from services.gateway.limits import KEEP_ALIVE_S
@@ -83,8 +83,9 @@ class _Exchange:
         self._reply = reply
         self._started_s = started_s
         self._asked: Asked | None = None
+        self._submitted = Submitted("", ())
         self.request_id = ""
-        """The queue's name of it, once it is durable."""
+        """The name of it, once it is durable."""
         self._failed_status = 0
         self._span: trace.Span = trace.INVALID_SPAN
 
@@ -100,6 +101,9 @@ class _Exchange:
         except ClientGoneError:
             self._hung_up()
         except Problem as problem:
+            if len(self._submitted.ids) > 1:
+                # One prompt's end without an answer is that of the whole.
+                self._leave()
             await self._tell(problem)
         except PenstockError as error:
             await self._tell(of_error(error))
@@ -123,7 +127,8 @@ class _Exchange:
         asked.request.tracestate = extras.tracestate
         async with until_hangup(receive):
             view = await self._parts.served.check(asked.request.model)
-            self.request_id = await self._parts.admission.submit(asked)
+            self._submitted = await self._parts.admission.submit(asked)
+            self.request_id = self._submitted.name
             self._parts.recent.began(self.request_id, self._url, asked.request.model, asked.request.channel)
             self._reply.headers["x-request-id"] = self.request_id
             self._span.set_attribute("penstock.request.id", self.request_id)
@@ -133,16 +138,25 @@ class _Exchange:
                 await self._whole(asked)
 
     async def _whole(self, asked: Asked) -> None:
-        async with aclosing(self._parts.client.wire_events(self.request_id, tokens=False)) as told:
+        ids = self._submitted.ids
+        results: dict[str, pb.Result] = {}
+        async with aclosing(self._told(tokens=False)) as told:
             async for events in told:
-                result = completed(events[-1].result.result)
-                await self._reply.json(200, body_of(asked.shape, result))
-                return
+                for event in events:
+                    result = completed(event.result.result)
+                    results[result.request_id] = result
+                if len(results) == len(ids):
+                    break
+        await self._reply.json(200, body_of_all(self.request_id, asked.shape, [results[one] for one in ids]))
+
+    def _told(self, tokens: bool) -> AsyncGenerator[list[queue_pb2.WatchEvent], None]:
+        """Return what the queue tells of all that was submitted."""
+        ids, client = self._submitted.ids, self._parts.client
+        return client.wire_events(ids[0], tokens) if len(ids) == 1 else client.wire_events_of(ids, tokens)
 
     async def _stream(self, asked: Asked, model: str) -> None:
-        chunks: Chunks | None = None
-        watch = self._parts.client.wire_events(self.request_id, tokens=True)
-        async with aclosing(watch) as told, self._kept_alive():
+        chunks: Chunks | JoinedChunks | None = None
+        async with aclosing(self._told(tokens=True)) as told, self._kept_alive():
             async for events in told:
                 if events[-1].WhichOneof("event") == "result":
                     completed(events[-1].result.result)
@@ -151,21 +165,22 @@ class _Exchange:
                 await self._reply.events([line for event in events for line in self._lines(chunks, event)])
         await self._reply.end()
 
-    async def _begun(self, asked: Asked, model: str, event: queue_pb2.WatchEvent) -> Chunks:
+    async def _begun(self, asked: Asked, model: str, event: queue_pb2.WatchEvent) -> Chunks | JoinedChunks:
         """Return the writer of the chunks, made when there is a first one: only then is it known who answers."""
         if event.WhichOneof("event") == "result":
             model = event.result.result.model or model
         if not model:
-            info = await self._parts.client.get(self.request_id)
+            info = await self._parts.client.get(event.tokens.request_id)
             model = (await self._parts.served.view()).workers.get(info.worker_id, asked.request.model)
         self._parts.metrics.first_token.labels(self._url).observe(time.monotonic() - self._started_s)
-        body = asked.body
-        created_s = int(time.time())
-        return Chunks(
-            asked.shape, self.request_id, created_s, model, body.n or 1, body.streamed_usage, body.offers_tools
-        )
+        body, ids, name = asked.body, self._submitted.ids, self.request_id
+        created_s, n = int(time.time()), body.n or 1
+        if len(ids) == 1:
+            return Chunks(asked.shape, name, created_s, model, n, body.streamed_usage, body.offers_tools)
+        each = [Chunks(asked.shape, name, created_s, model, n, False, first=number * n) for number in range(len(ids))]
+        return JoinedChunks(each, ids, body.streamed_usage)
 
-    def _lines(self, chunks: Chunks, event: queue_pb2.WatchEvent) -> list[str]:
+    def _lines(self, chunks: Chunks | JoinedChunks, event: queue_pb2.WatchEvent) -> list[str]:
         """Return the chunks of one event; raises Problem if a later attempt disagrees with what was told."""
         try:
             if event.WhichOneof("event") == "tokens":
@@ -199,6 +214,10 @@ class _Exchange:
             return  # with its answer
         self._failed_status = CLIENT_CLOSED
         self._parts.metrics.hangups.inc()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Cancel what nobody waits for any more, unless it is to be kept."""
         if self.request_id and self._asked is not None and not self._asked.keep:
             self._parts.admission.abandon(self.request_id)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -10,11 +12,15 @@ from starlette.responses import JSONResponse
 from penstock.client import Client
 from penstock.errors import PenstockError
 from penstock.live.timeline import status_of
-from penstock.openai.answers import body_of, failure_of
+from penstock.openai.answers import failure_of
 from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
+from services.gateway.group import Group, body_of_all
 from services.gateway.problem import of_error
+
+LOOK_AHEAD = 16
+"""Requests of one body looked up at once."""
 
 
 class Requests:
@@ -26,44 +32,87 @@ class Requests:
 
     async def get(self, request: Request) -> JSONResponse:
         """Return the state of a request, with the response its asker got or will get."""
-        asked = queue_pb2.GetRequest(request_id=request.path_params["request_id"])
+        name = request.path_params["request_id"]
         try:
-            return JSONResponse(described(await self._client.wire_get(asked)))
+            return JSONResponse(described(name, await self._found(name)))
         except PenstockError as error:
             raise of_error(error) from None
+
+    async def _found(self, name: str) -> list[queue_pb2.GetResponse]:
+        """Return the state of a request, or of each of those that one body with several prompts became."""
+        group = Group.named(name)
+        if group is None:
+            return [await self._client.wire_get(queue_pb2.GetRequest(request_id=name))]
+        keys = [queue_pb2.IdempotencyKey(key=group.key(number)) for number in range(group.count)]
+        found: list[queue_pb2.GetResponse] = []
+        for start in range(0, len(keys), LOOK_AHEAD):
+            some = keys[start : start + LOOK_AHEAD]
+            gets = (self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key)) for key in some)
+            found += await asyncio.gather(*gets)
+        return found
 
     async def delete(self, request: Request) -> JSONResponse:
         """Cancel a request that has not ended, delete the answer of one that has."""
-        request_id = request.path_params["request_id"]
+        name = request.path_params["request_id"]
         try:
-            deleted = await self._client.delete(request_id)
-            if not deleted:
-                await self._client.wire_get(queue_pb2.GetRequest(request_id=request_id))
-                await self._client.cancel(request_id)
+            deleted = await self._gone(name)
         except PenstockError as error:
             raise of_error(error) from None
-        return JSONResponse({"id": request_id, "object": "request.deleted", "deleted": bool(deleted)})
+        return JSONResponse({"id": name, "object": "request.deleted", "deleted": deleted})
+
+    async def _gone(self, name: str) -> bool:
+        """Delete what has ended, cancel what has not; return whether it had."""
+        if Group.named(name) is None:
+            if await self._client.delete(name):
+                return True
+            await self._found(name)
+            await self._client.cancel(name)
+            return False
+        found = await self._found(name)
+        ids = [one.request_id for one in found]
+        if all(one.HasField("result") for one in found):
+            return bool(await self._client.delete(*ids))
+        await self._client.cancel(*ids)
+        return False
 
 
-def described(found: queue_pb2.GetResponse) -> dict[str, Any]:
-    """Return a request as the gateway shows it; times in Unix seconds."""
-    result = found.result if found.HasField("result") else None
-    timings = found.result.timings
+def described(name: str, found: Sequence[queue_pb2.GetResponse]) -> dict[str, Any]:
+    """Return a request as the gateway shows it; times in Unix seconds.
+
+    The requests of one body with several prompts are shown as one: it has ended when all of them have.
+    """
+    results = [one.result for one in found if one.HasField("result")]
+    ended = len(results) == len(found)
+    workers = [one.worker_id or one.result.worker_id for one in found]
     return {
-        "id": found.request_id,
+        "id": name,
         "object": "request",
-        "status": status_of(found),
-        "channel": found.channel,
-        "attempts": found.attempts,
-        "worker": found.worker_id or found.result.worker_id or None,
-        "created_at": timings.submitted_unix_ns // 1_000_000_000 or None,
-        "completed_at": timings.completed_unix_ns // 1_000_000_000 or None,
-        "response": None if result is None else _response(result),
+        "status": joined_status([status_of(one) for one in found]),
+        "channel": found[0].channel,
+        "attempts": max(one.attempts for one in found),
+        "worker": next(filter(None, workers), None),
+        "created_at": _seconds(min(result.timings.submitted_unix_ns for result in results)) if ended else None,
+        "completed_at": _seconds(max(result.timings.completed_unix_ns for result in results)) if ended else None,
+        "response": _response(name, results) if ended else None,
     }
 
 
-def _response(result: pb.Result) -> dict[str, Any]:
-    if result.outcome == pb.OUTCOME_COMPLETED:
-        return {"status_code": 200, "body": body_of(Shape.from_reference(result.client_reference), result)}
-    status, error = failure_of(result)
-    return {"status_code": status, "body": {"error": error}}
+def joined_status(statuses: Sequence[str]) -> str:
+    """Return the status of a whole whose parts have these."""
+    open_ones = {"waiting", "running"}
+    if open_ones.isdisjoint(statuses):
+        return next((status for status in statuses if status != "completed"), "completed")
+    return "waiting" if set(statuses) == {"waiting"} else "running"
+
+
+def _seconds(unix_ns: int) -> int | None:
+    return unix_ns // 1_000_000_000 or None
+
+
+def _response(name: str, results: Sequence[pb.Result]) -> dict[str, Any]:
+    for result in results:
+        if result.outcome != pb.OUTCOME_COMPLETED:
+            status, error = failure_of(result)
+            return {"status_code": status, "body": {"error": error}}
+    shape = Shape.from_reference(results[0].client_reference)
+    return {"status_code": 200, "body": body_of_all(name, shape, results)}

@@ -95,11 +95,16 @@ TEXTS: dict[str, dict[str, Any]] = {
     "stop": STOPPING,
     "logprobs": {"max_tokens": 6, "logprobs": 2},
     "n": {"max_tokens": 8, "n": 2, "temperature": 0.8, "seed": 7},
+    "several": {"prompt": [words(3, 9), "Ünïcödé", words(4, 30)], "max_tokens": 12},
+    "several token lists": {"prompt": [[5, 300, 301], [302]], "max_tokens": 6, "logprobs": 1},
+    "several, n each": {"prompt": ["one", "two"], "max_tokens": 8, "n": 2, "temperature": 0.8, "seed": 7},
+    "a list of one": {"prompt": [words(3, 9)], "max_tokens": 8},
 }
 WHOLE: dict[str, dict[str, Any]] = {
     "echo": {"max_tokens": 4, "extra_body": {"echo": True}},
     "echo with logprobs": {"max_tokens": 4, "logprobs": 1, "echo": True},
     "prompt logprobs": {"max_tokens": 2, "extra_body": {"prompt_logprobs": 1}},
+    "several, echoed": {"prompt": ["one", "two three"], "max_tokens": 4, "echo": True},
 }
 """What is not available in a stream."""
 
@@ -236,7 +241,8 @@ def test_wrong_tools_are_refused_alike(bases: list[str], fields: dict[str, Any],
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"max_tokens": -1}, "max_tokens"), ({"model": "no"}, "model"), ({"prompt": words(1, 2000)}, None),
-     ({"temperature": -1}, "temperature"), ({"prompt": words(1, 2000), "stream": True}, None)],
+     ({"temperature": -1}, "temperature"), ({"prompt": words(1, 2000), "stream": True}, None),
+     ({"prompt": ["x", words(1, 2000)]}, None)],
 )  # fmt: skip
 def test_refusals_are_the_same_exceptions(bases: list[str], fields: dict[str, Any], param: str | None) -> None:
     kinds = []

@@ -65,6 +65,8 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         self.refuse_submits = 0
         self.tokens: list[request_pb2.TokenDelta] = []
         self.dead: list[pb.DeadLetter] = []
+        self.cancelled_batches: list[str] = []
+        self.deleted: list[str] = []
         self.changed = asyncio.Condition()
 
     @property
@@ -253,11 +255,14 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
         known = {r.request_id for r in self.requests}
         ids = list(request.request_ids.ids)
+        if request.batch:
+            self.cancelled_batches.append(request.batch)
         return pb.CancelResponse(
             cancelled=sum(i in known for i in ids), not_cancelled=[i for i in ids if i not in known]
         )
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:
+        self.deleted += request.request_ids.ids
         return pb.DeleteResponse(deleted=len(request.request_ids.ids))
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:

@@ -178,7 +178,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
         (COMPLETIONS_URL, {}, "prompt"),
         (COMPLETIONS_URL, {"prompt": ""}, "prompt"),
         (COMPLETIONS_URL, {"prompt": []}, "prompt"),
-        (COMPLETIONS_URL, {"prompt": ["a", "b"]}, "prompt"),
+        (COMPLETIONS_URL, {"prompt": ["a", ""]}, "prompt"),
         (COMPLETIONS_URL, {"prompt": [1, -1]}, "prompt"),
         (COMPLETIONS_URL, {"prompt": "p", "suffix": "s"}, "suffix"),
         (CHAT_URL, {"messages": []}, "messages"),
