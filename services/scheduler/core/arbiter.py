@@ -89,6 +89,20 @@ class Arbiter:
         self._rules.add(channel)
         self._news = True
 
+    def reshared(self) -> None:
+        """Note that channels have other shares than before: what was booked and found out under those is void.
+
+        Heads that saved have their payment back and save again by the new shares, if they still have to.
+        """
+        for saving in self._savings:
+            self._cancel(saving)
+        self._tiers = in_tiers(self._ring)
+        self._rules.reshared(self._ring)
+        self._fenced.clear()
+        for worker in self._fleet:
+            self.room_grew(worker)
+        self._look_again()
+
     def saving_on(self, worker: Worker) -> Saving | None:
         """Return the head that saves on the worker, None if none does."""
         return self._savings.on(worker)

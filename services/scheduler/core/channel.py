@@ -11,30 +11,14 @@ long. The deficit is what it may still take before the others have had their tur
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.hold_time import HoldTime
 from services.scheduler.core.line import Line, order
 from services.scheduler.core.openings import Openings
+from services.scheduler.core.share import Share
 
-
-class Share(NamedTuple):
-    """What a channel is entitled to. Shares are parts of each worker's capacity, 0 to 1; a lower tier goes first."""
-
-    weight: float = 1.0
-    guaranteed_share: float = 0.0
-    ceiling_share: float = 1.0
-    tier: int = 0
-
-    def guaranteed_blocks(self, capacity_blocks: int) -> int:
-        """Return the blocks nobody else may hold while the channel has work."""
-        return int(self.guaranteed_share * capacity_blocks)
-
-    def ceiling_blocks(self, capacity_blocks: int) -> int:
-        """Return the most blocks the channel may hold."""
-        return int(self.ceiling_share * capacity_blocks)
+__all__ = ["Channel", "Share"]
 
 
 class Channel:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.arbiter import Arbiter, quantum_block_ns
+from services.scheduler.core.arbiter import Arbiter
 from services.scheduler.core.audit import Audit
 from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
 from services.scheduler.core.bids import Placement
@@ -21,6 +21,7 @@ from services.scheduler.core.estimate import rejection
 from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.ledger import Change, Verdict
 from services.scheduler.core.policy import Policy
+from services.scheduler.core.roster import Roster
 from services.scheduler.core.waiting import waiting_blocks
 
 LEAST_WINDOW_REQUESTS = 64
@@ -37,9 +38,6 @@ MOST_PARKED_REQUESTS = 16_384
 
 UNCLAIMED_PAUSE_NS = 500_000_000
 """A worker that handed a grant back unclaimed cannot reach the queue; granting at once again would only spin."""
-
-SHARED_LINE = ""
-"""Name of the one arbitration channel of a policy that keeps no channels apart."""
 
 
 class Machine:
@@ -59,7 +57,6 @@ class Machine:
         `started_ns` nothing is rejected as too large, because larger workers may still be on their way back.
         """
         self.policy = policy = policy.fresh()
-        self.shares = dict(shares)
         self.counters = Counters()
         self.fleet = Fleet(sequence_slack)
         self.backlog = Backlog()
@@ -69,12 +66,9 @@ class Machine:
         self._fleet_known = False
         self._queue_channels: tuple[str, ...] = ()
         self._windows: dict[str, int] = {}
-        self._least_weight = min((share.weight for share in shares.values()), default=1.0)
-        self._channels: dict[str, Channel] = {}
         self._arbiter = Arbiter(policy, self.fleet, ())
-        self._audit = Audit(self.fleet, self.backlog, self._channels)
-        for name in shares if policy.channels_apart else (SHARED_LINE,):
-            self._channel(name)
+        self._roster = Roster(shares, policy.channels_apart, self._arbiter)
+        self._audit = Audit(self.fleet, self.backlog, self._roster.channels)
         self._effects: list[m.Effect] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             m.WorkerOpened: self._worker_opened,
@@ -87,6 +81,8 @@ class Machine:
             m.QueueClosed: self._queue_closed,
             m.Announced: self._announced,
             m.Gone: self._gone,
+            m.QueueChannels: self._queue_channels_changed,
+            m.Reconfigure: self._reconfigure,
             m.DrainRequested: self._drain_requested,
             m.Tick: self._tick,
         }
@@ -104,22 +100,21 @@ class Machine:
                 self._grant(placement)
         return self._taken_effects()
 
+    @property
+    def shares(self) -> Mapping[str, Share]:
+        """The configured share of each channel."""
+        return self._roster.shares
+
     def channel(self, name: str) -> Channel:
         """Return the arbitration channel that requests of channel `name` wait in."""
-        return self._channel(name if self.policy.channels_apart else SHARED_LINE)
+        return self._roster.channel(name)
 
     def _taken_effects(self) -> list[m.Effect]:
         effects, self._effects = self._effects, []
         return effects
 
-    def _channel(self, name: str) -> Channel:
-        channel = self._channels.get(name)
-        if channel is None:
-            # A channel the configuration does not know (removed from it, say) gets an ordinary share, not silence.
-            share = self.shares.get(name, Share()) if self.policy.channels_apart else Share()
-            channel = self._channels[name] = Channel(name, share, quantum_block_ns(share.weight, self._least_weight))
-            self._arbiter.add(channel)
-        return channel
+    def _reconfigure(self, message: m.Reconfigure, _now_ns: int) -> None:
+        self._roster.reconfigure(message.shares)
 
     # ---- grants ----
 
@@ -156,6 +151,13 @@ class Machine:
         self._queue_channels = opened.channels
         self._set_windows()
 
+    def _queue_channels_changed(self, changed: m.QueueChannels, _now_ns: int) -> None:
+        if self.queue_connected:
+            self._queue_channels = changed.channels
+            # A line that is made anew at the queue begins without a window.
+            self._windows = {name: limit for name, limit in self._windows.items() if name in changed.channels}
+            self._set_windows()
+
     def _queue_closed(self, _closed: m.QueueClosed, _now_ns: int) -> None:
         self.queue_connected = False
         self._queue_channels = ()
@@ -188,7 +190,7 @@ class Machine:
     def unserved(self) -> dict[str, int]:
         """Return how many requests wait for each model that no worker serves; "" is any model."""
         counts: dict[str, int] = {}
-        for channel in self._channels.values():
+        for channel in self._roster.channels.values():
             for line in channel.lines.values():
                 if not self.fleet.serving(line.model):
                     counts[line.model] = counts.get(line.model, 0) + len(line)
@@ -196,7 +198,7 @@ class Machine:
 
     def waiting_blocks(self) -> dict[tuple[str, str], int]:
         """Return the blocks that what waits is expected to need, by channel and model asked for; "" is any model."""
-        lines = [line for channel in self._channels.values() for line in channel.lines.values()]
+        lines = [line for channel in self._roster.channels.values() for line in channel.lines.values()]
         return waiting_blocks(lines, self.fleet, self.policy)
 
     def _parked(self, channel: Channel) -> int:

@@ -8,7 +8,10 @@ times are Unix time in nanoseconds.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
+
+from services.scheduler.core.share import Share
 
 
 class ReleaseCause(enum.IntEnum):
@@ -135,6 +138,12 @@ class QueueOpened(NamedTuple):
     channels: tuple[str, ...]
 
 
+class QueueChannels(NamedTuple):
+    """The queue's channels are others now than when the Backlog stream was opened."""
+
+    channels: tuple[str, ...]
+
+
 class QueueClosed(NamedTuple):
     """The Backlog stream ended: what it announced may have changed since."""
 
@@ -173,6 +182,12 @@ class DrainRequested(NamedTuple):
     undo: bool = False
 
 
+class Reconfigure(NamedTuple):
+    """The configuration gives the channels these shares from now on. Nothing that is held is taken back."""
+
+    shares: Mapping[str, Share]
+
+
 class Tick(NamedTuple):
     """Time passed."""
 
@@ -185,10 +200,12 @@ Input: TypeAlias = (
     | CompletionAck
     | EngineReport
     | QueueOpened
+    | QueueChannels
     | QueueClosed
     | Announced
     | Gone
     | DrainRequested
+    | Reconfigure
     | Tick
 )
 

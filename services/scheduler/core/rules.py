@@ -35,6 +35,10 @@ class Rules:
         if channel.share.guaranteed_share:
             self._guaranteed.append(channel)
 
+    def reshared(self, channels: Sequence[Channel]) -> None:
+        """Take the shares that `channels`, all there are, have now."""
+        self._guaranteed = [channel for channel in channels if channel.share.guaranteed_share]
+
     def claim(self, worker: Worker, channel: Channel, entry: Entry, blocks: int, now_ns: int) -> Claim:
         """Return how the entry may have `blocks` of the worker, if they are free."""
         if not below_ceiling(worker, channel, blocks):

@@ -76,6 +76,12 @@ class World:
         for node in self.nodes.values():
             self.break_credits(node)
 
+    def reconfigure(self) -> None:
+        """The configuration has other channels from now on, perhaps not those that requests wait in."""
+        names = self.chance.sample(("interactive", "batch", "new"), self.chance.randint(1, 3))
+        shares = {name: Share(self.chance.randint(1, 9), 0.1, self.chance.choice((0.3, 1.0))) for name in names}
+        self.tell(m.Reconfigure(shares))
+
     def break_backlog(self) -> None:
         """The Backlog stream is lost with all that is on it, and opened again."""
         self.backlog.clear()
@@ -217,6 +223,7 @@ class World:
             self.chance.choice(
                 (
                     self.restart_scheduler,
+                    self.reconfigure,
                     self.break_backlog,
                     lambda: self.break_credits(node),
                     lambda: self.kill_worker(node),

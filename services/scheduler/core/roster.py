@@ -1,0 +1,59 @@
+"""The arbitration channels there are, and the shares they have at present."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.scheduler.core.arbiter import Arbiter, quantum_block_ns
+from services.scheduler.core.channel import Channel, Share
+
+SHARED_LINE = ""
+"""Name of the one arbitration channel of a policy that keeps no channels apart."""
+
+
+class Roster:
+    """Finds the channel that requests wait in, and makes it if need be. Owns what configuration says of shares.
+
+    A channel that the configuration does not name (any more) has an ordinary share, not silence: what waits in it is
+    served, and what it holds comes home by completions.
+    """
+
+    def __init__(self, shares: Mapping[str, Share], apart: bool, arbiter: Arbiter) -> None:
+        """Make the channels that `shares` name; unless they are kept `apart`, one for all."""
+        self.shares = dict(shares)
+        self.channels: dict[str, Channel] = {}
+        self._apart = apart
+        self._arbiter = arbiter
+        for name in shares if apart else (SHARED_LINE,):
+            self._make(name)
+
+    def channel(self, name: str) -> Channel:
+        """Return the channel that requests of channel `name` wait in."""
+        if not self._apart:
+            name = SHARED_LINE
+        found = self.channels.get(name)
+        return self._make(name) if found is None else found
+
+    def reconfigure(self, shares: Mapping[str, Share]) -> None:
+        """Give every channel its share of `shares`; what they hold, wait for and owe stays as it is."""
+        if shares == self.shares:
+            return
+        self.shares = dict(shares)
+        if not self._apart:
+            return
+        for channel in self.channels.values():
+            channel.share = self._share(channel.name)
+            channel.quantum_block_ns = self._quantum_block_ns(channel.share)
+        self._arbiter.reshared()
+
+    def _make(self, name: str) -> Channel:
+        share = self._share(name)
+        channel = self.channels[name] = Channel(name, share, self._quantum_block_ns(share))
+        self._arbiter.add(channel)
+        return channel
+
+    def _share(self, name: str) -> Share:
+        return self.shares.get(name, Share()) if self._apart else Share()
+
+    def _quantum_block_ns(self, share: Share) -> int:
+        return quantum_block_ns(share.weight, min((other.weight for other in self.shares.values()), default=1.0))
