@@ -58,6 +58,7 @@ class QueueMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         """Register with `registry`."""
+        self.registry = registry
         channel = ["channel"]
         self.ready = Gauge("penstock_queue_ready_requests", "Requests waiting.", channel, registry=registry)
         self.leased = Gauge("penstock_queue_leased_requests", "Requests leased.", channel, registry=registry)

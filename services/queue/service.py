@@ -19,7 +19,7 @@ from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer, Lookup, RefusedError
 from services.queue.core import records
 from services.queue.core.machine import Machine
-from services.queue.core.messages import Message, Tick
+from services.queue.core.messages import Message, Reconfigure, Tick
 from services.queue.core.workers import Rules
 from services.queue.files_servicer import FilesServicer
 from services.queue.following import Following
@@ -37,6 +37,7 @@ from services.queue.store import Store, StoreError, StoreUnusableError
 from services.queue.submit import Intake
 from services.queue.watch import WatchHub
 from services.queue.watching import Watching
+from services.reload import Reloader
 from services.rpc.server import EX_UNAVAILABLE, Server, bind, stop_on_signals
 from services.rpc.strict import Doorkeeper, add_servicer
 from services.rpc.tls import security_of
@@ -69,10 +70,10 @@ class Service:
         store_id = store_id_of(store, lambda: secrets.token_hex(4))
         channels = tuple(settings.channels)
         lease_ns = int(settings.lease_s * 1e9)
-        rules = Rules(
+        self._rules = rules = Rules(
             channels, settings.max_attempts, lease_ns, int(settings.worker_grace_s * 1e9), settings.max_inflight
         )
-        greeting = Greeting(store_id, channels, lease_ns, settings.max_inflight)
+        greeting = Greeting(store_id, lease_ns, settings.max_inflight)
         self._hub = WatchHub()
         self._speaker = Speaker(
             self._hub,
@@ -86,7 +87,7 @@ class Service:
         machine = Machine(store_id, rules, loading.first, self._clock.now_ns())
         self.committer = Committer(
             store,
-            lambda: Machine(store_id, rules, recover(store), self._clock.now_ns()),
+            lambda: Machine(store_id, self._rules, recover(store), self._clock.now_ns()),
             self._clock,
             self._speaker,
             settings.disk_free_min_bytes,
@@ -101,7 +102,9 @@ class Service:
         metrics.disk_free_min.set(settings.disk_free_min_bytes)
         self._spots = SpotCheck(metrics.audit_violations.inc)
         self._admin = Admin(self.committer, self._reader, self._speaker, metrics, self._clock, store_id)
-        intake = Intake(self.committer, channels, settings.default_channel, self._clock, telemetry, metrics)
+        self._intake = intake = Intake(
+            self.committer, channels, settings.default_channel, self._clock, telemetry, metrics
+        )
         backup = BackupCall(self.committer, self._clock, settings.backup_dir or backups_of(settings.data_dir))
         parts = Parts(
             self.committer,
@@ -116,6 +119,7 @@ class Service:
             backup,
         )
         self.servicer = QueueServicer(parts)
+        self._reloader = Reloader(settings, "queue", self.reconfigure, registry=metrics.registry)
         self._shelf = Shelf(store, self._clock, self._content_refusal)
 
     def _renew_interests(self) -> None:
@@ -142,6 +146,13 @@ class Service:
             if line.ready and line.channel not in self._settings.channels:
                 log.warning("%d requests wait in channel %r, which is not configured", line.ready, line.channel)
 
+    def reconfigure(self, settings: QueueSettings) -> None:
+        """Have the channels of `settings` from now on."""
+        channels = tuple(settings.channels)
+        self._rules = self._rules._replace(channels=channels)
+        self.committer.post(Reconfigure(channels))
+        self._intake.reconfigure(channels, settings.default_channel)
+
     def bind(self) -> Server:
         """Return the bound server; raises SystemExit(69) if the port cannot be had."""
         doorkeeper = Doorkeeper()
@@ -160,24 +171,25 @@ class Service:
         loop = asyncio.create_task(self.committer.run(), name="committer")
         shelf = asyncio.create_task(self._shelf.run(), name="shelf")
         clockwork = asyncio.create_task(self._tick(), name="clockwork")
+        reloader = asyncio.create_task(self._reloader.run(), name="reloader")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await server.start()
         ready(server.port)
         try:
             # None of them but `stopping` ends by itself; if one does, it failed.
-            await asyncio.wait({loop, shelf, clockwork, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({loop, shelf, clockwork, reloader, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._speaker.end_all("the queue service is stopping")
             self._following.end_all("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
-            for task in (clockwork, stopping):
+            for task in (clockwork, reloader, stopping):
                 task.cancel()
             self.committer.stop()
             self._shelf.stop()
-            await asyncio.gather(loop, shelf, clockwork, stopping, return_exceptions=True)
+            await asyncio.gather(loop, shelf, clockwork, reloader, stopping, return_exceptions=True)
             self._reader.close()
             self._store.close()
-        for task in (loop, shelf, clockwork):
+        for task in (loop, shelf, clockwork, reloader):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 

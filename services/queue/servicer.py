@@ -177,12 +177,12 @@ class QueueServicer:
         self, requests: AsyncIterator[queue_pb2.BacklogRequest], context: Context
     ) -> AsyncIterator[bytes]:
         """Announce waiting requests to the scheduler."""
-        channels = self._parts.greeting.channels
         stream = next(self._streams)
 
         def handle(message: queue_pb2.SchedulerToQueue, first: bool) -> None:
             if not first:
-                self._parts.committer.post(wire.scheduler_message(stream, message, channels))
+                known = self._parts.committer.machine.book.lines
+                self._parts.committer.post(wire.scheduler_message(stream, message, known))
             elif message.WhichOneof("message") == "open":
                 self._parts.committer.post(BacklogOpened(stream))
             else:

@@ -54,7 +54,6 @@ class Greeting:
     """What the first message on a stream tells the peer."""
 
     store_id: str
-    channels: tuple[str, ...]
     lease_ns: int
     max_inflight: int
 
@@ -93,6 +92,7 @@ class Speaker:
             fx.Recorded: self._recorded,
             fx.TokensWatched: self._tokens_watched,
             fx.BacklogReady: self._backlog_ready,
+            fx.ChannelsChanged: self._channels_changed,
             fx.Announce: self._announce,
             fx.Gone: self._gone,
             fx.EndStream: self._end_stream,
@@ -245,8 +245,12 @@ class Speaker:
 
     def _backlog_ready(self, effect: fx.BacklogReady) -> None:
         greeting = self._greeting
-        opened = queue_pb2.BacklogOpen(name="queue", channels=greeting.channels, store_id=greeting.store_id)
+        opened = queue_pb2.BacklogOpen(name="queue", channels=effect.channels, store_id=greeting.store_id)
         self._send(effect.stream, queue_pb2.QueueToScheduler(open=opened))
+
+    def _channels_changed(self, effect: fx.ChannelsChanged) -> None:
+        changed = queue_pb2.ChannelsChanged(channels=effect.channels)
+        self._send(effect.stream, queue_pb2.QueueToScheduler(channels=changed))
 
     def _announce(self, effect: fx.Announce) -> None:
         self._to_scheduler.append((effect.stream, wire.announce(effect)))

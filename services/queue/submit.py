@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.queue.v1 import queue_pb2
@@ -97,6 +97,11 @@ class Intake:
         self._clock = clock
         self._telemetry = telemetry
         self._metrics = metrics
+
+    def reconfigure(self, channels: Iterable[str], default_channel: str) -> None:
+        """Take requests for these channels alone from now on."""
+        self._channels = frozenset(channels)
+        self._default_channel = default_channel
 
     def take(self, tagged: Sequence[tuple[int, request_pb2.Request]], all_or_none: bool = False) -> Frame:
         """Check the requests and post the good ones.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Collection
 from sys import intern
 from typing import NamedTuple, cast
 
@@ -264,7 +265,7 @@ def recorded(effect: Recorded) -> bytes:
 # ---- the Backlog stream ----
 
 
-def scheduler_message(stream: int, message: queue_pb2.SchedulerToQueue, channels: tuple[str, ...]) -> Message:
+def scheduler_message(stream: int, message: queue_pb2.SchedulerToQueue, channels: Collection[str]) -> Message:
     """Return the machine's form of a later message of a Backlog stream; raises BadInputError."""
     match message.WhichOneof("message"):
         case "window":

@@ -8,12 +8,14 @@ import sys
 
 from services.clock import SystemClock
 from services.config import load_settings
+from services.reload import Reloader
 from services.rpc.loop import run
 from services.rpc.server import bind, stop_on_signals
 from services.rpc.strict import add_servicer
 from services.rpc.tls import security_of
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
+from services.scheduler.core.messages import Reconfigure
 from services.scheduler.core.policy import POLICIES, Policy
 from services.scheduler.core.predictive import Predictive
 from services.scheduler.links import BacklogLink
@@ -37,15 +39,20 @@ def make_policy(settings: SchedulerSettings) -> Policy:
     return POLICIES[settings.policy]
 
 
+def shares_of(settings: SchedulerSettings) -> dict[str, Share]:
+    """Return the share of each channel."""
+    return {
+        name: Share(channel.weight, channel.guaranteed_share, channel.ceiling_share, channel.tier)
+        for name, channel in settings.channels.items()
+    }
+
+
 def make_runner(settings: SchedulerSettings, telemetry: Telemetry, metrics: SchedulerMetrics) -> Runner:
     """Build the machine that `settings` describe, and its runner."""
     clock = SystemClock()
     machine = Machine(
         make_policy(settings),
-        {
-            name: Share(channel.weight, channel.guaranteed_share, channel.ceiling_share, channel.tier)
-            for name, channel in settings.channels.items()
-        },
+        shares_of(settings),
         int(settings.epoch_grace_s * 1e9),
         clock.now_ns(),
         settings.sequence_slack,
@@ -70,19 +77,22 @@ async def serve(settings: SchedulerSettings, telemetry: Telemetry) -> int:
     link = BacklogLink(settings.queue_address, "scheduler", runner, settings.tls_files)
     loop_task = asyncio.create_task(runner.run())
     link_task = asyncio.create_task(link.run())
+    reloader = Reloader(settings, "scheduler", lambda changed: runner.feed([Reconfigure(shares_of(changed))]))
+    reload_task = asyncio.create_task(reloader.run())
     stop_task = asyncio.create_task(stop.wait())
     print(f"ready: scheduler on {settings.listen.rpartition(':')[0]}:{server.port}", flush=True)
-    await asyncio.wait([loop_task, link_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([loop_task, link_task, reload_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
     status = 0 if stop_task.done() else EX_SOFTWARE
-    for ended in (loop_task, link_task):
+    for ended in (loop_task, link_task, reload_task):
         if ended.done() and (error := ended.exception()) is not None:
             log.critical("the scheduler has failed", exc_info=error)
     runner.stop()
     await server.stop(settings.shutdown_grace_s)
     loop_task.cancel()
     link_task.cancel()
+    reload_task.cancel()
     stop_task.cancel()
-    await asyncio.gather(loop_task, link_task, stop_task, return_exceptions=True)
+    await asyncio.gather(loop_task, link_task, reload_task, stop_task, return_exceptions=True)
     return status
 
 

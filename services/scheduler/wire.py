@@ -248,6 +248,8 @@ def from_queue(message: queue_pb2.QueueToScheduler) -> m.Input:
             return m.Gone(message.gone.request_id, m.GoneReason(message.gone.reason))
         except ValueError:
             raise InvalidFieldError(f"gone.reason: {message.gone.reason} is not a reason") from None
+    if kind == "channels":
+        return m.QueueChannels(tuple(message.channels.channels))
     if kind == "open":
         return m.QueueOpened(tuple(message.open.channels))
     raise InvalidFieldError("message: not set, or of a kind this scheduler does not know")

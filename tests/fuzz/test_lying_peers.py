@@ -123,7 +123,7 @@ class LoudQueue(Queue):
     def __init__(self) -> None:
         super().__init__()
         self.metrics = QueueMetrics(CollectorRegistry())
-        greeting = Greeting(STORE_ID, RULES.channels, RULES.lease_ns, RULES.max_inflight)
+        greeting = Greeting(STORE_ID, RULES.lease_ns, RULES.max_inflight)
         self.speaker = Speaker(WatchHub(), self.metrics, Telemetry(None), SystemClock(), greeting, lambda _: None)
         self.speaker.links.update({1: Link(), 2: Link()})
 

@@ -1346,7 +1346,7 @@ class BacklogOpen(_message.Message):
     """From the queue: name of this store."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """From the queue: the configured channels."""
+        """From the queue: the channels that requests may wait in; `ChannelsChanged` replaces them."""
 
     def __init__(
         self,
@@ -1450,6 +1450,7 @@ class QueueToScheduler(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     ANNOUNCE_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___BacklogOpen:
         """First message."""
@@ -1462,22 +1463,51 @@ class QueueToScheduler(_message.Message):
     def gone(self) -> Global___Gone:
         """An announced request no longer waits."""
 
+    @_builtins.property
+    def channels(self) -> Global___ChannelsChanged:
+        """There are other channels than before."""
+
     def __init__(
         self,
         *,
         open: Global___BacklogOpen | None = ...,
         announce: Global___Announce | None = ...,
         gone: Global___Gone | None = ...,
+        channels: Global___ChannelsChanged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "gone", b"gone", "message", b"message", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "channels", b"channels", "gone", b"gone", "message", b"message", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "gone", b"gone", "message", b"message", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "channels", b"channels", "gone", b"gone", "message", b"message", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "announce", "gone"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "announce", "gone", "channels"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___QueueToScheduler: _TypeAlias = QueueToScheduler  # noqa: Y015
+
+@_typing.final
+class ChannelsChanged(_message.Message):
+    """The channels that requests may wait in from now on, in place of those of `open`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All of them: the configured ones, and others that requests still wait in."""
+
+    def __init__(
+        self,
+        *,
+        channels: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChannelsChanged: _TypeAlias = ChannelsChanged  # noqa: Y015
 
 @_typing.final
 class Announce(_message.Message):

@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from services.queue.core import records
-from services.queue.core.effects import Announce, Effect, Ended, Gone, GoneReason, PutResult, WentBack, Write
+from services.queue.core.effects import (
+    Announce,
+    ChannelsChanged,
+    Effect,
+    Ended,
+    Gone,
+    GoneReason,
+    PutResult,
+    WentBack,
+    Write,
+)
 from services.queue.core.entry import Entry, Failure, LeaseRef, Recovered, RequestMeta, request_id_of
 from services.queue.core.lifecycle import Action, Input, Outcome, State, transition
 from services.queue.core.lines import Line
@@ -104,6 +114,13 @@ class Book:
             self._announce()
         effects, self._out = self._out, []
         return effects
+
+    def open_line(self, channel: str) -> Line:
+        """Make the line of a channel that has none, and tell the scheduler, whose window it needs."""
+        line = self.lines[channel] = Line()
+        if self.backlog_stream is not None:
+            self.emit(ChannelsChanged(self.backlog_stream, tuple(self.lines)))
+        return line
 
     @property
     def names(self) -> int:
@@ -249,7 +266,7 @@ class Book:
         channel = entry.meta.channel
         line = self.lines.get(channel)
         if line is None:  # a channel that is no longer configured but still has requests
-            line = self.lines[channel] = Line()
+            line = self.open_line(channel)
         line.enter(entry.seq, entry.meta.priority)
         self._touched_lines.add(channel)
         self.batches[entry.meta.batch].add(entry.seq)

@@ -182,9 +182,17 @@ class TokensWatched(NamedTuple):
 
 
 class BacklogReady(NamedTuple):
-    """Answer to BacklogOpened."""
+    """Answer to BacklogOpened; `channels` are those that requests may wait in."""
 
     stream: int
+    channels: tuple[str, ...]
+
+
+class ChannelsChanged(NamedTuple):
+    """Requests may wait in these channels from now on, for the scheduler on a Backlog stream."""
+
+    stream: int
+    channels: tuple[str, ...]
 
 
 class Announce(NamedTuple):
@@ -267,6 +275,7 @@ Effect: TypeAlias = (
     | Recorded
     | TokensWatched
     | BacklogReady
+    | ChannelsChanged
     | Announce
     | Gone
     | EndStream

@@ -44,6 +44,7 @@ from services.queue.core.messages import (
     InspectQueue,
     Message,
     NewRequest,
+    Reconfigure,
     Reject,
     Renew,
     RequeueDead,
@@ -92,6 +93,7 @@ class Machine:
             BacklogClosed: self._backlog_closed,
             SetWindow: self._set_window,
             Reject: self._reject,
+            Reconfigure: self._reconfigure,
             Cancel: self._cancel,
             Delete: self._delete,
             RequeueDead: self._requeue_dead,
@@ -240,7 +242,7 @@ class Machine:
         if self.book.backlog_stream is not None:
             self.book.emit(EndStream(self.book.backlog_stream, "a newer Backlog stream replaced this one"))
         self._reset_backlog(message.stream)
-        self.book.emit(BacklogReady(message.stream))
+        self.book.emit(BacklogReady(message.stream, tuple(self.book.lines)))
 
     def _backlog_closed(self, message: BacklogClosed, _now_ns: int) -> None:
         if message.stream == self.book.backlog_stream:
@@ -256,6 +258,12 @@ class Machine:
         if message.stream == self.book.backlog_stream and line is not None:
             line.limit = message.limit
             self.book.touch(message.channel)
+
+    def _reconfigure(self, message: Reconfigure, _now_ns: int) -> None:
+        """Make the lines of new channels; that of a removed one stays, for what waits in it or comes back to it."""
+        for channel in message.channels:
+            if channel not in self.book.lines:
+                self.book.open_line(channel)
 
     def _reject(self, message: Reject, now_ns: int) -> None:
         entry = self.book.find(message.request_id)

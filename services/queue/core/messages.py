@@ -99,6 +99,12 @@ class Reject(NamedTuple):
     failure: Failure
 
 
+class Reconfigure(NamedTuple):
+    """The configuration has these channels from now on."""
+
+    channels: tuple[str, ...]
+
+
 class Cancel(NamedTuple):
     """Cancel requests by name, or all of a batch if `request_ids` is None."""
 
@@ -175,6 +181,7 @@ Message: TypeAlias = (
     | BacklogClosed
     | SetWindow
     | Reject
+    | Reconfigure
     | Cancel
     | Delete
     | RequeueDead

@@ -88,7 +88,7 @@ class Late:
                 raise StoreError(failure)
             return payload
 
-        greeting = Greeting("s", (), 1, 1)
+        greeting = Greeting("s", 1, 1)
         metrics = QueueMetrics(CollectorRegistry())
         self.speaker = Speaker(WatchHub(), metrics, Telemetry(None), SystemClock(), greeting, read)
         self.link = self.speaker.links[1] = Link()
