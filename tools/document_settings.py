@@ -109,6 +109,7 @@ HEAD = """\
 # Every service reads it: --config penstock.toml, or PENSTOCK_CONFIG=/path/penstock.toml. A variable overrides the file,
 # a flag overrides both. `penstock config check penstock.toml` looks at it, `penstock config show queue` says what the
 # queue makes of it.
+# Queue and scheduler take up changed channels while they run; everything else waits for the next start.
 # docs/configuration.md says more. `make docs` writes this file.
 """
 

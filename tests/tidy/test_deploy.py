@@ -32,7 +32,7 @@ def names(path: Path) -> set[str]:
 
 def variables() -> set[str]:
     """Return the environment variables that the services read."""
-    found = {"PENSTOCK_CHANNELS", "PENSTOCK_INSECURE", "PENSTOCK_QUEUE", "PENSTOCK_SCHEDULER"}
+    found = {"PENSTOCK_CHANNELS", "PENSTOCK_CONFIG", "PENSTOCK_INSECURE", "PENSTOCK_QUEUE", "PENSTOCK_SCHEDULER"}
     for kind in (QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings):
         prefix = kind.model_config["env_prefix"]
         found |= {f"{prefix}{name}".upper() for name in kind.model_fields}
