@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from penstock.cli.interrupt import Interrupted
 
 app = typer.Typer(
     name="penstock",
-    help="Feed vLLM engines exactly the requests their KV cache can take.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -48,6 +47,21 @@ def show_version() -> None:
         print(version("penstock"))
     except PackageNotFoundError:
         print("unknown (not installed)")
+
+
+def _version_asked(asked: bool) -> None:
+    if asked:
+        show_version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version_asked, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Feed vLLM engines exactly the requests their KV cache can take."""
 
 
 def _defaults() -> dict[str, Any]:

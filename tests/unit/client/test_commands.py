@@ -163,6 +163,8 @@ async def test_run_batch_says_what_it_cannot_read_or_write(shell: Shell, tmp_pat
 
 async def test_version(shell: Shell) -> None:
     assert (await shell.run("version", plain=True)).status == 0
+    asked = await shell.run("--version", plain=True)
+    assert (asked.status, asked.out) == (0, (await shell.run("version", plain=True)).out)
 
 
 async def test_drain_waits_until_nothing_runs_on_the_worker() -> None:
