@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -250,7 +250,8 @@ def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
     key = str(location[0]) if location else ""
     names = [name for name in kind.model_fields if key_of(kind, name) == key]
     path = record.in_file.get(key)
-    said = f"{text} (got {shown(problem.get('input'))})"
+    secret = any(kind.model_fields[name].annotation is SecretStr for name in names)
+    said = text if secret else f"{text} (got {shown(problem.get('input'))})"
     if not location:
         return f"{record.file.path if record.file else 'settings'}: {text}"
     if record.file is None or path is None or not names:

@@ -99,7 +99,10 @@ class Environment(EnvSettingsSource):
         if record is not None:
             record.flags |= set(self.current_state)
             by_key = {key_of(self.settings_cls, name): name for name in self.settings_cls.model_fields}
-            record.variables |= {key: variable_of(self.settings_cls, by_key.get(key, key)) for key in found}
+            for key in found:
+                variable = variable_of(self.settings_cls, by_key.get(key, key))
+                in_file = f"{variable}_file".lower() in self.env_vars
+                record.variables[key] = f"{variable}_FILE" if in_file else variable
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,11 @@ def test_a_model_is_served_as_it_is(tmp_path: Path) -> None:
 def test_the_simulated_engine_needs_no_model(tmp_path: Path) -> None:
     assert engine_flags(plan(tmp_path, "", "--engine", "simulated"), print) == ["--engine", "simulated"]
     assert engine_flags(plan(tmp_path, "", "--engine=simulated"), print) == ["--engine=simulated"]
+
+
+@pytest.mark.parametrize("told", [{"engine": "simulated"}, {"model": "org/name"}])
+def test_an_engine_or_a_model_of_the_configuration_file_counts(tmp_path: Path, told: dict[str, str]) -> None:
+    assert engine_flags(replace(plan(tmp_path, ""), told=told), print) == []
 
 
 def test_without_a_model_the_tiny_one_is_made_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field, SecretStr
 
 from penstock.cli.config import defaults_of_commands
 from penstock.cli.errors import CommandError
@@ -224,6 +225,34 @@ def test_the_example_says_the_defaults(tmp_path: Path) -> None:
         "config", "insecure", "log_level", "shutdown_grace_s", "tls_ca", "tls_cert", "tls_client_auth", "tls_key"
     }  # fmt: skip
     assert set(default_channels()) == {"interactive", "batch"}
+
+
+# ---- secrets ----
+
+
+class Guarded(QueueSettings):
+    """A service with a secret."""
+
+    token: SecretStr = Field(SecretStr(""), min_length=8, description="A secret.")
+
+
+def test_a_secret_is_read_from_a_file_and_never_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("hush-hush\n")
+    monkeypatch.setenv("PENSTOCK_QUEUE_TOKEN_FILE", str(tmp_path / "token"))
+    settings = read_settings(Guarded, []).settings
+    assert settings.token.get_secret_value() == "hush-hush"
+    monkeypatch.setitem(KINDS, "queue", Guarded)
+    assert show("queue", []) == 0
+    (tmp_path / "token").write_text("hush")
+    assert show("queue", []) == 78
+    monkeypatch.delenv("PENSTOCK_QUEUE_TOKEN_FILE")
+    (line,) = refused(Guarded, tmp_path / "penstock.toml", "[queue]\ntoken = 'hush'\n")
+    assert line.startswith("penstock.toml:2: queue.token: Value should have at least 8 items")
+    said = capsys.readouterr()
+    assert re.search(r"^token +\*{8} +PENSTOCK_QUEUE_TOKEN_FILE$", said.out, re.MULTILINE)
+    assert "hush" not in said.out + said.err + line
 
 
 # ---- penstock config ----

@@ -114,6 +114,14 @@ async def test_a_file_is_not_read_between_two_looks_that_differ(rig: Rig, monkey
     assert looks == [False, False, False, True, False, False]
 
 
+async def test_a_file_that_was_read_is_not_read_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "LOOK_S", 0.0)
+    rig.write(2)
+    assert [await rig.reloader._is_time() for _ in range(2)] == [False, True]
+    await rig.reloader.reload()
+    assert [await rig.reloader._is_time() for _ in range(3)] == [False] * 3
+
+
 async def test_sighup_has_it_read_at_once(rig: Rig) -> None:
     task = asyncio.create_task(rig.reloader.run())
     await asyncio.sleep(0)
