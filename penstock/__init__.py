@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock.errors import InvalidRequest, NotFound, PenstockError, ServiceError, Unavailable
+    from penstock.errors import (
+        InvalidRequest,
+        NotFound,
+        PenstockError,
+        PermissionDenied,
+        QuotaExceeded,
+        ServiceError,
+        Unauthenticated,
+        Unavailable,
+    )
     from penstock.fields import RequestFields
     from penstock.results import (
         Choice,
@@ -40,7 +49,9 @@ __all__ = [
     "NotFound",
     "Outcome",
     "PenstockError",
+    "PermissionDenied",
     "Progress",
+    "QuotaExceeded",
     "RequestError",
     "RequestFields",
     "RequestInfo",
@@ -52,6 +63,7 @@ __all__ = [
     "Timings",
     "TokenDelta",
     "TokenLogprob",
+    "Unauthenticated",
     "Unavailable",
     "Usage",
 ]
@@ -61,7 +73,10 @@ _HOMES = {
     "InvalidRequest": "penstock.errors",
     "NotFound": "penstock.errors",
     "PenstockError": "penstock.errors",
+    "PermissionDenied": "penstock.errors",
+    "QuotaExceeded": "penstock.errors",
     "ServiceError": "penstock.errors",
+    "Unauthenticated": "penstock.errors",
     "Unavailable": "penstock.errors",
     "RequestFields": "penstock.fields",
     "Choice": "penstock.results",

@@ -14,6 +14,7 @@ import grpc
 from opentelemetry import trace
 
 from penstock.connection import Connection
+from penstock.credentials import Credentials, key_from_environment
 from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable, as_given, from_rpc
 from penstock.fields import RequestFields, build_request
 from penstock.following import Follower
@@ -70,13 +71,17 @@ class Client:
         *,
         retry_for_s: float = DEFAULT_RETRY_FOR_S,
         tls: TlsFiles | None = None,
+        api_key: str | None = None,
+        tenant: str = "",
     ) -> None:
         """Talk to the queue and scheduler at these "HOST:PORT" addresses; nothing is sent yet.
 
         TLS is as `tls` says, by default as PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY do; raises TlsError.
+        Calls carry `api_key`, by default that of PENSTOCK_KEY; `tenant` is whom to act for, where a caller may choose.
         """
-        self._queue = Connection(queue, retry_for_s, tls)
-        self._scheduler = Connection(scheduler, retry_for_s, tls)
+        credentials = Credentials(key_from_environment() if api_key is None else api_key, tenant)
+        self._queue = Connection(queue, retry_for_s, tls, credentials)
+        self._scheduler = Connection(scheduler, retry_for_s, tls, credentials)
         self._stub: QueueServiceAsyncStub = QueueServiceStub(self._queue.channel)
         self._fleet: SchedulerServiceAsyncStub = SchedulerServiceStub(self._scheduler.channel)
         self._follower = Follower(self._stub, self._queue)
@@ -270,6 +275,10 @@ class Client:
             request.request_ids.ids.extend(request_ids)
         response = await self._queue.call(lambda: self._stub.RequeueDead(request))
         return Requeued(response.requeued, tuple(response.not_dead))
+
+    async def identify(self) -> pb.IdentifyResponse:
+        """Return who the queue takes this client for. Raises Unauthenticated."""
+        return await self._queue.call(lambda: self._stub.Identify(pb.IdentifyRequest()))
 
     async def stats(self) -> pb.StatsResponse:
         """Return the queue's counts per channel."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import grpc
 
+from penstock.credentials import Credentials, key_from_environment
 from penstock.errors import Unavailable, from_rpc
 from penstock.tls import TlsFiles, open_channel
 
@@ -73,13 +74,18 @@ class Patience:
 class Connection:
     """A channel to "HOST:PORT" and the patience of its calls."""
 
-    def __init__(self, address: str, retry_for_s: float, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, address: str, retry_for_s: float, tls: TlsFiles | None = None, credentials: Credentials | None = None
+    ) -> None:
         """Connect lazily; calls are retried on UNAVAILABLE for `retry_for_s` seconds.
 
-        TLS is as `tls` says, by default as the environment does; raises TlsError if its files are no good.
+        TLS and key are as `tls` and `credentials` say, by default as the environment does; raises TlsError if the
+        files of TLS are no good.
         """
         self.address = address
-        self.channel = open_channel(address, CHANNEL_OPTIONS, TlsFiles.from_environment() if tls is None else tls)
+        files = TlsFiles.from_environment() if tls is None else tls
+        credentials = credentials or Credentials(key_from_environment())
+        self.channel = open_channel(address, CHANNEL_OPTIONS, files, credentials)
         self._retry_for_s = retry_for_s
 
     def patience(self) -> Patience:

@@ -29,6 +29,18 @@ class Unavailable(PenstockError):  # noqa: N818
     """The service does not answer, or takes no submits now; the same call may succeed later."""
 
 
+class Unauthenticated(PenstockError):  # noqa: N818
+    """The service wants an API key, and was given none or one that is not good (any more)."""
+
+
+class QuotaExceeded(PenstockError):  # noqa: N818
+    """So much of the tenant waits already that no more is taken; the text names the quota and its value."""
+
+
+class PermissionDenied(PenstockError):  # noqa: N818
+    """The API key is good, but not for this."""
+
+
 class ServiceError(PenstockError):
     """The service failed in a way that is not the caller's fault and that retrying did not cure."""
 
@@ -64,26 +76,60 @@ def as_given(message: str, param: str) -> tuple[str, str]:
     return message, name
 
 
+ERROR_CODE = "penstock-error-code"
+"""Trailing metadata of a failed call: which of several reasons for its status it was."""
+
+OVER_QUOTA = "insufficient_quota"
+"""The reason of a RESOURCE_EXHAUSTED that concerns one tenant alone."""
+
+
+def _error_code(error: grpc.aio.AioRpcError) -> str:
+    found = [value for name, value in error.trailing_metadata() or () if name == ERROR_CODE]
+    return str(found[0]) if found else ""
+
+
 BROKE_WHILE_WRITING = "Internal error from Core"
 """What grpc.aio's `set_internal_error` puts in place of the status of a stream that ended while it was being written.
 The service itself says INTERNAL only with other words."""
 
 
+CHANNEL_DENIED = "permission_denied"
+"""Code of a request that its key may not submit to its channel."""
+
+
+def refusal_of(code: str, message: str, param: str) -> PenstockError:
+    """Return the client's error for one request of a stream that was refused with an error of this code."""
+    if code == OVER_QUOTA:
+        return QuotaExceeded(message)
+    if code == CHANNEL_DENIED:
+        return PermissionDenied(message)
+    return InvalidRequest(message, param, code)
+
+
+_DENIALS: dict[grpc.StatusCode, type[PenstockError]] = {
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+}
+"""What needs no more than the words of the service."""
+
+
 def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
     """Return the client's error for a failed call to the service at `address`."""
     details = error.details() or error.code().name
+    denied = _DENIALS.get(error.code())
+    if denied is not None:
+        return denied(details)
     match error.code():
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE:
             field = _FIELD.match(details)
             return InvalidRequest(*as_given(details, field.group(1) if field else ""))
-        case grpc.StatusCode.NOT_FOUND:
-            return NotFound(details)
         case code if _torn_off(code, details):
             return Unavailable(f"{address} broke off the call")
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable(f"nothing answers on {address} ({details})")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Unavailable(details)
+            return QuotaExceeded(details) if _error_code(error) == OVER_QUOTA else Unavailable(details)
         case code:
             return ServiceError(f"{address} answered {code.name}: {details}")
 

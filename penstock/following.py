@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from penstock.connection import Connection, Patience
+from penstock.credentials import acting_for
 from penstock.errors import NotFound, Unavailable
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.watching import TokenPositions
@@ -140,7 +141,9 @@ class Follower:
             self._outgoing.follow[inbox.request_id] = None
             self._outgoing.changed.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="follow")
+            # The stream is everybody's who reads here, so it is opened with the process's own key.
+            with acting_for():
+                self._task = asyncio.create_task(self._run(), name="follow")
 
     def _end(self, inbox: Inbox) -> None:
         others = self._inboxes.get(inbox.request_id, [])

@@ -118,12 +118,12 @@ class SubmitSession:
             return None
         self._bytes_held -= held.request.ByteSize()
         self._room.set()
-        invalid = ack.status == pb.SUBMIT_STATUS_INVALID
+        refused = ack.status in {pb.SUBMIT_STATUS_INVALID, pb.SUBMIT_STATUS_OVER_QUOTA}
         return Submitted(
             ack.tag,
             ack.request_id,
             duplicate=ack.status == pb.SUBMIT_STATUS_DUPLICATE,
-            error=RequestError(ack.error.code, *as_given(ack.error.message, ack.error.param)) if invalid else None,
+            error=RequestError(ack.error.code, *as_given(ack.error.message, ack.error.param)) if refused else None,
         )
 
     async def _frames(self, stream: _Stream) -> AsyncIterator[pb.SubmitRequest]:

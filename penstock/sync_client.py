@@ -36,12 +36,14 @@ class SyncClient:
         scheduler: str = DEFAULT_SCHEDULER_ADDRESS,
         *,
         retry_for_s: float = DEFAULT_RETRY_FOR_S,
+        api_key: str | None = None,
+        tenant: str = "",
     ) -> None:
-        """Start the thread that talks to the services at these "HOST:PORT" addresses."""
+        """Start the thread that talks to the services at these "HOST:PORT" addresses; see `Client` for the others."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-client", daemon=True)
         self._thread.start()
-        self._client = self._run(_made(queue, scheduler, retry_for_s))
+        self._client = self._run(_made(queue, scheduler, retry_for_s, api_key, tenant))
 
     def __enter__(self) -> Self:
         """Return the client."""
@@ -162,9 +164,9 @@ class SyncClient:
             self._run(_close(items))
 
 
-async def _made(queue: str, scheduler: str, retry_for_s: float) -> Client:
+async def _made(queue: str, scheduler: str, retry_for_s: float, api_key: str | None, tenant: str) -> Client:
     """Make the client on the loop its channels will live on."""
-    return Client(queue, scheduler, retry_for_s=retry_for_s)
+    return Client(queue, scheduler, retry_for_s=retry_for_s, api_key=api_key, tenant=tenant)
 
 
 async def _next(items: AsyncIterator[T]) -> T | object:

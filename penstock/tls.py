@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from penstock.config_file import client_table
+from penstock.credentials import Credentials, KeyedChannel
 from penstock.errors import PenstockError
 
 ENVIRONMENT = {"ca": "PENSTOCK_TLS_CA", "cert": "PENSTOCK_TLS_CERT", "key": "PENSTOCK_TLS_KEY"}
@@ -96,11 +97,31 @@ class TlsIdentity:
         return Material(*(_content(path) for path in (self.files.ca, self.files.cert, self.files.key)))
 
 
-def open_channel(address: str, options: Sequence[tuple[str, Any]], files: TlsFiles) -> grpc.aio.Channel:
-    """Return a channel to "HOST:PORT", plain or, if there are `files`, over TLS; raises TlsError."""
+def open_channel(
+    address: str, options: Sequence[tuple[str, Any]], files: TlsFiles, credentials: Credentials | None = None
+) -> grpc.aio.Channel:
+    """Return a channel to "HOST:PORT", plain or, if there are `files`, over TLS; raises TlsError.
+
+    Its calls carry `credentials`.
+    """
+    channel: grpc.aio.Channel
     if not files:
-        return grpc.aio.insecure_channel(address, options=options)
-    return RotatingChannel(address, options, TlsIdentity(files))
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        channel = RotatingChannel(address, options, TlsIdentity(files))
+    return channel if credentials is None else KeyedChannel(channel, credentials)
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a process opens connections to others: the files of its TLS, and its key."""
+
+    tls: TlsFiles = TlsFiles()
+    credentials: Credentials | None = None
+
+    def open(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+        """Return a channel to "HOST:PORT"; raises TlsError."""
+        return open_channel(address, options, self.tls, self.credentials)
 
 
 class RotatingChannel(grpc.aio.Channel):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import sys
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -21,7 +22,8 @@ from pydantic_settings import (
 )
 
 from penstock.config_file import CONFIG_VARIABLE, ConfigFileError, unknown
-from penstock.tls import TlsFiles
+from penstock.credentials import Credentials
+from penstock.tls import Access, TlsFiles
 from services.config_source import Environment, Record, TomlFile, key_of, recording, variable_of
 
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
@@ -129,6 +131,18 @@ class ServiceSettings(BaseSettings):
         description="Listen without TLS on other addresses than the loopback: whoever can reach the port may do all.",
     )
 
+    key: SecretStr = Field(
+        SecretStr(""),
+        validation_alias="PENSTOCK_KEY",
+        description="API key of this process, of the role `service`, where the fleet has a keys file."
+        " Give it in the environment: a command line can be read by others.",
+    )
+    reflection: bool = Field(
+        False,
+        validation_alias="PENSTOCK_REFLECTION",
+        description="Serve gRPC reflection, so that grpcurl and friends need no protos.",
+    )
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -146,6 +160,11 @@ class ServiceSettings(BaseSettings):
     def tls_files(self) -> TlsFiles:
         """What connections are made with."""
         return TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
+
+    @property
+    def access(self) -> Access:
+        """How connections to other services are opened."""
+        return Access(self.tls_files, Credentials(self.key.get_secret_value()))
 
     @model_validator(mode="after")
     def _ports_are_guarded(self) -> Self:
@@ -168,7 +187,14 @@ COMMON = frozenset(ServiceSettings.model_fields) - {"config", "metrics_listen"}
 
 
 class ChannelledSettings(ServiceSettings):
-    """Settings of a service that knows the virtual channels."""
+    """Settings of a service that decides: it knows the virtual channels, and who may do what."""
+
+    keys: Path | None = Field(
+        None,
+        validation_alias="PENSTOCK_KEYS",
+        description="TOML file of API keys and tenants, as `penstock keys` writes it, read again when it changes;"
+        " none means that everyone who reaches the port may do all.",
+    )
 
     channels: dict[str, ChannelSettings] = Field(
         default_factory=default_channels,

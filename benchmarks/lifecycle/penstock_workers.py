@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.lifecycle.instant_engine import WINDOW_TOKENS, Beat, InstantEngine
 from benchmarks.lifecycle.role import serve
-from penstock.tls import TlsFiles
+from penstock.tls import Access
 from services.clock import SystemClock
 from services.rpc.loop import run
 from services.telemetry import Telemetry
@@ -90,8 +90,8 @@ class Fleet:
             RunSpans(Telemetry(None), shape, f"worker-{number}"),
         )
         held.append(runner)
-        scheduler = scheduler_link(options.scheduler, TlsFiles(), runner.post, runner.grant_arrived)
-        queue = queue_link(options.queue, TlsFiles(), runner.post, runner.deliver_arrived)
+        scheduler = scheduler_link(options.scheduler, Access(), runner.post, runner.grant_arrived)
+        queue = queue_link(options.queue, Access(), runner.post, runner.deliver_arrived)
         runner.connect(scheduler, queue)
         for work in (runner.run(), scheduler.run(), queue.run()):
             self._spawn(work)

@@ -56,7 +56,7 @@ def _new(number: int) -> NewRequest:
         traceparent=f"00-{number:032x}-{number + 1:016x}-01",
         sampling=pb.SamplingParams(max_tokens=16),
     )
-    return NewRequest(wire.meta_of(request), request.SerializeToString())
+    return NewRequest(wire.meta_of(request, request.ByteSize()), request.SerializeToString())
 
 
 def main() -> None:

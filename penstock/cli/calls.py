@@ -7,9 +7,26 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
-from penstock.cli.errors import EX_INCOMPLETE, EX_SOFTWARE, EX_UNAVAILABLE, EX_USAGE, CommandError
+from penstock.cli.errors import (
+    EX_INCOMPLETE,
+    EX_NOPERM,
+    EX_SOFTWARE,
+    EX_TEMPFAIL,
+    EX_UNAVAILABLE,
+    EX_USAGE,
+    CommandError,
+)
 from penstock.cli.interrupt import run_interruptible
-from penstock.errors import InvalidRequest, NotFound, PenstockError, ServiceError, Unavailable
+from penstock.errors import (
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    PermissionDenied,
+    QuotaExceeded,
+    ServiceError,
+    Unauthenticated,
+    Unavailable,
+)
 
 T = TypeVar("T")
 
@@ -36,13 +53,21 @@ def call(work: Coroutine[Any, Any, T]) -> T:
 
 def command_error(error: PenstockError) -> CommandError:
     """Return the command's error for one of the client's."""
-    match error:
-        case Unavailable():
-            return CommandError(f"{error}; {HOW_TO_START}", EX_UNAVAILABLE)
-        case InvalidRequest():
-            return CommandError(str(error), EX_USAGE)
-        case NotFound():
-            return CommandError(str(error), EX_INCOMPLETE)
-        case ServiceError():
-            return CommandError(str(error), EX_SOFTWARE)
+    for kind, status, hint in STATUSES:
+        if isinstance(error, kind):
+            return CommandError(f"{error}{hint}", status)
     return CommandError(str(error), EX_USAGE)
+
+
+KEY_HINT = " (PENSTOCK_KEY holds the key)"
+
+STATUSES: tuple[tuple[type[PenstockError], int, str], ...] = (
+    (Unavailable, EX_UNAVAILABLE, f"; {HOW_TO_START}"),
+    (Unauthenticated, EX_NOPERM, KEY_HINT),
+    (PermissionDenied, EX_NOPERM, KEY_HINT),
+    (QuotaExceeded, EX_TEMPFAIL, ""),
+    (InvalidRequest, EX_USAGE, ""),
+    (NotFound, EX_INCOMPLETE, ""),
+    (ServiceError, EX_SOFTWARE, ""),
+)
+"""Exit status of each of the client's errors, and what the user is told besides."""

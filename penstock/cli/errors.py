@@ -20,6 +20,11 @@ EX_SOFTWARE = 70
 EX_CANNOT_WRITE = 73
 """An output file cannot be written."""
 
+EX_TEMPFAIL = 75
+"""A quota is used up; the same command may succeed later (sysexits.h)."""
+
+EX_NOPERM = 77
+"""No API key, or one that is not good for this (sysexits.h)."""
 EX_CONFIG = 78
 """The configuration is wrong."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import certs, config, operations, requests, run_batch, status, tiny, top, up
+from penstock.cli import api_keys, certs, config, operations, requests, run_batch, status, tiny, top, up
 from penstock.cli.errors import EX_INTERRUPTED, CommandError
 from penstock.cli.interrupt import Interrupted
 
@@ -38,6 +38,7 @@ app.command("verify-store")(operations.verify_store)
 app.command("tiny-model")(tiny.tiny_model)
 app.command("certs")(certs.certs)
 app.add_typer(config.app, name="config")
+app.add_typer(api_keys.app, name="keys")
 
 
 @app.command("version")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.client import Client
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PenstockError, refusal_of
 from penstock.openai.bodies import BodyError, ChatBody, CompletionBody, parse_body
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
@@ -94,7 +94,7 @@ class Admission:
             async with aclosing(self._client.submit_many(group.requests(asked.request, prompts))) as acks:
                 async for ack in acks:
                     if ack.error is not None:
-                        raise InvalidRequest(ack.error.message, ack.error.param, ack.error.code)
+                        raise refusal_of(ack.error.code, ack.error.message, ack.error.param)
                     ids[ack.index] = ack.request_id
         except PenstockError:
             if not asked.keep:

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from penstock.credentials import acting_for
 from penstock.errors import PenstockError
 from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL
+from services.gateway.doorman import PassOn
 from services.gateway.generation import Generation, Parts
 from services.gateway.limits import RETRY_AFTER_S
 from services.gateway.problem import Problem, of_error
@@ -38,11 +41,13 @@ class Front:
 
     async def models(self, _request: Request) -> JSONResponse:
         """List every name that a connected worker answers to."""
+        await self._parts.doorman.tenant_client()
         view = await self._parts.served.view()
         return JSONResponse({"object": "list", "data": [self._card(n, m) for n, m in sorted(view.names.items())]})
 
     async def model(self, request: Request) -> JSONResponse:
         """Describe one model."""
+        await self._parts.doorman.tenant_client()
         name = request.path_params["name"]
         model = (await self._parts.served.view()).names.get(name)
         if model is None:
@@ -55,7 +60,8 @@ class Front:
             raise Problem(503, "the gateway is stopping", "", "gateway_stopping")
         try:
             async with asyncio.timeout(HEALTH_S):
-                await self._parts.client.stats()
+                with acting_for():
+                    await self._parts.client.stats()
         except (PenstockError, TimeoutError):
             retry = {"retry-after": str(RETRY_AFTER_S)}
             raise Problem(503, "the queue does not answer", "", "queue_unavailable", retry) from None
@@ -92,7 +98,7 @@ def make_app(parts: Parts, front: Front, more: Sequence[Route] = ()) -> Starlett
         *more,
     ]
     handlers = {Problem: _problem, PenstockError: _penstock, HTTPException: _http, Exception: _failed}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(PassOn)])
 
 
 async def _problem(_request: Request, problem: Exception) -> JSONResponse:

@@ -19,6 +19,9 @@ from services.gateway.shelf import Shelf
 MAX_CUSTOM_ID_BYTES = 512
 """It travels with its request and is kept in the queue's memory while that lives."""
 
+WINDOW_LINES = 1000
+"""Lines submitted between two writes of how far a batch is: what a crash submits again in vain, and what is held."""
+
 MAX_REQUEST_BYTES = 12 * 1024 * 1024
 """Largest encoded request the queue takes."""
 

@@ -14,7 +14,7 @@ from penstock.errors import NotFound
 from penstock.openai.answers import body_of, failure_of
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.batch_lines import RawLine, Reference, ask_of, key_of, read_lines
+from services.gateway.batch_lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
 from services.gateway.core.batch import Batch, Status
 from services.gateway.shelf import Shelf
 
@@ -120,13 +120,26 @@ class Output:
             return  # it was over before its lines were known
         try:
             async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
+                looked = 0
                 async for raw in lines:
                     await asyncio.sleep(0)
+                    looked += 1
+                    if looked <= WINDOW_LINES and await self._is_known(batch, raw.number):
+                        continue  # of a window of which its tenant's quota let in a part
                     custom_id = _custom_id(raw, batch.endpoint)
                     name = f"{batch.batch_id}-{raw.number}"
                     yield _line(name, custom_id, None, {"code": code, "message": message})
         except NotFound:
             return
+
+    async def _is_known(self, batch: Batch, line: int) -> bool:
+        """Whether a line was submitted, so that it has a result or will have one."""
+        key = queue_pb2.IdempotencyKey(key=key_of(batch.batch_id, line))
+        try:
+            await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
+        except NotFound:
+            return False
+        return True
 
     async def delete(self, batch: Batch, errors: bool) -> None:
         """Delete the results that one of the files is written from."""

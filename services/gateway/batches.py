@@ -12,10 +12,14 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from penstock.client import Client
+from penstock.credentials import acting_for
 from penstock.errors import PenstockError
+from penstock.keys import DEFAULT_TENANT
 from penstock.openai.bodies import MODELS
+from penstock.queue.v1 import queue_pb2
 from services.gateway.batch_records import BatchRecords, new_batch_id
 from services.gateway.core.batch import Batch, Event, MoveError, Status
+from services.gateway.doorman import Doorman
 from services.gateway.expiry import read_expiry
 from services.gateway.extras import DEADLINE, KEEP, Extras, read_extras
 from services.gateway.files import checked_query, page_of, read_limit, unknown
@@ -46,13 +50,20 @@ class Batches:
     """Serves batches; the drivers do the work."""
 
     def __init__(
-        self, client: Client, shelf: Shelf, records: BatchRecords, intake: Intake, wake: Callable[[], None]
+        self,
+        client: Client,
+        shelf: Shelf,
+        records: BatchRecords,
+        intake: Intake,
+        doorman: Doorman,
+        wake: Callable[[], None],
     ) -> None:
         """Put batches into `records`, and `wake` the driver of this gateway for each."""
         self._client = client
         self._shelf = shelf
         self._records = records
         self._intake = intake
+        self._doorman = doorman
         self._wake = wake
 
     def routes(self) -> list[Route]:
@@ -66,12 +77,14 @@ class Batches:
 
     async def create(self, request: Request) -> JSONResponse:
         """Begin a batch."""
+        who = await self._doorman.tenant_client()
         extras = _extras(request)
         body = await self._intake.read(request.headers, request.receive)
-        batch = new_batch(body, extras, int(time.time()))
+        batch = new_batch(body, extras, int(time.time()), who.tenant)
         await self._check_file(batch.input_file_id)
-        await self._check_channel(batch.channel)
-        await self._records.add(batch)
+        await self._check_channel(batch.channel, who)
+        with acting_for(who.tenant):
+            await self._records.add(batch)
         self._wake()
         return JSONResponse(batch.to_object())
 
@@ -87,7 +100,10 @@ class Batches:
             text = f"input_file_id: there is no file {file_id[:100]!r} with purpose {PURPOSE!r}"
             raise Problem(400, text, "input_file_id", "invalid_value")
 
-    async def _check_channel(self, channel: str) -> None:
+    async def _check_channel(self, channel: str, who: queue_pb2.IdentifyResponse) -> None:
+        if not who.all_channels and channel not in who.channels:
+            text = f"x-penstock-channel: {channel[:80]!r} is not for this key; it may use: {', '.join(who.channels)}"
+            raise Problem(403, text, "x-penstock-channel", "permission_denied")
         known = sorted(line.channel for line in (await self._client.stats()).channels)
         if channel not in known:
             text = f"x-penstock-channel: {channel[:80]!r} is unknown; known: {', '.join(known)}"
@@ -97,14 +113,18 @@ class Batches:
         """List batches, the newest first."""
         query = checked_query(request.query_params, ("after", "limit"))
         limit = read_limit(query, PAGE_DEFAULT, PAGE_MOST)
-        batches, more = await self._records.page(query.get("after", ""), limit)
+        who = await self._doorman.tenant_client()
+        with acting_for(who.tenant):
+            batches, more = await self._records.page(query.get("after", ""), limit)
         return JSONResponse(page_of([batch.to_object() for batch in batches], more))
 
     async def retrieve(self, request: Request) -> JSONResponse:
         """Describe a batch."""
         batch_id = request.path_params["batch_id"]
+        who = await self._doorman.tenant_client()
         try:
-            batch, _ = await self._records.get(batch_id)
+            with acting_for(who.tenant):
+                batch, _ = await self._records.get(batch_id)
         except PenstockError as error:
             raise _no_batch(error, batch_id) from None
         return JSONResponse(batch.to_object())
@@ -112,14 +132,17 @@ class Batches:
     async def cancel(self, request: Request) -> JSONResponse:
         """Cancel what has not ended of a batch; its driver does the rest."""
         batch_id = request.path_params["batch_id"]
+        who = await self._doorman.tenant_client()
         try:
-            batch = await self._records.change(batch_id, cancelled)
+            with acting_for(who.tenant):
+                batch = await self._records.change(batch_id, cancelled)
         except MoveError as error:
             raise Problem(409, f"the batch cannot be cancelled: {error}", "batch_id", "batch_not_cancellable") from None
         except PenstockError as error:
             raise _no_batch(error, batch_id) from None
         # Now, and again by the driver once it has stopped submitting.
-        await self._client.cancel(batch=batch_id)
+        with acting_for(who.tenant):
+            await self._client.cancel(batch=batch_id)
         self._wake()
         return JSONResponse(batch.to_object())
 
@@ -148,7 +171,7 @@ def _extras(request: Request) -> Extras:
     return extras
 
 
-def new_batch(body: dict[str, Any], extras: Extras, now_s: int) -> Batch:
+def new_batch(body: dict[str, Any], extras: Extras, now_s: int, tenant: str = DEFAULT_TENANT) -> Batch:
     """Return the batch that a body asks for; raises Problem naming the first wrong field."""
     for name in body:
         if name not in FIELDS:
@@ -169,6 +192,7 @@ def new_batch(body: dict[str, Any], extras: Extras, now_s: int) -> Batch:
         priority=extras.priority,
         metadata=_metadata(body.get("metadata")),
         output_expires_after_s=read_expiry("output_expires_after", body.get("output_expires_after")),
+        tenant=tenant,
     )
 
 

@@ -11,12 +11,12 @@ from typing import Any
 from penstock.batch.reader import CustomIds
 from penstock.batch.reader import LineError as WrongLine
 from penstock.client import Client
-from penstock.errors import NotFound
+from penstock.errors import OVER_QUOTA, NotFound
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import RequestError
-from services.gateway.batch_lines import RawLine, ask_of, key_of, read_lines, request_of
+from services.gateway.batch_lines import WINDOW_LINES, RawLine, ask_of, key_of, read_lines, request_of
 from services.gateway.batch_output import BREATHE_EVERY, Output, is_output, line_of
 from services.gateway.batch_records import ChangedError, Held
 from services.gateway.core.batch import Batch, Counts, Event, LineError, Progress, Status
@@ -30,15 +30,17 @@ MAX_LINES = 200_000
 MAX_ERRORS = 100
 """Wrong lines that are named; reading ends there."""
 
-WINDOW_LINES = 1000
 WINDOW_BYTES = 4 * 1024 * 1024
-"""Lines submitted between two writes of how far a batch is: what a crash submits again in vain, and what is held."""
+"""The same in bytes as WINDOW_LINES in lines."""
 
 BEAT_S = 0.25
 """Between two looks at whether the lease wants renewing."""
 
 SAVE_S = 1.0
 """Between two writes of counts: what progress may be late by."""
+
+QUOTA_PAUSE_S = 1.0
+"""Before lines that a quota did not let in are submitted again: requests end at a pace of seconds."""
 
 DEADLINE = "deadline_unix_ns"
 """Field by which the queue refuses a line whose batch is over."""
@@ -216,8 +218,23 @@ class Drive:
             raise RefusedError(described(error)) from None
 
     async def _send(self, window: list[pb.Request]) -> bool:
-        """Submit a window; return False if the batch's time was over for a line of it."""
+        """Submit a window; return False if the batch's time was over for a line of it.
+
+        Lines for which their tenant has no room now are submitted again when some of what waits has gone.
+        """
+        in_time, left = True, window
+        while left and in_time:
+            in_time, left = await self._submit_once(left)
+            if left and in_time:
+                await asyncio.sleep(QUOTA_PAUSE_S)
+                in_time = not self._late
+        self._metrics.batch_lines.labels("submitted").inc(len(window) - len(left))
+        return in_time
+
+    async def _submit_once(self, window: list[pb.Request]) -> tuple[bool, list[pb.Request]]:
+        """Submit lines; return whether it was in time for all, and those that their tenant's quota did not let in."""
         in_time = True
+        left: list[pb.Request] = []
         refusal: RefusedError | None = None
         async with aclosing(self._client.submit_many(window)) as acks:
             async for ack in acks:
@@ -225,12 +242,13 @@ class Drive:
                     continue
                 if ack.error.param == DEADLINE:
                     in_time = False
+                elif ack.error.code == OVER_QUOTA:
+                    left.append(window[ack.index])
                 else:
                     refusal = refusal or RefusedError(refused(ack.error, window[ack.index]))
         if refusal is not None:
             raise refusal
-        self._metrics.batch_lines.labels("submitted").inc(len(window))
-        return in_time
+        return in_time, left
 
     async def _reached(self, raw: RawLine) -> None:
         progress = replace(self._batch.progress, line=raw.number, offset=raw.end)

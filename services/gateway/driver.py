@@ -13,6 +13,7 @@ import secrets
 from contextlib import suppress
 
 from penstock.client import Client
+from penstock.credentials import act_for
 from penstock.errors import PenstockError
 from services.gateway.batch_records import BatchRecords, Held, LostError
 from services.gateway.drive import Drive
@@ -96,6 +97,7 @@ class Driver:
 
     async def _drive(self, held: Held) -> None:
         batch_id = held.batch.batch_id
+        act_for(held.batch.tenant)
         try:
             await Drive(self._client, self._shelf, self._served, self._metrics, held, self._reading).run()
             self._metrics.ended_batches.labels(str(held.batch.status)).inc()

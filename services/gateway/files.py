@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from penstock.credentials import act_for
 from penstock.errors import NotFound, PenstockError
 from penstock.files.v1 import files_pb2 as pb
 from services.gateway.batch_output import Output
@@ -98,6 +99,8 @@ class Files:
         file = await self._file(request)
         query = checked_query(request.query_params, ("order",) if file.view else ())
         headers = {"content-type": "application/octet-stream", "x-content-type-options": "nosniff"}
+        # The client may read the file. Its content is its tenant's, and so is the batch it is written from.
+        act_for(file.tenant)
         if not file.view:
             return Download(self._shelf.content(file.file_id), {**headers, "content-length": str(file.bytes)})
         batch, errors = await self._viewed(file)
@@ -107,6 +110,7 @@ class Files:
     async def delete(self, request: Request) -> JSONResponse:
         """Delete a file: an input unless a batch still reads it, of an output the results it is written from."""
         file = await self._file(request)
+        act_for(file.tenant)  # as above
         if file.view:
             batch, errors = await self._viewed(file)
             await self._output.delete(batch, errors)

@@ -20,6 +20,7 @@ from penstock.openai.message import DivergedError
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.admission import Admission, Asked, Submitted, understand
+from services.gateway.doorman import Doorman
 from services.gateway.extras import Extras, read_extras
 from services.gateway.group import JoinedChunks, body_of_all
 from services.gateway.hangup import until_hangup
@@ -49,6 +50,7 @@ class Parts:
     metrics: GatewayMetrics
     telemetry: Telemetry
     recent: Recent = field(default_factory=Recent)
+    doorman: Doorman = field(default_factory=Doorman)
 
 
 class Generation:

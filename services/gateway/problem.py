@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.errors import (
+    OVER_QUOTA,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    PermissionDenied,
+    QuotaExceeded,
+    Unauthenticated,
+    Unavailable,
+)
 from penstock.openai.answers import error_object, failure_of
 from penstock.request.v1 import request_pb2
 from services.gateway.limits import RETRY_AFTER_S
@@ -53,8 +62,18 @@ def of_error(error: PenstockError) -> Problem:
     """Return what a client is told of a failed call to the queue."""
     if isinstance(error, InvalidRequest):
         return Problem(400, str(error), error.param, error.code)
-    if isinstance(error, NotFound):
-        return Problem(404, str(error), "", "not_found")
-    if isinstance(error, Unavailable):
-        return Problem(503, f"the queue is away: {error}", "", "queue_unavailable", {"retry-after": str(RETRY_AFTER_S)})
+    for kind, status, code, headers in ANSWERS:
+        if isinstance(error, kind):
+            away = "the queue is away: " if status == 503 else ""
+            return Problem(status, f"{away}{error}", "", code, headers)
     return Problem(500, str(error), "", "internal_error")
+
+
+ANSWERS: tuple[tuple[type[PenstockError], int, str, Mapping[str, str]], ...] = (
+    (NotFound, 404, "not_found", {}),
+    (Unauthenticated, 401, "invalid_api_key", {"www-authenticate": "Bearer"}),
+    (PermissionDenied, 403, "permission_denied", {}),
+    (QuotaExceeded, 429, OVER_QUOTA, {}),
+    (Unavailable, 503, "queue_unavailable", {"retry-after": str(RETRY_AFTER_S)}),
+)
+"""Status, code and headers for each of the client's errors."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from penstock.credentials import acting_for
 from penstock.errors import PenstockError
 from penstock.scheduler.v1 import scheduler_pb2
 from services.gateway.problem import Problem
@@ -77,7 +78,8 @@ class Served:
     async def _look(self) -> None:
         try:
             async with asyncio.timeout(LOOK_S):
-                status = await self._status()
+                with acting_for():
+                    status = await self._status()
         except (PenstockError, TimeoutError):
             self._tried_s = self._now_s()
             return

@@ -20,6 +20,7 @@ from services.gateway.batch_output import Output
 from services.gateway.batch_records import BatchRecords
 from services.gateway.batches import Batches
 from services.gateway.console.life import ConsoleLife
+from services.gateway.doorman import Doorman
 from services.gateway.driver import Driver
 from services.gateway.files import Files
 from services.gateway.generation import Parts
@@ -56,17 +57,20 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
         settings.scheduler_address,
         retry_for_s=settings.queue_patience_s,
         tls=settings.tls_files,
+        api_key=settings.key.get_secret_value(),
     )
     metrics = GatewayMetrics()
     admission = Admission(client, metrics)
     intake = Intake(settings.body_timeout_s)
-    parts = Parts(client, admission, intake, Served(client.fleet, time.monotonic), metrics, telemetry)
+    doorman = Doorman(client if settings.has_credentials else None)
+    served = Served(client.fleet, time.monotonic)
+    parts = Parts(client, admission, intake, served, metrics, telemetry, doorman=doorman)
     front = Front(parts)
-    shelf = Shelf(settings.queue_address, settings.queue_patience_s)
+    shelf = Shelf(settings.queue_address, settings.queue_patience_s, settings.access)
     records = BatchRecords(shelf)
     driver = Driver(client, shelf, records, parts.served, metrics, settings.batch_lease_s)
     files = Files(shelf, records, Output(client, shelf), metrics, settings.max_file_bytes, settings.body_timeout_s)
-    batches = Batches(client, shelf, records, intake, driver.wake)
+    batches = Batches(client, shelf, records, intake, doorman, driver.wake)
     console = ConsoleLife(settings, parts)
     routes = [*files.routes(), *batches.routes(), *console.routes]
     server = make_server(make_app(parts, front, routes), settings)

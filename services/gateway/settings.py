@@ -13,6 +13,11 @@ class GatewaySettings(ServiceSettings):
 
     model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "PENSTOCK_GATEWAY_"})
 
+    @property
+    def has_credentials(self) -> bool:
+        """Whether the gateway can prove to the queue that it is a service, as it must where there are keys."""
+        return bool(self.key.get_secret_value() or self.tls_cert)
+
     listen: str = Field(
         "127.0.0.1:7415",
         pattern=LISTEN_PATTERN,

@@ -11,6 +11,7 @@ from penstock.connection import Connection
 from penstock.errors import PenstockError
 from penstock.files.v1 import files_pb2 as pb
 from penstock.files.v1.files_pb2_grpc import FilesServiceStub
+from penstock.tls import Access, TlsFiles
 
 if TYPE_CHECKING:
     from penstock.files.v1.files_pb2_grpc import FilesServiceAsyncStub
@@ -34,9 +35,13 @@ class Shelf:
     Every method raises NotFound for what is unknown and InvalidRequest for what the queue refuses.
     """
 
-    def __init__(self, address: str, retry_for_s: float) -> None:
-        """Talk to the queue at "HOST:PORT", on a connection of its own: content must not delay tokens."""
-        self._connection = Connection(address, retry_for_s)
+    def __init__(self, address: str, retry_for_s: float, access: Access | None = None) -> None:
+        """Talk to the queue at "HOST:PORT", on a connection of its own: content must not delay tokens.
+
+        Without `access` TLS and key are the environment's.
+        """
+        access = access or Access(TlsFiles.from_environment())
+        self._connection = Connection(address, retry_for_s, access.tls, access.credentials)
         self._stub: FilesServiceAsyncStub = FilesServiceStub(self._connection.channel)
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ import grpc
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from services.auth.caller import CALLER
 from services.clock import Clock
 from services.queue import wire
 from services.queue.committer import Committer, Lookup, RefusedError
@@ -54,11 +55,12 @@ class Admin:
     async def get(self, request: queue_pb2.GetRequest, context: Context) -> queue_pb2.GetResponse:
         """Return where one request is; NOT_FOUND if it is unknown."""
         request_id = await self._named(request, context)
-        found: Inspected = await self._ask(context, lambda ticket: Inspect(ticket, (request_id,)))
+        sees = CALLER.get().sees
+        found: Inspected = await self._ask(context, lambda ticket: Inspect(ticket, (request_id,), sees))
         view = found.views[0]
         response = wire.get_response(view) if view is not None else None
         if view is None or view.state is State.DEAD:
-            row = await self._reader.result(parse_request_id(self._store_id, request_id))
+            row = await self._reader.result(parse_request_id(self._store_id, request_id), sees)
             if row is not None:
                 result = row.result()
                 response = response or _ended(result)
@@ -78,7 +80,9 @@ class Admin:
             raise BadInputError("idempotency_key.key: must not be empty")
         check_name("idempotency_key.key", key.key)
         check_name("idempotency_key.tenant", key.tenant)
-        seq = await self._reader.known(key.tenant, key.key)
+        caller = CALLER.get()
+        tenant = key.tenant or caller.tenant
+        seq = await self._reader.known(tenant, key.key) if caller.sees in {None, tenant} else None
         if seq is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"idempotency_key: {key.key!r} is unknown")
         return request_id_of(self._store_id, seq)
@@ -87,7 +91,9 @@ class Admin:
         """Cancel by name, or what lives of a batch."""
         ids = subject_ids(request)
         check_name("batch", request.batch)
-        done: Cancelled = await self._ask(context, lambda ticket: Cancel(ticket, ids, request.batch))
+        caller = CALLER.get()
+        batch = (caller.tenant, request.batch)
+        done: Cancelled = await self._ask(context, lambda ticket: Cancel(ticket, ids, batch, caller.sees))
         return queue_pb2.CancelResponse(
             cancelled=done.cancelled, aborting=done.aborting, not_cancelled=done.not_cancelled
         )
@@ -102,7 +108,8 @@ class Admin:
             return queue_pb2.DeleteResponse(deleted=await self._delete(context, known))
         deleted = 0
         cursor = 0
-        while page := await self._reader.log(request.batch, cursor, DELETE_PAGE):
+        batch = (CALLER.get().tenant, request.batch)
+        while page := await self._reader.log(batch, cursor, DELETE_PAGE):
             cursor = page[-1].completion_seq
             deleted += await self._delete(context, [row.seq for row in page])
         return queue_pb2.DeleteResponse(deleted=deleted)
@@ -110,7 +117,8 @@ class Admin:
     async def _delete(self, context: Context, seqs: Sequence[int]) -> int:
         if not seqs:
             return 0
-        done: Deleted = await self._ask(context, lambda ticket: _delete_item(ticket, seqs))
+        sees = CALLER.get().sees
+        done: Deleted = await self._ask(context, lambda ticket: _delete_item(ticket, seqs, sees))
         return done.deleted
 
     async def sweep(self, ttl_ns: int) -> int:
@@ -127,6 +135,12 @@ class Admin:
         view: QueueView = await self._ask(context, InspectQueue)
         now_ns = self._clock.now_ns()
         self._committer.check_disk()
+        caller = CALLER.get()
+        if caller.sees is not None and caller.role is not None:
+            # How busy others are is not a client's business; which channels there are for it is.
+            names = (line.channel for line in view.lines if caller.may_use(line.channel))
+            channels = [queue_pb2.ChannelStats(channel=name) for name in names]
+            return queue_pb2.StatsResponse(store_id=self._store_id, channels=channels)
         response = queue_pb2.StatsResponse(
             dead=view.dead,
             results=view.results,
@@ -211,8 +225,8 @@ def subject_ids(request: queue_pb2.CancelRequest | queue_pb2.DeleteRequest) -> t
     return ids_of(request.request_ids) if kind == "request_ids" else None
 
 
-def _delete_item(ticket: int, seqs: Sequence[int]) -> Lookup:
-    """Return a delete that reads, right before it is stepped, what there is to delete."""
+def _delete_item(ticket: int, seqs: Sequence[int], sees: str | None = None) -> Lookup:
+    """Return a delete that reads, right before it is stepped, what there is to delete for a caller."""
 
     def read(store: Store) -> Delete:
         rows = store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs])
@@ -220,7 +234,8 @@ def _delete_item(ticket: int, seqs: Sequence[int]) -> Lookup:
         for seq, row in zip(seqs, rows, strict=True):
             if row is not None:
                 head, _ = records.decode_result(row)
-                found.append(EndedRow(seq, *head))
+                if sees in {None, head.tenant}:
+                    found.append(EndedRow(seq, *head))
         return Delete(ticket, tuple(found))
 
     return Lookup(ticket, read)

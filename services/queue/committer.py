@@ -31,6 +31,7 @@ from services.queue.core.effects import (
     Submitted,
     Write,
 )
+from services.queue.core.entry import BatchKey
 from services.queue.core.machine import Machine
 from services.queue.core.messages import (
     Adopt,
@@ -96,7 +97,7 @@ class Released(NamedTuple):
     effects: list[Effect]
     payloads: dict[int, bytes]
     """Encoded requests of the deliveries, by seq."""
-    progress: dict[str, tuple[int, int]]
+    progress: dict[BatchKey, tuple[int, int]]
 
 
 class Outlet(Protocol):

@@ -10,8 +10,19 @@ from collections.abc import Sequence
 
 from penstock.files.v1 import files_pb2 as pb
 from services.queue.core.effects import Write
+from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.records import FILES, PARTS, RECORDS
-from services.queue.file_rows import PART_BYTES, file_key, part_key, part_offsets, read_file, read_record, record_key
+from services.queue.file_rows import (
+    PART_BYTES,
+    file_key,
+    part_key,
+    part_offsets,
+    read_file,
+    read_record,
+    record_key,
+    seen_file,
+    seen_record,
+)
 from services.queue.store import Store
 
 MAX_FILE_BYTES = 4 * 1024 * 1024 * 1024
@@ -72,28 +83,30 @@ class Draft:
         """Put a row, or delete it if `value` is None."""
         self._rows[family, key] = value
 
-    def file(self, file_id: str) -> pb.File:
-        """Return a file; raises UnknownError."""
-        row = self.get(FILES, file_key(file_id))
-        if row is None:
+    def file(self, file_id: str, sees: str | None) -> pb.File:
+        """Return a file; raises UnknownError if there is none for a caller that `sees` one tenant only (None: all)."""
+        file = seen_file(self.get(FILES, file_key(file_id)), sees)
+        if file is None:
             raise UnknownError(f"file_id: {file_id!r} is unknown")
-        return read_file(row)
+        return file
 
     def put_file(self, file: pb.File) -> None:
         """Put a file."""
         self.put(FILES, file_key(file.file_id), file.SerializeToString())
 
 
-def create(draft: Draft, request: pb.CreateFileRequest) -> pb.File:
-    """Begin a file; one that was begun in the same way is returned as it is."""
+def create(draft: Draft, request: pb.CreateFileRequest, tenant: str = DEFAULT_TENANT) -> pb.File:
+    """Begin a file of `tenant`; one that was begun in the same way is returned as it is."""
     row = draft.get(FILES, file_key(request.file_id))
     if row is not None:
         found = read_file(row)
-        begun = found.view == request.view and (request.view != "" or (found.uploading and not found.bytes))
+        same = (found.tenant, found.view) == (tenant, request.view)
+        begun = same and (request.view != "" or (found.uploading and not found.bytes))
         if not begun:
             raise TakenError(f"file_id: there is a file {request.file_id!r} already")
         return found
     file = pb.File(file_id=request.file_id, created_unix_ns=draft.now_ns, touched_unix_ns=draft.now_ns)
+    file.tenant = tenant
     if request.view:
         file.view, file.filename, file.purpose = request.view, request.filename, request.purpose
         file.bytes = request.bytes
@@ -104,9 +117,9 @@ def create(draft: Draft, request: pb.CreateFileRequest) -> pb.File:
     return file
 
 
-def append(draft: Draft, request: pb.AppendFileRequest) -> int:
+def append(draft: Draft, request: pb.AppendFileRequest, sees: str | None = None) -> int:
     """Add a part at the end, unless it is there; return the file's size."""
-    file = draft.file(request.file_id)
+    file = draft.file(request.file_id, sees)
     size = len(request.data)
     if not file.uploading:
         raise ClosedError(f"file_id: {request.file_id!r} is closed")
@@ -128,9 +141,9 @@ def append(draft: Draft, request: pb.AppendFileRequest) -> int:
     return file.bytes
 
 
-def close(draft: Draft, request: pb.CloseFileRequest) -> pb.File:
+def close(draft: Draft, request: pb.CloseFileRequest, sees: str | None = None) -> pb.File:
     """End an upload; one that has ended is returned as it is."""
-    file = draft.file(request.file_id)
+    file = draft.file(request.file_id, sees)
     if file.bytes != request.bytes or file.view:
         raise SizeError(f"bytes: {request.file_id!r} has {file.bytes} bytes, not {request.bytes}")
     if not file.uploading:
@@ -146,12 +159,11 @@ def _expires(file: pb.File, after_ns: int) -> int:
     return file.created_unix_ns + after_ns if after_ns else 0
 
 
-def delete(draft: Draft, file_id: str) -> bool:
+def delete(draft: Draft, file_id: str, sees: str | None = None) -> bool:
     """Delete a file with its parts; return whether there was one."""
-    row = draft.get(FILES, file_key(file_id))
-    if row is None:
+    file = seen_file(draft.get(FILES, file_key(file_id)), sees)
+    if file is None:
         return False
-    file = read_file(row)
     if not file.view:
         for offset in part_offsets(file.bytes):
             draft.put(PARTS, part_key(file_id, offset), None)
@@ -159,12 +171,16 @@ def delete(draft: Draft, file_id: str) -> bool:
     return True
 
 
-def put_records(draft: Draft, puts: Sequence[pb.PutRecord]) -> list[int]:
-    """Put records if every one has the expected revision; return the new revisions."""
-    for put in puts:
-        _check_revision(draft, put)
+def put_records(
+    draft: Draft, puts: Sequence[pb.PutRecord], tenant: str = DEFAULT_TENANT, sees: str | None = None
+) -> list[int]:
+    """Put records if every one has the expected revision; return the new revisions.
+
+    New ones are `tenant`'s, the others stay whose they are. Raises UnknownError for one that the caller does not see.
+    """
+    owners = [_checked_owner(draft, put, tenant, sees) for put in puts]
     revisions = []
-    for put in puts:
+    for put, owner in zip(puts, owners, strict=True):
         key = record_key(put.record.kind, put.record.record_id)
         revision = 0 if put.delete else put.record.revision + 1
         if put.delete:
@@ -172,18 +188,23 @@ def put_records(draft: Draft, puts: Sequence[pb.PutRecord]) -> list[int]:
         else:
             record = pb.Record()
             record.CopyFrom(put.record)
-            record.revision = revision
+            record.revision, record.tenant = revision, owner
             draft.put(RECORDS, key, record.SerializeToString())
         revisions.append(revision)
     return revisions
 
 
-def _check_revision(draft: Draft, put: pb.PutRecord) -> None:
+def _checked_owner(draft: Draft, put: pb.PutRecord, tenant: str, sees: str | None) -> str:
+    """Return whose a record is; raises ChangeError if it cannot be changed."""
     row = draft.get(RECORDS, record_key(put.record.kind, put.record.record_id))
-    found = 0 if row is None else read_record(row).revision
+    record = seen_record(row, sees)
+    if row is not None and record is None:
+        raise UnknownError(f"record_id: {put.record.record_id!r} is unknown")
+    found = 0 if record is None else record.revision
     if found != put.record.revision and not (put.delete and not found):
         name = f"{put.record.kind}/{put.record.record_id}"
         raise ConflictError(f"revision: {name} has revision {found}, not {put.record.revision}")
+    return tenant if record is None else record.tenant
 
 
 def sweep(draft: Draft, file_ids: Sequence[str], records: Sequence[tuple[str, str]]) -> int:

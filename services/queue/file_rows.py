@@ -9,6 +9,7 @@ import re
 import struct
 
 from penstock.files.v1 import files_pb2
+from services.queue.core.entry import DEFAULT_TENANT
 
 PART_BYTES = 1024 * 1024
 """Content of a part. A part is one row and one call: large enough that a file of 200 MiB takes 200 syncs, small enough
@@ -58,9 +59,26 @@ def after_records(kind: str) -> bytes:
 
 def read_file(row: bytes) -> files_pb2.File:
     """Read a row of `files`; raises DecodeError if it is not one."""
-    return files_pb2.File.FromString(row)
+    file = files_pb2.File.FromString(row)
+    # A file that was put before there were tenants.
+    file.tenant = file.tenant or DEFAULT_TENANT
+    return file
 
 
 def read_record(row: bytes) -> files_pb2.Record:
     """Read a row of `records`; raises DecodeError if it is not one."""
-    return files_pb2.Record.FromString(row)
+    record = files_pb2.Record.FromString(row)
+    record.tenant = record.tenant or DEFAULT_TENANT  # as above
+    return record
+
+
+def seen_file(row: bytes | None, sees: str | None) -> files_pb2.File | None:
+    """Return the file in a row, or None if there is none for a caller that `sees` one tenant only (None: all)."""
+    file = None if row is None else read_file(row)
+    return file if file is None or sees in {None, file.tenant} else None
+
+
+def seen_record(row: bytes | None, sees: str | None) -> files_pb2.Record | None:
+    """Return the record in a row, or None; as `seen_file`."""
+    record = None if row is None else read_record(row)
+    return record if record is None or sees in {None, record.tenant} else None

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from penstock.files.v1 import files_pb2 as pb
+from services.auth.caller import CALLER
 from services.queue import file_changes as changes
 from services.queue.file_rows import NAME, PART_BYTES
 from services.queue.shelf import Shelf, ShelfRefusedError
@@ -54,8 +55,10 @@ class FilesServicer:
         if request.view:
             check_name("view", request.view)
         _check_described(request)
+        caller = CALLER.get()
         async with _answered(context):
-            return pb.CreateFileResponse(file=await self._shelf.change(lambda draft: changes.create(draft, request)))
+            change = self._shelf.change(lambda draft: changes.create(draft, request, caller.tenant))
+            return pb.CreateFileResponse(file=await change)
 
     async def AppendFile(self, request: pb.AppendFileRequest, context: Context) -> pb.AppendFileResponse:
         """Add a part."""
@@ -65,22 +68,26 @@ class FilesServicer:
             raise BadInputError(f"data: {size} bytes; a part has 1 to {PART_BYTES}")
         if request.offset % PART_BYTES:
             raise BadInputError(f"offset: {request.offset} is not a multiple of {PART_BYTES}")
+        sees = CALLER.get().sees
         async with _answered(context):
-            change = self._shelf.change(lambda draft: changes.append(draft, request), size)
+            change = self._shelf.change(lambda draft: changes.append(draft, request, sees), size)
             return pb.AppendFileResponse(bytes=await change)
 
     async def CloseFile(self, request: pb.CloseFileRequest, context: Context) -> pb.CloseFileResponse:
         """End an upload."""
         check_name("file_id", request.file_id)
         _check_described(request)
+        sees = CALLER.get().sees
         async with _answered(context):
-            return pb.CloseFileResponse(file=await self._shelf.change(lambda draft: changes.close(draft, request)))
+            return pb.CloseFileResponse(
+                file=await self._shelf.change(lambda draft: changes.close(draft, request, sees))
+            )
 
     async def GetFile(self, request: pb.GetFileRequest, context: Context) -> pb.GetFileResponse:
         """Describe a file."""
         check_name("file_id", request.file_id)
         async with _answered(context):
-            file = await self._shelf.file(request.file_id)
+            file = await self._shelf.file(request.file_id, CALLER.get().sees)
             if file is None:
                 raise changes.UnknownError(f"file_id: {request.file_id!r} is unknown")
             return pb.GetFileResponse(file=file)
@@ -90,14 +97,15 @@ class FilesServicer:
         limit = _checked_page(request)
         _check_text("purpose", request.purpose)
         async with _answered(context):
-            files, has_more = await self._shelf.files(request, limit)
+            files, has_more = await self._shelf.files(request, limit, CALLER.get().sees)
             return pb.ListFilesResponse(files=files, has_more=has_more)
 
     async def DeleteFile(self, request: pb.DeleteFileRequest, context: Context) -> pb.DeleteFileResponse:
         """Delete a file."""
         check_name("file_id", request.file_id)
+        sees = CALLER.get().sees
         async with _answered(context):
-            deleted = await self._shelf.change(lambda draft: changes.delete(draft, request.file_id))
+            deleted = await self._shelf.change(lambda draft: changes.delete(draft, request.file_id, sees))
             return pb.DeleteFileResponse(deleted=deleted)
 
     async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> pb.ReadFileResponse:
@@ -106,13 +114,18 @@ class FilesServicer:
         if request.offset > changes.MAX_FILE_BYTES:
             raise BadInputError(f"offset: {request.offset} is beyond the largest file ({changes.MAX_FILE_BYTES} bytes)")
         async with _answered(context):
-            return pb.ReadFileResponse(data=await self._shelf.content(request.file_id, request.offset))
+            return pb.ReadFileResponse(
+                data=await self._shelf.content(request.file_id, request.offset, CALLER.get().sees)
+            )
 
     async def PutRecords(self, request: pb.PutRecordsRequest, context: Context) -> pb.PutRecordsResponse:
         """Put records."""
         _check_puts(request)
+        caller = CALLER.get()
         async with _answered(context):
-            change = self._shelf.change(lambda draft: changes.put_records(draft, request.puts))
+            change = self._shelf.change(
+                lambda draft: changes.put_records(draft, request.puts, caller.tenant, caller.sees)
+            )
             return pb.PutRecordsResponse(revisions=await change)
 
     async def GetRecord(self, request: pb.GetRecordRequest, context: Context) -> pb.GetRecordResponse:
@@ -120,7 +133,7 @@ class FilesServicer:
         check_name("kind", request.kind)
         check_name("record_id", request.record_id)
         async with _answered(context):
-            record = await self._shelf.record(request.kind, request.record_id)
+            record = await self._shelf.record(request.kind, request.record_id, CALLER.get().sees)
             if record is None:
                 raise changes.UnknownError(f"record_id: {request.record_id!r} is unknown")
             return pb.GetRecordResponse(record=record)
@@ -130,7 +143,7 @@ class FilesServicer:
         check_name("kind", request.kind)
         limit = _checked_page(request)
         async with _answered(context):
-            records, has_more = await self._shelf.records(request, limit)
+            records, has_more = await self._shelf.records(request, limit, CALLER.get().sees)
             return pb.ListRecordsResponse(records=records, has_more=has_more)
 
 

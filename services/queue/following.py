@@ -6,12 +6,13 @@ would be a frame, a wake-up here and one there.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
 import grpc
 
 from penstock.queue.v1 import queue_pb2
+from services.auth.caller import CALLER
 from services.queue.committer import Committer, RefusedError
 from services.queue.core.effects import Inspected
 from services.queue.core.entry import NO_SEQ, parse_request_id, request_id_of
@@ -32,6 +33,10 @@ MAX_FOLLOWED = 100_000
 
 MAX_BEHIND_BYTES = 32 * 1024 * 1024
 """What is kept for one follower that does not read: a gateway's thousand streams may be a second behind together."""
+
+
+Seen: TypeAlias = Callable[[Collection[int]], Awaitable[set[int]]]
+"""Returns those of some requests that there are for the caller."""
 
 
 class Following:
@@ -62,7 +67,7 @@ class Following:
         await self._committer.loaded.wait()
         yield b""  # the empty first answer
         with self._hub.watcher(MAX_BEHIND_BYTES) as watcher:
-            follower = _Follower(self._committer, self._hub, watcher, self._store_id)
+            follower = _Follower(self._committer, self._hub, watcher, self._store_id, self._seen)
             self._followers.add(follower)
             try:
                 async with reading(follower.read(requests)):
@@ -73,6 +78,20 @@ class Following:
             finally:
                 self._followers.discard(follower)
                 follower.close()
+
+    async def _seen(self, seqs: Collection[int]) -> set[int]:
+        """Return those of these requests that there are for the caller.
+
+        One that sees one tenant only is asked before anything is followed: what others' requests say must not be on its
+        way to it while that is found out.
+        """
+        sees = CALLER.get().sees
+        if sees is None:
+            return set(seqs)
+        names = tuple(request_id_of(self._store_id, seq) for seq in seqs)
+        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, names, sees))
+        live = {view.seq for view in found.views if view is not None}
+        return live | set(await self._reader.in_order(sorted(set(seqs) - live), sees))
 
     async def _told(self, follower: _Follower) -> AsyncIterator[bytes]:
         """Yield what the follower is told, one wake-up after the other, until there is nothing left to follow."""
@@ -101,8 +120,9 @@ class Following:
 class _Follower:
     """One open Follow stream: what it follows, and what it is to be told."""
 
-    def __init__(self, committer: Committer, hub: WatchHub, watcher: Watcher, store_id: str) -> None:
+    def __init__(self, committer: Committer, hub: WatchHub, watcher: Watcher, store_id: str, seen: Seen) -> None:
         self.watcher = watcher
+        self._seen = seen
         self._committer = committer
         self._hub = hub
         self._store_id = store_id
@@ -135,6 +155,9 @@ class _Follower:
                 self._unknown.append(item.request_id)
             else:
                 wanted[seq] = item
+        seen = await self._seen(wanted)
+        for seq in wanted.keys() - seen:
+            self._unknown.append(wanted.pop(seq).request_id)
         self._leave_seqs(wanted)  # so that what is followed already begins anew
         if len(self._open) + len(wanted) + len(self._unknown) > MAX_FOLLOWED:
             raise BadInputError(f"follow: one stream may follow at most {MAX_FOLLOWED} requests")

@@ -10,6 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.auth.setup import AuthMetrics
 from services.local_metrics import LocalHistogram
 from services.queue.core.effects import QueueView
 from services.queue.core.lifecycle import Outcome
@@ -100,6 +101,7 @@ class QueueMetrics:
         self.expired_results = Counter(
             "penstock_queue_expired_results_total", "Results deleted because they were too old.", registry=registry
         )
+        self.auth = AuthMetrics("queue", registry)
         self.audit_violations = Counter(
             "penstock_queue_audit_violations_total",
             "Contradictions between the indexes of requests; must be 0.",

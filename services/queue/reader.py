@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from penstock.queue.v1 import queue_pb2
 from services.queue import wire
 from services.queue.core import records
-from services.queue.core.entry import Entry, request_id_of
+from services.queue.core.entry import BatchKey, Entry, request_id_of
 from services.queue.store import Store
 
 READ_THREADS = 2
@@ -52,26 +52,26 @@ class Reader:
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def result(self, seq: int) -> wire.StoredResult | None:
-        """Return the result of one request, or None."""
-        found = await self.results([seq])
-        return found[0] if found else None
+    async def result(self, seq: int, sees: str | None = None) -> wire.StoredResult | None:
+        """Return the result of one request, or None; for a caller that `sees` one tenant only, None of others' too."""
+        row = await self._off_loop(lambda: self._store.get(records.RESULTS, records.seq_key(seq)) if seq >= 0 else None)
+        return None if row is None or not _seen(row, sees) else wire.read_result(row)
 
     async def results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
         """Return the results there are of these requests, in order of completion; for a few of them."""
         return await self._off_loop(lambda: self._results(seqs))
 
-    async def in_order(self, seqs: Sequence[int]) -> list[int]:
-        """Return those of these requests that have a result, in order of completion."""
+    async def in_order(self, seqs: Sequence[int], sees: str | None = None) -> list[int]:
+        """Return those of these requests that have a result which the caller sees, in order of completion."""
         found: list[tuple[int, int]] = []
         for first in range(0, len(seqs), FIRST_CHUNK):
-            found += await self._off_loop(partial(self._cursors, seqs[first : first + FIRST_CHUNK]))
+            found += await self._off_loop(partial(self._cursors, seqs[first : first + FIRST_CHUNK], sees))
         return [seq for _, seq in sorted(found)]
 
-    def _cursors(self, seqs: Sequence[int]) -> list[tuple[int, int]]:
+    def _cursors(self, seqs: Sequence[int], sees: str | None) -> list[tuple[int, int]]:
         rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs])
         pairs = zip(rows, seqs, strict=True)
-        return [(records.split_result(row)[0], seq) for row, seq in pairs if row is not None]
+        return [(records.split_result(row)[0], seq) for row, seq in pairs if row is not None and _seen(row, sees)]
 
     async def in_chunks(self, seqs: Sequence[int]) -> AsyncIterator[list[wire.StoredResult]]:
         """Yield the results there are of these requests, in the given order, as many at once as are small together."""
@@ -87,7 +87,7 @@ class Reader:
         found = [wire.read_result(row) for row in rows if row is not None]
         return sorted(found, key=lambda result: result.cursor)
 
-    async def page(self, batch: str, cursor: int, limit: int) -> tuple[list[wire.StoredResult], int]:
+    async def page(self, batch: BatchKey, cursor: int, limit: int) -> tuple[list[wire.StoredResult], int]:
         """Return results of a batch after `cursor`, and the cursor after the log entries that were read.
 
         At most `limit` log entries are read, fewer if the results are large; results deleted meanwhile are left out.
@@ -95,7 +95,7 @@ class Reader:
 
         return await self._off_loop(lambda: self._page(batch, cursor, limit))
 
-    def _page(self, batch: str, cursor: int, limit: int) -> tuple[list[wire.StoredResult], int]:
+    def _page(self, batch: BatchKey, cursor: int, limit: int) -> tuple[list[wire.StoredResult], int]:
         log = self._log(batch, cursor, limit)
         found: list[wire.StoredResult] = []
         after = cursor
@@ -115,11 +115,11 @@ class Reader:
             count = _next_chunk(results)
         return found, after
 
-    async def log(self, batch: str, cursor: int, limit: int) -> list[LogRow]:
+    async def log(self, batch: BatchKey, cursor: int, limit: int) -> list[LogRow]:
         """Return at most `limit` entries of a batch's completion log after `cursor`."""
         return await self._off_loop(lambda: self._log(batch, cursor, limit))
 
-    def _log(self, batch: str, cursor: int, limit: int) -> list[LogRow]:
+    def _log(self, batch: BatchKey, cursor: int, limit: int) -> list[LogRow]:
         if cursor >= LAST:
             return []
         start = records.completion_key(batch, cursor + 1)
@@ -164,6 +164,11 @@ class Reader:
             )
             letters.append((records.completion_seq_of(key), letter))
         return letters
+
+
+def _seen(row: bytes, sees: str | None) -> bool:
+    """Whether a result is there for a caller that sees this tenant's only; None: everybody's."""
+    return sees is None or records.decode_result(row)[0].tenant == sees
 
 
 def _next_chunk(results: Sequence[wire.StoredResult]) -> int:

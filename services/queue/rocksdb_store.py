@@ -14,6 +14,7 @@ import rocksdict
 
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES, META, PARTS, PAYLOADS, RESULTS, SCHEMA_KEY, SCHEMA_VERSION
+from services.queue.migration import MIGRATED_VERSIONS, migrate
 from services.queue.store import Row, StoreDamagedError, StoreError, StoreUnusableError
 from services.queue.synced import MARK_FILE, MarkError, SyncedMark, read_mark, write_mark
 
@@ -33,9 +34,6 @@ MAX_WAL_BYTES = 256 * 1024 * 1024
 
 BACKUP_MARK = "PENSTOCK_BACKUP.json"
 """The file that tells a backup from a data directory."""
-
-MIGRATED_VERSION = b"1"
-"""The schema version that is brought up to the present one when the store is opened for writing."""
 
 DAMAGE = "Corruption"
 """How RocksDB begins an error about bytes that are not what was written."""
@@ -113,9 +111,12 @@ class RocksdbStore:
         if found is None:
             self.write([Write(META, SCHEMA_KEY, str(SCHEMA_VERSION).encode())])
             return
-        if found == MIGRATED_VERSION:
-            # All that is new in version 2 is families, and opening has made these.
-            self.write([Write(META, SCHEMA_KEY, str(SCHEMA_VERSION).encode())])
+        if found in MIGRATED_VERSIONS:
+            log.info("data directory %s is brought up to schema version %d", self._path, SCHEMA_VERSION)
+            try:
+                migrate(self)
+            except (StoreError, ValueError, TypeError) as error:
+                raise StoreUnusableError(f"data directory {self._path} cannot be brought up to date: {error}") from None
             log.info("data directory %s is now of schema version %d", self._path, SCHEMA_VERSION)
             return
         if not found.isdigit() or int(found) != SCHEMA_VERSION:

@@ -12,6 +12,7 @@ import grpc
 
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
+from services.auth.setup import guard_of, keyring_of
 from services.clock import SystemClock
 from services.queue.admin import Admin
 from services.queue.backup import backups_of
@@ -19,7 +20,8 @@ from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer, Lookup, RefusedError
 from services.queue.core import records
 from services.queue.core.machine import Machine
-from services.queue.core.messages import Message, Reconfigure, Tick
+from services.queue.core.messages import Message, Reconfigure, SetQuotas, Tick
+from services.queue.core.quotas import Quota
 from services.queue.core.workers import Rules
 from services.queue.files_servicer import FilesServicer
 from services.queue.following import Following
@@ -27,6 +29,7 @@ from services.queue.loading import Loading
 from services.queue.metrics import QueueMetrics
 from services.queue.reader import Reader
 from services.queue.recovery import Recovery, recover, store_id_of
+from services.queue.rights import RIGHTS
 from services.queue.rocksdb_store import RocksdbStore
 from services.queue.servicer import Parts, QueueServicer
 from services.queue.settings import QueueSettings
@@ -67,6 +70,9 @@ class Service:
         self._store = store
         self._metrics = metrics
         self._clock = SystemClock()
+        self._keyring = keyring_of(settings, self._clock, metrics.auth)
+        self._guard = guard_of(self._keyring, RIGHTS, metrics.auth)
+        self._guard.on_change = lambda: self.committer.post(SetQuotas(self._quotas()))
         store_id = store_id_of(store, lambda: secrets.token_hex(4))
         channels = tuple(settings.channels)
         lease_ns = int(settings.lease_s * 1e9)
@@ -84,10 +90,10 @@ class Service:
             lambda seq: store.get(records.PAYLOADS, records.seq_key(seq)),
         )
         loading = Loading(Recovery(store))
-        machine = Machine(store_id, rules, loading.first, self._clock.now_ns())
+        machine = Machine(store_id, rules, loading.first, self._clock.now_ns(), self._quotas())
         self.committer = Committer(
             store,
-            lambda: Machine(store_id, self._rules, recover(store), self._clock.now_ns()),
+            lambda: Machine(store_id, self._rules, recover(store), self._clock.now_ns(), self._quotas()),
             self._clock,
             self._speaker,
             settings.disk_free_min_bytes,
@@ -127,6 +133,14 @@ class Service:
         self._watching.renew_interests()
         self._following.renew_interests()
 
+    def _quotas(self) -> dict[str, Quota]:
+        """Return what may wait of each tenant that the keys file limits."""
+        tenants = {} if self._keyring is None else self._keyring.keys.tenants
+        limits = {
+            name: Quota(tenant.max_waiting_requests, tenant.max_waiting_bytes) for name, tenant in tenants.items()
+        }
+        return {name: quota for name, quota in limits.items() if quota != Quota()}
+
     def _content_refusal(self) -> ShelfRefusedError | None:
         """Say why the store takes no content now: for the same reasons as no submits."""
         self.committer.check_disk()
@@ -158,12 +172,12 @@ class Service:
         doorkeeper = Doorkeeper()
 
         def add(server: grpc.aio.Server) -> None:
-            add_servicer(SERVICE, self.servicer, server, doorkeeper)
-            add_servicer(FILES_SERVICE, FilesServicer(self._shelf), server, doorkeeper)
+            add_servicer(SERVICE, self.servicer, server, doorkeeper, self._guard)
+            add_servicer(FILES_SERVICE, FilesServicer(self._shelf), server, doorkeeper, self._guard)
 
-        return bind(
-            self._settings.listen, [SERVICE.full_name, FILES_SERVICE.full_name], add, security_of(self._settings)
-        )
+        names = [SERVICE.full_name, FILES_SERVICE.full_name]
+        settings = self._settings
+        return bind(settings.listen, names, add, security_of(settings), settings.reflection)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
         """Serve until `stop`; call `ready` with the port once requests are answered."""
@@ -172,24 +186,26 @@ class Service:
         shelf = asyncio.create_task(self._shelf.run(), name="shelf")
         clockwork = asyncio.create_task(self._tick(), name="clockwork")
         reloader = asyncio.create_task(self._reloader.run(), name="reloader")
+        watchman = asyncio.create_task(self._guard.watch(), name="watchman")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await server.start()
         ready(server.port)
         try:
             # None of them but `stopping` ends by itself; if one does, it failed.
-            await asyncio.wait({loop, shelf, clockwork, reloader, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            beside = {loop, shelf, clockwork, reloader, watchman, stopping}
+            await asyncio.wait(beside, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._speaker.end_all("the queue service is stopping")
             self._following.end_all("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
-            for task in (clockwork, reloader, stopping):
+            for task in (clockwork, reloader, watchman, stopping):
                 task.cancel()
             self.committer.stop()
             self._shelf.stop()
-            await asyncio.gather(loop, shelf, clockwork, reloader, stopping, return_exceptions=True)
+            await asyncio.gather(loop, shelf, clockwork, reloader, watchman, stopping, return_exceptions=True)
             self._reader.close()
             self._store.close()
-        for task in (loop, shelf, clockwork, reloader):
+        for task in (loop, shelf, clockwork, reloader, watchman):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 

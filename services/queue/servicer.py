@@ -12,8 +12,10 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from penstock.errors import ERROR_CODE
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from services.auth.caller import CALLER, OPEN_ROLE
 from services.queue import wire
 from services.queue.admin import Admin
 from services.queue.backup_call import BackupCall
@@ -129,9 +131,24 @@ class QueueServicer:
             full = acks[0].error.code == "disk_full"
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
             await context.abort(code, acks[0].error.message)
+        if acks[0].status == queue_pb2.SUBMIT_STATUS_OVER_QUOTA:
+            # Told apart from a full disk, which is nobody's in particular, by its code.
+            error = acks[0].error
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message, ((ERROR_CODE, error.code),))
         return queue_pb2.SubmitUnaryResponse(acks=acks)
 
     # ---- reads and administration ----
+
+    async def Identify(self, _request: queue_pb2.IdentifyRequest, _context: Context) -> queue_pb2.IdentifyResponse:
+        """Tell the caller who it is taken for."""
+        caller = CALLER.get()
+        return queue_pb2.IdentifyResponse(
+            key_id=caller.key_id,
+            role=caller.role or OPEN_ROLE,
+            tenant=caller.tenant,
+            all_channels=caller.channels is None,
+            channels=sorted(caller.channels or ()),
+        )
 
     def Watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         """Stream results after the cursor, and token deltas if asked for."""
@@ -215,7 +232,7 @@ class QueueServicer:
 
     def _publish(self, delta: request_pb2.TokenDelta) -> None:
         entry = self._parts.committer.machine.runs(delta.request_id, delta.attempt)
-        if entry is not None and self._parts.hub.publish(entry.seq, entry.meta.batch, delta):
+        if entry is not None and self._parts.hub.publish(entry.seq, entry.meta.batch_key, delta):
             self._parts.metrics.deltas.inc()
         else:
             self._parts.metrics.dropped_deltas.inc()

@@ -28,6 +28,8 @@ from services.queue.file_rows import (
     read_file,
     read_record,
     record_key,
+    seen_file,
+    seen_record,
 )
 from services.queue.store import Row, Store, StoreError
 
@@ -161,43 +163,51 @@ class Shelf:
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    async def file(self, file_id: str) -> pb.File | None:
-        """Return a file, or None."""
-        row = await self._read(lambda: self._store.get(FILES, file_key(file_id)))
-        return None if row is None else read_file(row)
+    # `sees` is the only tenant whose files and records there are for the caller; None: everybody's.
 
-    async def content(self, file_id: str, offset: int) -> bytes:
+    async def file(self, file_id: str, sees: str | None = None) -> pb.File | None:
+        """Return a file, or None."""
+        return seen_file(await self._read(lambda: self._store.get(FILES, file_key(file_id))), sees)
+
+    async def content(self, file_id: str, offset: int, sees: str | None = None) -> bytes:
         """Return the content from `offset` to the end of its part; raises UnknownError."""
         first = offset - offset % PART_BYTES
 
         def read() -> bytes:
-            part = self._store.get(PARTS, part_key(file_id, first))
-            if part is None and self._store.get(FILES, file_key(file_id)) is None:
+            if seen_file(self._store.get(FILES, file_key(file_id)), sees) is None:
                 raise UnknownError(f"file_id: {file_id!r} is unknown")
+            part = self._store.get(PARTS, part_key(file_id, first))
             return (part or b"")[offset - first :]
 
         return await self._read(read)
 
-    async def files(self, request: pb.ListFilesRequest, limit: int) -> tuple[list[pb.File], bool]:
+    async def files(
+        self, request: pb.ListFilesRequest, limit: int, sees: str | None = None
+    ) -> tuple[list[pb.File], bool]:
         """Return a page of closed files, and whether there are more."""
 
         def wanted(row: bytes) -> pb.File | None:
-            file = read_file(row)
-            return file if not file.uploading and request.purpose in {"", file.purpose} else None
+            file = seen_file(row, sees)
+            return file if file and not file.uploading and request.purpose in {"", file.purpose} else None
 
         after = file_key(request.after) if request.after else b""
         return await self._read(lambda: self._page(FILES, (b"", b""), after, request.ascending, limit, wanted))
 
-    async def record(self, kind: str, record_id: str) -> pb.Record | None:
+    async def record(self, kind: str, record_id: str, sees: str | None = None) -> pb.Record | None:
         """Return a record, or None."""
-        row = await self._read(lambda: self._store.get(RECORDS, record_key(kind, record_id)))
-        return None if row is None else read_record(row)
+        return seen_record(await self._read(lambda: self._store.get(RECORDS, record_key(kind, record_id))), sees)
 
-    async def records(self, request: pb.ListRecordsRequest, limit: int) -> tuple[list[pb.Record], bool]:
+    async def records(
+        self, request: pb.ListRecordsRequest, limit: int, sees: str | None = None
+    ) -> tuple[list[pb.Record], bool]:
         """Return a page of records of one kind, and whether there are more."""
         bounds = (record_key(request.kind, ""), after_records(request.kind))
         after = record_key(request.kind, request.after) if request.after else b""
-        return await self._read(lambda: self._page(RECORDS, bounds, after, request.ascending, limit, read_record))
+
+        def wanted(row: bytes) -> pb.Record | None:
+            return seen_record(row, sees)
+
+        return await self._read(lambda: self._page(RECORDS, bounds, after, request.ascending, limit, wanted))
 
     def _page(
         self,

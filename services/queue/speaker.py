@@ -135,7 +135,7 @@ class Speaker:
     # ---- clients ----
 
     def _submitted(self, effect: fx.Submitted) -> None:
-        repeated = sum(1 for _, new in effect.acks if not new)
+        repeated = sum(1 for _, new in effect.acks if not new) - len(effect.refused)
         if repeated:
             self._metrics.duplicates.inc(repeated)
 
@@ -151,7 +151,8 @@ class Speaker:
             tally.prompt_tokens += usage.prompt_tokens
             tally.completion_tokens += usage.completion_tokens
         self._metrics.e2e_seconds.of(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
-        self._hub.ended(effect.seq, effect.meta.batch, effect.request_id, partial(wire.told_result, effect))
+        result = partial(wire.told_result, effect)
+        self._hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, result)
         if self._telemetry.enabled:
             self._telemetry.record(
                 "queue.complete",

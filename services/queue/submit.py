@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from penstock.errors import CHANNEL_DENIED
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from services.auth.caller import CALLER, Caller
+from services.auth.keyring import NotAllowedError, Reason
 from services.clock import Clock
 from services.queue import wire
 from services.queue.committer import Committer, Item, Lookup, RefusedError
@@ -23,6 +26,10 @@ from services.telemetry import Telemetry, traceparent_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+
+Fate: TypeAlias = tuple[str, bool, Failure | None]
+"""Name of a request, whether it is new, and why it was not stored if it was not."""
 
 
 class _Taken(NamedTuple):
@@ -52,16 +59,17 @@ class Frame:
     async def acks(self) -> list[queue_pb2.SubmitAck]:
         """Return the acks, in order, once everything accepted is durable."""
         refusal: Failure | None = None
-        durable: list[tuple[str, bool]] = []
+        durable: list[Fate] = []
         if self._answer is not None:
             try:
-                durable = list((await self._answer).acks)
+                answer = await self._answer
+                durable = [(name, new, answer.refused.get(place)) for place, (name, new) in enumerate(answer.acks)]
             except RefusedError as error:
                 refusal = Failure("disk_full" if error.disk_full else "store_unavailable", str(error))
         fates = iter(durable)
         return [self._ack(taken, refusal, fates) for taken in self._taken]
 
-    def _ack(self, taken: _Taken, refusal: Failure | None, fates: object) -> queue_pb2.SubmitAck:
+    def _ack(self, taken: _Taken, refusal: Failure | None, fates: Iterator[Fate]) -> queue_pb2.SubmitAck:
         ack = queue_pb2.SubmitAck(tag=taken.tag)
         if taken.failure is not None:
             ack.status = queue_pb2.SUBMIT_STATUS_INVALID
@@ -70,8 +78,11 @@ class Frame:
             ack.status = queue_pb2.SUBMIT_STATUS_UNAVAILABLE
             ack.error.CopyFrom(wire.error_of(refusal))
         else:
-            ack.request_id, new = next(fates)  # type: ignore[call-overload]
+            ack.request_id, new, over_quota = next(fates)
             ack.status = queue_pb2.SUBMIT_STATUS_ACCEPTED if new else queue_pb2.SUBMIT_STATUS_DUPLICATE
+            if over_quota is not None:
+                ack.status = queue_pb2.SUBMIT_STATUS_OVER_QUOTA
+                ack.error.CopyFrom(wire.error_of(over_quota))
         if taken.span is not None:
             taken.span.set_attribute("penstock.request.id", ack.request_id)
             taken.span.end(end_time=self._clock.now_ns())
@@ -106,8 +117,9 @@ class Intake:
     def take(self, tagged: Sequence[tuple[int, request_pb2.Request]], all_or_none: bool = False) -> Frame:
         """Check the requests and post the good ones.
 
-        With `all_or_none`, raises BadInputError about the first bad one and posts nothing.
+        With `all_or_none`, raises BadInputError or NotAllowedError about the first bad one and posts nothing.
         """
+        caller = CALLER.get()
         now_ns = self._clock.now_ns()
         taken: list[_Taken] = []
         good: list[NewRequest] = []
@@ -116,16 +128,18 @@ class Intake:
                 request.channel = self._default_channel
             try:
                 check(request, self._channels, now_ns)
+                check_caller(request, caller)
             except InvalidRequestError as error:
                 self._metrics.refused_submits.labels("invalid").inc()
                 if all_or_none:
-                    raise BadInputError(f"requests[{tag}].{error}") from None
+                    raise _whole_refusal(error, tag) from None
                 taken.append(_Taken(tag, error.failure, None))
                 continue
             span = self._persist_span(request, now_ns) if self._telemetry.enabled else None
-            good.append(NewRequest(wire.meta_of(request), request.SerializeToString()))
+            payload = request.SerializeToString()
+            good.append(NewRequest(wire.meta_of(request, len(payload)), payload))
             taken.append(_Taken(tag, None, span))
-        answer = self._committer.promise(lambda ticket: submit_item(ticket, tuple(good))) if good else None
+        answer = self._committer.promise(lambda ticket: submit_item(ticket, tuple(good), all_or_none)) if good else None
         if answer is not None:
             answer.add_done_callback(lambda done: self._count_refusal(done, len(good)))
         return Frame(taken, answer, self._clock)
@@ -141,27 +155,50 @@ class Intake:
 
     def _count_refusal(self, answer: asyncio.Future[Submitted], count: int) -> None:
         # Reading the exception also keeps asyncio from reporting it when the client has gone.
-        if not answer.cancelled() and answer.exception() is not None:
+        if answer.cancelled():
+            return
+        if answer.exception() is not None:
             self._metrics.refused_submits.labels("unavailable").inc(count)
+        elif answer.result().refused:
+            self._metrics.refused_submits.labels("over_quota").inc(len(answer.result().refused))
 
 
-def submit_item(ticket: int, requests: tuple[NewRequest, ...]) -> Item:
+def check_caller(request: request_pb2.Request, caller: Caller) -> None:
+    """Give `request` its tenant; raises InvalidRequestError if `caller` may not submit it."""
+    if not request.tenant:
+        request.tenant = caller.tenant
+    elif request.tenant != caller.tenant and (caller.role is not None or caller.sees is not None):
+        raise InvalidRequestError("tenant", f"is not {caller.tenant}, for whom this call is made; leave it empty")
+    if not caller.may_use(request.channel):
+        allowed = ", ".join(sorted(caller.channels or ())) or "none"
+        text = f"{request.channel!r} is not for this key; it may use: {allowed}"
+        raise InvalidRequestError("channel", text, CHANNEL_DENIED)
+
+
+def _whole_refusal(error: InvalidRequestError, tag: int) -> BadInputError | NotAllowedError:
+    """Return what ends a call of which one request is refused."""
+    if error.failure.code == CHANNEL_DENIED:
+        return NotAllowedError(Reason.CHANNEL, f"requests[{tag}].{error}")
+    return BadInputError(f"requests[{tag}].{error}")
+
+
+def submit_item(ticket: int, requests: tuple[NewRequest, ...], together: bool = False) -> Item:
     """Return the submit itself, or a look-up of its idempotency keys first if it has any."""
     named = [index for index, new in enumerate(requests) if new.meta.idempotency_key]
     if not named:
-        return Submit(ticket, requests)
+        return Submit(ticket, requests, together)
     metas = [requests[index].meta for index in named]
     keys = [records.idempotency_key(meta.tenant, meta.idempotency_key) for meta in metas]
 
     def glance(store: Store) -> Submit | None:
         known = any(store.may_hold(records.IDEMPOTENCY, key) for key in keys)
-        return None if known else Submit(ticket, requests)
+        return None if known else Submit(ticket, requests, together)
 
     def read(store: Store) -> Submit:
         looked_up = list(requests)
         for index, row in zip(named, store.get_many(records.IDEMPOTENCY, keys), strict=True):
             if row is not None:
                 looked_up[index] = requests[index]._replace(known_seq=records.seq_of(row))
-        return Submit(ticket, tuple(looked_up))
+        return Submit(ticket, tuple(looked_up), together)
 
     return Lookup(ticket, read, glance, submits=True)

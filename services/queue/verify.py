@@ -207,7 +207,7 @@ class Verifier:
                 yield Violation(r.RESULTS, key, f"has outcome {body.outcome}")
             if not 1 <= head.completion_seq <= self._counters.completion_seq:
                 yield Violation(r.RESULTS, key, f"is at place {head.completion_seq} of the completion log")
-            if self._store.get(r.COMPLETIONS, r.completion_key(head.batch, head.completion_seq)) != key:
+            if self._store.get(r.COMPLETIONS, r.completion_key(head.batch_key, head.completion_seq)) != key:
                 yield Violation(r.RESULTS, key, f"is not at place {head.completion_seq} of the completion log")
             if self._store.get(r.EXPIRY, r.expiry_key(head.completed_ns, r.seq_of(key))) is None:
                 yield Violation(r.RESULTS, key, "is not among the results by age")
@@ -220,7 +220,7 @@ class Verifier:
         """Of a result, at its place and in its batch."""
         for key, seq in page:
             head, _ = self._result_of(r.seq_of(seq))
-            if head is None or r.completion_key(head.batch, head.completion_seq) != key:
+            if head is None or r.completion_key(head.batch_key, head.completion_seq) != key:
                 yield Violation(r.COMPLETIONS, key, f"request {r.seq_of(seq)} has no result at this place")
 
     def _expiry(self, page: Sequence[Row]) -> Iterator[Violation]:
@@ -298,7 +298,7 @@ def _meta_of(row: bytes) -> RequestMeta | None:
     return meta
 
 
-WRITTEN = RequestMeta("", "", "", "", "", 0, 0, "", "", 0, 0, 0, 0, False, 0, 0)
+WRITTEN = RequestMeta("", "", "", "", "", 0, 0, "", "", 0, 0, 0, 0, False, 0, 0, 0)
 """Metadata with a value of the right type in every field."""
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.request.v1 import request_pb2
+from services.queue.core.entry import BatchKey
 from services.queue.wire import StoredResult
 
 K = TypeVar("K", bound=Hashable)
@@ -159,11 +160,11 @@ class WatchHub:
 
     def __init__(self) -> None:
         """Make a hub nobody watches."""
-        self._by_batch: defaultdict[str, set[Watcher]] = defaultdict(set)
+        self._by_batch: defaultdict[BatchKey, set[Watcher]] = defaultdict(set)
         self._by_seq: defaultdict[int, set[Watcher]] = defaultdict(set)
-        self._tokens_by_batch: defaultdict[str, set[Watcher]] = defaultdict(set)
+        self._tokens_by_batch: defaultdict[BatchKey, set[Watcher]] = defaultdict(set)
         self._tokens_by_seq: defaultdict[int, set[Watcher]] = defaultdict(set)
-        self._progress: dict[str, tuple[int, int]] = {}
+        self._progress: dict[BatchKey, tuple[int, int]] = {}
         self._watchers: set[Watcher] = set()
 
     def __len__(self) -> int:
@@ -181,7 +182,7 @@ class WatchHub:
             self._watchers.discard(watcher)
 
     @contextmanager
-    def batch(self, batch: str, tokens: bool) -> Iterator[Watcher]:
+    def batch(self, batch: BatchKey, tokens: bool) -> Iterator[Watcher]:
         """Register a watcher of every request of a batch, and of their token deltas if `tokens`."""
         registries = (self._by_batch, self._tokens_by_batch) if tokens else (self._by_batch,)
         with self.watcher() as watcher:
@@ -217,11 +218,11 @@ class WatchHub:
         _discard(self._by_seq, seq, watcher)
         _discard(self._tokens_by_seq, seq, watcher)
 
-    def progress(self, batch: str) -> tuple[int, int]:
+    def progress(self, batch: BatchKey) -> tuple[int, int]:
         """Return the durable (waiting, running) of a batch."""
         return self._progress.get(batch, (0, 0))
 
-    def update(self, progress: dict[str, tuple[int, int]]) -> None:
+    def update(self, progress: dict[BatchKey, tuple[int, int]]) -> None:
         """Take the durable counts of batches that changed."""
         for batch, counts in progress.items():
             if any(counts):
@@ -231,14 +232,14 @@ class WatchHub:
             for watcher in self._by_batch.get(batch, ()):
                 watcher.notify()
 
-    def reset(self, progress: dict[str, tuple[int, int]]) -> None:
+    def reset(self, progress: dict[BatchKey, tuple[int, int]]) -> None:
         """Start over from what the store holds, and wake everyone."""
         self._progress = {batch: counts for batch, counts in progress.items() if any(counts)}
         for watcher in self._watchers:
             watcher.started_over = True
             watcher.notify()
 
-    def ended(self, seq: int, batch: str, request_id: str, result: Callable[[], StoredResult | None]) -> None:
+    def ended(self, seq: int, batch: BatchKey, request_id: str, result: Callable[[], StoredResult | None]) -> None:
         """Tell the watchers that a request has a durable result; those that named it get it from `result`."""
         for watcher in self._by_seq.get(seq, ()):
             watcher.end(seq, result())
@@ -248,7 +249,7 @@ class WatchHub:
             watcher.forget(request_id)
             watcher.notify()
 
-    def publish(self, seq: int, batch: str, delta: request_pb2.TokenDelta) -> int:
+    def publish(self, seq: int, batch: BatchKey, delta: request_pb2.TokenDelta) -> int:
         """Give a token delta to those who want it; return how many did."""
         wanting = [*self._tokens_by_seq.get(seq, ()), *self._tokens_by_batch.get(batch, ())]
         for watcher in wanting:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from penstock.queue.v1 import queue_pb2
+from services.auth.caller import CALLER
 from services.queue.admin import ids_of
 from services.queue.committer import Committer, RefusedError
 from services.queue.core.effects import Inspected
@@ -61,7 +62,7 @@ class Watching:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def _watch_batch(self, request: queue_pb2.WatchRequest) -> AsyncIterator[bytes]:
-        batch = request.batch
+        batch = (CALLER.get().tenant, request.batch)
         cursor = request.cursor
         told: tuple[int, int] | None = None
         interest = WatchTokens(True, None, batch)
@@ -92,7 +93,7 @@ class Watching:
         interest = WatchTokens(True, tuple(sorted(seqs)))
         with self._hub.requests(seqs, tokens) as watcher, self._interest(interest, tokens):
             running = await self._live(ids)
-            ended = await self._reader.in_order(sorted(seqs - running))
+            ended = await self._reader.in_order(sorted(seqs - running), CALLER.get().sees)
             if len(ended) < len(seqs) - len(running):
                 lost = seqs - running - set(ended)
                 await self._unknown([request_id_of(self._store_id, seq) for seq in sorted(lost)], context)
@@ -114,7 +115,8 @@ class Watching:
 
     async def _live(self, ids: Sequence[str]) -> set[int]:
         """Return those of the requests that have not ended, as of what is durable."""
-        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, tuple(ids)))
+        sees = CALLER.get().sees
+        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, tuple(ids), sees))
         return {view.seq for view in found.views if view is not None and view.state is not State.DEAD}
 
     async def _unknown(self, ids: Sequence[str], context: Context) -> None:

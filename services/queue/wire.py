@@ -62,8 +62,8 @@ _RESULT = length_tag(queue_pb2.WatchResult, "result")
 # ---- requests and results ----
 
 
-def meta_of(request: request_pb2.Request) -> RequestMeta:
-    """Return the metadata of a valid request."""
+def meta_of(request: request_pb2.Request, payload_bytes: int) -> RequestMeta:
+    """Return the metadata of a valid request, whose encoding has `payload_bytes`."""
     kind = request.WhichOneof("prompt")
     sampling = request.sampling
     prompt = b""
@@ -92,6 +92,7 @@ def meta_of(request: request_pb2.Request) -> RequestMeta:
         n=sampling.n if sampling.HasField("n") else 1,
         chat=kind == "chat",
         prefix_digest=int.from_bytes(hashlib.blake2b(prefix, digest_size=8).digest(), "big"),
+        payload_bytes=payload_bytes,
     )
 
 

@@ -47,8 +47,11 @@ def bind(
     service_names: Sequence[str],
     add: Callable[[grpc.aio.Server], None],
     security: Security = PLAIN,
+    reflected: bool = False,
 ) -> Server:
     """Make a server on `listen` ("HOST:PORT"), guarded by `security`; `add` registers the servicers.
+
+    With `reflected` it describes them to whoever asks.
 
     Prints the reason and raises SystemExit(69) if the port cannot be had.
     """
@@ -57,7 +60,8 @@ def bind(
     add(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    if reflected:
+        reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     address = listen if not listen.startswith(":") else f"0.0.0.0{listen}"
     try:
         _probe(address)

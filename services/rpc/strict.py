@@ -18,6 +18,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from services.auth.guard import Guard
+from services.auth.keyring import NotAllowedError
 from services.rpc.encoding import encoded
 from services.rpc.limits import FIRST_MESSAGE_S, MAX_CALLS_OF_HOST
 
@@ -64,7 +66,11 @@ class Doorkeeper:
 
 
 def add_servicer(
-    service: ServiceDescriptor, servicer: object, server: grpc.aio.Server, doorkeeper: Doorkeeper | None = None
+    service: ServiceDescriptor,
+    servicer: object,
+    server: grpc.aio.Server,
+    doorkeeper: Doorkeeper | None = None,
+    guard: Guard | None = None,
 ) -> None:
     """Serve every method of `service` with the coroutine or async generator of that name on `servicer`.
 
@@ -72,16 +78,17 @@ def add_servicer(
     without end and without telling, while here a call that says nothing is counted, and ended after a while.
     """
     doorkeeper = doorkeeper or Doorkeeper()
+    guard = guard or Guard()
     handlers = {}
     for method in service.methods:
         decode = _decoder(GetMessageClass(method.input_type))
         call = getattr(servicer, method.name)
         read = _stream_of if method.client_streaming else _one_of
         if method.server_streaming:
-            handle = _to_many(call, read, doorkeeper)
+            handle = _to_many(call, read, _Door(doorkeeper, guard, method.name))
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(handle, decode, encoded)
         else:
-            handle = _to_one(call, read, doorkeeper)
+            handle = _to_one(call, read, _Door(doorkeeper, guard, method.name))
             handlers[method.name] = grpc.stream_unary_rpc_method_handler(handle, decode, encoded)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
@@ -137,24 +144,36 @@ Read: TypeAlias = Callable[[AsyncIterator[Any], Context], Awaitable[Any]]
 """Turns what gRPC reads into the argument of a method: one message, or a stream of them."""
 
 
-def _to_one(call: Callable[..., Any], read: Read, doorkeeper: Doorkeeper) -> Callable[..., Any]:
-    async def handle(requests: AsyncIterator[Any], context: Context) -> Any:
-        async with doorkeeper.admit(context):
+class _Door:
+    """Where the calls of one method come in."""
+
+    def __init__(self, doorkeeper: Doorkeeper, guard: Guard, method: str) -> None:
+        self._doorkeeper, self._guard, self._method = doorkeeper, guard, method
+
+    @asynccontextmanager
+    async def admit(self, context: Context) -> AsyncIterator[None]:
+        """Serve a call inside; ends it if it may not be made, or if the servicer refuses its input or its caller."""
+        async with self._doorkeeper.admit(context), self._guard.admit(self._method, context):
             try:
-                return await call(await read(requests, context), context)
+                yield
             except BadInputError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except NotAllowedError as error:
+                await self._guard.refuse(error, context)
+
+
+def _to_one(call: Callable[..., Any], read: Read, door: _Door) -> Callable[..., Any]:
+    async def handle(requests: AsyncIterator[Any], context: Context) -> Any:
+        async with door.admit(context):
+            return await call(await read(requests, context), context)
 
     return handle
 
 
-def _to_many(call: Callable[..., Any], read: Read, doorkeeper: Doorkeeper) -> Callable[..., Any]:
+def _to_many(call: Callable[..., Any], read: Read, door: _Door) -> Callable[..., Any]:
     async def handle(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        async with doorkeeper.admit(context):
-            try:
-                async for response in call(await read(requests, context), context):
-                    yield response
-            except BadInputError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        async with door.admit(context):
+            async for response in call(await read(requests, context), context):
+                yield response
 
     return handle

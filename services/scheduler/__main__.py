@@ -6,6 +6,9 @@ import asyncio
 import logging
 import sys
 
+from penstock.keys import Role
+from services.auth.guard import Right
+from services.auth.setup import AuthMetrics, guard_of, keyring_of
 from services.clock import SystemClock
 from services.config import load_settings
 from services.reload import Reloader
@@ -30,6 +33,14 @@ EX_SOFTWARE = 70
 """Exit status after an internal failure (sysexits.h)."""
 
 log = logging.getLogger("scheduler")
+
+RIGHTS = {
+    "Credits": Right(frozenset({Role.SERVICE})),
+    "Status": Right(frozenset({Role.OPERATOR, Role.SERVICE})),
+    "DrainWorker": Right(frozenset({Role.OPERATOR})),
+    "UndrainWorker": Right(frozenset({Role.OPERATOR})),
+}
+"""Which role may call which method of the scheduler."""
 
 
 def make_policy(settings: SchedulerSettings) -> Policy:
@@ -64,35 +75,36 @@ async def serve(settings: SchedulerSettings, telemetry: Telemetry) -> int:
     """Serve until a signal or a defect; return the exit status."""
     stop = stop_on_signals()
     security = security_of(settings)
+    auth = AuthMetrics("scheduler")
+    guard = guard_of(keyring_of(settings, SystemClock(), auth), RIGHTS, auth)
     runner = make_runner(settings, telemetry, SchedulerMetrics())
     servicer = SchedulerServicer(runner)
     server = bind(
         settings.listen,
         [SERVICE.full_name],
-        lambda grpc_server: add_servicer(SERVICE, servicer, grpc_server),
+        lambda grpc_server: add_servicer(SERVICE, servicer, grpc_server, guard=guard),
         security,
+        settings.reflection,
     )
     start_metrics(settings.metrics_listen, security.context())
     await server.start()
-    link = BacklogLink(settings.queue_address, "scheduler", runner, settings.tls_files)
-    loop_task = asyncio.create_task(runner.run())
-    link_task = asyncio.create_task(link.run())
+    link = BacklogLink(settings.queue_address, "scheduler", runner, settings.access)
     reloader = Reloader(settings, "scheduler", lambda changed: runner.feed([Reconfigure(shares_of(changed))]))
-    reload_task = asyncio.create_task(reloader.run())
+    # None of them ends by itself; if one does, it failed.
+    loops = [asyncio.create_task(part) for part in (runner.run(), link.run(), reloader.run(), guard.watch())]
     stop_task = asyncio.create_task(stop.wait())
     print(f"ready: scheduler on {settings.listen.rpartition(':')[0]}:{server.port}", flush=True)
-    await asyncio.wait([loop_task, link_task, reload_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([*loops, stop_task], return_when=asyncio.FIRST_COMPLETED)
     status = 0 if stop_task.done() else EX_SOFTWARE
-    for ended in (loop_task, link_task, reload_task):
+    for ended in loops:
         if ended.done() and (error := ended.exception()) is not None:
             log.critical("the scheduler has failed", exc_info=error)
     runner.stop()
     await server.stop(settings.shutdown_grace_s)
-    loop_task.cancel()
-    link_task.cancel()
-    reload_task.cancel()
-    stop_task.cancel()
-    await asyncio.gather(loop_task, link_task, reload_task, stop_task, return_exceptions=True)
+    beside = [*loops, stop_task]
+    for task in beside:
+        task.cancel()
+    await asyncio.gather(*beside, return_exceptions=True)
     return status
 
 

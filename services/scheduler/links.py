@@ -8,7 +8,7 @@ import logging
 import grpc
 
 from penstock.queue.v1 import queue_pb2
-from penstock.tls import TlsFiles, open_channel
+from penstock.tls import Access
 from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
 from services.rpc.outbox import Outbox
@@ -25,10 +25,10 @@ log = logging.getLogger("scheduler")
 class BacklogLink:
     """Keeps one Backlog stream open and feeds what it says to the runner. Logs changes of state, not retries."""
 
-    def __init__(self, address: str, name: str, runner: Runner, tls: TlsFiles) -> None:
+    def __init__(self, address: str, name: str, runner: Runner, access: Access) -> None:
         """Connect to the queue at `address`, calling ourselves `name`."""
         self._address = address
-        self._tls = tls
+        self._access = access
         self._name = name
         self._runner = runner
         self._backoff = Backoff()
@@ -36,7 +36,7 @@ class BacklogLink:
 
     async def run(self) -> None:
         """Open the stream again and again until cancelled."""
-        async with open_channel(self._address, CHANNEL_OPTIONS, self._tls) as channel:
+        async with self._access.open(self._address, CHANNEL_OPTIONS) as channel:
             backlog = stream_method(channel, SERVICE, "Backlog")
             while True:
                 reason = await self._serve(backlog)

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.scheduler.v1 import scheduler_pb2 as s
-from penstock.tls import TlsFiles, open_channel
+from penstock.tls import Access
 from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
 from services.rpc.outbox import Outbox
@@ -52,10 +52,10 @@ class Dialect(NamedTuple):
 class Link(Generic[Up]):
     """One stream to one peer. Messages sent while there is no stream are dropped: the next open says the same."""
 
-    def __init__(self, address: str, tls: TlsFiles, dialect: Dialect, post: Callable[[m.Message], None]) -> None:
+    def __init__(self, address: str, access: Access, dialect: Dialect, post: Callable[[m.Message], None]) -> None:
         """Connect to `address`; tell `post` of the stream's beginning and end."""
         self._address = address
-        self._tls = tls
+        self._access = access
         self._dialect: Dialect = dialect
         self._post = post
         self._outbox = Outbox()
@@ -90,7 +90,7 @@ class Link(Generic[Up]):
     async def run(self) -> None:
         """Keep the stream open until finished or cancelled."""
         backoff = Backoff()
-        async with open_channel(self._address, CHANNEL_OPTIONS, self._tls) as channel:
+        async with self._access.open(self._address, CHANNEL_OPTIONS) as channel:
             while not self._finishing:
                 await self._connected(channel)
                 reason = await self._stream(channel, backoff)
@@ -138,7 +138,7 @@ class Link(Generic[Up]):
 
 
 def scheduler_link(
-    address: str, tls: TlsFiles, post: Callable[[m.Message], None], on_grant: Callable[[s.Grant], None]
+    address: str, access: Access, post: Callable[[m.Message], None], on_grant: Callable[[s.Grant], None]
 ) -> Link[s.WorkerToScheduler]:
     """Return the Credits link; `on_grant` gets each Grant, and tells the session."""
 
@@ -159,12 +159,12 @@ def scheduler_link(
                 log.warning("scheduler: a message of an unknown kind was ignored")
 
     return Link(
-        address, tls, Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), SCHEDULER, "Credits", take), post
+        address, access, Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), SCHEDULER, "Credits", take), post
     )
 
 
 def queue_link(
-    address: str, tls: TlsFiles, post: Callable[[m.Message], None], on_deliver: Callable[[q.Deliver], None]
+    address: str, access: Access, post: Callable[[m.Message], None], on_deliver: Callable[[q.Deliver], None]
 ) -> Link[q.WorkerToQueue]:
     """Return the Work link; `on_deliver` gets each Deliver, and tells the session."""
 
@@ -179,4 +179,4 @@ def queue_link(
             else:
                 post(heard)
 
-    return Link(address, tls, Dialect("queue", m.QueueReached(), m.QueueDown(), QUEUE, "Work", take), post)
+    return Link(address, access, Dialect("queue", m.QueueReached(), m.QueueDown(), QUEUE, "Work", take), post)

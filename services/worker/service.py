@@ -94,11 +94,9 @@ class Service:
             RunSpans(telemetry, shape, worker_id),
         )
         self._scheduler = scheduler_link(
-            settings.scheduler_address, settings.tls_files, self.runner.post, self.runner.grant_arrived
+            settings.scheduler_address, settings.access, self.runner.post, self.runner.grant_arrived
         )
-        self._queue = queue_link(
-            settings.queue_address, settings.tls_files, self.runner.post, self.runner.deliver_arrived
-        )
+        self._queue = queue_link(settings.queue_address, settings.access, self.runner.post, self.runner.deliver_arrived)
         self.runner.connect(self._scheduler, self._queue)
         log.info(
             "%s serves %s: %d blocks of %d tokens may be booked, window %d tokens",
@@ -112,7 +110,7 @@ class Service:
     async def run(self, announce: TextIO) -> int:
         """Serve until a signal or the engine's death; say on `announce` when ready; return the exit status."""
         stop = stop_on_signals()
-        server = bind(self._settings.listen, [], _no_servicers, security_of(self._settings))
+        server = bind(self._settings.listen, [], _no_servicers, security_of(self._settings), self._settings.reflection)
         dead = asyncio.Event()
 
         def died(reason: str) -> None:

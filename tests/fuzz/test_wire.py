@@ -54,7 +54,7 @@ def test_a_request_is_good_or_the_field_at_fault_is_named(request: request_pb2.R
         assert error.failure.param
         assert error.failure.message
         return
-    meta = queue_wire.meta_of(request)
+    meta = queue_wire.meta_of(request, 0)
     assert meta.channel in {"batch", "interactive"}
 
 

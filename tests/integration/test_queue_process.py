@@ -195,7 +195,7 @@ def test_a_newer_schema_ends_with_69_and_both_versions(start: Start, tmp_path: P
     store.close()
     status, errors = start(tmp_path).ended()
     assert status == 69
-    assert "schema version 7; this program knows version 2" in errors
+    assert "schema version 7; this program knows version 3" in errors
     assert "Traceback" not in errors
 
 
@@ -247,11 +247,15 @@ def test_a_frame_beyond_the_limit_ends_its_call_only(start: Start, tmp_path: Pat
     assert len(submit(stub, "a")) == 1
 
 
-def test_health_and_reflection_answer(start: Start, tmp_path: Path) -> None:
-    channel = start(tmp_path).ready()
+def test_health_answers_and_reflection_if_it_is_asked_for(start: Start, tmp_path: Path) -> None:
+    channel = start(tmp_path / "shut").ready()
     service = "penstock.queue.v1.QueueService"
     health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
+    with pytest.raises(grpc.RpcError) as error:
+        list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask])))
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    channel = start(tmp_path / "open", "--penstock-reflection", "true").ready()
     (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]))
     assert service in {found.name for found in answer.list_services_response.service}

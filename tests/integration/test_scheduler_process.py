@@ -365,7 +365,9 @@ async def test_what_can_never_fit_is_rejected_to_the_queue(rig: Rig) -> None:
 
 async def test_health_reflection_metrics_and_a_clean_end() -> None:
     metrics = f"127.0.0.1:{free_port()}"
-    process, address = await start_scheduler("--queue-address", "127.0.0.1:9", "--metrics-listen", metrics)
+    process, address = await start_scheduler(
+        "--queue-address", "127.0.0.1:9", "--metrics-listen", metrics, "--penstock-reflection", "true"
+    )
     async with grpc.aio.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         checked = await health.Check(health_pb2.HealthCheckRequest(service="penstock.scheduler.v1.SchedulerService"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.request.v1 import request_pb2
 from services.queue.admin import _delete_item
-from services.queue.core.entry import RequestMeta, parse_request_id
+from services.queue.core.entry import DEFAULT_TENANT, RequestMeta, parse_request_id
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import Cancel, Inspect, NewRequest, RequeueDead
 from services.queue.submit import submit_item
@@ -152,7 +152,7 @@ class ClientActor(Process):
         if meta is None:
             deadline_ns = self.world.now_ns() + wanted.deadline_ns if wanted.deadline_ns else 0
             meta = self._metas[wanted.key] = RequestMeta(
-                tenant="", idempotency_key=wanted.key, channel=wanted.channel, model="", batch=self.batch,
+                tenant=DEFAULT_TENANT, idempotency_key=wanted.key, channel=wanted.channel, model="", batch=self.batch,
                 priority=wanted.priority, deadline_ns=deadline_ns, traceparent="",
                 client_reference=str(wanted.prompt_tokens),
                 prompt_bytes=4 * wanted.prompt_tokens if wanted.told == "bytes" else 0,
@@ -182,7 +182,7 @@ class ClientActor(Process):
 
     def cancel(self, request_ids: tuple[str, ...] | None) -> None:
         """Cancel requests, or the whole batch, once and without waiting for an answer."""
-        batch = "" if request_ids is not None else self.batch
+        batch = (DEFAULT_TENANT, "" if request_ids is not None else self.batch)
         self.call(("cancel", None), lambda ticket: Cancel(ticket, request_ids, batch))
 
     def requeue_all(self) -> None:

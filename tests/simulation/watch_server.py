@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.messages import WatchTokens
 from services.queue.store import StoreError
 from tests.simulation.network import Stream
@@ -28,7 +29,7 @@ class WatchServer:
         self._queue = queue
         self._number = number
         self._cursor = cursor
-        self._interest = WatchTokens(True, None, batch) if tokens else None
+        self._interest = WatchTokens(True, None, (DEFAULT_TENANT, batch)) if tokens else None
         self._busy = False
         self._news = True
         self.renew()
@@ -64,7 +65,7 @@ class WatchServer:
         if self._number not in self._queue.watches:
             return
         try:
-            results, after = self._queue.reader._page(self.batch, self._cursor, PAGE_RESULTS)
+            results, after = self._queue.reader._page((DEFAULT_TENANT, self.batch), self._cursor, PAGE_RESULTS)
         except StoreError:
             self._queue.end_watch(self._number)
             return

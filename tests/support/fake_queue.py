@@ -265,6 +265,9 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         self.deleted += request.request_ids.ids
         return pb.DeleteResponse(deleted=len(request.request_ids.ids))
 
+    async def Identify(self, request: pb.IdentifyRequest, context: Any) -> pb.IdentifyResponse:
+        return pb.IdentifyResponse(role="open", tenant="default", all_channels=True)
+
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         await self._maybe_unavailable(context)
         batch = pb.ChannelStats(channel="batch", ready=3, ended_by_outcome=[0, 7, 0, 2])

@@ -6,7 +6,7 @@ from penstock.request.v1.request_pb2 import Request
 from services.queue import wire
 from services.queue.core import records
 from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
-from services.queue.core.entry import LeaseRef, RequestMeta
+from services.queue.core.entry import DEFAULT_TENANT, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.machine import Machine
 from services.queue.core.messages import BacklogOpened, Claim, Complete, Message, NewRequest, SetWindow, Submit, Tick
@@ -25,7 +25,7 @@ RULES = Rules(("interactive", "batch"), max_attempts=3, lease_ns=LEASE_NS, worke
 def meta(**fields: object) -> RequestMeta:
     """Return metadata with every field at its emptiest, but for `fields`."""
     values: dict[str, object] = {
-        "tenant": "",
+        "tenant": DEFAULT_TENANT,
         "idempotency_key": "",
         "channel": "batch",
         "model": "",

@@ -33,6 +33,7 @@ class File(_message.Message):
     UPLOADING_FIELD_NUMBER: _builtins.int
     TOUCHED_UNIX_NS_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     file_id: _builtins.str
     """Its name."""
     filename: _builtins.str
@@ -51,6 +52,8 @@ class File(_message.Message):
     """When the last part arrived, Unix time."""
     view: _builtins.str
     """If not empty, the file has no content of its own: it is a view of what this names."""
+    tenant: _builtins.str
+    """Whose file it is; from the queue."""
     def __init__(
         self,
         *,
@@ -63,10 +66,11 @@ class File(_message.Message):
         uploading: _builtins.bool = ...,
         touched_unix_ns: _builtins.int = ...,
         view: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "created_unix_ns", b"created_unix_ns", "expires_unix_ns", b"expires_unix_ns", "file_id", b"file_id", "filename", b"filename", "purpose", b"purpose", "touched_unix_ns", b"touched_unix_ns", "uploading", b"uploading", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "created_unix_ns", b"created_unix_ns", "expires_unix_ns", b"expires_unix_ns", "file_id", b"file_id", "filename", b"filename", "purpose", b"purpose", "tenant", b"tenant", "touched_unix_ns", b"touched_unix_ns", "uploading", b"uploading", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -463,6 +467,7 @@ class Record(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_NS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """What kind of record it is; names are apart by kind."""
     record_id: _builtins.str
@@ -473,6 +478,8 @@ class Record(_message.Message):
     """The value, at most 1 MiB."""
     expires_unix_ns: _builtins.int
     """When it is deleted, Unix time; 0 means never."""
+    tenant: _builtins.str
+    """Whose record it is; from the queue: the tenant for whom it was put first."""
     def __init__(
         self,
         *,
@@ -481,10 +488,11 @@ class Record(_message.Message):
         revision: _builtins.int = ...,
         value: _builtins.bytes = ...,
         expires_unix_ns: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_unix_ns", b"expires_unix_ns", "kind", b"kind", "record_id", b"record_id", "revision", b"revision", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_unix_ns", b"expires_unix_ns", "kind", b"kind", "record_id", b"record_id", "revision", b"revision", "tenant", b"tenant", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

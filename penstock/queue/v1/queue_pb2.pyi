@@ -36,6 +36,8 @@ class _SubmitStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SubmitSt
     """The request is invalid and was not stored."""
     SUBMIT_STATUS_UNAVAILABLE: _SubmitStatus.ValueType  # 4
     """The disk watermark is reached or the store cannot write; try again later."""
+    SUBMIT_STATUS_OVER_QUOTA: _SubmitStatus.ValueType  # 5
+    """The quota of its tenant does not let it in; try again when less of the tenant waits."""
 
 class SubmitStatus(_SubmitStatus, metaclass=_SubmitStatusEnumTypeWrapper):
     """What became of one submitted request."""
@@ -50,6 +52,8 @@ SUBMIT_STATUS_INVALID: SubmitStatus.ValueType  # 3
 """The request is invalid and was not stored."""
 SUBMIT_STATUS_UNAVAILABLE: SubmitStatus.ValueType  # 4
 """The disk watermark is reached or the store cannot write; try again later."""
+SUBMIT_STATUS_OVER_QUOTA: SubmitStatus.ValueType  # 5
+"""The quota of its tenant does not let it in; try again when less of the tenant waits."""
 Global___SubmitStatus: _TypeAlias = SubmitStatus  # noqa: Y015
 
 class _RequestState:
@@ -1194,6 +1198,66 @@ class RequeueDeadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequeueDeadResponse: _TypeAlias = RequeueDeadResponse  # noqa: Y015
+
+@_typing.final
+class IdentifyRequest(_message.Message):
+    """---- Identify ----
+
+    Asks who the caller is; the credentials are in the call's metadata.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdentifyRequest: _TypeAlias = IdentifyRequest  # noqa: Y015
+
+@_typing.final
+class IdentifyResponse(_message.Message):
+    """Who the caller is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ALL_CHANNELS_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    """Name of its key; empty without one."""
+    role: _builtins.str
+    """"client", "operator" or "service"; "open" at a queue that has no keys file, where everyone may do all."""
+    tenant: _builtins.str
+    """Who owns what it submits."""
+    all_channels: _builtins.bool
+    """Whether it may submit to every channel."""
+    @_builtins.property
+    def channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Else the channels it may submit to."""
+
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        role: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        all_channels: _builtins.bool = ...,
+        channels: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_channels", b"all_channels", "channels", b"channels", "key_id", b"key_id", "role", b"role", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdentifyResponse: _TypeAlias = IdentifyResponse  # noqa: Y015
 
 @_typing.final
 class BackupRequest(_message.Message):

@@ -71,6 +71,11 @@ class QueueServiceStub:
                 request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.DeleteResponse.FromString,
                 _registered_method=True)
+        self.Identify = channel.unary_unary(
+                '/penstock.queue.v1.QueueService/Identify',
+                request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.IdentifyRequest.SerializeToString,
+                response_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.IdentifyResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/penstock.queue.v1.QueueService/Stats',
                 request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.StatsRequest.SerializeToString,
@@ -160,8 +165,15 @@ class QueueServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Identify(self, request, context):
+        """Who the queue takes the caller for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
-        """Counts per channel, and the store's size.
+        """Counts per channel, and the store's size. A client sees the names of the channels it may use, and no counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,6 +252,11 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.DeleteRequest.FromString,
                     response_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.DeleteResponse.SerializeToString,
+            ),
+            'Identify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Identify,
+                    request_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.IdentifyRequest.FromString,
+                    response_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.IdentifyResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -463,6 +480,33 @@ class QueueService:
             '/penstock.queue.v1.QueueService/Delete',
             penstock_dot_queue_dot_v1_dot_queue__pb2.DeleteRequest.SerializeToString,
             penstock_dot_queue_dot_v1_dot_queue__pb2.DeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Identify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.queue.v1.QueueService/Identify',
+            penstock_dot_queue_dot_v1_dot_queue__pb2.IdentifyRequest.SerializeToString,
+            penstock_dot_queue_dot_v1_dot_queue__pb2.IdentifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

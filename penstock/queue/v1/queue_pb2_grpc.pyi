@@ -55,8 +55,10 @@ class QueueServiceStub:
     """Cancel requests: waiting ones end at once, running ones are aborted in the engine."""
     Delete: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]
     """Delete results (and their idempotency keys) that have been read."""
+    Identify: _grpc.UnaryUnaryMultiCallable[_queue_pb2.IdentifyRequest, _queue_pb2.IdentifyResponse]
+    """Who the queue takes the caller for."""
     Stats: _grpc.UnaryUnaryMultiCallable[_queue_pb2.StatsRequest, _queue_pb2.StatsResponse]
-    """Counts per channel, and the store's size."""
+    """Counts per channel, and the store's size. A client sees the names of the channels it may use, and no counts."""
     ListDead: _grpc.UnaryUnaryMultiCallable[_queue_pb2.ListDeadRequest, _queue_pb2.ListDeadResponse]
     """Page through the dead letters."""
     RequeueDead: _grpc.UnaryUnaryMultiCallable[_queue_pb2.RequeueDeadRequest, _queue_pb2.RequeueDeadResponse]
@@ -97,8 +99,10 @@ class QueueServiceAsyncStub(QueueServiceStub):
     """Cancel requests: waiting ones end at once, running ones are aborted in the engine."""
     Delete: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]  # type: ignore[assignment]
     """Delete results (and their idempotency keys) that have been read."""
+    Identify: _aio.UnaryUnaryMultiCallable[_queue_pb2.IdentifyRequest, _queue_pb2.IdentifyResponse]  # type: ignore[assignment]
+    """Who the queue takes the caller for."""
     Stats: _aio.UnaryUnaryMultiCallable[_queue_pb2.StatsRequest, _queue_pb2.StatsResponse]  # type: ignore[assignment]
-    """Counts per channel, and the store's size."""
+    """Counts per channel, and the store's size. A client sees the names of the channels it may use, and no counts."""
     ListDead: _aio.UnaryUnaryMultiCallable[_queue_pb2.ListDeadRequest, _queue_pb2.ListDeadResponse]  # type: ignore[assignment]
     """Page through the dead letters."""
     RequeueDead: _aio.UnaryUnaryMultiCallable[_queue_pb2.RequeueDeadRequest, _queue_pb2.RequeueDeadResponse]  # type: ignore[assignment]
@@ -180,12 +184,20 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         """Delete results (and their idempotency keys) that have been read."""
 
     @_abc_1.abstractmethod
+    def Identify(
+        self,
+        request: _queue_pb2.IdentifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.IdentifyResponse, _abc.Awaitable[_queue_pb2.IdentifyResponse]]:
+        """Who the queue takes the caller for."""
+
+    @_abc_1.abstractmethod
     def Stats(
         self,
         request: _queue_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.StatsResponse, _abc.Awaitable[_queue_pb2.StatsResponse]]:
-        """Counts per channel, and the store's size."""
+        """Counts per channel, and the store's size. A client sees the names of the channels it may use, and no counts."""
 
     @_abc_1.abstractmethod
     def ListDead(

@@ -1,9 +1,9 @@
 """Who may use the console: pages that this gateway itself served to a browser, and nobody else's pages.
 
-The gateway has no authentication. What is kept out here are web pages of others, opened in the browser of somebody
-who can reach the gateway: they could otherwise make that browser drain workers (cross-site requests), or read the
-console through a name of their own that resolves to the gateway's address (DNS rebinding). Whoever can reach the port
-with a program of their own is not kept out by anything here.
+Whose key may use the console is the doorman's business. What is kept out here are web pages of others, opened in the
+browser of somebody who can reach the gateway: they could otherwise make that browser, and the key it has been given,
+drain workers (cross-site requests), or read the console through a name of their own that resolves to the gateway's
+address (DNS rebinding).
 """
 
 from __future__ import annotations

@@ -13,11 +13,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.client import Client
+from penstock.credentials import acting_for, pass_on
 from penstock.errors import PenstockError, Unavailable
 from penstock.live.timeline import timeline_of
 from penstock.queue.v1 import queue_pb2
 from services.gateway.console.guard import HEADERS, check_host, check_same_origin
 from services.gateway.console.lookout import Lookout
+from services.gateway.doorman import Doorman, authorization_of, bearer_of
 from services.gateway.intake import Intake
 from services.gateway.problem import Problem, of_error
 
@@ -31,6 +33,9 @@ PAGE = {
     "/console/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 
+BROWSERS = 'Basic realm="penstock: an operator\'s API key as the password", charset="UTF-8"'
+"""Has a browser ask for name and password; the name does not matter."""
+
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -38,11 +43,18 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Console:
     """Answers the console's page."""
 
-    def __init__(self, client: Client, lookout: Lookout, intake: Intake, names: Collection[str]) -> None:
-        """Show what `lookout` sees and act through `client`, for pages served under an address or one of `names`."""
+    def __init__(
+        self, client: Client, lookout: Lookout, intake: Intake, names: Collection[str], doorman: Doorman
+    ) -> None:
+        """Show what `lookout` sees and act through `client`, for pages served under an address or one of `names`.
+
+        Where there are keys, `doorman` lets in operators: a browser asks for the key as for a password, and sends it
+        with everything that the page asks for (RFC 7617). No cookie or session is kept anywhere.
+        """
         self._client = client
         self._lookout = lookout
         self._intake = intake
+        self._doorman = doorman
         self._names = frozenset(name.lower() for name in names)
         page = files(__package__) / "page"
         self._files = {path: ((page / name).read_bytes(), kind) for path, (name, kind) in PAGE.items()}
@@ -60,6 +72,7 @@ class Console:
     def _looked(self, handler: Handler) -> Handler:
         async def look(request: Request) -> Response:
             check_host(request.headers, self._names)
+            await self._let_in(request)
             response = await handler(request)
             response.headers.update(HEADERS)
             return response
@@ -73,12 +86,25 @@ class Console:
 
         return self._looked(act)
 
+    async def _let_in(self, request: Request) -> None:
+        """Raise Problem unless an operator asks."""
+        pass_on(bearer_of(authorization_of(request.scope)))
+        try:
+            await told("queue", self._doorman.operator())
+        except Problem as problem:
+            if problem.status == 401:
+                problem.headers["www-authenticate"] = BROWSERS
+            raise
+
     async def _file(self, request: Request) -> Response:
         content, kind = self._files[request.url.path]
         return Response(content, media_type=kind)
 
     async def _state(self, _request: Request) -> Response:
-        return Response(await self._lookout.state(), media_type="application/json")
+        # One reading for everybody who looks, so nobody's in particular.
+        with acting_for():
+            state = await self._lookout.state()
+        return Response(state, media_type="application/json")
 
     async def _request(self, request: Request) -> Response:
         asked = queue_pb2.GetRequest(request_id=request.path_params["request_id"])

@@ -130,6 +130,8 @@ class Batch:
     lease: Lease = Lease()
     output_file_id: str | None = None
     error_file_id: str | None = None
+    tenant: str = "default"
+    """Whose batch it is: its lines are submitted, and its results read, for this tenant."""
 
     @property
     def ended(self) -> bool:

@@ -60,6 +60,9 @@ def _totals(book: Book) -> Iterator[str]:
     held = sum(len(seqs) for seqs in book.holdings.values())
     if held != leased:
         yield f"workers hold {held} leases, there are {leased}"
+    counted = sum(held.requests for held in book.waiting.by_tenant.values())
+    if counted != waiting:
+        yield f"{counted} requests of tenants are counted as waiting, {waiting} wait"
     in_channels = sum(book.leased_by_channel.values())
     if in_channels != leased or min(book.leased_by_channel.values(), default=0) < 0:
         yield f"channels count {dict(book.leased_by_channel)} leases, there are {leased}"
@@ -79,7 +82,7 @@ def faults_of(book: Book, entry: Entry) -> list[str]:
         "the leases": (seq in book.leases, state in LEASED_STATES),
         "its worker's leases": (seq in book.holdings.get(entry.worker_id, ()), state in LEASED_STATES),
         "the dead letters": (seq in book.dead, state is State.DEAD),
-        "its batch": (seq in book.batches.get(entry.meta.batch, ()), state is not State.DEAD),
+        "its batch": (seq in book.batches.get(entry.meta.batch_key, ()), state is not State.DEAD),
         "the names": (book.find(entry.name) is entry, True),
     }
     name = f"request {seq} ({state.value})"

@@ -23,9 +23,10 @@ from services.queue.core.effects import (
     WentBack,
     Write,
 )
-from services.queue.core.entry import Entry, Failure, LeaseRef, Recovered, RequestMeta, request_id_of
+from services.queue.core.entry import BatchKey, Entry, Failure, LeaseRef, Recovered, RequestMeta, request_id_of
 from services.queue.core.lifecycle import Action, Input, Outcome, State, transition
 from services.queue.core.lines import Line
+from services.queue.core.quotas import Waiting
 
 _new_tuple = tuple.__new__
 """Makes a named tuple without the call into Python that its own constructor is: a request takes a dozen writes."""
@@ -61,11 +62,13 @@ class Book:
         """Leases by worker."""
         self.dead: dict[int, None] = {}
         """Dead letters, oldest first."""
-        self.batches: defaultdict[str, set[int]] = defaultdict(set)
+        self.batches: defaultdict[BatchKey, set[int]] = defaultdict(set)
         """Requests of each batch that wait or run."""
-        self.leased_by_batch: defaultdict[str, int] = defaultdict(int)
+        self.leased_by_batch: defaultdict[BatchKey, int] = defaultdict(int)
         self.leased_by_channel: defaultdict[str, int] = defaultdict(int)
-        self.changed_batches: set[str] = set()
+        self.changed_batches: set[BatchKey] = set()
+        self.waiting = Waiting()
+        """What waits of each tenant."""
         self.backlog_stream: int | None = None
         self._lease_ns = lease_ns
         self._out: list[Effect] = []
@@ -268,13 +271,15 @@ class Book:
         if line is None:  # a channel that is no longer configured but still has requests
             line = self.open_line(channel)
         line.enter(entry.seq, entry.meta.priority)
+        self.waiting.enter(entry.meta)
         self._touched_lines.add(channel)
-        self.batches[entry.meta.batch].add(entry.seq)
-        self.changed_batches.add(entry.meta.batch)
+        self.batches[entry.meta.batch_key].add(entry.seq)
+        self.changed_batches.add(entry.meta.batch_key)
 
     def _leave_line(self, entry: Entry, reason: GoneReason) -> None:
         self._write(records.READY, records.ready_key(entry), None)
         announced = self.lines[entry.meta.channel].leave(entry.seq)
+        self.waiting.leave(entry.meta)
         self._touched_lines.add(entry.meta.channel)
         self._leave_batch(entry)
         if announced and self.backlog_stream is not None:
@@ -283,10 +288,10 @@ class Book:
     def _enter_lease(self, entry: Entry, now_ns: int) -> None:
         self.renew(entry.seq, now_ns)
         self.holdings[entry.worker_id].add(entry.seq)
-        self.leased_by_batch[entry.meta.batch] += 1
+        self.leased_by_batch[entry.meta.batch_key] += 1
         self.leased_by_channel[entry.meta.channel] += 1
-        self.batches[entry.meta.batch].add(entry.seq)
-        self.changed_batches.add(entry.meta.batch)
+        self.batches[entry.meta.batch_key].add(entry.seq)
+        self.changed_batches.add(entry.meta.batch_key)
 
     def _leave_lease(self, entry: Entry) -> None:
         self._write(records.LEASES, records.seq_key(entry.seq), None)
@@ -296,17 +301,17 @@ class Book:
         if not held:
             del self.holdings[entry.worker_id]
         self.leased_by_channel[entry.meta.channel] -= 1
-        self.leased_by_batch[entry.meta.batch] -= 1
-        if not self.leased_by_batch[entry.meta.batch]:
-            del self.leased_by_batch[entry.meta.batch]
+        self.leased_by_batch[entry.meta.batch_key] -= 1
+        if not self.leased_by_batch[entry.meta.batch_key]:
+            del self.leased_by_batch[entry.meta.batch_key]
         self._leave_batch(entry)
 
     def _leave_batch(self, entry: Entry) -> None:
-        live = self.batches[entry.meta.batch]
+        live = self.batches[entry.meta.batch_key]
         live.discard(entry.seq)
         if not live:
-            del self.batches[entry.meta.batch]
-        self.changed_batches.add(entry.meta.batch)
+            del self.batches[entry.meta.batch_key]
+        self.changed_batches.add(entry.meta.batch_key)
 
     def _finish(self, entry: Entry, change: Change) -> None:
         self._put_result(entry, change)
@@ -327,7 +332,7 @@ class Book:
         key = records.seq_key(entry.seq)
         name = entry.name
         ran = entry.state in {State.LEASED, State.STOPPING}
-        self._write(records.COMPLETIONS, records.completion_key(entry.meta.batch, position), key)
+        self._write(records.COMPLETIONS, records.completion_key(entry.meta.batch_key, position), key)
         self._write(records.EXPIRY, records.expiry_key(change.now_ns, entry.seq), b"")
         self.emit(
             PutResult(
@@ -351,7 +356,7 @@ class Book:
     def _erase_result(self, entry: Entry) -> None:
         self.counters.results -= 1
         self._write(records.RESULTS, records.seq_key(entry.seq), None)
-        self._write(records.COMPLETIONS, records.completion_key(entry.meta.batch, entry.completion_seq), None)
+        self._write(records.COMPLETIONS, records.completion_key(entry.meta.batch_key, entry.completion_seq), None)
         self._write(records.EXPIRY, records.expiry_key(entry.died_ns, entry.seq), None)
 
     def _announce(self) -> None:

@@ -5,7 +5,9 @@ Streams and tickets are numbers the shell gave out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from services.queue.core.entry import Entry, Failure, LeaseRef, RequestMeta
@@ -37,10 +39,12 @@ class PutResult(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """Answer to Submit: (request_id, was new) for each, in order."""
+    """Answer to Submit: (request_id, was new) for each, in order; what a quota does not let in has no name."""
 
     ticket: int
     acks: tuple[tuple[str, bool], ...]
+    refused: Mapping[int, Failure] = MappingProxyType({})
+    """Why, by the place in `acks`."""
 
 
 class Accepted(NamedTuple):

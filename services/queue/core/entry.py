@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from services.queue.core.lifecycle import Outcome, State
+
+DEFAULT_TENANT = "default"
+"""Whose everything is that names no other tenant."""
+
+BatchKey: TypeAlias = tuple[str, str]
+"""(tenant, batch): batches of two tenants are two, whatever they are called."""
 
 NO_SEQ = -1
 """What `parse_request_id` returns for a name that is not this store's."""
@@ -33,8 +39,15 @@ class RequestMeta(NamedTuple):
     n: int
     chat: bool
     prefix_digest: int
+    payload_bytes: int = 0
+    """Size of the encoded request, which is what it takes of its tenant's quota while it waits."""
     submitted_ns: int = 0
     """Last, so that it can be put in when the request is stored."""
+
+    @property
+    def batch_key(self) -> BatchKey:
+        """The batch it belongs to."""
+        return (self.tenant, self.batch)
 
 
 class Failure(NamedTuple):

@@ -7,7 +7,8 @@ effects of a step are released by the shell only after its writes are on disk.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from services.queue.core import records
@@ -29,7 +30,7 @@ from services.queue.core.effects import (
     Write,
     view_of,
 )
-from services.queue.core.entry import Entry, Recovered
+from services.queue.core.entry import BatchKey, Entry, Failure, Recovered
 from services.queue.core.lifecycle import Input, Outcome, State
 from services.queue.core.messages import (
     Adopt,
@@ -48,6 +49,7 @@ from services.queue.core.messages import (
     Reject,
     Renew,
     RequeueDead,
+    SetQuotas,
     SetWindow,
     Submit,
     Tick,
@@ -55,6 +57,7 @@ from services.queue.core.messages import (
     WorkerClosed,
     WorkerOpened,
 )
+from services.queue.core.quotas import Quota
 from services.queue.core.workers import Rules, Workers
 
 HEAP_SLACK = 64
@@ -65,24 +68,33 @@ class Sealed(NamedTuple):
     """What a batch of steps changed, beyond the effects of its steps."""
 
     counters: Write
-    progress: dict[str, tuple[int, int]]
+    progress: dict[BatchKey, tuple[int, int]]
     """(waiting, running) of every batch that changed."""
 
 
 class Machine:
     """All decisions of the queue. Owned by one loop; never called from two places at once."""
 
-    def __init__(self, store_id: str, rules: Rules, recovered: Recovered, now_ns: int) -> None:
-        """Take over what the store holds."""
+    def __init__(
+        self,
+        store_id: str,
+        rules: Rules,
+        recovered: Recovered,
+        now_ns: int,
+        quotas: Mapping[str, Quota] = MappingProxyType({}),
+    ) -> None:
+        """Take over what the store holds; `quotas` are in force until others are set."""
         self.book = Book(store_id, rules.channels, rules.lease_ns, recovered, now_ns)
         self.audit = Audit(self.book)
         self._workers = Workers(self.book, rules)
+        self._quotas = quotas
         self._fresh_keys: dict[tuple[str, str], int] = {}
         self._deleted: set[int] = set()
         """Results this batch has deleted, which another delete of the batch still found in the store."""
         self._deadlines: list[tuple[int, int]] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             Submit: self._submit,
+            SetQuotas: self._set_quotas,
             WorkerOpened: self._workers.worker_opened,
             WorkerClosed: self._workers.worker_closed,
             Claim: self._workers.claim,
@@ -138,19 +150,41 @@ class Machine:
     # ---- clients ----
 
     def _submit(self, message: Submit, now_ns: int) -> None:
-        acks = tuple(self._add(new, now_ns) for new in message.requests)
-        self.book.emit(Submitted(message.ticket, acks))
+        if message.together and (failure := self._refusal(message.requests)) is not None:
+            count = len(message.requests)
+            self.book.emit(Submitted(message.ticket, (("", False),) * count, dict.fromkeys(range(count), failure)))
+            return
+        acks: list[tuple[str, bool]] = []
+        refused: dict[int, Failure] = {}
+        for place, new in enumerate(message.requests):
+            failure = None if message.together else self._refusal((new,))
+            if failure is not None:
+                refused[place] = failure
+            acks.append(self._add(new, now_ns) if failure is None else ("", False))
+        self.book.emit(Submitted(message.ticket, tuple(acks), refused))
+
+    def _set_quotas(self, message: SetQuotas, _now_ns: int) -> None:
+        self._quotas = message.quotas
+
+    def _refusal(self, requests: Sequence[NewRequest]) -> Failure | None:
+        """Return why a quota does not let these requests in, or None; those known already take nothing of it."""
+        if not any(new.meta.tenant in self._quotas for new in requests):
+            return None
+        return self.book.waiting.refusal([new.meta for new in requests if self._known(new) is None], self._quotas)
+
+    def _known(self, new: NewRequest) -> int | None:
+        """Return the request that has this one's idempotency key already."""
+        if new.known_seq is not None or not new.meta.idempotency_key:
+            return new.known_seq
+        return self._fresh_keys.get((new.meta.tenant, new.meta.idempotency_key))
 
     def _add(self, new: NewRequest, now_ns: int) -> tuple[str, bool]:
-        key = (new.meta.tenant, new.meta.idempotency_key)
-        known = new.known_seq
-        if key[1] and known is None:
-            known = self._fresh_keys.get(key)
+        known = self._known(new)
         if known is not None:
             return self.book.name_of(known), False
         entry = self.book.add(new.meta, new.payload, now_ns)
-        if key[1]:
-            self._fresh_keys[key] = entry.seq
+        if new.meta.idempotency_key:
+            self._fresh_keys[new.meta.tenant, new.meta.idempotency_key] = entry.seq
         self._remember_deadline(entry)
         self.book.emit(Accepted(entry.name, entry.meta))
         return entry.name, True
@@ -159,7 +193,7 @@ class Machine:
         cancelled = aborting = 0
         unknown: list[str] = []
         for request_id in self._names(message.request_ids, message.batch):
-            entry = self.book.find(request_id)
+            entry = self._seen(request_id, message.sees)
             if entry is None or not self._stop(entry, Input.CANCEL, Outcome.CANCELLED, now_ns):
                 unknown.append(request_id)
             elif entry.state is State.DONE:
@@ -168,7 +202,12 @@ class Machine:
                 aborting += 1
         self.book.emit(Cancelled(message.ticket, cancelled, aborting, tuple(unknown)))
 
-    def _names(self, request_ids: tuple[str, ...] | None, batch: str) -> Iterable[str]:
+    def _seen(self, request_id: str, sees: str | None) -> Entry | None:
+        """Return a live request, unless it belongs to another than the only tenant the caller sees."""
+        entry = self.book.find(request_id)
+        return entry if entry is None or sees is None or entry.meta.tenant == sees else None
+
+    def _names(self, request_ids: tuple[str, ...] | None, batch: BatchKey) -> Iterable[str]:
         if request_ids is not None:
             return request_ids
         return [self.book.name_of(seq) for seq in sorted(self.book.batches.get(batch, ()))]
@@ -192,7 +231,7 @@ class Machine:
                 continue  # a dead letter that was revived after the shell read its result
             key = records.seq_key(row.seq)
             self._erase(records.RESULTS, key)
-            self._erase(records.COMPLETIONS, records.completion_key(row.batch, row.completion_seq))
+            self._erase(records.COMPLETIONS, records.completion_key((row.tenant, row.batch), row.completion_seq))
             self._erase(records.EXPIRY, records.expiry_key(row.completed_ns, row.seq))
             if row.idempotency_key:
                 self._erase(records.IDEMPOTENCY, records.idempotency_key(row.tenant, row.idempotency_key))
@@ -218,7 +257,7 @@ class Machine:
         self.book.emit(Requeued(message.ticket, len(names) - len(not_dead), tuple(not_dead)))
 
     def _inspect(self, message: Inspect, _now_ns: int) -> None:
-        found = [(request_id, self.book.find(request_id)) for request_id in message.request_ids]
+        found = [(request_id, self._seen(request_id, message.sees)) for request_id in message.request_ids]
         views = tuple(view_of(entry, request_id) if entry else None for request_id, entry in found)
         self.book.emit(Inspected(message.ticket, views))
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-from services.queue.core.entry import Entry, Failure, LeaseRef, RequestMeta
+from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Entry, Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome
+from services.queue.core.quotas import Quota
+
+NO_BATCH: BatchKey = (DEFAULT_TENANT, "")
+"""Stands where requests are named."""
 
 
 class NewRequest(NamedTuple):
@@ -22,6 +27,14 @@ class Submit(NamedTuple):
 
     ticket: int
     requests: tuple[NewRequest, ...]
+    together: bool = False
+    """Whether none is to be stored unless all are."""
+
+
+class SetQuotas(NamedTuple):
+    """What may wait of each tenant from now on; of one that is not named, anything."""
+
+    quotas: Mapping[str, Quota]
 
 
 class WorkerOpened(NamedTuple):
@@ -110,7 +123,9 @@ class Cancel(NamedTuple):
 
     ticket: int
     request_ids: tuple[str, ...] | None
-    batch: str = ""
+    batch: BatchKey = NO_BATCH
+    sees: str | None = None
+    """Tenant beside whose requests there are none for the caller; None: everybody's are."""
 
 
 class EndedRow(NamedTuple):
@@ -143,6 +158,8 @@ class Inspect(NamedTuple):
 
     ticket: int
     request_ids: tuple[str, ...]
+    sees: str | None = None
+    """As for Cancel."""
 
 
 class InspectQueue(NamedTuple):
@@ -156,7 +173,7 @@ class WatchTokens(NamedTuple):
 
     on: bool
     seqs: tuple[int, ...] | None
-    batch: str = ""
+    batch: BatchKey = NO_BATCH
 
 
 class Adopt(NamedTuple):
@@ -171,6 +188,7 @@ class Tick(NamedTuple):
 
 Message: TypeAlias = (
     Submit
+    | SetQuotas
     | WorkerOpened
     | WorkerClosed
     | Claim

@@ -15,13 +15,14 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
-from services.queue.core.entry import Counters, Entry, RequestMeta
+from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the whole store; a store with a higher one is refused at start-up, one with a lower one is brought up to it.
 
-1: requests. 2: the families of files and records besides."""
+1: requests. 2: the families of files and records besides. 3: everything has a tenant, requests have the size of
+their payload, and the completion log is in order of tenant and batch (`services/queue/migration.py`)."""
 
 REQUESTS = "requests"
 PAYLOADS = "payloads"
@@ -50,6 +51,8 @@ STORE_ID_KEY = b"store_id"
 COUNTERS_KEY = b"counters"
 
 _ROW_VERSION = 1
+_META_ROW_VERSION = 2
+"""Of rows in `requests`; 1 had no payload_bytes."""
 _SEQ = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
 _LENGTH = struct.Struct(">H")
@@ -76,6 +79,11 @@ class ResultHead(NamedTuple):
     idempotency_key: str
     batch: str
 
+    @property
+    def batch_key(self) -> BatchKey:
+        """The batch it belongs to."""
+        return (self.tenant, self.batch)
+
 
 _quoted = encode_basestring_ascii
 """A JSON string."""
@@ -89,13 +97,13 @@ def _values(row: bytes) -> list[Any]:
     return _versioned(json.loads(row))
 
 
-def _versioned(values: object) -> list[Any]:
-    """Return what follows the version; raises ValueError if that is not the one this program reads."""
+def _versioned(values: object, wanted: int = _ROW_VERSION) -> list[Any]:
+    """Return what follows the version; raises ValueError if that is not the `wanted` one."""
     if not isinstance(values, list) or not values:
         raise ValueError("row is not a list that opens with a version")
     version = values.pop(0)
-    if version != _ROW_VERSION:
-        raise ValueError(f"row has version {version}; this program reads version {_ROW_VERSION}")
+    if version != wanted:
+        raise ValueError(f"row has version {version}; this program reads version {wanted}")
     return values
 
 
@@ -131,9 +139,10 @@ def idempotency_key(tenant: str, key: str) -> bytes:
     return _text(tenant) + key.encode()
 
 
-def completion_key(batch: str, completion_seq: int) -> bytes:
+def completion_key(batch: BatchKey, completion_seq: int) -> bytes:
     """Return the key in `completions`; those of one batch are in completion order."""
-    return _text(batch) + _SEQ.pack(completion_seq)
+    tenant, name = batch
+    return _text(tenant) + _text(name) + _SEQ.pack(completion_seq)
 
 
 def completion_seq_of(key: bytes) -> int:
@@ -157,12 +166,12 @@ def expiry_of(key: bytes) -> tuple[int, int]:
 def encode_meta(meta: RequestMeta) -> bytes:
     """Return the row in `requests`."""
     tenant, key, channel, model, batch, priority, deadline_ns, trace, reference, *numbers = meta
-    prompt_bytes, prompt_tokens, max_tokens, n, chat, digest, submitted_ns = numbers
+    prompt_bytes, prompt_tokens, max_tokens, n, chat, digest, payload_bytes, submitted_ns = numbers
     # Written out, because this and the rows below are made for every request: json.dumps takes twice as long.
     return (
-        f"[{_ROW_VERSION},{_quoted(tenant)},{_quoted(key)},{_quoted(channel)},{_quoted(model)},{_quoted(batch)},"
+        f"[{_META_ROW_VERSION},{_quoted(tenant)},{_quoted(key)},{_quoted(channel)},{_quoted(model)},{_quoted(batch)},"
         f"{priority},{deadline_ns},{_quoted(trace)},{_quoted(reference)},{prompt_bytes},{prompt_tokens},{max_tokens},"
-        f"{n},{'true' if chat else 'false'},{digest},{submitted_ns}]"
+        f"{n},{'true' if chat else 'false'},{digest},{payload_bytes},{submitted_ns}]"
     ).encode()
 
 
@@ -183,7 +192,7 @@ def decode_metas(rows: Sequence[bytes]) -> list[RequestMeta]:
 
 
 def _meta(row: object) -> RequestMeta:
-    values = _versioned(row)
+    values = _versioned(row, _META_ROW_VERSION)
     if len(values) == _META_FIELDS:
         # Few names for many requests: one string each instead of one for every request of a loaded backlog.
         for index in _SHARED:
@@ -272,7 +281,8 @@ def decode_result(row: bytes) -> tuple[ResultHead, bytes]:
     """Return the head and the encoded result of a row of `results`; raises ValueError if it is not one."""
     completion_seq, completed_ns, end = _result_head(row)
     tenant, key, batch = _names(row[_RESULT.size : end])
-    return ResultHead(completion_seq, completed_ns, tenant, key, batch), row[end:]
+    # Results, which are large, are not written anew when a store of schema 2 is brought up to date.
+    return ResultHead(completion_seq, completed_ns, tenant or DEFAULT_TENANT, key, batch), row[end:]
 
 
 def _names(row: bytes) -> list[str]:

@@ -20,7 +20,7 @@ from services.queue.core.effects import (
     TokensWatched,
     WorkOpened,
 )
-from services.queue.core.entry import Entry, Failure, parse_request_id
+from services.queue.core.entry import BatchKey, Entry, Failure, parse_request_id
 from services.queue.core.lifecycle import Input, Outcome, State
 from services.queue.core.messages import Claim, Complete, GiveBack, Renew, WatchTokens, WorkerClosed, WorkerOpened
 
@@ -59,7 +59,7 @@ class Workers:
         self._workers: dict[str, Worker] = {}
         self._by_stream: dict[int, Worker] = {}
         self._watched_seqs: defaultdict[int, int] = defaultdict(int)
-        self._watched_batches: defaultdict[str, int] = defaultdict(int)
+        self._watched_batches: defaultdict[BatchKey, int] = defaultdict(int)
 
     def __len__(self) -> int:
         """Return the number of workers with an open stream."""
@@ -210,7 +210,7 @@ class Workers:
                 self._tell_watched(self._book.entries[seq], message.on)
 
     def _is_watched(self, entry: Entry) -> bool:
-        return entry.seq in self._watched_seqs or entry.meta.batch in self._watched_batches
+        return entry.seq in self._watched_seqs or entry.meta.batch_key in self._watched_batches
 
     def _tell_watched(self, entry: Entry, on: bool) -> None:
         """Tell the worker; also when someone watches already: the new watcher needs everything from the start."""

@@ -122,7 +122,7 @@ def test_a_newer_schema_is_refused_with_both_versions(tmp_path: Path) -> None:
     store = RocksdbStore(tmp_path)
     store.write([Write(META, SCHEMA_KEY, b"99")])
     store.close()
-    with pytest.raises(StoreUnusableError, match="schema version 99; this program knows version 2"):
+    with pytest.raises(StoreUnusableError, match="schema version 99; this program knows version 3"):
         RocksdbStore(tmp_path)
 
 

@@ -10,7 +10,7 @@ from services.queue.core import records
 from services.queue.core.audit import ENTRIES_PER_LOOK
 from services.queue.core.book import Book
 from services.queue.core.effects import AuditFailed, Write
-from services.queue.core.entry import Entry, Failure
+from services.queue.core.entry import DEFAULT_TENANT, Entry, Failure
 from services.queue.core.lifecycle import State
 from services.queue.core.messages import Cancel, Complete, Inspect, WorkerOpened
 from services.queue.memory_store import MemoryStore
@@ -74,8 +74,8 @@ DAMAGE: list[tuple[Callable[[Book], object], str]] = [
     (lambda book: book.holdings["w"].discard(LEASED), "request 2 (leased) is not in its worker's leases"),
     (lambda book: book.dead.pop(DEAD), "request 3 (dead) is not in the dead letters"),
     (lambda book: book.dead.update({READY: None}), "request 1 (ready) is in the dead letters"),
-    (lambda book: book.batches["b"].discard(READY), "request 1 (ready) is not in its batch"),
-    (lambda book: book.batches["b"].add(DEAD), "request 3 (dead) is in its batch"),
+    (lambda book: book.batches[DEFAULT_TENANT, "b"].discard(READY), "request 1 (ready) is not in its batch"),
+    (lambda book: book.batches[DEFAULT_TENANT, "b"].add(DEAD), "request 3 (dead) is in its batch"),
     (lambda book: book.leased_by_channel.update(batch=2), "channels count {'batch': 2} leases, there are 1"),
     (lambda book: setattr(book.entries[READY], "state", State.DONE), "request 1 (done) is in the book"),
     (lambda book: setattr(book.counters, "results", -1), "-1 results are counted"),
@@ -120,7 +120,7 @@ def test_what_ended_during_a_round_is_passed_over() -> None:
     queue = Queue()
     queue.submit(*(meta(batch="b") for _ in range(2 * ENTRIES_PER_LOOK)))
     assert queue.machine.audit.look() == ()
-    queue.step(Cancel(1, None, "b"))
+    queue.step(Cancel(1, None, (DEFAULT_TENANT, "b")))
     assert queue.machine.audit.look() == ()
 
 

@@ -12,6 +12,7 @@ from penstock.queue.v1 import queue_pb2
 from services.queue.committer import Committer, RefusedError, Released
 from services.queue.core import records
 from services.queue.core.effects import Announce, Effect, Inspected, Write
+from services.queue.core.entry import DEFAULT_TENANT, BatchKey
 from services.queue.core.lifecycle import State
 from services.queue.core.machine import Machine
 from services.queue.core.messages import BacklogOpened, Cancel, Inspect, NewRequest, SetWindow, Submit, WorkerOpened
@@ -56,7 +57,7 @@ class Ear:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
-        self.progress: dict[str, tuple[int, int]] = {}
+        self.progress: dict[BatchKey, tuple[int, int]] = {}
 
     def release(self, released: Released) -> None:
         self.effects += released.effects
@@ -152,7 +153,7 @@ async def test_what_is_submitted_meanwhile_is_taken_in_once_and_stands_last(star
     await start.inspect()
     announced = [effect.seq for effect in start.ear.effects if isinstance(effect, Announce)]
     assert announced == [*range(1, WAITING), WAITING + 1]
-    assert start.ear.progress["b"] == (WAITING, 1)
+    assert start.ear.progress[DEFAULT_TENANT, "b"] == (WAITING, 1)
 
 
 async def test_a_store_that_fails_meanwhile_is_read_anew_in_one_go(start: Start) -> None:

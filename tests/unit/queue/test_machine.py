@@ -18,7 +18,7 @@ from services.queue.core.effects import (
     StopRun,
     TokensWatched,
 )
-from services.queue.core.entry import Failure
+from services.queue.core.entry import DEFAULT_TENANT, Failure
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.core.messages import (
     Cancel,
@@ -262,7 +262,7 @@ def test_deleting_a_result_frees_its_key() -> None:
     lease = queue.claim(1, name)
     assert lease
     queue.complete(1, lease)
-    row = EndedRow(1, 1, queue.now_ns, "", "k", "b")
+    row = EndedRow(1, 1, queue.now_ns, DEFAULT_TENANT, "k", "b")
     assert queue.step(Delete(3, (row,))) == [Deleted(3, 1)]
     left = {family: queue.store.scan(family, b"", b"", 10) for family in records.FAMILIES if family != records.META}
     assert not any(left.values())
@@ -274,7 +274,7 @@ def test_a_result_that_two_deletes_of_a_batch_have_found_is_deleted_once() -> No
     lease = queue.claim(1, name)
     assert lease
     queue.complete(1, lease)
-    row = EndedRow(1, 1, queue.now_ns, "", "", "")
+    row = EndedRow(1, 1, queue.now_ns, DEFAULT_TENANT, "", "")
     assert queue.step(Delete(3, (row, row)), Delete(4, (row,))) == [Deleted(3, 1), Deleted(4, 0)]
     assert queue.machine.book.counters.results == 0
 
@@ -287,7 +287,7 @@ def test_deleting_spares_a_letter_that_was_revived_meanwhile() -> None:
         assert lease
         queue.step(Complete(1, lease, None, None, None))
     queue.step(RequeueDead(1, (name,)))
-    assert queue.step(Delete(3, (EndedRow(1, 1, queue.now_ns, "", "", ""),))) == [Deleted(3, 0)]
+    assert queue.step(Delete(3, (EndedRow(1, 1, queue.now_ns, DEFAULT_TENANT, "", ""),))) == [Deleted(3, 0)]
     entry = queue.machine.book.find(name)
     assert entry is not None
     assert entry.state is State.READY
@@ -299,15 +299,15 @@ def test_workers_hear_of_token_watchers() -> None:
     lease = queue.claim(1, name)
     assert lease
     on, off = TokensWatched(1, name, True), TokensWatched(1, name, False)
-    assert queue.step(WatchTokens(True, None, "b")) == [on]
+    assert queue.step(WatchTokens(True, None, (DEFAULT_TENANT, "b"))) == [on]
     assert queue.step(WatchTokens(True, (1,))) == [on], "a new watcher needs everything from the start"
-    assert queue.step(WatchTokens(False, None, "b")) == []
+    assert queue.step(WatchTokens(False, None, (DEFAULT_TENANT, "b"))) == []
     assert queue.step(WatchTokens(False, (1,))) == [off]
 
 
 def test_a_delivery_says_whether_tokens_are_watched() -> None:
     queue = working(Queue())
-    queue.step(WatchTokens(True, None, "b"))
+    queue.step(WatchTokens(True, None, (DEFAULT_TENANT, "b")))
     watched, not_watched = queue.submit(meta(batch="b"), meta())
     for name, expected in ((watched, True), (not_watched, False)):
         (delivery,) = only(Deliver, queue.step(Claim(1, name)))

@@ -30,9 +30,9 @@ def test_ready_keys_sort_by_priority_then_seq(a: tuple[int, int], b: tuple[int, 
 
 @given(st.text(max_size=20), SEQS, st.text(max_size=20), SEQS)
 def test_completion_keys_of_a_batch_are_together(batch: str, at: int, other: str, other_at: int) -> None:
-    first, last = records.completion_key(batch, 0), records.completion_key(batch, 2**64 - 1)
-    assert first <= records.completion_key(batch, at) <= last
-    inside = first <= records.completion_key(other, other_at) <= last
+    first, last = records.completion_key(("t", batch), 0), records.completion_key(("t", batch), 2**64 - 1)
+    assert first <= records.completion_key(("t", batch), at) <= last
+    inside = first <= records.completion_key(("t", other), other_at) <= last
     assert inside == (batch == other)
 
 

@@ -319,7 +319,7 @@ def test_a_directory_of_version_1_is_brought_up_to_date(tmp_path: Path, monkeypa
     with pytest.raises(StoreUnusableError, match="older version"):
         RocksdbStore(tmp_path / "data", read_only=True)
     new = RocksdbStore(tmp_path / "data")
-    assert new.get(r.META, r.SCHEMA_KEY) == b"2"
+    assert new.get(r.META, r.SCHEMA_KEY) == b"3"
     (entry,) = recover(new).entries
     assert (entry.meta.idempotency_key, entry.state) == ("k", State.READY)
     assert list(Verifier(new).violations()) == []

@@ -10,7 +10,7 @@ import pytest
 from penstock.request.v1.request_pb2 import Result
 from services.queue.core import records as r
 from services.queue.core.effects import Write
-from services.queue.core.entry import Entry, Failure
+from services.queue.core.entry import DEFAULT_TENANT, Entry, Failure
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import Cancel, Complete, Delete, EndedRow, WorkerOpened
 from services.queue.store import Store
@@ -30,7 +30,7 @@ def one_of_each() -> Queue:
         lease = queue.claim(1, names[2])
         assert lease is not None
         queue.step(Complete(1, lease, None, Failure("broken", "it broke"), None))
-    queue.step(Cancel(1, (names[3],), ""))
+    queue.step(Cancel(1, (names[3],)))
     assert queue.claim(1, names[1]) is not None
     return queue
 
@@ -135,8 +135,8 @@ def wrong_type(store: Store) -> list[Write]:
 
 
 READY_KEY = r.ready_key(Entry(1, meta()))
-COMPLETION_KEYS = [r.completion_key("b", place) for place in (1, 2)]
-IDEMPOTENT = r.idempotency_key("", "k1")
+COMPLETION_KEYS = [r.completion_key((DEFAULT_TENANT, "b"), place) for place in (1, 2, 9)]
+IDEMPOTENT, ENDED_KEY = (r.idempotency_key(DEFAULT_TENANT, name) for name in ("k1", "k4"))
 
 CASES: list[tuple[str, Damage, str]] = [
     ("schema missing", drop(r.META, r.SCHEMA_KEY), f"meta {r.SCHEMA_KEY.hex()}: schema version None"),
@@ -174,14 +174,14 @@ CASES: list[tuple[str, Damage, str]] = [
     ("result of a waiting request", put(r.RESULTS, READY, b"?"), f"requests {READY.hex()}: has a result"),
     ("log entry lost", drop(r.COMPLETIONS, COMPLETION_KEYS[1]), f"results {DONE.hex()}: is not at place 2 of the"),
     ("log entry of nothing", drop(r.RESULTS, DONE), f"completions {COMPLETION_KEYS[1].hex()}: request 4 has"),
-    ("log entry doubled", put(r.COMPLETIONS, r.completion_key("b", 9), DONE), "request 4 has no result at this place"),
+    ("log entry doubled", put(r.COMPLETIONS, COMPLETION_KEYS[2], DONE), "request 4 has no result at this place"),
     ("age lost", drop_first(r.EXPIRY, 1), f"results {DONE.hex()}: is not among the results by age"),
     ("age of nothing", put(r.EXPIRY, r.expiry_key(9, 9), b""), "there is no such result of this age"),
     ("age key cut", put(r.EXPIRY, b"\0", b""), "expiry 00: there is no such result of this age"),
     ("key lost", drop(r.IDEMPOTENCY, IDEMPOTENT), f"requests {READY.hex()}: its idempotency key names no request"),
     ("key of another", put(r.IDEMPOTENCY, IDEMPOTENT, DONE), f"{READY.hex()}: its idempotency key names request 4"),
     ("key of nobody", put(r.IDEMPOTENCY, b"\0\0zz", MISSING), "idempotency 00007a7a: request 77 does not have"),
-    ("ended key lost", drop(r.IDEMPOTENCY, r.idempotency_key("", "k4")), f"results {DONE.hex()}: its idempotency key"),
+    ("ended key lost", drop(r.IDEMPOTENCY, ENDED_KEY), f"results {DONE.hex()}: its idempotency key"),
 ]  # fmt: skip
 
 

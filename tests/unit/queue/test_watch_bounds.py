@@ -9,8 +9,9 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue.core import records
 from services.queue.core.effects import Write
+from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.lifecycle import Outcome
-from services.queue.core.messages import WorkerOpened
+from services.queue.core.messages import NO_BATCH, WorkerOpened
 from services.queue.memory_store import MemoryStore
 from services.queue.reader import MOST_CHUNK, Reader
 from services.queue.watch import MAX_BEHIND_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
@@ -21,6 +22,7 @@ from services.telemetry import Telemetry
 from tests.support.queueing import STORE_ID, Queue, meta
 from tests.support.serving import Peer, ids, serving
 
+BATCH = (DEFAULT_TENANT, "b")
 TEXT = "x" * 1000
 
 
@@ -34,11 +36,11 @@ def kept_bytes(watcher: Watcher) -> int:
 
 def test_what_a_watcher_does_not_take_is_bounded_and_others_get_all() -> None:
     hub = WatchHub()
-    with hub.batch("b", True) as slow, hub.batch("b", True) as fast:
+    with hub.batch(BATCH, True) as slow, hub.batch(BATCH, True) as fast:
         got = 0
         for number in range(20_000):
-            hub.publish(number, "b", delta(number))
-            hub.ended(number, "b", str(number), lambda: None)
+            hub.publish(number, BATCH, delta(number))
+            hub.ended(number, BATCH, str(number), lambda: None)
             got += len(fast.take_deltas())
         assert got == 20_000
         assert 0.9 * MAX_BEHIND_BYTES < kept_bytes(slow) <= MAX_BEHIND_BYTES
@@ -47,14 +49,15 @@ def test_what_a_watcher_does_not_take_is_bounded_and_others_get_all() -> None:
 
 def test_deltas_of_a_token_each_are_bounded_by_what_they_take_in_memory_not_on_the_wire() -> None:
     hub = WatchHub()
-    with hub.batch("b", True) as slow, hub.batch("b", True) as merging:
+    with hub.batch(BATCH, True) as slow, hub.batch(BATCH, True) as merging:
         for number in range(10_000):
-            hub.publish(number, "b", request_pb2.TokenDelta(request_id=str(number), attempt=1, token_ids=[1], text="x"))
+            token = request_pb2.TokenDelta(request_id=str(number), attempt=1, token_ids=[1], text="x")
+            hub.publish(number, BATCH, token)
         assert len(slow.take_deltas()) <= MAX_BEHIND_BYTES // PENDING_BYTES
         merging.take_deltas()
         for number in range(100_000):
             token = request_pb2.TokenDelta(request_id="one", attempt=1, offset=number, token_ids=[1], text="x")
-            hub.publish(1, "b", token)
+            hub.publish(1, BATCH, token)
         (merged,) = merging.take_deltas()
         assert MAX_BEHIND_BYTES // PIECE_BYTES // 2 < len(merged.token_ids) <= MAX_BEHIND_BYTES // PIECE_BYTES
         assert merged.text == "x" * len(merged.token_ids)
@@ -62,17 +65,17 @@ def test_deltas_of_a_token_each_are_bounded_by_what_they_take_in_memory_not_on_t
 
 def test_one_who_reads_again_gets_what_is_new_and_no_text_with_a_hole() -> None:
     hub = WatchHub()
-    with hub.batch("b", True) as watcher:
-        hub.publish(1, "b", delta(1))
+    with hub.batch(BATCH, True) as watcher:
+        hub.publish(1, BATCH, delta(1))
         for number in range(2, 10_000):
-            hub.publish(number, "b", delta(number))
-        hub.publish(1, "b", delta(1, offset=1))
+            hub.publish(number, BATCH, delta(number))
+        hub.publish(1, BATCH, delta(1, offset=1))
         assert {d.text for d in watcher.take_deltas()} == {TEXT}, "the second delta of request 1 came too late"
-        hub.publish(1, "b", delta(1, offset=2))
+        hub.publish(1, BATCH, delta(1, offset=2))
         assert watcher.take_deltas() == [], "it would leave a hole"
-        hub.publish(10_000, "b", delta(10_000))
+        hub.publish(10_000, BATCH, delta(10_000))
         assert [d.request_id for d in watcher.take_deltas()] == ["10000"]
-        hub.publish(1, "b", request_pb2.TokenDelta(request_id="1", attempt=1, token_ids=[1, 1, 1], text=TEXT * 3))
+        hub.publish(1, BATCH, request_pb2.TokenDelta(request_id="1", attempt=1, token_ids=[1, 1, 1], text=TEXT * 3))
         assert [(d.offset, d.text) for d in watcher.take_deltas()] == [(1, TEXT * 2)], "begun again for another watcher"
 
 
@@ -81,10 +84,10 @@ def test_results_handed_over_are_bounded_and_the_rest_is_read_from_the_store() -
     body = b"r" * 60_000
     with hub.requests(range(1000), False) as watcher:
         for seq in range(1000):
-            hub.ended(seq, "", str(seq), lambda: StoredResult(1, body))
+            hub.ended(seq, NO_BATCH, str(seq), lambda: StoredResult(1, body))
         told = [result for result in watcher.take_ended().values() if result is not None]
         assert sum(len(result.body) for result in told) <= MAX_BEHIND_BYTES
-        hub.ended(1, "", "1", lambda: StoredResult(1, body))
+        hub.ended(1, NO_BATCH, "1", lambda: StoredResult(1, body))
         assert watcher.take_ended() == {1: StoredResult(1, body)}
 
 
@@ -157,7 +160,7 @@ async def test_many_named_requests_are_read_a_few_at_a_time_and_come_in_order() 
 
 async def test_large_results_are_read_one_by_one() -> None:
     store = CountingStore()
-    head = records.ResultHead(1, 1, "", "", "b")
+    head = records.ResultHead(1, 1, "t", "", "b")
     row = records.encode_result(head, b"z" * 8_000_000)
     for seq in range(1, 20):
         store.write([Write(records.RESULTS, records.seq_key(seq), row)])

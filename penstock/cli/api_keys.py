@@ -1,0 +1,105 @@
+"""`penstock keys`: API keys in a keys file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from penstock.cli.errors import EX_CANNOT_WRITE, EX_NO_INPUT, EX_USAGE, CommandError
+from penstock.keys import DEFAULT_TENANT, NAME, ApiKey, KeysError, Role, digest, new_key, parse, with_key, with_revoked
+
+app = typer.Typer(help="API keys, in the file that PENSTOCK_KEYS names to the services.", no_args_is_help=True)
+
+FileOption: TypeAlias = Annotated[
+    Path, typer.Option("--file", "-f", envvar="PENSTOCK_KEYS", help="The keys file.", metavar="FILE")
+]
+KeyArgument: TypeAlias = Annotated[str, typer.Argument(help="Name of the key.", metavar="ID")]
+
+PRIVATE = 0o600
+"""Of a new keys file: the hashes are no secret that opens anything, but who has keys is nobody else's business."""
+
+
+@app.command()
+def create(
+    key_id: KeyArgument,
+    file: FileOption,
+    role: Annotated[Role, typer.Option(help="What the key is for.")] = Role.CLIENT,
+    tenant: Annotated[str, typer.Option(help="Whose key it is.")] = DEFAULT_TENANT,
+    channel: Annotated[
+        list[str] | None, typer.Option(help="Channel it may submit to; can be repeated; default: all of its tenant's.")
+    ] = None,
+    days: Annotated[float | None, typer.Option(min=0, help="Days it is good for; default: for ever.")] = None,
+) -> None:
+    """Draw a key, put its hash into FILE (made if it is not there), and print the key: it is not kept anywhere."""
+    for what, name in (("ID", key_id), ("--tenant", tenant)):
+        if not NAME.fullmatch(name):
+            raise CommandError(f"{what}: must be 1 to 64 letters, digits, dashes and underscores", EX_USAGE)
+    key = new_key(key_id)
+    expires_ns = 0 if days is None else time.time_ns() + int(days * 86_400 * 1e9)
+    channels = None if channel is None else frozenset(channel)
+    made = ApiKey(key_id, role, tenant, channels, expires_ns, sha256=digest(key))
+    text = _text(file) if file.exists() else ""
+    _change(file, lambda: with_key(text, made))
+    print(f"{file}: the key {key_id} has the role {role}, tenant {tenant}; it is shown this once:", file=sys.stderr)
+    print(key)
+
+
+@app.command("list")
+def list_keys(file: FileOption) -> None:
+    """List the keys in FILE, without their secrets."""
+    try:
+        keys = parse(_text(file))
+    except KeysError as error:
+        raise CommandError(f"{file}: {error}", EX_USAGE) from None
+    rows = [("key", "role", "tenant", "channels", "expires", "state")]
+    for key in keys.keys.values():
+        channels = keys.channels_of(key)
+        expires = f"{datetime.fromtimestamp(key.expires_ns / 1e9, UTC):%Y-%m-%d %H:%M}" if key.expires_ns else "-"
+        state = "revoked" if key.revoked else "expired" if key.expired(time.time_ns()) else "good"
+        names = "all" if channels is None else ",".join(sorted(channels)) or "none"
+        rows.append((key.key_id, key.role, key.tenant, names, expires, state))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@app.command()
+def revoke(key_id: KeyArgument, file: FileOption) -> None:
+    """Mark a key as revoked; services that use FILE refuse it within a second, and end its open calls."""
+    text = _text(file)
+    _change(file, lambda: with_revoked(text, key_id))
+    print(f"{file}: {key_id} is revoked")
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"cannot read {file}: {error.strerror or error}", EX_NO_INPUT) from None
+    except UnicodeDecodeError:
+        raise CommandError(f"{file}: is not UTF-8", EX_USAGE) from None
+
+
+def _change(file: Path, change: Callable[[], str]) -> None:
+    """Put a changed text in the file's place at once: a service that reads meanwhile finds the old or the new one."""
+    try:
+        text = change()
+    except KeysError as error:
+        raise CommandError(f"{file}: {error}", EX_USAGE) from None
+    try:
+        mode = file.stat().st_mode & 0o777 if file.exists() else PRIVATE
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as written:
+            written.write(text)
+        os.chmod(name, mode)
+        os.replace(name, file)
+    except OSError as error:
+        raise CommandError(f"cannot write {file}: {error.strerror or error}", EX_CANNOT_WRITE) from None

@@ -1,0 +1,123 @@
+"""The keys file of a running service: read at the start, and again when it changes."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+
+from penstock.keys import ApiKey, Keys, KeysError, digest, key_id_of, parse
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 16 * 1024 * 1024
+"""Of a keys file: some 100,000 keys. A wrong path must not fill the memory."""
+
+NO_DIGEST = bytes(32)
+"""Compared with where there is no key of that name, so that the time tells nobody which names there are."""
+
+
+class Reason(StrEnum):
+    """Why a call was refused; a label of the metric."""
+
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+    REVOKED = "revoked"
+    EXPIRED = "expired"
+    ROLE = "role"
+    TENANT = "tenant"
+    CHANNEL = "channel"
+
+
+class NotAllowedError(Exception):
+    """A call may not be made."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        """Refuse for `reason`, and tell the caller `text`, which never quotes what it sent."""
+        super().__init__(text)
+        self.reason = reason
+
+
+class Keyring:
+    """What the file said when it was last good."""
+
+    def __init__(self, path: Path, now_ns: Callable[[], int], count_error: Callable[[], None]) -> None:
+        """Read the file at `path`; raises KeysError. `count_error` is called when it cannot be read again later."""
+        self._path = path
+        self._now_ns = now_ns
+        self._count_error = count_error
+        self._stamp: tuple[int, int, int] | None = self._stamped()
+        self._trouble = ""
+        """What was wrong with the file when it was last looked at, said once."""
+        self.keys: Keys = self._read()
+
+    def refresh(self) -> bool:
+        """Read the file again if it has changed; return whether it says something else now.
+
+        One that is damaged or gone is counted, and what was good stays in force: a slip of the editor must neither lock
+        everybody out nor let anybody in.
+        """
+        try:
+            stamp = self._stamped()
+            if stamp == self._stamp:
+                return False
+            self._stamp = stamp
+            keys = self._read()
+            self._trouble = ""
+        except KeysError as error:
+            if self._trouble != str(error):
+                self._trouble = str(error)
+                self._count_error()
+                log.error("the keys stay as they were: %s", error)
+            return False
+        changed = keys != self.keys
+        self.keys = keys
+        if changed:
+            log.info("%s: %d keys of %d tenants are in force", self._path, len(keys.keys), len(keys.tenants))
+        return changed
+
+    def authenticate(self, authorization: str) -> ApiKey:
+        """Return the key in an Authorization header; raises NotAllowedError."""
+        scheme, _, given = authorization.partition(" ")
+        given = given.strip()
+        if scheme.lower() != "bearer" or not given:
+            raise NotAllowedError(Reason.MISSING, "an API key is needed: authorization: Bearer KEY")
+        key = self.keys.keys.get(key_id_of(given))
+        same = hmac.compare_digest(digest(given), NO_DIGEST if key is None else key.sha256)
+        if key is None or not same:
+            raise NotAllowedError(Reason.UNKNOWN, "the API key is not known here")
+        if key.revoked:
+            raise NotAllowedError(Reason.REVOKED, "the API key has been revoked")
+        if key.expired(self._now_ns()):
+            raise NotAllowedError(Reason.EXPIRED, "the API key has expired")
+        return key
+
+    def holds(self, key: ApiKey) -> bool:
+        """Whether a key that was good still is, with the same rights."""
+        return self.keys.keys.get(key.key_id) == key and not key.expired(self._now_ns())
+
+    def _stamped(self) -> tuple[int, int, int]:
+        try:
+            found = os.stat(self._path)
+        except OSError as error:
+            raise KeysError(f"keys file {self._path}: {error.strerror}") from None
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+    def _read(self) -> Keys:
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(MAX_FILE_BYTES + 1)
+            if len(text) > MAX_FILE_BYTES:
+                raise KeysError(f"keys file {self._path}: is larger than {MAX_FILE_BYTES} bytes")
+            return parse(text.decode())
+        except OSError as error:
+            raise KeysError(f"keys file {self._path}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise KeysError(f"keys file {self._path}: is not UTF-8 at byte {error.start}") from None
+        except KeysError as error:
+            if str(error).startswith("keys file "):
+                raise
+            raise KeysError(f"keys file {self._path}: {error}") from None

@@ -1,0 +1,76 @@
+"""How much of each tenant waits, and how much may.
+
+Counted where a request enters and leaves its line, so a restart, which lets every waiting request enter its line,
+counts anew without reading anything else. What goes back to its line was let in before and is not refused again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.queue.core.entry import Failure, RequestMeta
+
+OVER_QUOTA = "insufficient_quota"
+"""Code of a request that its tenant's quota does not let in, as OpenAI's API calls it."""
+
+
+class Quota(NamedTuple):
+    """Most that may wait of a tenant; None: as much as there is room for."""
+
+    requests: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(slots=True)
+class Held:
+    """What waits of one tenant."""
+
+    requests: int = 0
+    bytes: int = 0
+
+
+class Waiting:
+    """Counts by tenant; one of whom nothing waits is not in it."""
+
+    def __init__(self) -> None:
+        """Nothing waits."""
+        self.by_tenant: dict[str, Held] = {}
+
+    def enter(self, meta: RequestMeta) -> None:
+        """Count a request that begins to wait."""
+        held = self.by_tenant.get(meta.tenant)
+        if held is None:
+            held = self.by_tenant[meta.tenant] = Held()
+        held.requests += 1
+        held.bytes += meta.payload_bytes
+
+    def leave(self, meta: RequestMeta) -> None:
+        """Count a request out."""
+        held = self.by_tenant[meta.tenant]
+        held.requests -= 1
+        held.bytes -= meta.payload_bytes
+        if not held.requests:
+            del self.by_tenant[meta.tenant]
+
+    def refusal(self, metas: Iterable[RequestMeta], quotas: Mapping[str, Quota]) -> Failure | None:
+        """Return why these requests may not begin to wait together, or None if they may."""
+        wanted = Waiting()
+        for meta in metas:
+            wanted.enter(meta)
+        for tenant, more in wanted.by_tenant.items():
+            quota = quotas.get(tenant)
+            if quota is None:
+                continue
+            held = self.by_tenant.get(tenant) or Held()
+            for unit, most, now, added in (
+                ("requests", quota.requests, held.requests, more.requests),
+                ("bytes", quota.bytes, held.bytes, more.bytes),
+            ):
+                if most is not None and now + added > most:
+                    text = (
+                        f"max_waiting_{unit} of tenant {tenant} is {most}; {now} wait already, {added} more were sent"
+                    )
+                    return Failure(OVER_QUOTA, text)
+        return None

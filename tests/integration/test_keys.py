@@ -1,0 +1,471 @@
+"""API keys, roles and tenants between real processes under mutual TLS: who gets what, and who gets nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import http.client
+import json
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import penstock as public
+from penstock.credentials import Credentials
+from penstock.errors import BROKE_WHILE_WRITING
+from penstock.files.v1 import files_pb2, files_pb2_grpc
+from penstock.keys import digest, new_key
+from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
+from penstock.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from penstock.tls import TlsFiles, open_channel
+from tests.integration.conftest import SIMULATED_FLAGS
+from tests.integration.test_tls import LOCAL, issued, variables
+from tests.support.fleet import Fleet
+from tests.support.waiting import wait_for, wait_for_async
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+PROMPT = "the-prompt-nobody-else-may-read"
+PATIENCE_S = 30.0
+
+UNAVAILABLE, UNAUTHENTICATED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED
+DENIED, NOT_FOUND = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@dataclass
+class Keyfile:
+    """The keys file of a fleet, and the keys that are in it."""
+
+    path: Path
+    tables: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    head: str = 'service_certificates = ["service"]\n'
+
+    def put(self, name: str, fields: str) -> str:
+        """Put a key, new or with other fields; return it."""
+        key = self.keys.setdefault(name, new_key(name))
+        self.tables[name] = f'[keys.{name}]\n{fields}\nsha256 = "{digest(key).hex()}"\n'
+        return key
+
+    def write(self) -> None:
+        """Put the file into place."""
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(self.head + "\n".join(self.tables.values()))
+        fresh.replace(self.path)
+
+
+@dataclass
+class Keyed:
+    """A fleet with keys."""
+
+    fleet: Fleet
+    keyfile: Keyfile
+    certs: Path
+
+    @property
+    def files(self) -> TlsFiles:
+        return TlsFiles(*(str(self.certs / name) for name in ("ca.pem", "client.pem", "client-key.pem")))
+
+    def key(self, name: str) -> str:
+        return self.keyfile.keys.get(name, name)
+
+    def client(self, name: str, files: TlsFiles | None = None) -> public.Client:
+        """Return a client with the key of this name, or with the name as its key."""
+        return public.Client(
+            self.fleet.queue.address,
+            self.fleet.scheduler.address,
+            retry_for_s=0.2,
+            tls=self.files if files is None else files,
+            api_key=self.key(name),
+        )
+
+    async def status(self, name: str, call: Callable[[Any], Awaitable[Any]], files: TlsFiles | None = None) -> Any:
+        """Return the status that a call of this key ends with, None if it is answered."""
+        credentials = Credentials(self.key(name)) if name else None
+        tls = self.files if files is None else files
+        async with open_channel(self.fleet.queue.address, [], tls, credentials) as channel:
+            while True:
+                try:
+                    await call(channel)
+                except grpc.aio.AioRpcError as error:
+                    if error.details() == BROKE_WHILE_WRITING:
+                        continue  # grpc.aio has lost the status of a stream that was still being written
+                    return error.code()
+                return None
+
+    def http(self, name: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+        """Return status, JSON body and headers of a request to the gateway with a key."""
+        context = ssl.create_default_context(cafile=self.files.ca)
+        context.load_cert_chain(self.files.cert, self.files.key)
+        connection = http.client.HTTPSConnection(self.fleet.services["gateway"].address, context=context, timeout=60)
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        if name:
+            fields.setdefault("authorization", f"Bearer {self.key(name)}")
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        if data is not None:
+            fields.setdefault("content-type", "application/json")
+        try:
+            connection.request(method, path, data, fields)
+            response = connection.getresponse()
+            content = response.read()
+        finally:
+            connection.close()
+        with contextlib.suppress(ValueError):
+            return response.status, json.loads(content), response.headers
+        return response.status, content, response.headers
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    """Queue, scheduler, worker and gateway with mutual TLS, keys of two tenants, and a service that has a key only."""
+    certs, directory = tmp_path_factory.mktemp("certs"), tmp_path_factory.mktemp("keyed")
+    keyfile = Keyfile(directory / "keys.toml")
+    keyfile.head += "\n[tenants.small]\nmax_waiting_requests = 2\nmax_waiting_bytes = 1000\n\n"
+    keyfile.put("acme", 'role = "client"\ntenant = "acme"')
+    keyfile.put("acme-batch", 'role = "client"\ntenant = "acme"\nchannels = ["batch"]')
+    keyfile.put("beta", 'role = "client"\ntenant = "beta"')
+    keyfile.put("small", 'role = "client"\ntenant = "small"')
+    keyfile.put("ops", 'role = "operator"')
+    keyfile.put("worker", 'role = "service"')
+    keyfile.put("gone", 'role = "client"\ntenant = "acme"\nrevoked = true')
+    keyfile.put("old", 'role = "client"\ntenant = "acme"\nexpires = 2020-01-01T00:00:00Z')
+    keyfile.write()
+    issued(certs, "client")
+    environment = {**variables(issued(certs, "service", hosts=LOCAL)), "PENSTOCK_KEYS": str(keyfile.path)}
+    fleet = Fleet(directory, environment, queue_flags=["--log-level", "debug"])
+    try:
+        fleet.start_core()
+        addresses = ["--queue-address", fleet.queue.address, "--scheduler-address", fleet.scheduler.address]
+        # One service proves what it is with the certificate that the file names, the other with a key.
+        client = TlsFiles(*(str(certs / name) for name in ("ca.pem", "client.pem", "client-key.pem")))
+        fleet.environment = {**variables(client), "PENSTOCK_KEY": keyfile.keys["worker"]}
+        fleet.add_worker("w1", SIMULATED_FLAGS)
+        fleet.environment = environment
+        fleet.add("gateway", [*addresses, "--log-level", "debug"]).start()
+        yield Keyed(fleet, keyfile, certs)
+    finally:
+        fleet.close()
+
+
+def submit(**fields: Any) -> Callable[[Any], Awaitable[Any]]:
+    request = queue_pb2.SubmitUnaryRequest(requests=[{"text": PROMPT, "sampling": {"max_tokens": 4}, **fields}])
+    return lambda channel: queue_pb2_grpc.QueueServiceStub(channel).SubmitUnary(request)
+
+
+def call(method: str, request: Any) -> Callable[[Any], Awaitable[Any]]:
+    """Return a call of a method of either service of the queue."""
+
+    async def made(channel: Any) -> Any:
+        for stub in (queue_pb2_grpc.QueueServiceStub(channel), files_pb2_grpc.FilesServiceStub(channel)):
+            if hasattr(stub, method):
+                answer = getattr(stub, method)(request)
+                return [item async for item in answer] if hasattr(answer, "__aiter__") else await answer
+        raise AssertionError(method)
+
+    return made
+
+
+def stream(method: str, opening: Any) -> Callable[[Any], Awaitable[Any]]:
+    """Return the opening of a service's stream."""
+
+    async def made(channel: Any) -> None:
+        answer = getattr(queue_pb2_grpc.QueueServiceStub(channel), method)()
+        await answer.write(opening)
+        assert await answer.read() is not grpc.aio.EOF
+        answer.cancel()
+
+    return made
+
+
+STATS = call("Stats", queue_pb2.StatsRequest())
+LIST_DEAD = call("ListDead", queue_pb2.ListDeadRequest())
+REQUEUE = call("RequeueDead", queue_pb2.RequeueDeadRequest(all=True))
+BACKUP = call("Backup", queue_pb2.BackupRequest(name="x"))
+WORK = stream("Work", queue_pb2.WorkRequest(messages=[{"open": queue_pb2.WorkOpen(worker_id="evil", instance_id="1")}]))
+BACKLOG = stream("Backlog", queue_pb2.BacklogRequest(messages=[{"open": queue_pb2.BacklogOpen(name="evil")}]))
+RECORDS = call("ListRecords", files_pb2.ListRecordsRequest(kind="batch"))
+PUT = call("PutRecords", files_pb2.PutRecordsRequest(puts=[{"record": {"kind": "batch", "record_id": "b"}}]))
+
+TABLE = [
+    ("no key", "", submit(), UNAUTHENTICATED),
+    ("no key, counts", "", STATS, UNAUTHENTICATED),
+    ("no key, a worker's stream", "", WORK, UNAUTHENTICATED),
+    ("a wrong key", "penstock.acme.wrong", submit(), UNAUTHENTICATED),
+    ("a key of nobody", "penstock.nobody.wrong", submit(), UNAUTHENTICATED),
+    ("no key at all", "nonsense", submit(), UNAUTHENTICATED),
+    ("a revoked key", "gone", submit(), UNAUTHENTICATED),
+    ("an expired key", "old", submit(), UNAUTHENTICATED),
+    ("a good key", "acme", submit(), None),
+    ("no right for the channel", "acme-batch", submit(channel="interactive"), DENIED),
+    ("the right for the channel", "acme-batch", submit(channel="batch"), None),
+    ("another tenant named", "acme", submit(tenant="beta"), grpc.StatusCode.INVALID_ARGUMENT),
+    ("a client, dead letters", "acme", LIST_DEAD, DENIED),
+    ("a client, requeue", "acme", REQUEUE, DENIED),
+    ("a client, backup", "acme", BACKUP, DENIED),
+    ("a client, a worker's stream", "acme", WORK, DENIED),
+    ("a client, the scheduler's stream", "acme", BACKLOG, DENIED),
+    ("a client, batch records", "acme", RECORDS, DENIED),
+    ("a client, a batch record of its own", "acme", PUT, DENIED),
+    ("an operator, a worker's stream", "ops", WORK, DENIED),
+    ("an operator, dead letters", "ops", LIST_DEAD, None),
+    ("an operator, requeue", "ops", REQUEUE, None),
+    ("a service for no tenant", "worker", submit(), DENIED),
+    ("a service, requeue", "worker", REQUEUE, DENIED),
+    ("a service, records", "worker", RECORDS, None),
+]
+
+
+@pytest.mark.parametrize(("name", "made", "wanted"), [case[1:] for case in TABLE], ids=[case[0] for case in TABLE])
+async def test_who_may_do_what(keyed: Keyed, name: str, made: Any, wanted: Any) -> None:
+    assert await keyed.status(name, made) is wanted
+
+
+@pytest.mark.parametrize("who", ["plain text", "no certificate", "another CA's", "expired"])
+async def test_a_good_key_does_not_replace_a_certificate(keyed: Keyed, tmp_path: Path, who: str) -> None:
+    """The handshake fails, which gRPC tells as UNAVAILABLE."""
+    other = issued(tmp_path, "client")
+    files = {
+        "plain text": TlsFiles(),
+        "no certificate": TlsFiles(keyed.files.ca),
+        "another CA's": TlsFiles(keyed.files.ca, other.cert, other.key),
+        "expired": issued(keyed.certs, "expired", days=0),
+    }[who]
+    assert await keyed.status("acme", submit(), files) is UNAVAILABLE
+
+
+async def test_a_certificate_of_a_service_is_a_service_unless_the_call_is_somebody_elses(keyed: Keyed) -> None:
+    service = TlsFiles(keyed.files.ca, str(keyed.certs / "service.pem"), str(keyed.certs / "service-key.pem"))
+    assert await keyed.status("", RECORDS, service) is None
+    assert await keyed.status("", REQUEUE, service) is DENIED
+    assert await keyed.status("acme", RECORDS, service) is DENIED
+    assert await keyed.status("nonsense", RECORDS, service) is UNAUTHENTICATED
+
+
+async def test_the_scheduler_asks_for_keys_too(keyed: Keyed) -> None:
+    async def status(name: str, method: str, request: Any) -> Any:
+        credentials = Credentials(keyed.key(name)) if name else None
+        async with open_channel(keyed.fleet.scheduler.address, [], keyed.files, credentials) as channel:
+            try:
+                await getattr(scheduler_pb2_grpc.SchedulerServiceStub(channel), method)(request)
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return None
+
+    assert await status("", "Status", scheduler_pb2.StatusRequest()) is UNAUTHENTICATED
+    assert await status("acme", "Status", scheduler_pb2.StatusRequest()) is DENIED
+    assert await status("ops", "Status", scheduler_pb2.StatusRequest()) is None
+    assert await status("worker", "DrainWorker", scheduler_pb2.DrainWorkerRequest(worker_id="w1")) is DENIED
+    assert await status("ops", "DrainWorker", scheduler_pb2.DrainWorkerRequest(worker_id="none")) is NOT_FOUND
+
+
+async def test_a_tenant_finds_nothing_of_another(keyed: Keyed) -> None:
+    async with keyed.client("acme") as acme, keyed.client("beta") as beta, keyed.client("ops") as ops:
+        mine = {"prompt": PROMPT, "max_tokens": 4, "batch": "b", "idempotency_key": "k"}
+        name = await acme.submit(**mine)  # type: ignore[arg-type]
+        result = await acme.result(name)
+        assert result.outcome is public.Outcome.COMPLETED
+        await ops.drain_worker("w1")
+        waiting = await acme.submit(prompt=PROMPT, max_tokens=4, batch="b")
+        for request_id in (name, waiting):
+            with pytest.raises(public.NotFound):
+                await beta.get(request_id)
+            with pytest.raises(public.NotFound):
+                await beta.result(request_id)
+            assert (await beta.cancel(request_id)).not_cancelled == (request_id,)
+            assert await beta.delete(request_id) == 0
+        with pytest.raises(public.NotFound):
+            await beta.get(idempotency_key="k")
+        with pytest.raises(public.NotFound):
+            await beta.get(idempotency_key="k", tenant="acme")
+        assert [found async for found in beta.watch(batch="b")] == [], "a batch of the same name is another one"
+        assert (await beta.cancel(batch="b")).cancelled == 0
+        assert await beta.delete(batch="b") == 0
+        assert (await acme.cancel(waiting)).cancelled == 1
+        await ops.undrain_worker("w1")
+        other = await beta.submit(**mine)  # type: ignore[arg-type]
+        assert other != name, "the idempotency key is the tenant's own"
+        assert (await beta.result(other)).request_id == other
+        assert (await acme.get(name)).request_id == name
+        assert (await ops.get(name)).request_id == name
+        stats = await beta.stats()
+        assert {channel.channel for channel in stats.channels} == {"interactive", "batch"}
+        assert not any(channel.accepted or channel.ready or channel.leased for channel in stats.channels)
+        assert [found.request_id async for found in acme.watch(batch="b")] == [name, waiting]
+
+
+def lines(count: int) -> bytes:
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4}
+    asked = ({"custom_id": f"c{n}", "method": "POST", "url": "/v1/completions", "body": body} for n in range(count))
+    return "".join(json.dumps(line) + "\n" for line in asked).encode()
+
+
+def upload(keyed: Keyed, name: str, content: bytes) -> tuple[int, Any, Any]:
+    parts = [b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n']
+    parts += [b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n', content, b"\r\n--x--\r\n"]
+    kind = "multipart/form-data; boundary=x"
+    return keyed.http(name, "POST", "/v1/files", b"".join(parts), content_type=kind)
+
+
+COMPLETION = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4}
+
+
+def test_over_http_it_is_the_same(keyed: Keyed) -> None:
+    for name, status, code in (
+        ("", 401, "invalid_api_key"),
+        ("nonsense", 401, "invalid_api_key"),
+        ("gone", 401, "invalid_api_key"),
+        ("old", 401, "invalid_api_key"),
+        ("worker", 403, "permission_denied"),
+        ("acme-batch", 403, "permission_denied"),
+    ):
+        for path, body in (("/v1/completions", COMPLETION), ("/v1/models", None)):
+            if name == "acme-batch" and body is None:
+                continue
+            found, answer, _ = keyed.http(name, "GET" if body is None else "POST", path, body)
+            assert (found, answer["error"]["code"]) == (status, code), (name, path)
+    status, _, _ = keyed.http("acme-batch", "POST", "/v1/completions", COMPLETION, x_penstock_channel="batch")
+    assert status == 200
+    status, answer, headers = keyed.http("acme", "POST", "/v1/completions", COMPLETION)
+    assert status == 200, answer
+    path = f"/v1/requests/{headers['x-request-id']}"
+    assert keyed.http("acme", "GET", path)[1]["status"] == "completed"
+    for method in ("GET", "DELETE"):
+        assert keyed.http("beta", method, path)[0] == 404
+        assert keyed.http("", method, path)[0] == 401
+    assert keyed.http("", "GET", "/health")[0] == 200
+    assert keyed.http("", "GET", "/metrics")[0] == 200
+
+
+def test_files_and_batches_are_their_tenants(keyed: Keyed) -> None:
+    assert upload(keyed, "", lines(1))[0] == 401
+    status, file, _ = upload(keyed, "acme", lines(3))
+    assert status == 200, file
+    asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    assert keyed.http("", "POST", "/v1/batches", asked)[0] == 401
+    assert keyed.http("beta", "POST", "/v1/batches", asked)[0] == 400, "there is no such file for it"
+    wrong = keyed.http("acme-batch", "POST", "/v1/batches", asked, x_penstock_channel="interactive")
+    assert (wrong[0], wrong[1]["error"]["code"]) == (403, "permission_denied")
+    status, batch, _ = keyed.http("acme", "POST", "/v1/batches", asked)
+    assert status == 200, batch
+    path = f"/v1/batches/{batch['id']}"
+    wait_for(lambda: keyed.http("acme", "GET", path)[1]["status"] == "completed", "the batch to end", PATIENCE_S)
+    done = keyed.http("acme", "GET", path)[1]
+    assert done["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+    output = f"/v1/files/{done['output_file_id']}"
+    content = keyed.http("acme", "GET", f"{output}/content")[1]
+    assert len(content.splitlines()) == 3
+    assert keyed.http("ops", "GET", f"{output}/content?order=input")[1].count(b"\n") == 3
+    mine = f"/v1/files/{file['id']}"
+    for method, of_acme in (
+        ("GET", path), ("POST", f"{path}/cancel"), ("GET", mine), ("GET", f"{mine}/content"), ("GET", output),
+        ("GET", f"{output}/content"), ("DELETE", output), ("DELETE", mine),
+    ):  # fmt: skip
+        assert keyed.http("beta", method, of_acme)[0] == 404, of_acme
+        assert keyed.http("", method, of_acme)[0] == 401, of_acme
+    for listed in ("/v1/files", "/v1/batches"):
+        assert keyed.http("beta", "GET", listed)[1]["data"] == []
+        assert len(keyed.http("acme", "GET", listed)[1]["data"]) > 0
+    assert keyed.http("acme", "DELETE", output)[1]["deleted"]
+    assert keyed.http("acme", "DELETE", mine)[1]["deleted"]
+
+
+def test_the_console_is_an_operators(keyed: Keyed) -> None:
+    def basic(name: str) -> str:
+        return "Basic " + base64.b64encode(f"me:{keyed.key(name)}".encode()).decode()
+
+    status, _, headers = keyed.http("", "GET", "/")
+    assert (status, headers["www-authenticate"].split()[0]) == (401, "Basic")
+    assert keyed.http("", "GET", "/console/state", authorization=basic("acme"))[0] == 403
+    assert keyed.http("", "GET", "/", authorization=basic("ops"))[0] == 200
+    state = keyed.http("", "GET", "/console/state", authorization=basic("ops"))[1]
+    assert [worker["name"] for worker in state["workers"]] == ["w1"]
+    assert state["channels"]
+    assert keyed.http("ops", "GET", "/console/state")[0] == 200
+    gateway = keyed.fleet.services["gateway"].address
+    assert keyed.http("", "POST", "/console/drain", {"worker": "w1"}, origin=f"https://{gateway}")[0] == 401
+    assert keyed.http("", "GET", "/v1/models", authorization=basic("ops"))[0] == 401, "browsers send it unasked"
+
+
+async def test_a_quota_is_told_by_name_and_touches_nobody_else(keyed: Keyed) -> None:
+    async with keyed.client("small") as small, keyed.client("ops") as ops:
+        await ops.drain_worker("w1")
+        try:
+            names = [await small.submit(prompt="a", max_tokens=4) for _ in range(2)]
+            with pytest.raises(public.QuotaExceeded, match="max_waiting_requests of tenant small is 2; 2 wait"):
+                await small.submit(prompt="a", max_tokens=4)
+            acks = [ack async for ack in small.submit_many([{"prompt": "a"}])]
+            assert [ack.error.code for ack in acks if ack.error] == ["insufficient_quota"]
+            status, answer, _ = await asyncio.to_thread(keyed.http, "small", "POST", "/v1/completions", COMPLETION)
+            assert (status, answer["error"]["code"]) == (429, "insufficient_quota")
+            await small.cancel(names[0])
+            with pytest.raises(public.QuotaExceeded, match="max_waiting_bytes of tenant small is 1000"):
+                await small.submit(prompt="a" * 1000, max_tokens=4)
+            assert await keyed.status("acme", submit()) is None
+        finally:
+            await ops.undrain_worker("w1")
+        assert (await small.result(names[1])).outcome is public.Outcome.COMPLETED
+
+
+async def test_a_revoked_key_ends_its_open_calls_without_a_restart(keyed: Keyed) -> None:
+    keyed.keyfile.put("leaver", 'role = "client"\ntenant = "acme"')
+    keyed.keyfile.write()
+    await wait_for_async(lambda: _good(keyed, "leaver"), "the new key to be known", PATIENCE_S)
+    credentials = Credentials(keyed.key("leaver"))
+    async with open_channel(keyed.fleet.queue.address, [], keyed.files, credentials) as channel:
+        watch = queue_pb2_grpc.QueueServiceStub(channel).Watch(queue_pb2.WatchRequest(batch="x", follow=True))
+        assert await watch.read() is not grpc.aio.EOF
+        keyed.keyfile.put("leaver", 'role = "client"\ntenant = "acme"\nrevoked = true')
+        keyed.keyfile.write()
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await watch.read()
+        assert ended.value.code() is UNAUTHENTICATED
+    assert await keyed.status("leaver", submit()) is UNAUTHENTICATED
+    assert await keyed.status("acme", submit()) is None
+
+
+async def _good(keyed: Keyed, name: str) -> bool:
+    return await keyed.status(name, STATS) is None
+
+
+async def test_a_damaged_file_changes_nothing(keyed: Keyed) -> None:
+    good = keyed.keyfile.path.read_text()
+    keyed.keyfile.path.write_text(good + "\n[keys.")
+    try:
+        await wait_for_async(
+            lambda: asyncio.to_thread(lambda: "the keys stay as they were" in keyed.fleet.queue.log()),
+            "the queue to tell", PATIENCE_S,
+        )  # fmt: skip
+        assert await keyed.status("acme", submit()) is None
+        assert await keyed.status("gone", submit()) is UNAUTHENTICATED
+    finally:
+        keyed.keyfile.write()
+
+
+def test_what_must_not_be_written_is_not(keyed: Keyed) -> None:
+    """Last in the file: everything before it has been logged by now, at the finest level."""
+    for service in keyed.fleet.services.values():
+        log = service.log()
+        assert "Traceback" not in log, log[-3000:]
+        assert PROMPT not in log
+        for key in keyed.keyfile.keys.values():
+            assert key.rpartition(".")[2] not in log
+
+
+def test_a_wrong_file_is_refused_at_start(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[keys.a]\nrole = "boss"\n')
+    fleet = Fleet(tmp_path, {"PENSTOCK_KEYS": str(path)})
+    try:
+        queue = fleet.add("queue", ["--data-dir", str(tmp_path / "data")])
+        queue.start(wait=False)
+        assert queue.wait_exit() == 78
+        assert f"{path}: keys.a.role: must be one of client, operator, service" in queue.log()
+    finally:
+        fleet.close()
