@@ -196,6 +196,11 @@ class ChannelledSettings(ServiceSettings):
         " none means that everyone who reaches the port may do all.",
     )
 
+    @field_validator("keys", mode="before")
+    @classmethod
+    def _empty_means_no_file(cls, value: object) -> object:
+        return value or None
+
     channels: dict[str, ChannelSettings] = Field(
         default_factory=default_channels,
         validation_alias="PENSTOCK_CHANNELS",

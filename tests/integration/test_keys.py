@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-import http.client
 import json
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +14,15 @@ import pytest
 
 import penstock as public
 from penstock.credentials import Credentials
-from penstock.errors import BROKE_WHILE_WRITING
 from penstock.files.v1 import files_pb2, files_pb2_grpc
-from penstock.keys import digest, new_key
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
+from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from penstock.tls import TlsFiles, open_channel
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.integration.test_tls import LOCAL, issued, variables
 from tests.support.fleet import Fleet
+from tests.support.keyed import Keyed, Keyfile
 from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -37,89 +33,6 @@ PATIENCE_S = 30.0
 UNAVAILABLE, UNAUTHENTICATED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED
 DENIED, NOT_FOUND = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-@dataclass
-class Keyfile:
-    """The keys file of a fleet, and the keys that are in it."""
-
-    path: Path
-    tables: dict[str, str] = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
-    head: str = 'service_certificates = ["service"]\n'
-
-    def put(self, name: str, fields: str) -> str:
-        """Put a key, new or with other fields; return it."""
-        key = self.keys.setdefault(name, new_key(name))
-        self.tables[name] = f'[keys.{name}]\n{fields}\nsha256 = "{digest(key).hex()}"\n'
-        return key
-
-    def write(self) -> None:
-        """Put the file into place."""
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text(self.head + "\n".join(self.tables.values()))
-        fresh.replace(self.path)
-
-
-@dataclass
-class Keyed:
-    """A fleet with keys."""
-
-    fleet: Fleet
-    keyfile: Keyfile
-    certs: Path
-
-    @property
-    def files(self) -> TlsFiles:
-        return TlsFiles(*(str(self.certs / name) for name in ("ca.pem", "client.pem", "client-key.pem")))
-
-    def key(self, name: str) -> str:
-        return self.keyfile.keys.get(name, name)
-
-    def client(self, name: str, files: TlsFiles | None = None) -> public.Client:
-        """Return a client with the key of this name, or with the name as its key."""
-        return public.Client(
-            self.fleet.queue.address,
-            self.fleet.scheduler.address,
-            retry_for_s=0.2,
-            tls=self.files if files is None else files,
-            api_key=self.key(name),
-        )
-
-    async def status(self, name: str, call: Callable[[Any], Awaitable[Any]], files: TlsFiles | None = None) -> Any:
-        """Return the status that a call of this key ends with, None if it is answered."""
-        credentials = Credentials(self.key(name)) if name else None
-        tls = self.files if files is None else files
-        async with open_channel(self.fleet.queue.address, [], tls, credentials) as channel:
-            while True:
-                try:
-                    await call(channel)
-                except grpc.aio.AioRpcError as error:
-                    if error.details() == BROKE_WHILE_WRITING:
-                        continue  # grpc.aio has lost the status of a stream that was still being written
-                    return error.code()
-                return None
-
-    def http(self, name: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
-        """Return status, JSON body and headers of a request to the gateway with a key."""
-        context = ssl.create_default_context(cafile=self.files.ca)
-        context.load_cert_chain(self.files.cert, self.files.key)
-        connection = http.client.HTTPSConnection(self.fleet.services["gateway"].address, context=context, timeout=60)
-        fields = {name.replace("_", "-"): value for name, value in headers.items()}
-        if name:
-            fields.setdefault("authorization", f"Bearer {self.key(name)}")
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        if data is not None:
-            fields.setdefault("content-type", "application/json")
-        try:
-            connection.request(method, path, data, fields)
-            response = connection.getresponse()
-            content = response.read()
-        finally:
-            connection.close()
-        with contextlib.suppress(ValueError):
-            return response.status, json.loads(content), response.headers
-        return response.status, content, response.headers
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +68,9 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
 
 
 def submit(**fields: Any) -> Callable[[Any], Awaitable[Any]]:
-    request = queue_pb2.SubmitUnaryRequest(requests=[{"text": PROMPT, "sampling": {"max_tokens": 4}, **fields}])
+    request = queue_pb2.SubmitUnaryRequest(
+        requests=[request_pb2.Request(text=PROMPT, sampling=request_pb2.SamplingParams(max_tokens=4), **fields)]
+    )
     return lambda channel: queue_pb2_grpc.QueueServiceStub(channel).SubmitUnary(request)
 
 
@@ -188,10 +103,13 @@ STATS = call("Stats", queue_pb2.StatsRequest())
 LIST_DEAD = call("ListDead", queue_pb2.ListDeadRequest())
 REQUEUE = call("RequeueDead", queue_pb2.RequeueDeadRequest(all=True))
 BACKUP = call("Backup", queue_pb2.BackupRequest(name="x"))
-WORK = stream("Work", queue_pb2.WorkRequest(messages=[{"open": queue_pb2.WorkOpen(worker_id="evil", instance_id="1")}]))
-BACKLOG = stream("Backlog", queue_pb2.BacklogRequest(messages=[{"open": queue_pb2.BacklogOpen(name="evil")}]))
+EVIL = queue_pb2.WorkOpen(worker_id="evil", instance_id="1")
+WORK = stream("Work", queue_pb2.WorkRequest(messages=[queue_pb2.WorkerToQueue(open=EVIL)]))
+OPEN = queue_pb2.SchedulerToQueue(open=queue_pb2.BacklogOpen(name="evil"))
+BACKLOG = stream("Backlog", queue_pb2.BacklogRequest(messages=[OPEN]))
 RECORDS = call("ListRecords", files_pb2.ListRecordsRequest(kind="batch"))
-PUT = call("PutRecords", files_pb2.PutRecordsRequest(puts=[{"record": {"kind": "batch", "record_id": "b"}}]))
+RECORD = files_pb2.Record(kind="batch", record_id="b")
+PUT = call("PutRecords", files_pb2.PutRecordsRequest(puts=[files_pb2.PutRecord(record=RECORD)]))
 
 TABLE = [
     ("no key", "", submit(), UNAUTHENTICATED),
@@ -265,6 +183,21 @@ async def test_the_scheduler_asks_for_keys_too(keyed: Keyed) -> None:
     assert await status("ops", "DrainWorker", scheduler_pb2.DrainWorkerRequest(worker_id="none")) is NOT_FOUND
 
 
+async def followed(keyed: Keyed, name: str, request_id: str) -> list[str]:
+    """Follow a request with a key; return the names that are unknown to it."""
+    credentials = Credentials(keyed.key(name))
+    follow = [queue_pb2.FollowedRequest(request_id=request_id, tokens=True)]
+    async with open_channel(keyed.fleet.queue.address, [], keyed.files, credentials) as channel:
+        told = queue_pb2_grpc.QueueServiceStub(channel).Follow()
+        await told.write(queue_pb2.FollowRequest(follow=follow))
+        await told.done_writing()
+        answers = [answer async for answer in told]
+    events = [event for answer in answers for event in answer.events]
+    unknown = [name for answer in answers for name in answer.unknown]
+    assert bool(events) is not bool(unknown)
+    return unknown
+
+
 async def test_a_tenant_finds_nothing_of_another(keyed: Keyed) -> None:
     async with keyed.client("acme") as acme, keyed.client("beta") as beta, keyed.client("ops") as ops:
         mine = {"prompt": PROMPT, "max_tokens": 4, "batch": "b", "idempotency_key": "k"}
@@ -280,6 +213,8 @@ async def test_a_tenant_finds_nothing_of_another(keyed: Keyed) -> None:
                 await beta.result(request_id)
             assert (await beta.cancel(request_id)).not_cancelled == (request_id,)
             assert await beta.delete(request_id) == 0
+            assert await followed(keyed, "beta", request_id) == [request_id]
+        assert await followed(keyed, "acme", name) == []
         with pytest.raises(public.NotFound):
             await beta.get(idempotency_key="k")
         with pytest.raises(public.NotFound):
