@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ ENOUGH_FOR_CELLS = 5000
 
 CHUNK = 8
 """Seeds handed to a core at once: some hundred milliseconds."""
+
+EX_USAGE = 2
 
 TRANSCRIPT_LINES = 400
 """Of a failure's transcript, from its end."""
@@ -114,6 +116,9 @@ def run_seeds(seeds: Iterable[int], count: int, bug: str, jobs: int) -> int:
             explain(played, bug)
             print(f"failed after {number} seeds")
             return 1
+    if bug:
+        print(f"{count} seeds found nothing")
+        return 0
     print(table(cells))
     gaps = missing(cells, count >= ENOUGH_FOR_CELLS) if count >= ENOUGH_FOR_FAULTS else []
     if gaps:
@@ -124,47 +129,92 @@ def run_seeds(seeds: Iterable[int], count: int, bug: str, jobs: int) -> int:
     return 0
 
 
-def find_plant(seeds: Iterable[int], bug: str, jobs: int) -> int:
+def find_plant(seeds: Iterable[int], count: int, bug: str, jobs: int) -> int:
     """Look for a planted bug; it is found if the run fails."""
-    status = run_seeds(seeds, 0, bug, jobs)
+    status = run_seeds(seeds, count, bug, jobs)
     print(f"the planted bug {bug!r} was {'found' if status else 'NOT found'}")
     return 1 - status
 
 
-def numbers(text: str) -> list[int] | None:
-    """Return the numbers of a list such as `3,7`; `none` is the empty list, nothing is None."""
-    if not text:
-        return None
+def at_least(least: int) -> Callable[[str], int]:
+    """Return what reads a number that is not smaller, for an option."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is less than {least}")
+        return number
+
+    read.__name__ = "number"  # as argparse says what it expected
+    return read
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers of a list such as `3,7`, none for `none`; raises ValueError."""
     return [] if text == "none" else [int(number) for number in text.split(",")]
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line asks for; ends with 2 if that is nothing that can be played."""
+    parser = argparse.ArgumentParser("tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=at_least(0), help="replay one seed and print its transcript")
+    parser.add_argument("--faults", type=numbers, help="with --seed: numbers of the faults to keep, or none")
+    parser.add_argument("--requests", type=numbers, help="with --seed: numbers of the requests to keep, or none")
+    parser.add_argument("--seeds", type=at_least(0), help="play this many seeds; 200 if not given")
+    parser.add_argument("--first", type=at_least(0), help="the first of them; drawn if not given")
+    parser.add_argument("--fixed", type=at_least(0), default=0, help="play the seeds 0 to FIXED - 1 besides")
+    parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="put this bug in, and look for it")
+    parser.add_argument("--jobs", type=at_least(1), default=len(os.sched_getaffinity(0)), help="cores to use")
+    options = parser.parse_args()
+    many = options.seeds is not None or options.first is not None or options.fixed
+    if options.seed is not None and many:
+        parser.error("--seed replays one seed; --seeds, --first and --fixed do not go with it")
+    if options.seed is None and (options.faults, options.requests) != (None, None):
+        parser.error("--faults and --requests cut the plan of one seed: they go with --seed")
+    if options.seeds is None:
+        options.seeds = 200
+    if options.seed is None and not options.fixed + options.seeds:
+        parser.error("--seeds 0: nothing would be played, and nothing shown")
+    return options
+
+
+def unknown(plan: Plan, options: argparse.Namespace) -> str:
+    """Return which number to keep the plan of the seed does not have; empty if it has all."""
+    faults, requests = {fault.number for fault in plan.faults}, {wanted.number for wanted in plan.requests}
+    if stray := sorted(set(options.faults or ()) - faults):
+        return f"--faults: seed {plan.options.seed} has no fault {stray[0]}; it has {len(faults)}, from 0"
+    if stray := sorted(set(options.requests or ()) - requests):
+        return f"--requests: seed {plan.options.seed} has no request {stray[0]}; it has {len(requests)}, from 0"
+    return ""
+
+
+def play_one(options: argparse.Namespace) -> int:
+    """Replay one seed, cut as asked for; return the exit status."""
+    plan = Plan.draw(options.seed)
+    if problem := unknown(plan, options):
+        print(f"tests.simulation: {problem}", file=sys.stderr)
+        return EX_USAGE
+    print(plan.options)
+    with plant(options.plant):
+        return int(not replay(plan.cut(options.faults, options.requests)))
 
 
 def main() -> int:
     """Play the seeds asked for; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, help="replay one seed and print its transcript")
-    parser.add_argument("--faults", default="", help="with --seed: numbers of the faults to keep, or none")
-    parser.add_argument("--requests", default="", help="with --seed: numbers of the requests to keep, or none")
-    parser.add_argument("--seeds", type=int, default=200, help="play this many seeds")
-    parser.add_argument("--first", type=int, help="the first of them; drawn if not given")
-    parser.add_argument("--fixed", type=int, default=0, help="play the seeds 0 to FIXED - 1 besides")
-    parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="put this bug in, and look for it")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="cores to use")
-    options = parser.parse_args()
+    options = arguments()
     logging.disable(logging.CRITICAL)  # the committer logs each failure of the store, and there are many
     if options.seed is not None:
-        plan = Plan.draw(options.seed)
-        print(plan.options)
-        with plant(options.plant):
-            return int(not replay(plan.cut(numbers(options.faults), numbers(options.requests))))
+        return play_one(options)
     first = options.first if options.first is not None else random.SystemRandom().randrange(10**9)
+    count = options.fixed + options.seeds
     seeds = itertools.chain(range(options.fixed), range(first, first + options.seeds))
-    fixed = f"0 to {options.fixed - 1} and " if options.fixed else ""
-    print(
-        f"seeds {fixed}{first} to {first + options.seeds - 1} (make sim SEED=... prints a seed's options)", flush=True
-    )
+    fixed = f"0 to {options.fixed - 1}" if options.fixed else ""
+    fresh = f"{first} to {first + options.seeds - 1}" if options.seeds else ""
+    which = " and ".join(part for part in (fixed, fresh) if part)
+    print(f"seeds {which} (make sim SEED=... prints a seed's options)", flush=True)
     if options.plant:
-        return find_plant(seeds, options.plant, options.jobs)
-    return run_seeds(seeds, options.fixed + options.seeds, "", options.jobs)
+        return find_plant(seeds, count, options.plant, options.jobs)
+    return run_seeds(seeds, count, "", options.jobs)
 
 
 if __name__ == "__main__":

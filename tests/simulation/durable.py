@@ -23,6 +23,8 @@ class Durable:
         self.ready: set[int] = set()
         self.leases: dict[int, int] = {}
         """Fencing token by request."""
+        self.given: set[tuple[int, int]] = set()
+        """Request and fencing token of every lease that ever reached the disk."""
         self.dead: dict[int, int] = {}
         """Request by position in the completion log."""
         self.dead_seqs: set[int] = set()
@@ -38,6 +40,8 @@ class Durable:
         self._counters = Counters()
         self._keys: dict[bytes, int] = {}
         self._touched: set[int] = set()
+        self._last: dict[int, Write] = {}
+        """Rows of the last batch, by identity: the same row may be written again, and must reach the disk again."""
         self._erased: set[int] = set()
         """Requests whose result this batch deletes."""
         self._take = {
@@ -53,6 +57,7 @@ class Durable:
 
     def batch(self, writes: Sequence[Write]) -> None:
         """Take one batch; raises BrokenPromiseError if what is on disk after it breaks a promise."""
+        self._last = {id(write): write for write in writes}
         for family, key, value in writes:
             take = self._take.get(family)
             if take is not None:
@@ -111,6 +116,7 @@ class Durable:
             demand(token > self.last_token, f"request {seq}: fencing token {token} is not new")
             self.last_token = token
         self.leases[seq] = token
+        self.given.add((seq, token))
 
     def _take_dead(self, key: bytes, value: bytes | None) -> None:
         position = records.seq_of(key)
@@ -160,6 +166,10 @@ class Durable:
         demand(grown and now.completion_seq >= before.completion_seq, "a counter went back")
 
     # ---- what others ask ----
+
+    def has_synced(self, write: Write) -> bool:
+        """Return whether this very row was in the last batch that became durable."""
+        return id(write) in self._last
 
     def exists(self, request_id: str) -> bool:
         """Return whether the request is on disk, alive or ended, or was deleted by who has read its outcome."""

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 from services.queue.committer import Committer, Released
 from services.queue.core import effects as e
 from services.queue.core.messages import Complete, Message
 from services.queue.core.workers import Workers
-from services.scheduler.core.ledger import Change, Ledger, Verdict
+from services.queue.payloads import read_payloads
+from services.scheduler.core import channel, line
+from services.scheduler.core.backlog import Entry
+from services.scheduler.core.fleet import Worker
+from services.scheduler.core.ledger import Change, Ledger, Reservation, Verdict
+from services.scheduler.core.machine import Machine as SchedulerMachine
 
 
 def _skip_a_refund(stack: ExitStack) -> None:
@@ -51,19 +57,21 @@ def _accept_stale_completions(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Workers, "complete", complete_anyhow))
 
 
-def _ack_before_sync(stack: ExitStack) -> None:
-    """Submits are acknowledged when their write begins, not when it is on disk."""
+def _before_sync(stack: ExitStack, *kinds: type) -> None:
+    """Effects of these kinds leave the queue when their write begins, not when it is on disk."""
 
     async def commit(self: Committer, messages: Sequence[Message]) -> None:
         now_ns = self._clock.now_ns()
         everything = [effect for message in messages for effect in self.machine.step(message, now_ns)]
         sealed = self.machine.seal()
         rows = [effect for effect in everything if isinstance(effect, e.Write | e.PutResult)]
-        acks = [effect for effect in everything if isinstance(effect, e.Submitted)]
-        rest: list[e.Effect] = [effect for effect in everything if not isinstance(effect, e.Write | e.Submitted)]
-        wanted = [effect.seq for effect in rest if isinstance(effect, e.Deliver)]
-        self._release(Released(list(acks), {}, {}))
-        payloads: dict[int, bytes] = {}
+        early = [effect for effect in everything if type(effect) in kinds]
+        rest = [effect for effect in everything if type(effect) not in (*kinds, e.Write)]
+        wanted = [effect.seq for effect in everything if isinstance(effect, e.Deliver)]
+        if early:
+            payloads = await self._off_loop(lambda: read_payloads(self._store, wanted))
+            self._release(Released(early, payloads, {}))
+        payloads = {}
         if rows:
             rows.append(sealed.counters)
             payloads = await self._off_loop(lambda: self._write(rows, wanted))
@@ -72,10 +80,67 @@ def _ack_before_sync(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Committer, "_commit", commit))
 
 
+def _ack_before_sync(stack: ExitStack) -> None:
+    """Submits are acknowledged when their write begins, not when it is on disk."""
+    _before_sync(stack, e.Submitted)
+
+
+def _deliver_before_sync(stack: ExitStack) -> None:
+    """A request is delivered under a lease that is not on disk yet: a crash, and two workers have it."""
+    _before_sync(stack, e.Deliver)
+
+
+def _answer_before_sync(stack: ExitStack) -> None:
+    """Cancel, delete and requeue are answered before they are on disk."""
+    _before_sync(stack, e.Cancelled, e.Deleted, e.Requeued)
+
+
+def _grant_beyond_the_free(stack: ExitStack) -> None:
+    """Under policies that follow the output, which may overcommit, a worker is taken to have 60 blocks too many.
+
+    Only those: under the others the totals of a ledger give it away, and nothing is shown about this check.
+    """
+    book, usable_blocks = Ledger.book, vars(Worker)["usable_blocks"].fget
+    begin = SchedulerMachine.__init__
+    too_many_blocks = 0
+
+    def begin_and_note(self: SchedulerMachine, *arguments: Any, **options: Any) -> None:
+        nonlocal too_many_blocks
+        begin(self, *arguments, **options)
+        too_many_blocks = 60 if self.policy.reserve_output_tokens else 0
+
+    def book_anything(self: Ledger, request_id: str, channel: str, blocks: int, sequences: int = 1) -> bool:
+        if not too_many_blocks or request_id in self._reservations or blocks <= self.free_blocks:
+            return book(self, request_id, channel, blocks, sequences)
+        self._reservations[request_id] = Reservation(channel, blocks, 0, sequences, self._last_seqs.pop(request_id, 0))
+        self.sequences += sequences
+        self._move(self._reservations[request_id], blocks)
+        return True
+
+    stack.enter_context(patch.object(SchedulerMachine, "__init__", begin_and_note))
+    stack.enter_context(patch.object(Ledger, "book", book_anything))
+    more = property(lambda self: usable_blocks(self) + too_many_blocks)
+    stack.enter_context(patch.object(Worker, "usable_blocks", more))
+
+
+def _last_in_first_out(stack: ExitStack) -> None:
+    """A line is ordered by (priority, submit) backwards, wherever it is ordered."""
+
+    def backwards(entry: Entry) -> line.Key:
+        return entry.announced.priority, -entry.announced.position, entry.request_id
+
+    stack.enter_context(patch.object(line, "order", backwards))
+    stack.enter_context(patch.object(channel, "order", backwards))
+
+
 PLANTS: dict[str, Callable[[ExitStack], None]] = {
     "skipped-refund": _skip_a_refund,
     "stale-completion": _accept_stale_completions,
     "ack-before-sync": _ack_before_sync,
+    "deliver-before-sync": _deliver_before_sync,
+    "answer-before-sync": _answer_before_sync,
+    "grant-beyond-free": _grant_beyond_the_free,
+    "last-in-first-out": _last_in_first_out,
 }
 
 

@@ -13,10 +13,13 @@ from services.queue.core.entry import parse_request_id
 from services.queue.core.machine import Machine as QueueMachine
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry, State
-from services.scheduler.core.line import FRONT_REQUESTS, order
+from services.scheduler.core.line import FRONT_REQUESTS
 from services.scheduler.core.machine import Machine as SchedulerMachine
 from tests.simulation.durable import STORE_ID, Durable
 from tests.simulation.world import demand
+
+NO_PROMISES = frozenset({q.TokensWatched, q.EndStream, q.PutResult})
+"""Effects that say nothing of what is on disk."""
 
 
 class QueueReferee:
@@ -27,10 +30,13 @@ class QueueReferee:
         self._durable = durable
         self._book: Book | None = None
         self._tokens: dict[int, int] = {}
+        self._unsynced: list[q.Write] = []
+        """Rows of the steps whose effects have not been released."""
 
     def took_over(self, machine: QueueMachine) -> None:
         """Take a machine that knows the store, or the first part of it."""
         self._book = machine.book
+        self._unsynced.clear()
         self._tokens = dict(self._durable.leases)
 
     def knows_all(self) -> None:
@@ -50,6 +56,8 @@ class QueueReferee:
         for effect in effects:
             if type(effect) is q.AuditFailed:
                 demand(False, f"the queue's audit: {effect.violations}")
+            if type(effect) is q.Write:
+                self._unsynced.append(effect)
             if type(effect) is q.Write and effect.family == records.LEASES and effect.value is None:
                 self._tokens.pop(records.seq_of(effect.key), None)
             elif type(effect) is q.Deliver:
@@ -69,14 +77,22 @@ class QueueReferee:
 
     def released(self, effects: Sequence[Any]) -> None:
         """Hold what is said against what is durable: nothing may be said of what a crash could still undo."""
+        for write in self._unsynced:
+            told = [effect for effect in effects if type(effect) not in NO_PROMISES]
+            demand(
+                not told or self._durable.has_synced(write),
+                f"said before what it follows from is on disk: {told[:1]}, {write}",
+            )
+        self._unsynced.clear()
         for effect in effects:
             kind = type(effect)
             if kind is q.Submitted:
                 for request_id, _ in effect.acks:
                     demand(self._durable.exists(request_id), f"{request_id} is acknowledged and not on disk")
             elif kind is q.Deliver:
-                held = self._durable.leases.get(effect.seq, effect.lease.fencing_token)
-                demand(held >= effect.lease.fencing_token, f"{effect.lease} was delivered and is not on disk")
+                # On disk once, and not still: a lease may be given and taken back in one batch.
+                given = (effect.seq, effect.lease.fencing_token) in self._durable.given
+                demand(given, f"{effect.lease} was delivered and was never on disk")
             elif kind is q.Recorded and effect.accepted:
                 seq = parse_request_id(STORE_ID, effect.lease.request_id)
                 held = self._durable.leases.get(seq, 0)
@@ -90,6 +106,7 @@ class SchedulerReferee:
         """Begin with a scheduler that knows nothing."""
         self._machine = machine
         self._held: dict[int, dict[str, int]] = {}
+        self._capacity_blocks: dict[int, int] = {}
         self._overcommits: set[int] = set()
         """Epochs that may hold more than there is: they said so, or their reservations follow the output."""
 
@@ -97,6 +114,7 @@ class SchedulerReferee:
         """Take one step with its effects."""
         if isinstance(message, m.WorkerOpened):
             self._held[message.epoch] = {holding.request_id: holding.held_blocks for holding in message.inventory}
+            self._capacity_blocks[message.epoch] = message.shape.capacity_blocks
             if sum(self._held[message.epoch].values()) > message.shape.capacity_blocks:
                 self._overcommits.add(message.epoch)
         self._take(effects)
@@ -106,6 +124,9 @@ class SchedulerReferee:
             if isinstance(effect, m.Grant):
                 held = self._held[effect.epoch]
                 demand(effect.request_id not in held, f"{effect.request_id} was booked twice in epoch {effect.epoch}")
+                # Under every policy: what grows with the output has been granted before.
+                free_blocks = self._capacity_blocks[effect.epoch] - sum(held.values())
+                demand(effect.booked_blocks <= free_blocks, f"{effect} books more than the {free_blocks} that are free")
                 held[effect.request_id] = effect.booked_blocks
             elif isinstance(effect, m.Settled):
                 self._held[effect.epoch][effect.request_id] = effect.held_blocks
@@ -146,7 +167,7 @@ class SchedulerReferee:
             if entry.request is not None and (entry.state is State.WAITING or entry.request_id in granted):
                 lines.setdefault(self._line_of(entry), []).append(entry)
         for line in lines.values():
-            line.sort(key=order)
+            line.sort(key=_turn)
         saving = {saved.entry.request_id for w in self._machine.fleet if (saved := self._machine._arbiter.saving_on(w))}
         for grant in grants:
             known = self._machine.backlog.get(grant.request_id)
@@ -178,3 +199,9 @@ class SchedulerReferee:
         if not isinstance(message, m.TokenizerAck | m.CompletionAck | m.EngineReport):
             return False
         return message.stream != message.epoch or self._machine.fleet.get(message.epoch) is None
+
+
+def _turn(entry: Entry) -> tuple[int, int]:
+    """Return what a line is promised to be ordered by: priority, then the number that the queue gave at the submit."""
+    assert entry.announced is not None
+    return entry.announced.priority, parse_request_id(STORE_ID, entry.request_id)

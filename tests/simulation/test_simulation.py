@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.simulation.__main__ import main
 from tests.simulation.coverage import Cells, missing
 from tests.simulation.plan import Plan
 from tests.simulation.planted import PLANTS, plant
@@ -17,7 +18,15 @@ from tests.simulation.run import Simulation
 from tests.simulation.shrink import failure_of, shrink
 
 SEEDS = range(120)
-FOUND_BY = {"skipped-refund": 1, "stale-completion": 4, "ack-before-sync": 0}
+FOUND_BY = {
+    "skipped-refund": 1,
+    "stale-completion": 4,
+    "ack-before-sync": 0,
+    "deliver-before-sync": 0,
+    "answer-before-sync": 0,
+    "grant-beyond-free": 30,
+    "last-in-first-out": 1,
+}
 """The first seed, from 0 on, that finds each planted bug."""
 
 DIGEST = """
@@ -75,3 +84,42 @@ def test_a_failure_is_shrunk_to_what_it_needs() -> None:
     assert not smallest.faults, "it needs no fault"
     assert len(smallest.requests) == 1
     assert smallest.options == plan.options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("--seeds 0", "nothing would be played"),
+        ("--seeds -5", "-5 is less than 0"),
+        ("--fixed -3 --seeds 1", "-3 is less than 0"),
+        ("--seeds 5 --faults 3", "they go with --seed"),
+        ("--seed 17 --faults 99", "seed 17 has no fault 99"),
+        ("--seed 17 --requests 999", "seed 17 has no request 999"),
+        ("--seed 17 --seeds 3", "--seed replays one seed"),
+        ("--seed 17 --faults x", "invalid numbers value: 'x'"),
+        ("--jobs 0", "0 is less than 1"),
+    ],
+)
+def test_options_that_would_show_nothing_are_refused(
+    arguments: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tests.simulation", *arguments.split()])
+    try:
+        status: object = main()
+    except SystemExit as error:
+        status = error.code
+    told = capsys.readouterr()
+    assert (status, told.out) == (2, "")
+    assert text in told.err
+
+
+def test_a_search_that_finds_no_bug_says_nothing_good(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--first", "0", "--seeds", "1", "--jobs", "1", "--plant", "grant-beyond-free"]
+    monkeypatch.setattr(sys, "argv", ["tests.simulation", *arguments])
+    assert main() == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "1 seeds found nothing",
+        "the planted bug 'grant-beyond-free' was NOT found",
+    ]
