@@ -151,6 +151,10 @@ def test_every_write_asks_rocksdb_for_an_fsync(tmp_path: Path, monkeypatch: pyte
             synced.append(options is not None and options.sync)
             database.write(batch, options)
 
+        def latest_sequence_number(self) -> int:
+            number: int = database.latest_sequence_number()
+            return number
+
     database = store._db
     monkeypatch.setattr(store, "_db", Spy())
     store.write([Write(REQUESTS, b"k", b"v")])
