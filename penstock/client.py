@@ -127,14 +127,15 @@ class Client:
         return ack.request_id
 
     async def submit_many(
-        self, requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest]
+        self, requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest], *, wait_for_quota: bool = False
     ) -> AsyncGenerator[Submitted, None]:
         """Submit requests over one stream, batched; yield an ack for each once it is durable or refused.
 
         Reads `requests` only as fast as the queue takes them. A wrong field
-        raises InvalidRequest; a request the queue refuses has `error` in its ack.
+        raises InvalidRequest; a request the queue refuses has `error` in its ack,
+        also one that a quota does not let in, unless that is to be waited for.
         """
-        session = SubmitSession(self._stub, self._queue, self._name)
+        session = SubmitSession(self._stub, self._queue, self._name, wait_for_quota)
         async with aclosing(session.acks(self._prepare_each(requests))) as acks:
             async for ack in acks:
                 yield ack

@@ -28,6 +28,10 @@ WINDOW_BYTES = 32 * 1024 * 1024
 """Most bytes without an ack; they are kept until then, because a lost stream sends them again."""
 
 
+QUOTA_PAUSE_S = 1.0
+"""Before requests that a quota did not let in are submitted again: requests end at a pace of seconds."""
+
+
 class SubmitSession:
     """One `submit_many`: requests in, acks out, each request acked exactly once.
 
@@ -35,8 +39,11 @@ class SubmitSession:
     idempotency keys make that harmless, so every request must have one.
     """
 
-    def __init__(self, stub: QueueServiceAsyncStub, connection: Connection, client_id: str) -> None:
-        """Submit through `stub` with the patience of `connection`."""
+    def __init__(
+        self, stub: QueueServiceAsyncStub, connection: Connection, client_id: str, wait_for_quota: bool = False
+    ) -> None:
+        """Submit through `stub` with the patience of `connection`; `wait_for_quota` as long as it takes."""
+        self._wait_for_quota = wait_for_quota
         self._stub = stub
         self._connection = connection
         self._client_id = client_id
@@ -45,6 +52,12 @@ class SubmitSession:
         self._exhausted = False
         self._stream = _Stream(())
         self._room = asyncio.Event()
+
+    @property
+    def _tried_again(self) -> tuple[int, ...]:
+        """Statuses after which a request is submitted once more."""
+        more = (pb.SUBMIT_STATUS_OVER_QUOTA,) if self._wait_for_quota else ()
+        return (pb.SUBMIT_STATUS_UNAVAILABLE, *more)
 
     @property
     def _finished(self) -> bool:
@@ -97,14 +110,17 @@ class SubmitSession:
             async for response in call:
                 for ack in response.acks.acks:
                     stream.unanswered -= 1
-                    if ack.status == pb.SUBMIT_STATUS_UNAVAILABLE:
+                    if ack.status in self._tried_again:
                         stream.refuse(ack)
                         continue
                     patience.succeeded()
                     if (submitted := self._take(ack)) is not None:
                         yield submitted
                 if stream.refused and not stream.unanswered:
-                    await patience.wait_or_raise(Unavailable(stream.reason))
+                    if stream.over_quota:
+                        await asyncio.sleep(QUOTA_PAUSE_S)
+                    else:
+                        await patience.wait_or_raise(Unavailable(stream.reason))
                     stream.try_again()
                 stream.wake.set()
         finally:
@@ -171,6 +187,8 @@ class _Stream:
         tried again: a pause for each of many refused frames would add up to more than any patience."""
         self.reason = ""
         """Why, in the queue's words."""
+        self.over_quota = False
+        """Whether it is for a quota alone: the queue answers, and there will be room when others have run."""
 
     @property
     def may_send(self) -> bool:
@@ -184,6 +202,8 @@ class _Stream:
 
     def refuse(self, ack: pb.SubmitAck) -> None:
         """Note that the queue does not take a request now."""
+        over_quota = ack.status == pb.SUBMIT_STATUS_OVER_QUOTA
+        self.over_quota = over_quota and (self.over_quota or not self.refused)
         self.refused.append(ack.tag)
         self.reason = ack.error.message or "the queue takes no submits now"
 

@@ -68,9 +68,9 @@ class SyncClient:
         """Submit one request and return its id once it is durable."""
         return self._run(self._client.submit(**fields))
 
-    def submit_many(self, requests: Iterable[AnyRequest]) -> Iterator[Submitted]:
+    def submit_many(self, requests: Iterable[AnyRequest], *, wait_for_quota: bool = False) -> Iterator[Submitted]:
         """Submit requests over one stream; yield an ack for each once it is durable or refused."""
-        return self._each(self._client.submit_many(requests))
+        return self._each(self._client.submit_many(requests, wait_for_quota=wait_for_quota))
 
     def generate(self, **fields: Unpack[RequestFields]) -> Result:
         """Submit one request and return its result, however it ended."""

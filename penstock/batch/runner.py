@@ -99,7 +99,7 @@ class BatchRun:
         return self._journal.answered == len(self._source)
 
     async def _submit(self) -> None:
-        async with aclosing(self._client.submit_many(self._requests())) as acks:
+        async with aclosing(self._client.submit_many(self._requests(), wait_for_quota=True)) as acks:
             async for ack in acks:
                 if ack.error is not None:
                     self._refused(self._submitted_lines[ack.index], ack)

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.batch.reader import CustomIds
 from penstock.batch.reader import LineError as WrongLine
 from penstock.client import Client
-from penstock.errors import OVER_QUOTA, NotFound
+from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
@@ -38,9 +38,6 @@ BEAT_S = 0.25
 
 SAVE_S = 1.0
 """Between two writes of counts: what progress may be late by."""
-
-QUOTA_PAUSE_S = 1.0
-"""Before lines that a quota did not let in are submitted again: requests end at a pace of seconds."""
 
 DEADLINE = "deadline_unix_ns"
 """Field by which the queue refuses a line whose batch is over."""
@@ -218,37 +215,24 @@ class Drive:
             raise RefusedError(described(error)) from None
 
     async def _send(self, window: list[pb.Request]) -> bool:
-        """Submit a window; return False if the batch's time was over for a line of it.
+        """Submit a window, waiting for room if its tenant has a quota.
 
-        Lines for which their tenant has no room now are submitted again when some of what waits has gone.
+        Return False if the batch's time was over for a line of it.
         """
-        in_time, left = True, window
-        while left and in_time:
-            in_time, left = await self._submit_once(left)
-            if left and in_time:
-                await asyncio.sleep(QUOTA_PAUSE_S)
-                in_time = not self._late
-        self._metrics.batch_lines.labels("submitted").inc(len(window) - len(left))
-        return in_time
-
-    async def _submit_once(self, window: list[pb.Request]) -> tuple[bool, list[pb.Request]]:
-        """Submit lines; return whether it was in time for all, and those that their tenant's quota did not let in."""
         in_time = True
-        left: list[pb.Request] = []
         refusal: RefusedError | None = None
-        async with aclosing(self._client.submit_many(window)) as acks:
+        async with aclosing(self._client.submit_many(window, wait_for_quota=True)) as acks:
             async for ack in acks:
                 if ack.error is None:
                     continue
                 if ack.error.param == DEADLINE:
                     in_time = False
-                elif ack.error.code == OVER_QUOTA:
-                    left.append(window[ack.index])
                 else:
                     refusal = refusal or RefusedError(refused(ack.error, window[ack.index]))
         if refusal is not None:
             raise refusal
-        return in_time, left
+        self._metrics.batch_lines.labels("submitted").inc(len(window))
+        return in_time
 
     async def _reached(self, raw: RawLine) -> None:
         progress = replace(self._batch.progress, line=raw.number, offset=raw.end)

@@ -22,7 +22,7 @@ from penstock.tls import TlsFiles, open_channel
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.integration.test_tls import LOCAL, issued, variables
 from tests.support.fleet import Fleet
-from tests.support.keyed import Keyed, Keyfile
+from tests.support.keyed import Keyed, Keyfile, RawReceiver
 from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -51,20 +51,22 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     keyfile.put("old", 'role = "client"\ntenant = "acme"\nexpires = 2020-01-01T00:00:00Z')
     keyfile.write()
     issued(certs, "client")
-    environment = {**variables(issued(certs, "service", hosts=LOCAL)), "PENSTOCK_KEYS": str(keyfile.path)}
-    fleet = Fleet(directory, environment, queue_flags=["--log-level", "debug"])
-    try:
-        fleet.start_core()
-        addresses = ["--queue-address", fleet.queue.address, "--scheduler-address", fleet.scheduler.address]
-        # One service proves what it is with the certificate that the file names, the other with a key.
-        client = TlsFiles(*(str(certs / name) for name in ("ca.pem", "client.pem", "client-key.pem")))
-        fleet.environment = {**variables(client), "PENSTOCK_KEY": keyfile.keys["worker"]}
-        fleet.add_worker("w1", SIMULATED_FLAGS)
-        fleet.environment = environment
-        fleet.add("gateway", [*addresses, "--log-level", "debug"]).start()
-        yield Keyed(fleet, keyfile, certs)
-    finally:
-        fleet.close()
+    traces = RawReceiver()
+    with traces:
+        service = {**variables(issued(certs, "service", hosts=LOCAL)), "PENSTOCK_KEYS": str(keyfile.path)}
+        fleet = Fleet(directory, {**service, **traces.environment}, queue_flags=["--log-level", "debug"])
+        keyed = Keyed(fleet, keyfile, certs, traces)
+        try:
+            fleet.start_core()
+            # One service proves what it is with a key, the others with the certificate that the file names.
+            fleet.environment |= {**variables(keyed.files), "PENSTOCK_KEY": keyfile.keys["worker"]}
+            fleet.add_worker("w1", SIMULATED_FLAGS)
+            fleet.environment |= {**service, "PENSTOCK_KEY": ""}
+            addresses = ["--queue-address", fleet.queue.address, "--scheduler-address", fleet.scheduler.address]
+            fleet.add("gateway", [*addresses, "--log-level", "debug"]).start()
+            yield keyed
+        finally:
+            fleet.close()
 
 
 def submit(**fields: Any) -> Callable[[Any], Awaitable[Any]]:
@@ -384,13 +386,16 @@ async def test_a_damaged_file_changes_nothing(keyed: Keyed) -> None:
 
 
 def test_what_must_not_be_written_is_not(keyed: Keyed) -> None:
-    """Last in the file: everything before it has been logged by now, at the finest level."""
-    for service in keyed.fleet.services.values():
-        log = service.log()
-        assert "Traceback" not in log, log[-3000:]
-        assert PROMPT not in log
-        for key in keyed.keyfile.keys.values():
-            assert key.rpartition(".")[2] not in log
+    """Last with this fleet: everything before it has been logged by now, at the finest level, and traced."""
+    secrets = [PROMPT, *(key.rpartition(".")[2] for key in keyed.keyfile.keys.values())]
+    names = {"gateway.request", "queue.persist", "queue.complete", "scheduler.grant", "worker.complete"}
+    wait_for(lambda: names <= {span.name for span in keyed.traces.spans}, "the traces", PATIENCE_S)
+    exported = b"".join(keyed.traces.exports)
+    for secret in secrets:
+        assert secret.encode() not in exported
+        for service in keyed.fleet.services.values():
+            assert secret not in service.log()
+    assert not any("Traceback" in service.log() for service in keyed.fleet.services.values())
 
 
 def test_a_wrong_file_is_refused_at_start(tmp_path: Path) -> None:

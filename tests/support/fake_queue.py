@@ -63,6 +63,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         self.break_follow_after_tokens: int | None = None
         self.unavailable_calls = 0
         self.refuse_submits = 0
+        self.over_quota = 0
         self.tokens: list[request_pb2.TokenDelta] = []
         self.dead: list[pb.DeadLetter] = []
         self.cancelled_batches: list[str] = []
@@ -81,6 +82,10 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
             self.refuse_submits -= 1
             error = request_pb2.RequestError(code="disk_full", message="the disk is nearly full")
             return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_UNAVAILABLE, error=error)
+        if self.over_quota:
+            self.over_quota -= 1
+            error = request_pb2.RequestError(code="insufficient_quota", message="max_waiting_requests is 1")
+            return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_OVER_QUOTA, error=error)
         wrong = refusal(request)
         if wrong is not None:
             return pb.SubmitAck(tag=tag, status=pb.SUBMIT_STATUS_INVALID, error=wrong)

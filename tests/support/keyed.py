@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 import penstock as public
 from penstock.credentials import Credentials
@@ -19,6 +20,7 @@ from penstock.errors import BROKE_WHILE_WRITING
 from penstock.keys import digest, new_key
 from penstock.tls import TlsFiles, open_channel
 from tests.support.fleet import Fleet
+from tests.support.otlp import OtlpReceiver
 
 
 @dataclass
@@ -44,12 +46,27 @@ class Keyfile:
 
 
 @dataclass
+class RawReceiver(OtlpReceiver):
+    """Keeps what it is sent as it came, so that nothing in it is overlooked."""
+
+    exports: list[bytes] = field(default_factory=list)
+
+    def Export(
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        """Keep one export."""
+        self.exports.append(request.SerializeToString())
+        return super().Export(request, context)
+
+
+@dataclass
 class Keyed:
     """A fleet with keys."""
 
     fleet: Fleet
     keyfile: Keyfile
     certs: Path
+    traces: RawReceiver
 
     @property
     def files(self) -> TlsFiles:

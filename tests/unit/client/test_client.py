@@ -12,6 +12,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 import penstock
+from penstock import submitting
 from penstock.connection import Connection
 from penstock.errors import given_name
 from penstock.fields import RequestFields
@@ -73,6 +74,20 @@ async def test_a_full_queue_is_tried_again(client: penstock.Client, queue: FakeQ
     queue.refuse_submits = 2
     acks = [ack async for ack in client.submit_many({"prompt": f"p {i}"} for i in range(5))]
     assert sorted(ack.index for ack in acks) == list(range(5))
+
+
+async def test_what_a_quota_does_not_let_in_is_told_or_waited_for(
+    client: penstock.Client, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "QUOTA_PAUSE_S", 0.01)
+    wanted: list[penstock.RequestFields] = [{"prompt": f"p {i}"} for i in range(5)]
+    queue.over_quota = 2
+    acks = [ack async for ack in client.submit_many(wanted)]
+    assert [ack.error.code if ack.error else "" for ack in acks] == ["insufficient_quota"] * 2 + [""] * 3
+    queue.over_quota = 100
+    acks = [ack async for ack in client.submit_many(wanted, wait_for_quota=True)]
+    assert sorted(ack.index for ack in acks) == list(range(5))
+    assert not any(ack.error for ack in acks)
 
 
 class Crowded(FakeQueue):

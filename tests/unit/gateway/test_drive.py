@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock import submitting
 from penstock.client import Client
 from penstock.files.v1 import files_pb2
 from penstock.scheduler.v1 import scheduler_pb2
@@ -26,6 +27,9 @@ from services.gateway.driver import Driver
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
+from services.queue.core.entry import DEFAULT_TENANT
+from services.queue.core.messages import SetQuotas
+from services.queue.core.quotas import Quota
 from services.queue.service import Service
 from services.telemetry import Telemetry
 from tests.support.batch_lines import completion
@@ -193,3 +197,40 @@ async def test_a_batch_that_cannot_be_read_does_not_stop_the_others(rig: Rig) ->
     assert not running.done()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_lines_that_a_quota_does_not_let_in_wait_for_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submitting, "QUOTA_PAUSE_S", 0.02)
+    rig.service.committer.post(SetQuotas({DEFAULT_TENANT: Quota(requests=4)}))
+    batch = await rig.batch()
+    driving = asyncio.create_task(rig.drive(await rig.take(batch, "me")).run())
+    seen: set[str] = set()
+    while len(seen) < LINES:
+        entries = list(rig.service.committer.machine.book.entries.values())
+        assert len(entries) <= 4
+        seen.update(entry.meta.idempotency_key for entry in entries)
+        if entries:
+            await rig.client.cancel(entries[0].name)
+        await asyncio.sleep(0)
+    await rig.client.cancel(batch=batch.batch_id)
+    await driving
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed) == (Status.COMPLETED, LINES)
+    assert sorted(await rig.error_ids(done)) == sorted(f"line-{n}" for n in range(LINES))
+
+
+async def test_a_batch_that_ends_with_holes_in_its_last_window_has_each_line_once(rig: Rig) -> None:
+    """Room came and went while a window was being submitted: some of its later lines are in, some earlier are not."""
+    batch = await rig.batch()
+    held = await rig.take(batch, "me")
+    await held.save(replace(held.batch, counts=Counts(LINES)).moved(Event.VALID, 1))
+    asked = [request_of(ask_of(raw, URL, ()), batch) async for raw in read_lines(rig.shelf, "file-1")]
+    sent = [asked[0], asked[3], asked[7]]
+    assert len([ack async for ack in rig.client.submit_many(sent)]) == len(sent)
+    await rig.records.change(batch.batch_id, cancelled)
+    with pytest.raises(ChangedError):
+        await held.save()
+    await rig.drive(held).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
+    assert sorted(await rig.error_ids(done)) == sorted(f"line-{n}" for n in range(LINES))
