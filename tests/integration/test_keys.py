@@ -267,10 +267,14 @@ def test_over_http_it_is_the_same(keyed: Keyed) -> None:
                 continue
             found, answer, _ = keyed.http(name, "GET" if body is None else "POST", path, body)
             assert (found, answer["error"]["code"]) == (status, code), (name, path)
+    served = keyed.http("acme", "GET", "/v1/models")[1]["data"]
+    assert [model["id"] for model in served] == ["tiny"], "which the scheduler tells the gateway and not its clients"
     status, _, _ = keyed.http("acme-batch", "POST", "/v1/completions", COMPLETION, x_penstock_channel="batch")
     assert status == 200
     status, answer, headers = keyed.http("acme", "POST", "/v1/completions", COMPLETION)
     assert status == 200, answer
+    # At once: the gateway follows the requests of both over one stream, which is neither's.
+    assert keyed.http("beta", "POST", "/v1/completions", COMPLETION)[0] == 200
     path = f"/v1/requests/{headers['x-request-id']}"
     assert keyed.http("acme", "GET", path)[1]["status"] == "completed"
     for method in ("GET", "DELETE"):

@@ -162,5 +162,5 @@ class Waits(RuleBasedStateMachine):
         assert {tenant: (held.requests, held.bytes) for tenant, held in counted.items()} == self.sums()
 
 
-Waits.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Waits.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestWaits = Waits.TestCase
