@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.queue.backup import BackupError, backups_of, make_backup, restore
-from services.queue.core.records import FAMILIES, META
-from services.queue.rocksdb_store import RocksdbStore
+from services.queue.core.records import FAMILIES, META, SCHEMA_KEY
+from services.queue.migration import MIGRATED_VERSIONS
+from services.queue.rocksdb_store import RocksdbStore, written_by_older
 from services.queue.store import StoreError, StoreUnusableError
 from services.queue.verify import Verifier, Violation
 
@@ -27,6 +28,8 @@ def verify(directory: Path) -> int:
     """Print every violation of a store's invariants, one a line with its key, then the rows of each family."""
     store = RocksdbStore(directory, read_only=True)
     try:
+        if store.get(META, SCHEMA_KEY) in MIGRATED_VERSIONS:
+            raise StoreUnusableError(written_by_older(directory))
         verifier = Verifier(store)
         found = 0
         lost = store.lost_writes()

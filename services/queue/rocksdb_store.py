@@ -315,11 +315,16 @@ def _lost_writes(path: Path, found: int) -> str:
     return f"its log ends after write {found}, and write {marked} had reached the disk"
 
 
+def written_by_older(path: Path) -> str:
+    """Return what to say of a store whose rows only a migration can read."""
+    return f"data directory {path} was written by an older version of this program; starting its queue migrates it"
+
+
 def _open_reason(path: Path, text: str) -> str:
     if f"{path / 'LOCK'}:" in text or "lock hold by current process" in text:
         return f"data directory {path} is locked: another queue service uses it"
     if "Column family not found" in text:
-        return f"data directory {path} was written by an older version of this program; starting its queue migrates it"
+        return written_by_older(path)
     if "Column families not opened" in text:
         return f"data directory {path} was written by a newer version of this program ({text})"
     return f"data directory {path} cannot be opened: {text}"
