@@ -45,6 +45,10 @@ class ServiceError(PenstockError):
     """The service failed in a way that is not the caller's fault and that retrying did not cure."""
 
 
+class NotPossibleNow(ServiceError):  # noqa: N818
+    """What is asked for cannot be done while things are as they are."""
+
+
 _FIELD = re.compile(r"^([A-Za-z_][\w.\[\]]*): ")
 
 
@@ -110,6 +114,7 @@ _DENIALS: dict[grpc.StatusCode, type[PenstockError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.FAILED_PRECONDITION: NotPossibleNow,
 }
 """What needs no more than the words of the service."""
 

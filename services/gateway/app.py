@@ -23,6 +23,7 @@ from services.gateway.generation import Generation, Parts
 from services.gateway.limits import RETRY_AFTER_S
 from services.gateway.problem import Problem, of_error
 from services.gateway.requests import Requests
+from services.gateway.served import View
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +44,18 @@ class Front:
         """List every name that a connected worker answers to."""
         await self._parts.doorman.tenant_client()
         view = await self._parts.served.view()
-        return JSONResponse({"object": "list", "data": [self._card(n, m) for n, m in sorted(view.names.items())]})
+        cards = [self._card(name, model, view) for name, model in sorted(view.names.items())]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> JSONResponse:
         """Describe one model."""
         await self._parts.doorman.tenant_client()
         name = request.path_params["name"]
-        model = (await self._parts.served.view()).names.get(name)
+        view = await self._parts.served.view()
+        model = view.names.get(name)
         if model is None:
             raise Problem(404, f"The model `{name[:200]}` does not exist.", "model", "model_not_found")
-        return JSONResponse(self._card(name, model))
+        return JSONResponse(self._card(name, model, view))
 
     async def health(self, _request: Request) -> JSONResponse:
         """Say whether generations are taken: 200, or 503 while stopping or without a queue."""
@@ -71,7 +74,7 @@ class Front:
         """Return the metrics as Prometheus reads them."""
         return Response(generate_latest(self._parts.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    def _card(self, name: str, model: str) -> dict[str, object]:
+    def _card(self, name: str, model: str, view: View) -> dict[str, object]:
         return {
             "id": name,
             "object": "model",
@@ -79,6 +82,7 @@ class Front:
             "owned_by": "penstock",
             "root": model,
             "parent": None,
+            "max_model_len": view.windows.get(model) or None,
         }
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from penstock.batch.reader import LineError
 from penstock.client import Client
 from penstock.errors import NotFound
-from penstock.openai.answers import body_of, failure_of
+from penstock.openai.answers import body_of, error_object, failure_of
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch_lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
-from services.gateway.core.batch import Batch, Status
+from services.gateway.core.batch import Batch, Refusal, Status
 from services.gateway.shelf import Shelf
 
 BREATHE_EVERY = 16
@@ -51,6 +51,13 @@ def line_of(result: pb.Result) -> bytes:
     return _line(result.request_id, reference.custom_id, response, error)
 
 
+def refusal_line(batch: Batch, refusal: Refusal) -> bytes:
+    """Return the line of the error file for a line that the queue refused; there is no request to name."""
+    inner = error_object(400, refusal.message, refusal.param or "", refusal.code)
+    response = {"status_code": 400, "request_id": None, "body": {"error": inner}}
+    return _line(f"{batch.batch_id}-{refusal.line}", refusal.custom_id, response, None)
+
+
 def _response(result: pb.Result, status: int, body: dict[str, Any]) -> dict[str, Any]:
     return {"status_code": status, "request_id": result.request_id, "body": body}
 
@@ -80,6 +87,8 @@ class Output:
                 if is_output(result) is not errors:
                     yield line_of(result)
         if errors:
+            for refusal in batch.refusals:
+                yield refusal_line(batch, refusal)
             async with aclosing(self.unsubmitted(batch, batch.status is Status.EXPIRED)) as rest:
                 async for line in rest:
                     yield line
@@ -116,6 +125,7 @@ class Output:
         """
         code, message = UNDONE[pb.OUTCOME_EXPIRED if late else pb.OUTCOME_CANCELLED]
         done = batch.progress
+        refused = {refusal.line for refusal in batch.refusals}
         if not batch.counts.total:
             return  # it was over before its lines were known
         try:
@@ -124,6 +134,8 @@ class Output:
                 async for raw in lines:
                     await asyncio.sleep(0)
                     looked += 1
+                    if raw.number in refused:
+                        continue
                     if looked <= WINDOW_LINES and await self._is_known(batch, raw.number):
                         continue  # of a window of which its tenant's quota let in a part
                     custom_id = _custom_id(raw, batch.endpoint)

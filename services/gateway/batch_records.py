@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2 as pb
-from services.gateway.core.batch import Batch
+from services.gateway.core.batch import Batch, LineError, Status
 from services.gateway.shelf import ConflictError, Shelf
 
 BATCHES = "batch"
@@ -24,6 +24,10 @@ KEPT_S = 30 * 86_400
 def new_batch_id() -> str:
     """Draw a name: names of batches sort by when they were drawn."""
     return f"batch_{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+class DamagedError(ValueError):
+    """A batch's record cannot be read: it is damaged, or a newer gateway's."""
 
 
 class LostError(Exception):
@@ -51,14 +55,14 @@ class BatchRecords:
             await self.get(batch.batch_id)
 
     async def get(self, batch_id: str) -> tuple[Batch, int]:
-        """Return a batch and its revision; raises NotFound."""
+        """Return a batch and its revision; raises NotFound or DamagedError."""
         record = await self._shelf.record(BATCHES, batch_id)
-        return Batch.from_row(record.value), record.revision
+        return _read(record), record.revision
 
     async def page(self, after: str, limit: int) -> tuple[list[Batch], bool]:
-        """Return batches, the newest first, and whether there are more."""
+        """Return batches, the newest first, and whether there are more; of a damaged one that it is so."""
         records, more = await self._shelf.records(BATCHES, after, limit, ascending=False)
-        return [Batch.from_row(record.value) for record in records], more
+        return [_shown(record) for record in records], more
 
     async def open_ids(self) -> dict[str, str]:
         """Return the input file of every batch that has not ended, by the batch's name."""
@@ -84,6 +88,26 @@ class BatchRecords:
             except ConflictError:
                 continue
             return changed
+
+
+def damaged(batch_id: str) -> Batch:
+    """Return what is shown of a batch whose record cannot be read."""
+    error = LineError("damaged_record", "the batch's record cannot be read; its results are still at the queue")
+    return Batch(batch_id, "", "", "", 0, 0, "", status=Status.FAILED, errors=[error])
+
+
+def _read(record: pb.Record) -> Batch:
+    try:
+        return Batch.from_row(record.value)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedError(f"{record.record_id}: {error}") from error
+
+
+def _shown(record: pb.Record) -> Batch:
+    try:
+        return _read(record)
+    except DamagedError:
+        return damaged(record.record_id)
 
 
 def _put(batch: Batch, revision: int, expires_ns: int = 0) -> pb.PutRecord:
@@ -138,8 +162,12 @@ class Held:
 
     async def save(self, batch: Batch | None = None) -> None:
         """Put `batch`, or what was put last, and renew the lease. Raises LostError or ChangedError."""
+        await self.change(lambda last: batch or last)
+
+    async def change(self, made: Callable[[Batch], Batch]) -> None:
+        """Put what is made of the batch that was put last; otherwise as `save`. For whoever is not alone."""
         async with self._writing:
-            batch = batch or self.batch
+            batch = made(self.batch)
             until_s = 0.0 if batch.ended else self.now_s() + self._lease_s
             leased = batch.leased("" if batch.ended else self._owner, until_s)
             try:

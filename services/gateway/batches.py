@@ -17,7 +17,7 @@ from penstock.errors import PenstockError
 from penstock.keys import DEFAULT_TENANT
 from penstock.openai.bodies import MODELS
 from penstock.queue.v1 import queue_pb2
-from services.gateway.batch_records import BatchRecords, new_batch_id
+from services.gateway.batch_records import BatchRecords, DamagedError, damaged, new_batch_id
 from services.gateway.core.batch import Batch, Event, MoveError, Status
 from services.gateway.doorman import Doorman
 from services.gateway.expiry import read_expiry
@@ -125,6 +125,8 @@ class Batches:
         try:
             with acting_for(who.tenant):
                 batch, _ = await self._records.get(batch_id)
+        except DamagedError:
+            batch = damaged(batch_id)
         except PenstockError as error:
             raise _no_batch(error, batch_id) from None
         return JSONResponse(batch.to_object())
@@ -136,7 +138,7 @@ class Batches:
         try:
             with acting_for(who.tenant):
                 batch = await self._records.change(batch_id, cancelled)
-        except MoveError as error:
+        except (MoveError, DamagedError) as error:
             raise Problem(409, f"the batch cannot be cancelled: {error}", "batch_id", "batch_not_cancellable") from None
         except PenstockError as error:
             raise _no_batch(error, batch_id) from None

@@ -16,10 +16,10 @@ from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import RequestError
-from services.gateway.batch_lines import WINDOW_LINES, RawLine, ask_of, key_of, read_lines, request_of
-from services.gateway.batch_output import BREATHE_EVERY, Output, is_output, line_of
+from services.gateway.batch_lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines, request_of
+from services.gateway.batch_output import BREATHE_EVERY, Output, is_output, line_of, refusal_line
 from services.gateway.batch_records import ChangedError, Held
-from services.gateway.core.batch import Batch, Counts, Event, LineError, Progress, Status
+from services.gateway.core.batch import Batch, Counts, Event, LineError, Progress, Refusal, Status
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
@@ -29,6 +29,9 @@ MAX_LINES = 200_000
 
 MAX_ERRORS = 100
 """Wrong lines that are named; reading ends there."""
+
+MAX_REFUSALS = 1000
+"""Lines that the queue may refuse before it is the batch that is wrong; they are kept in its record."""
 
 WINDOW_BYTES = 4 * 1024 * 1024
 """The same in bytes as WINDOW_LINES in lines."""
@@ -164,12 +167,15 @@ class Drive:
         try:
             if not self._batch.progress.submitted:
                 async with self._reading:
-                    await self._submit()
+                    await first_of(self._submit(), self._tally(follow=True))
+                if self._unsaved is not None:
+                    await self._count(*self._unsaved)
+                    self._unsaved = None
         except RefusedError as error:
             await self._client.cancel(batch=self._batch.batch_id)
             await self._fail(error)
             return
-        await self._follow()
+        await self._tally(follow=False)
         if self._batch.counts.expired or self._batch.progress.cut:
             await self._end(Event.LATE, self._batch)
         else:
@@ -188,8 +194,11 @@ class Drive:
                     await self._reached(last)
         except NotFound:
             raise RefusedError(LineError("file_not_found", "the input file is gone", "input_file_id")) from None
-        progress = replace(self._batch.progress, submitted=True, cut=not in_time)
-        await self._held.save(replace(self._batch, progress=progress))
+        await self._progress(submitted=True, cut=not in_time)
+
+    async def _progress(self, **fields: Any) -> None:
+        """Put how far the batch is; what else changes it meanwhile stays."""
+        await self._held.change(lambda batch: replace(batch, progress=replace(batch.progress, **fields)))
 
     async def _windows(self, start: Progress) -> AsyncGenerator[tuple[list[pb.Request], RawLine], None]:
         """Yield the requests of some lines after `start`, and the last of the lines."""
@@ -220,7 +229,7 @@ class Drive:
         Return False if the batch's time was over for a line of it.
         """
         in_time = True
-        refusal: RefusedError | None = None
+        refusals: list[Refusal] = []
         async with aclosing(self._client.submit_many(window, wait_for_quota=True)) as acks:
             async for ack in acks:
                 if ack.error is None:
@@ -228,21 +237,32 @@ class Drive:
                 if ack.error.param == DEADLINE:
                     in_time = False
                 else:
-                    refusal = refusal or RefusedError(refused(ack.error, window[ack.index]))
-        if refusal is not None:
-            raise refusal
-        self._metrics.batch_lines.labels("submitted").inc(len(window))
+                    refusals.append(refused(ack.error, window[ack.index]))
+        if refusals:
+            await self._refuse(refusals)
+        self._metrics.batch_lines.labels("submitted").inc(len(window) - len(refusals))
         return in_time
 
-    async def _reached(self, raw: RawLine) -> None:
-        progress = replace(self._batch.progress, line=raw.number, offset=raw.end)
-        await self._held.save(replace(self._batch, progress=progress))
+    async def _refuse(self, refusals: list[Refusal]) -> None:
+        """Note lines that the queue does not take; raises RefusedError when there are too many of them."""
+        await self._held.change(lambda batch: with_refusals(batch, refusals))
+        self._metrics.batch_lines.labels("failed").inc(len(refusals))
+        known = self._batch.refusals
+        if len(known) > MAX_REFUSALS:
+            named = known[:MAX_ERRORS]
+            raise RefusedError(*(LineError(one.code, one.message, one.param, one.line) for one in named))
 
-    async def _follow(self) -> None:
-        """Count results until every request of the batch has ended."""
+    async def _reached(self, raw: RawLine) -> None:
+        await self._progress(line=raw.number, offset=raw.end)
+
+    async def _tally(self, follow: bool) -> None:
+        """Count results until every request of the batch has ended; with `follow` for ever, while more are submitted.
+
+        What is counted goes into the record now and then, by the beat; without `follow` all of it at the end.
+        """
         counts, cursor = self._batch.counts, self._batch.progress.cursor
         read = 0
-        async with aclosing(self._client.wire_results(self._batch.batch_id, cursor, follow=False)) as results:
+        async with aclosing(self._client.wire_results(self._batch.batch_id, cursor, follow)) as results:
             async for watched in results:
                 counts, cursor = counted(counts, watched.result), watched.cursor
                 self._unsaved = (counts, cursor)
@@ -254,15 +274,18 @@ class Drive:
         await self._count(counts, cursor)
 
     async def _count(self, counts: Counts, cursor: int) -> None:
-        progress = replace(self._batch.progress, cursor=cursor)
-        await self._held.save(replace(self._batch, counts=counts, progress=progress))
+        def counted_in(batch: Batch) -> Batch:
+            total = replace(counts, total=batch.counts.total)
+            return replace(batch, counts=total, progress=replace(batch.progress, cursor=cursor))
+
+        await self._held.change(counted_in)
 
     # ---- the ends ----
 
     async def _cancel(self) -> None:
         """End what was submitted, down to the engines, and count what had ended before."""
         await self._client.cancel(batch=self._batch.batch_id)
-        await self._follow()
+        await self._tally(follow=False)
         await self._end(Event.WRITTEN, self._batch)
 
     async def _finalize(self) -> None:
@@ -276,6 +299,9 @@ class Drive:
             async for line in lines:
                 left_bytes += len(line)
                 left += 1
+        refusals = [refusal_line(batch, one) for one in batch.refusals]
+        left_bytes += sum(len(line) for line in refusals)
+        left += len(refusals)
         counts = batch.counts
         counts = replace(counts, failed=counts.failed + left, error_bytes=counts.error_bytes + left_bytes)
         # A dead letter that was requeued has ended twice; only its last end is in the files.
@@ -297,6 +323,8 @@ class Drive:
         with suppress(NotFound):
             async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
                 async for raw in lines:
+                    if raw.number in {one.line for one in batch.refusals}:
+                        continue
                     key = queue_pb2.IdempotencyKey(key=key_of(batch.batch_id, raw.number))
                     await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
                     done = replace(done, line=raw.number, offset=raw.end)
@@ -332,10 +360,17 @@ def described(error: WrongLine) -> LineError:
     return LineError(error.code, str(error)[:MAX_MESSAGE], error.param or None, error.line)
 
 
-def refused(error: RequestError, request: pb.Request) -> LineError:
+def refused(error: RequestError, request: pb.Request) -> Refusal:
     """Return what a batch says of a line that the queue refused."""
-    line = int(request.idempotency_key.rpartition(":")[2])
-    return LineError(error.code, error.message[:MAX_MESSAGE], f"body.{error.param}", line)
+    reference = Reference.from_text(request.client_reference)
+    message = error.message[:MAX_MESSAGE]
+    return Refusal(reference.line, reference.custom_id, error.code, message, error.param or None)
+
+
+def with_refusals(batch: Batch, refusals: list[Refusal]) -> Batch:
+    """Return the batch with more lines refused; one that was submitted again after a crash counts once."""
+    known = {one.line for one in batch.refusals}
+    return replace(batch, refusals=[*batch.refusals, *(one for one in refusals if one.line not in known)])
 
 
 MAX_MESSAGE = 500

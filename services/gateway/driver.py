@@ -15,7 +15,7 @@ from contextlib import suppress
 from penstock.client import Client
 from penstock.credentials import act_for
 from penstock.errors import PenstockError
-from services.gateway.batch_records import BatchRecords, Held, LostError
+from services.gateway.batch_records import BatchRecords, DamagedError, Held, LostError
 from services.gateway.drive import Drive
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
@@ -84,7 +84,7 @@ class Driver:
                 continue
             try:
                 held = await Held.take(self._records, batch_id, self._owner, self._lease_s)
-            except (ValueError, TypeError, KeyError):  # a newer gateway's, say; the other batches go on
+            except DamagedError:  # the other batches go on
                 log.exception("%s cannot be read", batch_id)
                 continue
             if held is not None:

@@ -9,6 +9,7 @@ from penstock.errors import (
     OVER_QUOTA,
     InvalidRequest,
     NotFound,
+    NotPossibleNow,
     PenstockError,
     PermissionDenied,
     QuotaExceeded,
@@ -73,6 +74,7 @@ ANSWERS: tuple[tuple[type[PenstockError], int, str, Mapping[str, str]], ...] = (
     (NotFound, 404, "not_found", {}),
     (Unauthenticated, 401, "invalid_api_key", {"www-authenticate": "Bearer"}),
     (PermissionDenied, 403, "permission_denied", {}),
+    (NotPossibleNow, 409, "not_possible_now", {}),
     (QuotaExceeded, 429, OVER_QUOTA, {}),
     (Unavailable, 503, "queue_unavailable", {"retry-after": str(RETRY_AFTER_S)}),
 )

@@ -29,6 +29,8 @@ class View:
     """Model by each name it answers to, its own first."""
     workers: dict[str, str] = field(default_factory=dict)
     """Model by worker."""
+    windows: dict[str, int] = field(default_factory=dict)
+    """Tokens that every worker of a model takes, prompt and output together, by the model's own name."""
 
     @property
     def models(self) -> list[str]:
@@ -93,6 +95,8 @@ def view_of(status: scheduler_pb2.StatusResponse) -> View:
     for worker in status.workers:
         if worker.connected:
             view.workers[worker.worker_id] = worker.model
+            window = view.windows.get(worker.model, worker.max_model_len)
+            view.windows[worker.model] = min(window, worker.max_model_len)
             for name in (worker.model, *worker.model_aliases):
                 view.names[name] = worker.model
     return view

@@ -296,6 +296,7 @@ def _worker(view: WorkerView) -> scheduler_pb2.WorkerStatus:
         engine=None if view.report is None else _report(view.report),
         draining=view.draining,
         block_size=view.block_size,
+        max_model_len=view.max_model_len,
         connected=view.connected,
     )
 

@@ -352,7 +352,7 @@ class VllmEngine:
                     # It changed before vLLM knew the run.
                     self._pace.apply(run_id)
                 first = False
-                step = engine_step(output, params.logprobs, params.prompt_logprobs)
+                step = engine_step(output, params.logprobs, params.prompt_logprobs, self._llm.get_tokenizer().decode)
                 yield step if tools is None else tools.read(step)
         except VllmDeadError as error:
             raise EngineDeadError(first_line(error)) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm import SamplingParams
@@ -115,15 +115,20 @@ def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedErro
     return RequestRefusedError("invalid_prompt", message, parameter or where)
 
 
-def engine_step(output: RequestOutput, top: int | None, prompt_top: int | None) -> EngineStep:
-    """Return a delta output of vLLM; `top` and `prompt_top` are the log probabilities asked for, None for none."""
+def engine_step(
+    output: RequestOutput, top: int | None, prompt_top: int | None, decode: Callable[[int], str]
+) -> EngineStep:
+    """Return a delta output of vLLM; `top` and `prompt_top` are the log probabilities asked for, None for none.
+
+    `decode` gives the text of a token that the engine says nothing of.
+    """
     metrics = getattr(output, "metrics", None)
     return EngineStep(
         [_choice(choice, top) for choice in output.outputs],
         output.finished,
         cached_tokens=output.num_cached_tokens or 0,
         preemptions=getattr(metrics, "num_preemptions", 0),
-        prompt_logprobs=_prompt_logprobs(output, prompt_top),
+        prompt_logprobs=_prompt_logprobs(output, prompt_top, decode),
     )
 
 
@@ -135,13 +140,15 @@ def _choice(choice: CompletionOutput, top: int | None) -> ChoiceStep:
     return ChoiceStep(choice.index, choice.token_ids, choice.text, logprobs, choice.finish_reason, choice.stop_reason)
 
 
-def _prompt_logprobs(output: RequestOutput, top: int | None) -> Sequence[TokenProbability]:
+def _prompt_logprobs(
+    output: RequestOutput, top: int | None, decode: Callable[[int], str]
+) -> Sequence[TokenProbability]:
     if top is None or not output.prompt_logprobs or not output.prompt_token_ids:
         return ()
     pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=False)
     return [
         # Nothing comes before the first token: it has no probability.
-        TokenProbability(token_id, "", 0.0, 0) if not position else _probability(token_id, position, top)
+        TokenProbability(token_id, decode(token_id), 0.0, 0) if not position else _probability(token_id, position, top)
         for token_id, position in pairs
     ]
 

@@ -59,7 +59,8 @@ def slow_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     try:
         fleet.start_core()
         fleet.add_worker("w1", [*SIMULATED_FLAGS, "--profile", "cpu-tiny", *ROOM])
-        gateway_of(fleet)
+        # A queue that is killed starts again when the machine has time for it.
+        gateway_of(fleet, "--queue-patience-s", "100")
         yield fleet
     finally:
         fleet.close()
@@ -242,9 +243,8 @@ async def test_a_kept_request_outlives_its_client_and_its_gateway(slow_fleet: Fl
 
 async def test_a_stream_goes_on_over_a_kill_of_the_queue(slow_fleet: Fleet) -> None:
     address = address_of(slow_fleet)
-    async with asked(
-        address, "POST", CHAT_URL, {**CHAT, "max_tokens": 600, "ignore_eos": True, "stream": True}
-    ) as response:
+    body = {**CHAT, "max_tokens": 600, "ignore_eos": True, "stream": True}
+    async with asked(address, "POST", CHAT_URL, body) as response:
         events = response.events()
         seen = [await anext(events) for _ in range(5)]
         slow_fleet.queue.kill()
@@ -284,6 +284,17 @@ async def test_a_request_waits_for_a_worker_until_its_deadline(make_fleet: Calla
     await asyncio.to_thread(fleet.add_worker, "w1", ["--engine", "simulated", "--served-model-name", "later"])
     status, answer = await waiting
     assert (status, answer["model"]) == (200, "later")
+
+
+async def test_a_full_disk_is_answered_with_the_time_to_ask_again(make_fleet: Callable[..., Fleet]) -> None:
+    fleet = make_fleet(queue_flags=["--disk-free-min-bytes", str(2**60)])
+    address = gateway_of(fleet, "--queue-patience-s", "0").address
+    for body in (TEXT, {**TEXT, "prompt": ["a", "b"]}, {**TEXT, "stream": True}):
+        async with asked(address, "POST", COMPLETIONS_URL, body) as response:
+            assert response.status == 503
+            assert int(response.headers["retry-after"]) > 0
+            assert "disk" in (await response.json())["error"]["message"]
+    assert (await ask(address, "GET", "/v1/requests/none"))[0] == 404, "reading goes on"
 
 
 async def test_the_queue_is_away(make_fleet: Callable[..., Fleet]) -> None:

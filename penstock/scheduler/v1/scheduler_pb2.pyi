@@ -813,6 +813,7 @@ class WorkerStatus(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
     MODEL_ALIASES_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker."""
     epoch: _builtins.int
@@ -833,6 +834,8 @@ class WorkerStatus(_message.Message):
     """Tokens per block."""
     connected: _builtins.bool
     """Whether its Credits stream is open (else it is in its grace period)."""
+    max_model_len: _builtins.int
+    """Window of its model in tokens, prompt and output together."""
     @_builtins.property
     def held_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Blocks held per channel."""
@@ -861,10 +864,11 @@ class WorkerStatus(_message.Message):
         block_size: _builtins.int = ...,
         connected: _builtins.bool = ...,
         model_aliases: _abc.Iterable[_builtins.str] | None = ...,
+        max_model_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "capacity_blocks", b"capacity_blocks", "connected", b"connected", "draining", b"draining", "drift_blocks", b"drift_blocks", "engine", b"engine", "epoch", b"epoch", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "model", b"model", "model_aliases", b"model_aliases", "reservations", b"reservations", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "capacity_blocks", b"capacity_blocks", "connected", b"connected", "draining", b"draining", "drift_blocks", b"drift_blocks", "engine", b"engine", "epoch", b"epoch", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "reservations", b"reservations", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

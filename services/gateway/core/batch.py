@@ -40,7 +40,7 @@ TABLE: dict[tuple[Status, Event], Status] = {
     (Status.VALIDATING, Event.REFUSED): Status.FAILED,
     (Status.VALIDATING, Event.LATE): Status.EXPIRED,
     (Status.VALIDATING, Event.CANCEL): Status.CANCELLING,
-    # The queue refused a line that the gateway took for good: what was submitted is cancelled first.
+    # The input is gone, or the queue refuses one line after the other: what was submitted is cancelled first.
     (Status.IN_PROGRESS, Event.REFUSED): Status.FAILED,
     (Status.IN_PROGRESS, Event.ENDED): Status.FINALIZING,
     (Status.IN_PROGRESS, Event.LATE): Status.EXPIRED,
@@ -69,6 +69,17 @@ class LineError:
     message: str
     param: str | None = None
     line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A line that the queue would not take, though the gateway had found nothing wrong with it."""
+
+    line: int
+    custom_id: str
+    code: str
+    message: str
+    param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,8 @@ class Batch:
     error_file_id: str | None = None
     tenant: str = "default"
     """Whose batch it is: its lines are submitted, and its results read, for this tenant."""
+    refusals: list[Refusal] = field(default_factory=list)
+    """Lines without a request; they are in the error file."""
 
     @property
     def ended(self) -> bool:
@@ -165,7 +178,10 @@ class Batch:
 
     def to_row(self) -> bytes:
         """Return the batch as the value of a record."""
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+        row = asdict(self)
+        if not self.refusals:
+            del row["refusals"]  # so that gateways that know nothing of them can drive the batch
+        return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
     @classmethod
     def from_row(cls, row: bytes) -> Batch:
@@ -173,6 +189,7 @@ class Batch:
         values = json.loads(row)
         values["status"] = Status(values["status"])
         values["errors"] = [LineError(**error) for error in values["errors"]]
+        values["refusals"] = [Refusal(**refusal) for refusal in values.get("refusals", [])]
         for name, kind in (("counts", Counts), ("progress", Progress), ("lease", Lease)):
             values[name] = kind(**values[name])
         return cls(**values)

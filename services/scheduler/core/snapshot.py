@@ -18,6 +18,7 @@ class WorkerView(NamedTuple):
     epoch: int
     models: tuple[str, ...]
     block_size: int
+    max_model_len: int
     capacity_blocks: int
     free_blocks: int
     usable_blocks: int
@@ -96,6 +97,7 @@ def _workers(machine: Machine) -> list[WorkerView]:
             worker.epoch,
             worker.models,
             worker.shape.block_size,
+            worker.shape.max_model_len,
             worker.ledger.capacity_blocks,
             worker.ledger.free_blocks,
             worker.usable_blocks,

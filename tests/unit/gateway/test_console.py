@@ -129,7 +129,7 @@ async def test_actions_reach_the_services() -> None:
         assert (drained.status, drained.json()) == (200, {"worker": "w", "reservations": 2})
         assert (await post(app, "/console/undrain", {"worker": "w"}, **OURS).whole()).status == 200
         away = await post(app, "/console/undrain", {"worker": "away"}, **OURS).whole()
-        assert (away.status, "not connected" in away.error["message"]) == (500, True)
+        assert (away.status, "not connected" in away.error["message"]) == (409, True)
         assert (await post(app, "/console/requeue", {"request_id": "d-0"}, **OURS).whole()).status == 200
         gone = await post(app, "/console/requeue", {"request_id": "d-1"}, **OURS).whole()
         assert (gone.status, gone.error["param"]) == (404, "request_id")

@@ -5,26 +5,40 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from penstock import submitting
 from penstock.client import Client
 from penstock.files.v1 import files_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from services.gateway import drive
+from services.gateway.app import _problem
 from services.gateway.batch_lines import ask_of, read_lines, request_of
 from services.gateway.batch_output import Output
-from services.gateway.batch_records import BATCHES, OPEN, BatchRecords, ChangedError, Held, LostError, new_batch_id
-from services.gateway.batches import cancelled
+from services.gateway.batch_records import (
+    BATCHES,
+    OPEN,
+    BatchRecords,
+    ChangedError,
+    DamagedError,
+    Held,
+    LostError,
+    new_batch_id,
+)
+from services.gateway.batches import Batches, cancelled
 from services.gateway.core.batch import Batch, Counts, Event, Status
+from services.gateway.doorman import Doorman
 from services.gateway.drive import Drive
 from services.gateway.driver import Driver
+from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.problem import Problem
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
 from services.queue.core.entry import DEFAULT_TENANT
@@ -32,6 +46,7 @@ from services.queue.core.messages import SetQuotas
 from services.queue.core.quotas import Quota
 from services.queue.service import Service
 from services.telemetry import Telemetry
+from tests.support.asgi import get, post
 from tests.support.batch_lines import completion
 from tests.support.serving import serving
 from tests.support.waiting import wait_for_async
@@ -174,11 +189,127 @@ async def test_an_input_that_is_gone_fails_the_batch(rig: Rig) -> None:
     assert (done.status, done.errors[0].code) == (Status.FAILED, "file_not_found")
 
 
-async def test_a_line_the_queue_refuses_fails_the_batch_and_takes_the_others_back(rig: Rig) -> None:
+def refuse_lines(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+    """Have the queue refuse lines that the gateway passes."""
+
+    def request(ask: Any, batch: Batch) -> Any:
+        made = request_of(ask, batch)
+        if ask.line in numbers:
+            made.channel = "nowhere"
+        return made
+
+    monkeypatch.setattr(drive, "request_of", request)
+
+
+async def test_a_line_the_queue_refuses_is_in_the_error_file_and_the_others_go_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drive, "WINDOW_LINES", 10)
+    refuse_lines(monkeypatch, 3, 17)
+    batch = await rig.batch()
+    driving = asyncio.create_task(rig.drive(await rig.take(batch, "me")).run())
+
+    async def submitted() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].progress.submitted
+
+    await wait_for_async(submitted, "the submission")
+    assert len(rig.keys()) == LINES - 2
+    await rig.client.cancel(batch=batch.batch_id)
+    await driving
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed, done.errors) == (Status.COMPLETED, LINES, [])
+    lines = [json.loads(line) async for line in Output(rig.client, rig.shelf).lines(done, errors=True)]
+    assert sorted(line["custom_id"] for line in lines) == sorted(f"line-{n}" for n in range(LINES))
+    refused = {line["custom_id"]: line["response"] for line in lines if line["response"]}
+    assert set(refused) == {"line-2", "line-16"}
+    assert refused["line-2"]["status_code"] == 400
+    assert refused["line-2"]["body"]["error"]["param"] == "channel"
+    size = sum([len(line) async for line in Output(rig.client, rig.shelf).lines(done, errors=True)])
+    assert done.counts.error_bytes == size
+
+
+async def test_a_refused_line_counts_once_and_does_not_hide_those_after_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window is submitted again after a crash; the batch is then cancelled before it is whole."""
+    monkeypatch.setattr(drive, "WINDOW_LINES", 10)
+    refuse_lines(monkeypatch, 3)
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
+    held = await rig.take(batch, "me")
+    driven = rig.drive(held)
+    for _ in range(2):
+        async for window, _ in driven._windows(held.batch.progress):
+            await driven._send(window)
+            break
+    assert [one.line for one in held.batch.refusals] == [3]
+    await rig.records.change(batch.batch_id, cancelled)
+    await driven.run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
+    assert sorted(await rig.error_ids(done)) == sorted(f"line-{n}" for n in range(LINES))
+
+
+async def test_a_queue_that_refuses_line_after_line_fails_the_batch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "MAX_REFUSALS", LINES - 1)
     batch = await rig.batch(channel="nowhere")
     await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.errors[0].line, rig.keys()) == (Status.FAILED, 1, [])
+
+
+async def test_counts_grow_while_lines_are_still_submitted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "WINDOW_LINES", 10)
+    monkeypatch.setattr(drive, "SAVE_S", 0.0)
+    go_on = asyncio.Event()
+    reached = Drive._reached
+
+    async def wait(self: Drive, raw: Any) -> None:
+        await reached(self, raw)
+        await go_on.wait()
+
+    monkeypatch.setattr(Drive, "_reached", wait)
+    batch = await rig.batch()
+    driving = asyncio.create_task(rig.drive(await rig.take(batch, "me")).run())
+    await wait_for_async(lambda: _true_of(lambda: len(rig.keys()) == 10), "the first window")
+    await rig.client.cancel(batch=batch.batch_id)
+
+    async def seen() -> bool:
+        found, _ = await rig.records.get(batch.batch_id)
+        assert not found.progress.submitted
+        return found.counts.failed == 10
+
+    await wait_for_async(seen, "the counts of what has ended")
+    go_on.set()
+
+    async def submitted() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].progress.submitted
+
+    await wait_for_async(submitted, "the rest")
+    await rig.client.cancel(batch=batch.batch_id)
+    await driving
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed, done.progress.line) == (Status.COMPLETED, LINES, LINES)
+
+
+async def _true_of(fact: Callable[[], bool]) -> bool:
+    return fact()
+
+
+async def test_a_damaged_batch_is_named_among_the_others(rig: Rig) -> None:
+    record = files_pb2.Record(kind=BATCHES, record_id="batch_f", value=b"{torn")
+    await rig.shelf.put([files_pb2.PutRecord(record=record)])
+    good = await rig.batch()
+    listed, more = await rig.records.page("", 10)
+    assert ([batch.batch_id for batch in listed], more) == (["batch_f", good.batch_id], False)
+    assert (listed[0].status, listed[0].errors[0].code) == (Status.FAILED, "damaged_record")
+    with pytest.raises(DamagedError):
+        await rig.records.get("batch_f")
+    batches = Batches(rig.client, rig.shelf, rig.records, Intake(1.0), Doorman(), lambda: None)
+    app = Starlette(routes=batches.routes(), exception_handlers={Problem: _problem})
+    found = await get(app, "/v1/batches/batch_f").whole()
+    assert (found.status, found.json()["errors"]["data"][0]["code"]) == (200, "damaged_record")
+    assert (await post(app, "/v1/batches/batch_f/cancel", {}).whole()).status == 409
+    assert (await get(app, "/v1/batches").whole()).json()["first_id"] == "batch_f"
 
 
 async def test_a_batch_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> None:

@@ -61,7 +61,9 @@ class Gateway:
 
 
 async def fleet() -> scheduler_pb2.StatusResponse:
-    worker = scheduler_pb2.WorkerStatus(worker_id="w", model="tiny", model_aliases=["also"], connected=True)
+    worker = scheduler_pb2.WorkerStatus(
+        worker_id="w", model="tiny", model_aliases=["also"], connected=True, max_model_len=512
+    )
     return scheduler_pb2.StatusResponse(workers=[worker])
 
 
@@ -284,7 +286,7 @@ async def test_the_rest_of_the_front(gateway: Gateway, monkeypatch: pytest.Monke
         ["also", "tiny"],
         "tiny",
     )
-    assert (await ask("/v1/models/tiny"))[1]["id"] == "tiny"
+    assert (await ask("/v1/models/tiny"))[1]["max_model_len"] == 512
     for path, method, expected in (
         ("/v1/models/other", "GET", 404), ("/v1/requests/nobody", "GET", 404), ("/elsewhere", "GET", 404),
         ("/v1/models", "POST", 405), (CHAT_URL, "GET", 405),
@@ -306,6 +308,17 @@ async def test_the_rest_of_the_front(gateway: Gateway, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(gateway.admission, "submit", away)
     assert (await post(gateway.app, CHAT_URL, CHAT).whole()).status == 503
+
+
+async def test_a_queue_whose_disk_is_full_is_asked_again_later(gateway: Gateway) -> None:
+    for body in (TEXT, {**TEXT, "prompt": ["a", "b"]}):
+        gateway.queue.refuse_submits = 100
+        refused = await post(gateway.app, COMPLETIONS_URL, body).whole()
+        assert (refused.status, refused.error["code"]) == (503, "queue_unavailable")
+        assert "nearly full" in refused.error["message"]
+        assert int(refused.headers["retry-after"]) > 0
+    gateway.queue.refuse_submits = 0
+    assert (await post(gateway.app, COMPLETIONS_URL, TEXT).whole()).status == 200
 
 
 async def test_deleting_a_request(gateway: Gateway) -> None:
