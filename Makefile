@@ -95,6 +95,10 @@ chaos-sim: $(READY) ## The same for 100,000 requests on simulated engines
 gateway-kills: $(READY) ## Files and batches while their gateway is killed at every stage, with the tests too long for `test`
 	@GATEWAY_LINES=$(or $(LINES),8000) $(BIN)/python -m pytest -q tests/integration/test_gateway_kills.py tests/integration/test_gateway_batches.py
 
+.PHONY: gateway-streams
+gateway-streams: $(READY) ## A thousand clients that stream at once through one gateway
+	@GATEWAY_STREAMS=$(or $(STREAMS),1000) $(BIN)/python -m pytest -q tests/integration/test_gateway.py -k many_streams
+
 .PHONY: observability-check
 observability-check: $(READY) ## Every query of dashboard and alerts, asked of a real Prometheus (Debian: prometheus)
 	@$(BIN)/python -m tests.observability
@@ -139,6 +143,10 @@ bench-overload: $(READY) ## Ten and a hundred times the load: refusals, memory, 
 .PHONY: bench-gateway
 bench-gateway: $(READY) ## vLLM's `bench serve` against the gateway and against vLLM's own server, alternating
 	@$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
+
+.PHONY: bench-first-byte
+bench-first-byte: $(READY) ## The first byte of a stream, alone and beside a large batch, alternating
+	@$(BIN)/python -m benchmarks.bench_first_byte $(ARGS)
 
 .PHONY: bench-batch-files
 bench-batch-files: $(READY) ## A 150,000-line file through the gateway's files and batches: its memory, phase by phase

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ LIMIT_MIB = 300
 
 BLOCKS, SEQUENCES, STEP_TOKENS = 20_001, 256, 262_144
 """Of the simulated engine: room for what the queue gives it, so that it is not what is waited for."""
+
+ENGINE = ["--max-num-seqs", str(SEQUENCES), "--num-gpu-blocks-override", str(BLOCKS)]
+ENGINE += ["--max-num-batched-tokens", str(STEP_TOKENS)]
 
 POLL_S = 0.5
 PROBE_S = 0.05
@@ -58,7 +61,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="batch-files-", dir=RUN_DIRECTORY) as name:
         directory = Path(name).resolve()
         path = write_input(directory / "input.jsonl", options.lines, options.line_bytes)
-        with fleet(directory) as (address, gateway):
+        with fleet(directory, ENGINE) as (address, gateway):
             client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", timeout=3600, max_retries=0)
             probe = Probe(address)
             try:
@@ -82,8 +85,8 @@ def write_input(path: Path, lines: int, line_bytes: int) -> Path:
 
 
 @contextmanager
-def fleet(directory: Path) -> Iterator[tuple[str, Child]]:
-    """Yield the gateway's address and process; all processes end with the block."""
+def fleet(directory: Path, engine: Sequence[str]) -> Iterator[tuple[str, Child]]:
+    """Yield the gateway's address and process, before a simulated engine; all processes end with the block."""
     children: list[Child] = []
 
     def start(name: str, *flags: str) -> str:
@@ -95,9 +98,7 @@ def fleet(directory: Path) -> Iterator[tuple[str, Child]]:
         queue = start("queue", "--data-dir", str(directory / "queue"))
         scheduler = start("scheduler", "--queue-address", queue)
         both = ["--queue-address", queue, "--scheduler-address", scheduler]
-        engine = ["--engine", "simulated", "--served-model-name", "tiny", "--max-num-seqs", str(SEQUENCES)]
-        engine += ["--num-gpu-blocks-override", str(BLOCKS), "--max-num-batched-tokens", str(STEP_TOKENS)]
-        start("worker", "--worker-id", "w1", *both, *engine)
+        start("worker", "--worker-id", "w1", *both, "--engine", "simulated", "--served-model-name", "tiny", *engine)
         yield start("gateway", *both), children[-1]
     finally:
         for child in reversed(children):
