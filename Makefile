@@ -103,6 +103,10 @@ gateway-streams: $(READY) ## A thousand clients that stream at once through one 
 observability-check: $(READY) ## Every query of dashboard and alerts, asked of a real Prometheus (Debian: prometheus)
 	@$(BIN)/python -m tests.observability
 
+.PHONY: trace-check
+trace-check: $(READY) ## The traces of 10,000 requests, 1 % of which lose their worker, over a real OTLP receiver
+	@$(BIN)/python -m tests.traces $(ARGS)
+
 .PHONY: helm-check
 helm-check: $(READY) ## Lint and render the Helm chart, and hold what comes out against schemas and services (npm)
 	@$(BIN)/python -m tests.helm

@@ -20,8 +20,9 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from penstock.tracing import span_processor
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 
@@ -88,11 +89,17 @@ class Telemetry:
         end_ns: int,
         attributes: Mapping[str, Attribute] | None = None,
         error: str = "",
+        events: Mapping[str, int] | None = None,
     ) -> str:
-        """Export a span that is already over; return its traceparent (or `parent` when disabled)."""
+        """Export a span that is already over; return its traceparent (or `parent` when disabled).
+
+        `events` are moments within it, Unix time in nanoseconds by name.
+        """
         if self._tracer is None:
             return parent
         span = self.start(name, parent, start_ns, attributes)
+        for event, at_ns in (events or {}).items():
+            span.add_event(event, timestamp=at_ns)
         if error:
             span.set_status(trace.StatusCode.ERROR, error)
         span.end(end_time=max(start_ns, end_ns))
@@ -130,7 +137,7 @@ def start_telemetry(service: str, instance: str = "") -> Telemetry:
     if instance:
         attributes["service.instance.id"] = instance
     provider = TracerProvider(resource=Resource.create(attributes))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(span_processor(OTLPSpanExporter()))
     return Telemetry(provider)
 
 

@@ -97,6 +97,7 @@ class Speaker:
             fx.Gone: self._gone,
             fx.EndStream: self._end_stream,
             fx.Ended: self._ended,
+            fx.LeaseEnded: self._lease_ended,
             fx.WentBack: self._went_back,
             fx.StaleCompletion: self._stale,
             fx.AuditFailed: self._audit_failed,
@@ -166,6 +167,26 @@ class Speaker:
                 },
             )
 
+    def _lease_ended(self, effect: fx.LeaseEnded) -> None:
+        """Say of an attempt what is left of it if its worker was killed before it could export its spans."""
+        if self._telemetry.enabled:
+            timings = request_pb2.Timings() if effect.body is None else cast(request_pb2.Result, effect.body).timings
+            moments = {"first_token": timings.first_token_unix_ns, "last_token": timings.last_token_unix_ns}
+            self._telemetry.record(
+                "queue.lease",
+                effect.meta.traceparent,
+                effect.leased_ns,
+                effect.ended_ns,
+                {
+                    "penstock.request.id": effect.request_id,
+                    "penstock.channel": effect.meta.channel,
+                    "penstock.attempt": effect.attempt,
+                    "penstock.worker.id": effect.worker_id,
+                    "penstock.lease.end": effect.cause,
+                },
+                events={name: at_ns for name, at_ns in moments.items() if at_ns},
+            )
+
     def _went_back(self, effect: fx.WentBack) -> None:
         self._metrics.requeues.labels(effect.channel, effect.cause).inc()
 
@@ -186,14 +207,6 @@ class Speaker:
         self._send(effect.stream, queue_pb2.QueueToWorker(open=opened))
 
     def _deliver(self, effect: fx.Deliver) -> None:
-        link = self.links.get(effect.stream)
-        if link is None:
-            return
-        payload = self._payloads.get(effect.seq)
-        if payload is None or link.outbox.size_bytes > MAX_UNSENT_PAYLOAD_BYTES:
-            link.outbox.put_later(partial(self._late_delivery, link, effect))
-        else:
-            link.outbox.put(wire.deliver(effect, payload))
         if self._telemetry.enabled:
             self._telemetry.record(
                 "queue.wait",
@@ -206,6 +219,14 @@ class Speaker:
                     "penstock.attempt": effect.lease.attempt,
                 },
             )
+        link = self.links.get(effect.stream)
+        if link is None:
+            return
+        payload = self._payloads.get(effect.seq)
+        if payload is None or link.outbox.size_bytes > MAX_UNSENT_PAYLOAD_BYTES:
+            link.outbox.put_later(partial(self._late_delivery, link, effect))
+        else:
+            link.outbox.put(wire.deliver(effect, payload))
 
     def _late_delivery(self, link: Link, effect: fx.Deliver) -> bytes:
         """Return the delivery whose turn has come; if the request has ended meanwhile, that its lease is lost."""

@@ -27,6 +27,8 @@ class ReceivedSpan:
     start_ns: int
     end_ns: int
     attributes: dict[str, Any]
+    events: dict[str, int]
+    """Moments within it by name, Unix time in nanoseconds."""
 
 
 @dataclass
@@ -62,21 +64,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         """Keep the spans of one export."""
-        received = [
-            ReceivedSpan(
-                service=str(plain(resource_attributes(resource)["service.name"])),
-                name=span.name,
-                trace_id=span.trace_id.hex(),
-                span_id=span.span_id.hex(),
-                parent_id=span.parent_span_id.hex(),
-                start_ns=span.start_time_unix_nano,
-                end_ns=span.end_time_unix_nano,
-                attributes={item.key: plain(item.value) for item in span.attributes},
-            )
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
+        received = spans_of(request)
         with self._mutex:
             self.spans.extend(received)
         return trace_service_pb2.ExportTraceServiceResponse()
@@ -85,6 +73,26 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         """Return the spans of one trace, by start."""
         with self._mutex:
             return sorted((s for s in self.spans if s.trace_id == trace_id), key=lambda s: s.start_ns)
+
+
+def spans_of(request: trace_service_pb2.ExportTraceServiceRequest) -> list[ReceivedSpan]:
+    """Return the spans of one export."""
+    return [
+        ReceivedSpan(
+            service=str(plain(resource_attributes(resource)["service.name"])),
+            name=span.name,
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_id=span.parent_span_id.hex(),
+            start_ns=span.start_time_unix_nano,
+            end_ns=span.end_time_unix_nano,
+            attributes={item.key: plain(item.value) for item in span.attributes},
+            events={event.name: event.time_unix_nano for event in span.events},
+        )
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
 
 
 def resource_attributes(resource: Any) -> dict[str, AnyValue]:

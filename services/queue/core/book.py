@@ -19,6 +19,7 @@ from services.queue.core.effects import (
     Ended,
     Gone,
     GoneReason,
+    LeaseEnded,
     PutResult,
     WentBack,
     Write,
@@ -200,18 +201,18 @@ class Book:
         self._enter_lease(entry, change.now_ns)
 
     def _record(self, entry: Entry, change: Change) -> None:
-        self._leave_lease(entry)
+        self._leave_lease(entry, change)
         self._finish(entry, change)
 
     def _requeue(self, entry: Entry, change: Change) -> None:
-        self._leave_lease(entry)
+        self._leave_lease(entry, change)
         if change.failure is not None:
             entry.last_error = change.failure.message
         self._wait(entry)
         self.emit(WentBack(entry.meta.channel, change.event.value))
 
     def _return(self, entry: Entry, change: Change) -> None:
-        self._leave_lease(entry)
+        self._leave_lease(entry, change)
         entry.attempts -= 1
         self._wait(entry)
         self.emit(WentBack(entry.meta.channel, change.event.value))
@@ -226,11 +227,11 @@ class Book:
 
     def _end_stopped(self, entry: Entry, change: Change) -> None:
         outcome = entry.stop_outcome
-        self._leave_lease(entry)
+        self._leave_lease(entry, change)
         self._finish(entry, change._replace(outcome=outcome, failure=stop_failure(outcome), body=None))
 
     def _bury(self, entry: Entry, change: Change) -> None:
-        self._leave_lease(entry)
+        self._leave_lease(entry, change)
         failure = change.failure or Failure("attempts_exhausted", "every attempt failed")
         entry.last_error = failure.message
         entry.died_ns = change.now_ns
@@ -293,7 +294,19 @@ class Book:
         self.batches[entry.meta.batch_key].add(entry.seq)
         self.changed_batches.add(entry.meta.batch_key)
 
-    def _leave_lease(self, entry: Entry) -> None:
+    def _leave_lease(self, entry: Entry, change: Change) -> None:
+        self.emit(
+            LeaseEnded(
+                entry.name,
+                entry.meta,
+                entry.attempts,
+                entry.worker_id,
+                entry.leased_ns,
+                change.now_ns,
+                change.event.value,
+                change.body,
+            )
+        )
         self._write(records.LEASES, records.seq_key(entry.seq), None)
         del self.leases[entry.seq]
         held = self.holdings[entry.worker_id]

@@ -245,6 +245,19 @@ class Ended(NamedTuple):
     body: object
 
 
+class LeaseEnded(NamedTuple):
+    """An attempt is over, however it ended; `cause` is what ended its lease, `body` the result if it has one."""
+
+    request_id: str
+    meta: RequestMeta
+    attempt: int
+    worker_id: str
+    leased_ns: int
+    ended_ns: int
+    cause: str
+    body: object
+
+
 class WentBack(NamedTuple):
     """A leased or dead request waits again."""
 
@@ -284,6 +297,7 @@ Effect: TypeAlias = (
     | Gone
     | EndStream
     | Ended
+    | LeaseEnded
     | WentBack
     | StaleCompletion
     | AuditFailed

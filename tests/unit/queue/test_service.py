@@ -348,10 +348,57 @@ async def test_the_spans_of_a_request_are_one_trace() -> None:
         spans = [
             span for span in exporter.get_finished_spans() if (span.attributes or {})["penstock.request.id"] == name
         ]
-        assert [span.name for span in spans] == ["queue.persist", "queue.wait", "queue.complete"]
+        assert [span.name for span in spans] == ["queue.persist", "queue.wait", "queue.lease", "queue.complete"]
         assert len({span.context.trace_id for span in spans if span.context}) == 1
     roots = [span for span in exporter.get_finished_spans() if span.parent is None]
     assert [span.name for span in roots] == ["queue.persist"], "the queue starts a trace only if the client did not"
+
+
+async def test_an_attempt_is_a_span_of_the_queue_also_when_its_worker_is_gone() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with serving(Telemetry(provider)) as traced:
+        (name,) = await traced.submit(text())
+        await (await traced.work("w1")).claim(name)
+        # Another life of the worker, which knows nothing of the lease: the first one was killed.
+        work = await traced.work("w1", life="2")
+        delivery = await work.claim(name)
+        timings = request_pb2.Timings(first_token_unix_ns=70, last_token_unix_ns=90)
+        await work.complete(delivery.lease, result=request_pb2.Result(outcome=COMPLETED, timings=timings))
+        await traced.settled()
+    lost, completed = [span for span in exporter.get_finished_spans() if span.name == "queue.lease"]
+    for span, attempt, end in ((lost, 1, "worker_lost"), (completed, 2, "complete")):
+        assert span.attributes == {
+            "penstock.request.id": name,
+            "penstock.channel": "interactive",
+            "penstock.attempt": attempt,
+            "penstock.worker.id": "w1",
+            "penstock.lease.end": end,
+        }
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert span.start_time <= span.end_time
+    assert [(event.name, event.timestamp) for event in completed.events] == [("first_token", 70), ("last_token", 90)]
+    assert not lost.events
+
+
+async def test_a_lease_whose_worker_has_left_ends_a_wait_all_the_same() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with serving(Telemetry(provider)) as traced:
+        (name,) = await traced.submit(text())
+        work = await traced.work()
+        # Its stream ends between the claim and the moment at which the lease is durable.
+        traced.service._speaker.links.clear()
+        await work.send(queue_pb2.WorkerToQueue(claim=queue_pb2.Claim(request_id=name)))
+
+        async def waited() -> bool:
+            return "queue.wait" in {span.name for span in exporter.get_finished_spans()}
+
+        await wait_for_async(waited, "the end of the wait")
+        work.call.cancel()
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])

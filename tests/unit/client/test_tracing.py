@@ -1,0 +1,49 @@
+"""Spans wait for export in numbers that a busy service makes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from penstock.tracing import span_processor
+
+SPANS = 10_000
+
+
+class Blocked(SpanExporter):
+    """An exporter whose collector does not answer for a while."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.spans = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.answers.wait(60)
+        self.spans += len(spans)
+        return SpanExportResult.SUCCESS
+
+
+def exported() -> int:
+    """Return how many of many spans arrive at a collector that answers late."""
+    exporter = Blocked()
+    provider = TracerProvider()
+    provider.add_span_processor(span_processor(exporter))
+    tracer = provider.get_tracer("test")
+    for _ in range(SPANS):
+        tracer.start_span("x").end()
+    exporter.answers.set()
+    provider.shutdown()
+    return exporter.spans
+
+
+def test_a_slow_collector_costs_no_spans() -> None:
+    assert exported() == SPANS
+
+
+def test_the_standard_variable_overrides_how_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1024")
+    assert exported() < SPANS
