@@ -136,6 +136,10 @@ bench-admission-sim: $(READY) ## Admission policies and fleets on simulated engi
 	@$(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --requests 600 --out build/bench-sim)
 	@$(if $(ARGS),,$(BIN)/python -m benchmarks.admission.makespan)
 
+.PHONY: bench-keys
+bench-keys: $(READY) ## What API keys and a quota cost the queue, alternating with a queue without
+	@$(BIN)/python -m benchmarks.bench_keys
+
 .PHONY: bench-recovery
 bench-recovery: $(READY) ## Time until submits, grants and lost requests go on after a kill -9; up to a million waiting
 	@$(BIN)/python -m benchmarks.bench_recovery $(ARGS)
