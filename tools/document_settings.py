@@ -70,7 +70,7 @@ def default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is PydanticUndefined:
         return "required"
-    if value is None or value == "":
+    if value is None or not str(value):
         return "–"
     return f"`{json.dumps(plain(value)) if isinstance(value, dict | list) else value}`"
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from services.config_source import variable_of
 from services.gateway.settings import GatewaySettings
 from services.queue.service import STREAM_GRACE_S
 from services.queue.settings import QueueSettings
@@ -32,10 +33,9 @@ def names(path: Path) -> set[str]:
 
 def variables() -> set[str]:
     """Return the environment variables that the services read."""
-    found = {"PENSTOCK_CHANNELS", "PENSTOCK_CONFIG", "PENSTOCK_INSECURE", "PENSTOCK_QUEUE", "PENSTOCK_SCHEDULER"}
+    found = {"PENSTOCK_QUEUE", "PENSTOCK_SCHEDULER"}  # of commands
     for kind in (QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings):
-        prefix = kind.model_config["env_prefix"]
-        found |= {f"{prefix}{name}".upper() for name in kind.model_fields}
+        found |= {variable_of(kind, name) for name in kind.model_fields}
     return found
 
 
