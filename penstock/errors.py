@@ -126,7 +126,7 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
     if denied is not None:
         return denied(details)
     match error.code():
-        case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE:
+        case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE | grpc.StatusCode.ALREADY_EXISTS:
             field = _FIELD.match(details)
             return InvalidRequest(*as_given(details, field.group(1) if field else ""))
         case code if _torn_off(code, details):

@@ -19,6 +19,7 @@ from services.queue.core.entry import parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
 from services.queue.core.messages import Cancel, Delete, EndedRow, Inspect, InspectQueue, RequeueDead
 from services.queue.metrics import QueueMetrics, age_ns
+from services.queue.read_faults import code_of
 from services.queue.reader import Reader
 from services.queue.speaker import Speaker
 from services.queue.store import Store
@@ -195,7 +196,7 @@ class Admin:
         try:
             return await self._committer.ask(make)
         except RefusedError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            await context.abort(code_of(error), str(error))
 
 
 def _ended(result: request_pb2.Result) -> queue_pb2.GetResponse:

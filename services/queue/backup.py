@@ -62,7 +62,7 @@ def make_backup(store: Store, directory: Path, name: str, now_ns: int) -> Backup
     """
     name = name or name_of(now_ns)
     if not NAME.fullmatch(name):
-        raise BackupError(f"name: {name!r} must be letters, digits, dots, dashes and underscores, at most 100")
+        raise BackupNameError(f"name: {name!r} must be letters, digits, dots, dashes and underscores, at most 100")
     path, partial = directory / name, directory / f".{name}.partial"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,11 @@ def make_backup(store: Store, directory: Path, name: str, now_ns: int) -> Backup
     return backup
 
 
-class BackupExistsError(BackupError):
+class BackupNameError(BackupError):
+    """The name cannot be one."""
+
+
+class BackupExistsError(BackupNameError):
     """The name is taken."""
 
 
@@ -107,7 +111,7 @@ def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
         _sync(partial)
         partial.rename(data_dir)
         _sync_directory(data_dir.parent)
-    except (OSError, shutil.Error, ValueError, StoreError, StoreUnusableError) as error:
+    except (BackupError, OSError, shutil.Error, ValueError, StoreError, StoreUnusableError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise BackupError(f"{backup} cannot be restored: {error}") from None
     return counters
@@ -116,6 +120,8 @@ def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
 def _move_on(path: Path, now_ns: int) -> Counters:
     store = RocksdbStore(path)
     try:
+        for family, key, text in store.damage():
+            raise BackupError(f"it is damaged: {family} after key {key.hex() or '-'}: {text}")
         row = store.get(records.META, records.COUNTERS_KEY)
         counters = Counters() if row is None else records.decode_counters(row)
         counters.seq = max(now_ns, counters.seq + NUMBERS_SKIPPED)

@@ -14,6 +14,7 @@ from services.queue.backup import NAME, Backup, BackupError, BackupExistsError, 
 from services.queue.committer import Committer, Lookup, RefusedError
 from services.queue.core.effects import QueueView
 from services.queue.core.messages import InspectQueue
+from services.queue.read_faults import code_of
 from services.queue.store import Store
 from services.rpc.strict import BadInputError
 
@@ -53,7 +54,7 @@ class BackupCall:
             log.error("%s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except RefusedError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            await context.abort(code_of(error), str(error))
         finally:
             self._busy = False
         return queue_pb2.BackupResponse(

@@ -46,6 +46,7 @@ from services.queue.core.messages import (
 )
 from services.queue.loading import Loading
 from services.queue.payloads import read_payloads
+from services.queue.read_faults import ReadFaults
 from services.queue.store import Store, StoreError, StoreUnusableError
 
 log = logging.getLogger(__name__)
@@ -85,10 +86,10 @@ Item: TypeAlias = Message | Lookup
 class RefusedError(Exception):
     """The queue cannot write now. `disk_full` tells a full disk from a failing one."""
 
-    def __init__(self, text: str, disk_full: bool) -> None:
-        """Refuse with `text`, for the client."""
+    def __init__(self, text: str, disk_full: bool, cause: StoreError | None = None) -> None:
+        """Refuse with `text`, for the client; `cause` is the read that failed, if it was one."""
         super().__init__(text)
-        self.disk_full = disk_full
+        self.disk_full, self.__cause__ = disk_full, cause
 
 
 class Released(NamedTuple):
@@ -125,6 +126,7 @@ class Committer:
         disk_free_min_bytes: int,
         loading: Loading | None = None,
         machine: Machine | None = None,
+        faults: ReadFaults | None = None,
     ) -> None:
         """Own the machine that `build` makes from all that the store holds.
 
@@ -136,6 +138,7 @@ class Committer:
         self._outlet = outlet
         self._disk_free_min_bytes = disk_free_min_bytes
         self.machine = machine or build()
+        self._faults = faults or ReadFaults()
         self._loading = loading
         self._page: asyncio.Future[Adopt | None] | None = None
         """The next requests of the store, being read."""
@@ -251,13 +254,7 @@ class Committer:
         self._ready.set()
 
     async def _handle(self, items: Sequence[Item]) -> None:
-        try:
-            messages = await self._look_up(items)
-        except StoreError as error:
-            # Only what had to be read is refused: a worker's claim that came with it must not go unanswered.
-            looked_up = [item for item in items if isinstance(item, Lookup)]
-            self._refuse(looked_up, RefusedError(f"the store cannot be read: {error}", False))
-            messages = [item for item in items if not isinstance(item, Lookup)]
+        messages = await self._look_up(items)
         if self.broken:
             await self._heal(messages)
             messages = self._readable(messages)
@@ -268,15 +265,23 @@ class Committer:
             await self._fail(messages, error)
 
     async def _look_up(self, items: Sequence[Item]) -> Sequence[Message]:
-        if not any(isinstance(item, Lookup) for item in items):
-            return items  # type: ignore[return-value]  # no Lookup among them
         # No batch is being written now: what is looked at here and below is the same store.
         items = [item.glance(self._store) or item if isinstance(item, Lookup) else item for item in items]
         if not any(isinstance(item, Lookup) for item in items):
             return items  # type: ignore[return-value]  # no Lookup is left
-        return await self._off_loop(
-            lambda: [item.read(self._store) if isinstance(item, Lookup) else item for item in items]
-        )
+        found = await self._off_loop(lambda: [self._read(item) for item in items])
+        # Only what cannot be read is refused: a worker's claim that came with it must not go unanswered.
+        for item, error in zip(items, found, strict=True):
+            if isinstance(error, StoreError):
+                self._refuse([item], RefusedError(f"the store cannot be read: {error}", False, error))
+        return [message for message in found if not isinstance(message, StoreError)]
+
+    def _read(self, item: Item) -> Message | StoreError:
+        try:
+            return item.read(self._store) if isinstance(item, Lookup) else item
+        except StoreError as error:
+            self._faults.note(error)
+            return error
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
@@ -286,8 +291,7 @@ class Committer:
         if not any(isinstance(message, Submit) for message in messages):
             return messages
         self.check_disk()
-        refusal = self.refusal()
-        if not refusal:
+        if not (refusal := self.refusal()):
             return messages
         self._refuse([m for m in messages if isinstance(m, Submit)], RefusedError(refusal, not self.broken))
         return [m for m in messages if not isinstance(m, Submit)]
@@ -305,8 +309,7 @@ class Committer:
 
     async def _commit(self, messages: Sequence[Message]) -> None:
         now_ns = self._clock.now_ns()
-        step = self.machine.step
-        everything = [effect for message in messages for effect in step(message, now_ns)]
+        everything = [effect for message in messages for effect in self.machine.step(message, now_ns)]
         sealed = self.machine.seal()
         rows = [effect for effect in everything if type(effect) is Write or type(effect) is PutResult]
         effects = [effect for effect in everything if type(effect) is not Write]
@@ -315,8 +318,7 @@ class Committer:
         if rows:
             rows.append(sealed.counters)
             payloads = await self._off_loop(lambda: self._write(rows, wanted))
-            seconds = (self._clock.now_ns() - now_ns) / 1e9
-            self._outlet.observe_commit(len(messages), seconds)
+            self._outlet.observe_commit(len(messages), (self._clock.now_ns() - now_ns) / 1e9)
         self._release(Released(effects, payloads, sealed.progress))
 
     def _write(self, rows: list[Write | PutResult], wanted: list[int]) -> dict[int, bytes]:
@@ -385,9 +387,8 @@ class Committer:
         if not self.broken:
             return messages
         served = UNANSWERED if self._in_doubt else READ_ONLY
-        self._refuse(
-            [message for message in messages if not isinstance(message, served)], RefusedError(self.broken, False)
-        )
+        refused = [message for message in messages if not isinstance(message, served)]
+        self._refuse(refused, RefusedError(self.broken, False))
         return [message for message in messages if isinstance(message, served)]
 
     def _refuse(self, items: Sequence[Item], error: RefusedError) -> None:

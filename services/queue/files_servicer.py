@@ -13,6 +13,7 @@ from penstock.files.v1 import files_pb2 as pb
 from services.auth.caller import CALLER
 from services.queue import file_changes as changes
 from services.queue.file_rows import NAME, PART_BYTES
+from services.queue.read_faults import code_of
 from services.queue.shelf import Shelf, ShelfRefusedError
 from services.queue.store import StoreError
 from services.rpc.strict import BadInputError
@@ -158,7 +159,7 @@ async def _answered(context: Context) -> AsyncIterator[None]:
         code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.full else grpc.StatusCode.UNAVAILABLE
         await context.abort(code, str(error))
     except (StoreError, DecodeError) as error:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, f"the store cannot be read: {error}")
+        await context.abort(code_of(error), f"the store cannot be read: {error}")
 
 
 def check_name(param: str, name: str) -> None:

@@ -18,6 +18,7 @@ from services.queue.core.effects import Inspected
 from services.queue.core.entry import NO_SEQ, parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
 from services.queue.core.messages import Inspect, WatchTokens
+from services.queue.read_faults import code_of
 from services.queue.reader import Reader
 from services.queue.store import StoreError
 from services.queue.watch import Watcher, WatchHub
@@ -74,7 +75,7 @@ class Following:
                     async for frame in self._told(follower):
                         yield frame
             except (StoreError, RefusedError) as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+                await context.abort(code_of(error), str(error))
             finally:
                 self._followers.discard(follower)
                 follower.close()

@@ -108,7 +108,9 @@ class QueueMetrics:
             registry=registry,
         )
         self.store_failures = Counter(
-            "penstock_queue_store_failures_total", "Commits the store could not write.", registry=registry
+            "penstock_queue_store_failures_total",
+            "Commits the store could not write, and reads it could not answer.",
+            registry=registry,
         )
         self.commit_messages = Histogram(
             "penstock_queue_commit_messages", "Messages per commit.", buckets=BATCH_BUCKETS, registry=registry

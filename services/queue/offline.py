@@ -7,20 +7,20 @@ arguments, 69 if the directory cannot be used.
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from services.queue.backup import BackupError, backups_of, make_backup, restore
+from services.queue.backup import BackupError, BackupNameError, backups_of, make_backup, restore
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY
 from services.queue.migration import MIGRATED_VERSIONS
 from services.queue.rocksdb_store import RocksdbStore, written_by_older
-from services.queue.store import StoreError, StoreUnusableError
+from services.queue.store import StoreError, StoreUnreadableError, StoreUnusableError
 from services.queue.verify import Verifier, Violation
 
 EX_FOUND = 1
+EX_USAGE = 2
 EX_UNAVAILABLE = 69
 
 
@@ -28,20 +28,31 @@ def verify(directory: Path) -> int:
     """Print every violation of a store's invariants, one a line with its key, then the rows of each family."""
     store = RocksdbStore(directory, read_only=True)
     try:
-        if store.get(META, SCHEMA_KEY) in MIGRATED_VERSIONS:
-            raise StoreUnusableError(written_by_older(directory))
-        verifier = Verifier(store)
-        found = 0
         lost = store.lost_writes()
-        first = [Violation(META, b"", lost)] if lost else []
-        for violation in itertools.chain(first, verifier.violations()):
-            found += 1
-            print(violation.line())
+        found = _told([Violation(META, b"", lost)] if lost else [])
+        damaged = _told(Violation(*damage) for damage in store.damage())
+        verifier = Verifier(store)
+        if not damaged:
+            if store.get(META, SCHEMA_KEY) in MIGRATED_VERSIONS:
+                raise StoreUnusableError(written_by_older(directory))
+            found += _told(verifier.violations())
     finally:
         store.close()
+    if damaged:
+        print(f"{directory}: {damaged} places cannot be read; what is between the families was not checked")
+        return EX_FOUND
     print(f"{directory}: " + ", ".join(f"{verifier.counts[family]} {family}" for family in FAMILIES))
     print(f"{found} violations" if found else "no violations")
     return EX_FOUND if found else 0
+
+
+def _told(violations: Iterable[Violation]) -> int:
+    """Print each violation; return how many there were."""
+    count = 0
+    for violation in violations:
+        print(violation.line())
+        count += 1
+    return count
 
 
 def back_up(data_dir: Path, name: str) -> int:
@@ -85,7 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return bring_back(options.backup, options.data_dir)
     except (BackupError, StoreError, StoreUnusableError) as error:
         print(f"penstock: {error}", file=sys.stderr)
-        return EX_UNAVAILABLE
+        if isinstance(error, BackupNameError):
+            return EX_USAGE
+        found = options.tool == "verify" and isinstance(error, StoreUnreadableError)
+        return EX_FOUND if found else EX_UNAVAILABLE
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.queue.core import records
-from services.queue.store import Store
+from services.queue.store import Store, StoreDamagedError
 
 PAYLOADS_AT_ONCE = 16
 """Requests read between two looks at their size: 192 MiB of the largest there can be."""
@@ -17,7 +17,8 @@ MAX_PAYLOADS_BYTES = 64 * 1024 * 1024
 def read_payloads(store: Store, wanted: Sequence[int]) -> dict[int, bytes]:
     """Return the encoded requests there are, by seq; past the bound the rest is left out.
 
-    What is left out is read when its turn to be sent has come. Raises StoreError.
+    What is left out is read when its turn to be sent has come; so is what is damaged, which would otherwise end a
+    commit that others are in. Raises StoreError.
     """
     found: dict[int, bytes] = {}
     size_bytes = 0
@@ -25,9 +26,19 @@ def read_payloads(store: Store, wanted: Sequence[int]) -> dict[int, bytes]:
         if size_bytes >= MAX_PAYLOADS_BYTES:
             break
         seqs = wanted[first : first + PAYLOADS_AT_ONCE]
-        rows = store.get_many(records.PAYLOADS, [records.seq_key(seq) for seq in seqs])
+        try:
+            rows = store.get_many(records.PAYLOADS, [records.seq_key(seq) for seq in seqs])
+        except StoreDamagedError:
+            rows = [_undamaged(store, seq) for seq in seqs]
         for seq, row in zip(seqs, rows, strict=True):
             if row is not None:
                 found[seq] = row
                 size_bytes += len(row)
     return found
+
+
+def _undamaged(store: Store, seq: int) -> bytes | None:
+    try:
+        return store.get(records.PAYLOADS, records.seq_key(seq))
+    except StoreDamagedError:
+        return None

@@ -12,6 +12,7 @@ from penstock.queue.v1 import queue_pb2
 from services.queue import wire
 from services.queue.core import records
 from services.queue.core.entry import BatchKey, Entry, request_id_of
+from services.queue.read_faults import ReadFaults
 from services.queue.store import Store
 
 READ_THREADS = 2
@@ -39,8 +40,9 @@ class LogRow(NamedTuple):
 class Reader:
     """Reads for Watch, Get and the dead letters. Every method raises StoreError if the store fails."""
 
-    def __init__(self, store: Store, store_id: str) -> None:
+    def __init__(self, store: Store, store_id: str, faults: ReadFaults | None = None) -> None:
         """Read from `store`."""
+        self._faults = faults or ReadFaults()
         self._store = store
         self._store_id = store_id
         self._threads = ThreadPoolExecutor(READ_THREADS, "read")
@@ -50,7 +52,8 @@ class Reader:
         self._threads.shutdown()
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        with self._faults.noted():
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def result(self, seq: int, sees: str | None = None) -> wire.StoredResult | None:
         """Return the result of one request, or None; for a caller that `sees` one tenant only, None of others' too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import rocksdict
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES, META, PARTS, PAYLOADS, RESULTS, SCHEMA_KEY, SCHEMA_VERSION
 from services.queue.migration import MIGRATED_VERSIONS, migrate
-from services.queue.store import Row, StoreDamagedError, StoreError, StoreUnusableError
+from services.queue.store import Row, StoreDamagedError, StoreError, StoreUnreadableError, StoreUnusableError
 from services.queue.synced import MARK_FILE, MarkError, SyncedMark, read_mark, write_mark
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ BACKUP_MARK = "PENSTOCK_BACKUP.json"
 
 DAMAGE = "Corruption"
 """How RocksDB begins an error about bytes that are not what was written."""
+
+TABLE_FILE = re.compile(r"\d+\.sst")
+"""The name of a table file, as RocksDB's errors have it."""
 
 INFO_LOGS_KEPT = 2
 """RocksDB's own text logs; one for this run and one for the run before."""
@@ -91,7 +95,8 @@ class RocksdbStore:
             self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
         except Exception as error:  # rocksdict raises plain Exception for every failure
-            raise StoreUnusableError(_open_reason(self._path, str(error))) from None
+            kind = StoreUnreadableError if str(error).startswith(DAMAGE) else StoreUnusableError
+            raise kind(_open_reason(self._path, str(error))) from None
         if not self._read_only:
             self._begin_mark()
 
@@ -173,6 +178,44 @@ class RocksdbStore:
                 cursor.prev()
             cursor.status()
         return rows
+
+    def damage(self) -> Iterator[tuple[str, bytes, str]]:
+        """Read every row of every family, against its checksum; yield what cannot be read.
+
+        Each time the family, the last key before it, and what is wrong there and how far.
+        """
+        for family in FAMILIES:
+            start: bytes | None = b""
+            while start is not None:
+                last, error = self._read_from(family, start)
+                if error is None:
+                    break
+                start = self._end_of_file_in(error, max(last, start))
+                until = "the end of the family" if start is None else start[:-1].hex()
+                yield family, last, f"what follows, up to {until} at most, cannot be read: {error}"
+
+    def _read_from(self, family: str, start: bytes) -> tuple[bytes, StoreError | None]:
+        """Read rows from `start` on; return the last key that could be read, and what ended it before the end."""
+        last = b""
+        try:
+            with _store_errors():
+                options = rocksdict.ReadOptions()
+                options.fill_cache(False)
+                cursor = self._families[family].iter(options)
+                cursor.seek(start)
+                while cursor.valid():
+                    last = cursor.key()
+                    cursor.next()
+                cursor.status()
+        except StoreError as error:
+            return last, error
+        return last, None
+
+    def _end_of_file_in(self, error: StoreError, after: bytes) -> bytes | None:
+        """Return the first key behind the table file that an error names; None if none is named, or lies behind."""
+        named = TABLE_FILE.search(str(error))
+        ends = [file["end_key"] for file in self._db.live_files() if named and file["name"] == f"/{named.group()}"]
+        return ends[0] + b"\0" if ends and ends[0] >= after else None
 
     def write(self, writes: Sequence[Write]) -> None:
         """Apply all writes in one batch and fsync it."""

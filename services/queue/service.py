@@ -27,6 +27,7 @@ from services.queue.files_servicer import FilesServicer
 from services.queue.following import Following
 from services.queue.loading import Loading
 from services.queue.metrics import QueueMetrics
+from services.queue.read_faults import ReadFaults
 from services.queue.reader import Reader
 from services.queue.recovery import Recovery, recover, store_id_of
 from services.queue.rights import RIGHTS
@@ -89,6 +90,7 @@ class Service:
             greeting,
             lambda seq: store.get(records.PAYLOADS, records.seq_key(seq)),
         )
+        faults = ReadFaults(metrics.store_failures.inc)
         loading = Loading(Recovery(store))
         machine = Machine(store_id, rules, loading.first, self._clock.now_ns(), self._quotas())
         self.committer = Committer(
@@ -99,9 +101,10 @@ class Service:
             settings.disk_free_min_bytes,
             loading,
             machine,
+            faults,
         )
         self._hub.reset(machine.seal().progress)
-        self._reader = Reader(store, store_id)
+        self._reader = Reader(store, store_id, faults)
         self._watching = Watching(self.committer, self._reader, self._hub, store_id)
         self._following = Following(self.committer, self._reader, self._hub, store_id)
         self._speaker.on_reset = self._renew_interests
@@ -126,7 +129,7 @@ class Service:
         )
         self.servicer = QueueServicer(parts)
         self._reloader = Reloader(settings, "queue", self.reconfigure, registry=metrics.registry)
-        self._shelf = Shelf(store, self._clock, self._content_refusal)
+        self._shelf = Shelf(store, self._clock, self._content_refusal, faults)
 
     def _renew_interests(self) -> None:
         """Tell a rebuilt machine whose tokens are wanted."""

@@ -27,7 +27,9 @@ from services.queue.core.messages import (
 )
 from services.queue.following import Following
 from services.queue.metrics import QueueMetrics
+from services.queue.read_faults import code_of
 from services.queue.speaker import Greeting, Link, Speaker
+from services.queue.store import StoreError
 from services.queue.submit import Frame, Intake
 from services.queue.watch import WatchHub
 from services.queue.watching import Watching
@@ -160,7 +162,8 @@ class QueueServicer:
 
     async def Get(self, request: queue_pb2.GetRequest, context: Context) -> queue_pb2.GetResponse:
         """Return the state of one request."""
-        return await self._parts.admin.get(request, context)
+        async with _readable(context):
+            return await self._parts.admin.get(request, context)
 
     async def Cancel(self, request: queue_pb2.CancelRequest, context: Context) -> queue_pb2.CancelResponse:
         """Cancel requests."""
@@ -168,15 +171,17 @@ class QueueServicer:
 
     async def Delete(self, request: queue_pb2.DeleteRequest, context: Context) -> queue_pb2.DeleteResponse:
         """Delete results."""
-        return await self._parts.admin.delete(request, context)
+        async with _readable(context):
+            return await self._parts.admin.delete(request, context)
 
     async def Stats(self, _request: queue_pb2.StatsRequest, context: Context) -> queue_pb2.StatsResponse:
         """Return counts."""
         return await self._parts.admin.stats(context)
 
-    async def ListDead(self, request: queue_pb2.ListDeadRequest, _context: Context) -> queue_pb2.ListDeadResponse:
+    async def ListDead(self, request: queue_pb2.ListDeadRequest, context: Context) -> queue_pb2.ListDeadResponse:
         """Return a page of dead letters."""
-        return await self._parts.admin.list_dead(request)
+        async with _readable(context):
+            return await self._parts.admin.list_dead(request)
 
     async def RequeueDead(
         self, request: queue_pb2.RequeueDeadRequest, context: Context
@@ -294,6 +299,15 @@ class _Window:
         self._count -= count
         if self._count < self._most:
             self._room.set()
+
+
+@asynccontextmanager
+async def _readable(context: Context) -> AsyncIterator[None]:
+    """End the call with the code of a read that failed."""
+    try:
+        yield
+    except StoreError as error:
+        await context.abort(code_of(error), f"the store cannot be read: {error}")
 
 
 async def _end(link: Link, context: Context) -> None:

@@ -31,6 +31,7 @@ from services.queue.file_rows import (
     seen_file,
     seen_record,
 )
+from services.queue.read_faults import ReadFaults
 from services.queue.store import Row, Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,15 @@ class _Waiting(NamedTuple):
 class Shelf:
     """Owner of the families `files`, `parts` and `records`. All but the disk's work happens in one event loop."""
 
-    def __init__(self, store: Store, clock: Clock, refusal: Callable[[], ShelfRefusedError | None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        refusal: Callable[[], ShelfRefusedError | None],
+        faults: ReadFaults | None = None,
+    ) -> None:
         """Keep everything in `store`; `refusal` says why content is refused now, or None."""
+        self._faults = faults or ReadFaults()
         self._store = store
         self._clock = clock
         self._refusal = refusal
@@ -161,7 +169,8 @@ class Shelf:
     # ---- reads; all raise StoreError if the disk fails ----
 
     async def _read(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        with self._faults.noted():
+            return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     # `sees` is the only tenant whose files and records there are for the caller; None: everybody's.
 

@@ -19,7 +19,7 @@ from services.queue.committer import Released
 from services.queue.core import effects as fx
 from services.queue.core.machine import Machine
 from services.queue.metrics import QueueMetrics
-from services.queue.store import StoreError
+from services.queue.store import StoreDamagedError, StoreError
 from services.queue.watch import WatchHub
 from services.rpc.limits import MAX_UNSENT_BYTES, MAX_UNSENT_PAYLOAD_BYTES
 from services.rpc.outbox import Outbox
@@ -232,6 +232,11 @@ class Speaker:
         """Return the delivery whose turn has come; if the request has ended meanwhile, that its lease is lost."""
         try:
             payload = self._read_payload(effect.seq)
+        except StoreDamagedError as error:
+            # No worker can run it: its lease runs out, and its attempts with it, and nobody else notices.
+            log.error("request %s cannot be delivered: %s", effect.lease.request_id, error)
+            self._metrics.store_failures.inc()
+            payload = None
         except StoreError as error:
             link.end(grpc.StatusCode.UNAVAILABLE, f"the queue's store cannot be read: {error}")
             return b""

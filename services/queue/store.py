@@ -23,6 +23,10 @@ class StoreUnusableError(Exception):
     """The data directory cannot be used at all: locked, of a newer schema, or damaged."""
 
 
+class StoreUnreadableError(StoreUnusableError):
+    """It is damaged, so that it cannot even be opened."""
+
+
 class Store(Protocol):
     """An ordered, durable key-value store with the families of `core.records`.
 

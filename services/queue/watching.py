@@ -16,6 +16,7 @@ from services.queue.core.effects import Inspected
 from services.queue.core.entry import NO_SEQ, parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
 from services.queue.core.messages import Inspect, WatchTokens
+from services.queue.read_faults import code_of
 from services.queue.reader import Reader
 from services.queue.store import StoreError
 from services.queue.validate import check_name
@@ -59,7 +60,7 @@ class Watching:
                 async for frame in self._watch_batch(request):
                     yield frame
         except (StoreError, RefusedError) as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            await context.abort(code_of(error), str(error))
 
     async def _watch_batch(self, request: queue_pb2.WatchRequest) -> AsyncIterator[bytes]:
         batch = (CALLER.get().tenant, request.batch)

@@ -154,7 +154,7 @@ async def test_a_backup_under_load_becomes_a_queue_that_answers_everything(
     path = Path(made.path)
     assert path == fleet.directory / "queue-backups" / "b1"
     taken = await asyncio.to_thread(penstock, "backup", "b1", "--queue", fleet.queue.address)
-    assert taken.stderr.endswith(f"there is a backup {path} already\n")
+    assert (taken.returncode, taken.stderr) == (2, f"penstock: name: there is a backup {path} already\n")
     await submit(fleet, 1, "late", 4)
     before = await results_of(fleet, "kept", 40)
 

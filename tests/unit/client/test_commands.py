@@ -192,4 +192,4 @@ async def test_backup_of_a_running_queue(shell: Shell) -> None:
     made = await shell.run("backup", "b1")
     assert made.out == "/backups/b1: backup of store fake; 3 requests waiting, 0 running, 0 dead letters, 7 results\n"
     taken = await shell.run("backup", "taken")
-    assert (taken.status, "there is a backup taken already" in taken.err) == (70, True)
+    assert (taken.status, taken.err) == (2, "penstock: name: there is a backup taken already\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -188,6 +189,68 @@ def test_a_damaged_backup_is_refused_and_leaves_nothing(open_queue: Callable[[st
     assert sorted(found.name for found in tmp_path.iterdir()) == ["data", "data-backups"]
 
 
+def damage(directory: Path, pattern: str) -> Path:
+    """Alter 20 bytes in the middle of the largest file of this pattern."""
+    path = max(directory.glob(pattern), key=lambda found: found.stat().st_size)
+    row = bytearray(path.read_bytes())
+    at = len(row) // 2
+    row[at : at + 20] = bytes(byte ^ 0x5A for byte in row[at : at + 20])
+    path.write_bytes(row)
+    return path
+
+
+@pytest.mark.parametrize("pattern", ["*.sst", "*.blob"])
+def test_altered_bytes_are_found_wherever_they_lie(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path, capsys: pytest.CaptureFixture[str], pattern: str
+) -> None:
+    queue = open_queue("data")
+    rows = {r.seq_key(seq): os.urandom(9000 if seq < 40 else 300) for seq in range(400)}
+    queue.disk.write([Write(r.PAYLOADS, key, row) for key, row in rows.items()])
+    path = queue.back_up()
+    damaged = damage(path, pattern)
+    with pytest.raises(BackupError, match="cannot be restored: it is damaged: payloads after key 0"):
+        restore(path, tmp_path / "again", NOW_NS)
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["data", "data-backups"]
+    assert main(["verify", str(path)]) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["payloads"], "the family and the last good key are named"
+    assert "cannot be read: Corruption" in lines[0]
+    assert pattern == "*.blob" or damaged.name in lines[0]
+    assert last.endswith("1 places cannot be read; what is between the families was not checked")
+
+
+def test_reading_goes_on_behind_a_damaged_table(tmp_path: Path) -> None:
+    store = RocksdbStore(tmp_path / "data")
+    for family in (r.PAYLOADS, r.RESULTS):
+        store.write([Write(family, r.seq_key(seq), os.urandom(300)) for seq in range(100)])
+    store.close()
+    for table in (tmp_path / "data").glob("*.sst"):
+        row = bytearray(table.read_bytes())
+        if len(row) > 20_000:
+            row[len(row) // 2] ^= 1
+            table.write_bytes(row)
+    store = RocksdbStore(tmp_path / "data", read_only=True)
+    assert [family for family, _, _ in store.damage()] == [r.PAYLOADS, r.RESULTS]
+    store.close()
+
+
+def test_a_store_too_damaged_to_be_opened_is_damaged_and_not_locked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RocksdbStore(tmp_path / "data")
+    store.write([Write(r.PAYLOADS, r.seq_key(seq), os.urandom(300)) for seq in range(100)])
+    store.close()
+    table = max((tmp_path / "data").glob("*.sst"), key=lambda found: found.stat().st_size)
+    row = bytearray(table.read_bytes())
+    row[-200:-192] = bytes(byte ^ 0x5A for byte in row[-200:-192])  # what says where the blocks are
+    table.write_bytes(row)
+    assert main(["verify", str(tmp_path / "data")]) == 1
+    told = capsys.readouterr().err
+    assert "cannot be opened: Corruption: " in told
+    with pytest.raises(StoreUnusableError, match=r"Corruption: .*checksum mismatch"):
+        RocksdbStore(tmp_path / "data")
+
+
 def test_the_tools_for_a_stopped_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     queue = DiskQueue(tmp_path / "data")
     queue.submit(meta(), meta())
@@ -200,6 +263,7 @@ def test_the_tools_for_a_stopped_queue(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["verify", data]) == 0
     assert "2 requests, 2 payloads, 2 ready, 0 leases" in capsys.readouterr().out
     assert main(["backup", data, "b1"]) == 0
+    assert main(["backup", data, "b1"]) == 2, "the name is taken"
     assert main(["verify", f"{data}-backups/b1"]) == 0
     assert main(["restore", f"{data}-backups/b1", str(tmp_path / "again")]) == 0
     assert main(["restore", f"{data}-backups/b1", str(tmp_path / "again")]) == 69

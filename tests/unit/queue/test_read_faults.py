@@ -1,0 +1,110 @@
+"""Reads of the store that fail: one code, a count, and nobody else's matter."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import pytest
+
+from penstock.queue.v1 import queue_pb2
+from services.queue.core.records import PAYLOADS, seq_key
+from services.queue.store import StoreDamagedError, StoreError
+from services.telemetry import Telemetry
+from tests.support.serving import Peer, ids, refused, serving, text
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    async with serving(Telemetry(None)) as peer:
+        yield peer
+
+
+async def all_events(call: Any) -> None:
+    """Read a Watch stream to its end."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StoreDamagedError("Corruption: block checksum mismatch"), grpc.StatusCode.DATA_LOSS),
+        (StoreError("Input/output error"), grpc.StatusCode.UNAVAILABLE),
+    ],
+)
+async def test_a_read_that_fails_has_one_code_everywhere_and_is_counted(
+    peer: Peer, error: StoreError, code: grpc.StatusCode
+) -> None:
+    (name,) = await peer.submit(text(batch="b", idempotency_key="k"))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(name)))
+    store, stub = peer.service._store, peer.stub
+    key = queue_pb2.IdempotencyKey(key="k")
+    with (
+        patch.object(store, "get", side_effect=error),
+        patch.object(store, "get_many", side_effect=error),
+        patch.object(store, "scan", side_effect=error),
+    ):
+        calls = [
+            stub.Get(queue_pb2.GetRequest(request_id=name)),
+            stub.Get(queue_pb2.GetRequest(idempotency_key=key)),
+            stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(name))),
+            stub.Delete(queue_pb2.DeleteRequest(batch="b")),
+            stub.ListDead(queue_pb2.ListDeadRequest()),
+            all_events(stub.Watch(queue_pb2.WatchRequest(batch="b"))),
+            all_events(stub.Watch(queue_pb2.WatchRequest(request_ids=ids(name)))),
+        ]
+        for call in calls:
+            await refused(call, code, str(error))
+    failures = peer.registry.get_sample_value("penstock_queue_store_failures_total")
+    assert failures is not None
+    assert failures >= len(calls)
+    assert (await stub.Get(queue_pb2.GetRequest(request_id=name))).request_id == name, "the service goes on"
+
+
+async def test_a_read_that_fails_does_not_refuse_what_others_read_at_the_same_time(peer: Peer) -> None:
+    bad, good = await peer.submit(text(), text())
+    await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(bad, good)))
+    store = peer.service._store
+    get_many = store.get_many
+
+    def get_some(family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        if seq_key(1) in keys:
+            raise StoreDamagedError("Corruption")
+        return get_many(family, keys)
+
+    with patch.object(store, "get_many", get_some):
+        first = peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(bad)))
+        second = peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(good)))
+        await refused(first, grpc.StatusCode.DATA_LOSS, "Corruption")
+        assert (await second).deleted == 1
+
+
+async def test_a_damaged_payload_is_the_matter_of_its_request_alone(peer: Peer) -> None:
+    bad, good = await peer.submit(text(), text())
+    work = await peer.work()
+    store = peer.service._store
+    get, get_many = store.get, store.get_many
+
+    def get_one(family: str, key: bytes) -> bytes | None:
+        (row,) = get_some(family, [key])
+        return row
+
+    def get_some(family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        if family == PAYLOADS and seq_key(1) in keys:
+            raise StoreDamagedError("Corruption")
+        return get_many(family, keys)
+
+    with patch.object(store, "get", get_one), patch.object(store, "get_many", get_some):
+        await work.send(
+            queue_pb2.WorkerToQueue(claim=queue_pb2.Claim(request_id=bad)),
+            queue_pb2.WorkerToQueue(claim=queue_pb2.Claim(request_id=good)),
+        )
+        stopped = await work.next("cancel")
+        assert (stopped.lease.request_id, stopped.reason) == (bad, queue_pb2.CANCEL_REASON_LEASE_LOST)
+        assert (await work.next("deliver")).lease.request_id == good
+    assert not peer.service.committer.broken
+    assert get(PAYLOADS, seq_key(1)) is not None
+    assert peer.registry.get_sample_value("penstock_queue_store_failures_total") == 1
