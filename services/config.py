@@ -25,6 +25,7 @@ from penstock.config_file import CONFIG_VARIABLE, ConfigFileError, unknown
 from penstock.credentials import Credentials
 from penstock.tls import Access, TlsFiles
 from services.config_source import Environment, Record, TomlFile, key_of, recording, variable_of
+from services.logs import Form
 
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
 """`HOST:PORT`; the host may be empty or a bracketed IPv6 address."""
@@ -106,6 +107,7 @@ class ServiceSettings(BaseSettings):
         pattern=rf"{LISTEN_PATTERN}|^$",
     )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Least severity that is logged.")
+    log_format: Form = Field("text", description="Log records as `text` or as `json`, one a line.")
     shutdown_grace_s: float = Field(
         20.0, gt=0, description="Seconds between SIGTERM and the end of what has not finished."
     )

@@ -1,4 +1,4 @@
-"""Traces, metrics and logs as every service sets them up.
+"""Traces and metrics as every service sets them up; logs are in `logs`.
 
 Traces go out over OTLP when the standard environment variables name an
 endpoint, else they cost one attribute check. W3C trace context travels in the
@@ -8,7 +8,6 @@ restarts that no call stack spans.
 
 from __future__ import annotations
 
-import logging
 import os
 import ssl
 import sys
@@ -156,13 +155,3 @@ def start_metrics(listen: str, tls: ssl.SSLContext | None = None) -> None:
     except OSError as error:
         print(f"cannot serve metrics on {listen}: {error.strerror}", file=sys.stderr)
         raise SystemExit(69) from None
-
-
-def start_logging(level: str) -> None:
-    """Log to stderr, one line a record, at `level` and above."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        force=True,
-    )

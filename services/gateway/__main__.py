@@ -3,15 +3,16 @@
 from services.config import load_settings
 from services.gateway.server import allow_connections, serve
 from services.gateway.settings import GatewaySettings
+from services.logs import start_logging
 from services.rpc.loop import run
 from services.rpc.tls import security_of
-from services.telemetry import start_logging, start_metrics, start_telemetry
+from services.telemetry import start_metrics, start_telemetry
 
 
 def main() -> None:
     """Read the settings and serve until SIGTERM."""
     settings = load_settings(GatewaySettings, "penstock gateway")
-    start_logging(settings.log_level)
+    start_logging(settings.log_level, settings.log_format)
     start_metrics(settings.metrics_listen, security_of(settings).context())
     allow_connections()
     telemetry = start_telemetry("gateway")

@@ -19,6 +19,7 @@ from services.gateway.extras import Extras
 from services.gateway.group import Group
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, given_as
+from services.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class Admission:
                 await self._client.cancel(batch=group.batch)
             self._metrics.cancels.inc()
         except PenstockError as error:
-            log.warning("%s goes on without its client: %s", request_id, error)
+            log.warning("%s goes on without its client: %s", request_id, error, extra=about(request_id))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

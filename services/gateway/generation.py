@@ -31,6 +31,7 @@ from services.gateway.problem import Problem, of_error, of_result
 from services.gateway.recent import Recent
 from services.gateway.reply import Reply
 from services.gateway.served import Served
+from services.logs import about
 from services.telemetry import Telemetry, traceparent_of
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class _Exchange:
             await self._tell(Problem(503, f"the gateway is stopping{self._where()}", "", "gateway_stopping"))
             raise
         except Exception:
-            log.exception("a request failed%s", self._where())
+            log.exception("a request failed%s", self._where(), extra=about(self.request_id, traceparent_of(self._span)))
             await self._tell(Problem(500, f"the gateway failed{self._where()}", "", "internal_error"))
         finally:
             self._span.set_attribute("http.response.status_code", self.status)

@@ -1,17 +1,18 @@
 """Runs the queue service: `python -m services.queue [--flags]`."""
 
 from services.config import load_settings
+from services.logs import start_logging
 from services.queue.service import serve
 from services.queue.settings import QueueSettings
 from services.rpc.loop import run
 from services.rpc.tls import security_of
-from services.telemetry import start_logging, start_metrics
+from services.telemetry import start_metrics
 
 
 def main() -> None:
     """Read the settings and serve until SIGTERM."""
     settings = load_settings(QueueSettings, "penstock queue")
-    start_logging(settings.log_level)
+    start_logging(settings.log_level, settings.log_format)
     start_metrics(settings.metrics_listen, security_of(settings).context())
     run(serve(settings))
 

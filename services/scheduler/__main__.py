@@ -11,6 +11,7 @@ from services.auth.guard import Right
 from services.auth.setup import AuthMetrics, guard_of, keyring_of
 from services.clock import SystemClock
 from services.config import load_settings
+from services.logs import start_logging
 from services.reload import Reloader
 from services.rpc.loop import run
 from services.rpc.server import bind, stop_on_signals
@@ -27,7 +28,7 @@ from services.scheduler.runner import Runner
 from services.scheduler.servicer import SERVICE, SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.tracing import CreditSpans
-from services.telemetry import Telemetry, start_logging, start_metrics, start_telemetry
+from services.telemetry import Telemetry, start_metrics, start_telemetry
 
 EX_SOFTWARE = 70
 """Exit status after an internal failure (sysexits.h)."""
@@ -111,7 +112,7 @@ async def serve(settings: SchedulerSettings, telemetry: Telemetry) -> int:
 def main() -> int:
     """Read settings, serve, and return the exit status."""
     settings = load_settings(SchedulerSettings, "scheduler")
-    start_logging(settings.log_level)
+    start_logging(settings.log_level, settings.log_format)
     telemetry = start_telemetry("scheduler")
     try:
         return run(serve(settings, telemetry))

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.queue.v1 import queue_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from services.clock import Clock
+from services.logs import about
 from services.rpc.outbox import Outbox
 from services.scheduler import wire
 from services.scheduler.core import messages as m
@@ -189,7 +190,7 @@ class Runner:
         self._send(effect.epoch, wire.grant(effect, self._spans.granted(effect, now_ns)))
 
     def _send_reject(self, effect: m.RejectRequest) -> None:
-        log.info("rejected %s: %s", effect.request_id, effect.message)
+        log.info("rejected %s: %s", effect.request_id, effect.message, extra=about(effect.request_id))
         self._send_queue(wire.reject(effect))
 
     def _end_stream(self, effect: m.EndStream) -> None:

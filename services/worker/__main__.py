@@ -6,8 +6,8 @@ import os
 import sys
 from typing import TextIO
 
+from services.logs import start_logging
 from services.rpc.loop import run
-from services.telemetry import start_logging
 from services.worker.processes import children_die_with_us
 from services.worker.service import Parts, serve
 from services.worker.settings import WorkerSettings, load_arguments
@@ -17,7 +17,7 @@ from services.worker.tokenizer import TokenizerPool, TokenizerProcess
 def main() -> None:
     """Read the arguments, make the engine, serve; exit 0, 69 (port), 70 (engine) or 78 (settings)."""
     settings, engine_arguments = load_arguments(sys.argv[1:])
-    start_logging(settings.log_level)
+    start_logging(settings.log_level, settings.log_format)
     announce = reserve_stdout()
     if settings.engine_threads:
         os.environ["OMP_NUM_THREADS"] = str(settings.engine_threads)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
+from services.logs import about
 from services.rpc.limits import MAX_REQUEST_BYTES
 from services.worker import wire
 from services.worker.core.messages import Credits, Ending, EndingKind, Lease
@@ -42,6 +43,11 @@ class Run:
     ending: Ending | None = None
 
     @property
+    def about(self) -> dict[str, str]:
+        """What a log record about it carries."""
+        return about(self.lease.request_id, self.request.traceparent)
+
+    @property
     def wanted_at_tokens(self) -> int:
         """Output length at which the engine is to hand over next: a watched run every step, 0 at its end.
 
@@ -54,7 +60,7 @@ class Run:
         self.ending = ending
         complete = wire.complete(self._complete(ending, model, spent))
         if len(complete) > MAX_REQUEST_BYTES:
-            log.warning("%s: the result is too large: %d bytes", self.run_id, len(complete))
+            log.warning("%s: the result is too large: %d bytes", self.run_id, len(complete), extra=self.about)
             self.ending = _too_large(len(complete))
             complete = wire.complete(self._complete(self.ending, model, spent))
         self.request.ClearField("prompt")
@@ -96,7 +102,9 @@ class Run:
         for delta in self.output.deltas(self.lease.request_id, self.lease.attempt):
             if delta.ByteSize() > MAX_REQUEST_BYTES:
                 # The whole result will say the same with its own limit; the text still arrives in time.
-                log.warning("%s: a delta's log probabilities are too large and were left out", self.run_id)
+                log.warning(
+                    "%s: a delta's log probabilities are too large and were left out", self.run_id, extra=self.about
+                )
                 delta.ClearField("logprobs")
             messages.append(q.WorkerToQueue(tokens=delta))
         return messages

@@ -288,7 +288,7 @@ class Runner:
         run.completed_ns = now_ns
         self._metrics.request.observe((end_ns - run.delivered_ns) / 1e9)
         if ending.kind is EndingKind.FAILED:
-            log.warning("%s: the attempt failed: %s", run_id, ending.message)
+            log.warning("%s: the attempt failed: %s", run_id, ending.message, extra=run.about)
         run.ending = ending
         self._spans.generated(run, len(run.prompt_ids), end_ns)
         self.completions.keep(run_id, run.finish(ending, self._model, spent))
@@ -349,7 +349,7 @@ class Runner:
         except EngineDeadError as error:
             self.died(str(error) or "the engine is dead")
         except Exception as error:
-            log.exception("%s: the engine failed", run_id)
+            log.exception("%s: the engine failed", run_id, extra=run.about)
             self.post(m.EngineFailed(run_id, False, "engine_error", f"{type(error).__name__}: {error}"))
 
     def _take_step(self, run: Run, step: EngineStep) -> None:

@@ -222,7 +222,7 @@ def test_the_example_says_the_defaults(tmp_path: Path) -> None:
             read = read_settings(kind, ["--config", str(file)]).settings
             assert read.model_dump(exclude={"config", "engine_arguments"}) == plain, name
     assert set(ConfigFile.read(str(path)).table("worker")) == set(WorkerSettings.model_fields) - {
-        "config", "insecure", "key", "log_level", "reflection", "shutdown_grace_s",
+        "config", "insecure", "key", "log_format", "log_level", "reflection", "shutdown_grace_s",
         "tls_ca", "tls_cert", "tls_client_auth", "tls_key",
     }  # fmt: skip
     assert set(default_channels()) == {"interactive", "batch"}
