@@ -113,7 +113,8 @@ def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
         _sync_directory(data_dir.parent)
     except (BackupError, OSError, shutil.Error, ValueError, StoreError, StoreUnusableError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise BackupError(f"{backup} cannot be restored: {error}") from None
+        text = str(error).replace(str(partial), str(backup))  # the copy is gone, and its files are the backup's
+        raise BackupError(f"{backup} cannot be restored: {text}") from None
     return counters
 
 
