@@ -119,7 +119,8 @@ labels:
   {{- include "penstock.labels" $root | nindent 2 }}
   app.kubernetes.io/component: {{ index . 1 }}
 annotations:
-  checksum/config: {{ include (print $root.Template.BasePath "/config.yaml") $root | sha256sum }}
+  # Channels are taken up by what runs; anything else of the file at a start.
+  checksum/config: {{ $root.Values.config | sha256sum }}
   {{- with (index . 2).podAnnotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
