@@ -5,9 +5,10 @@ Usage: python -m benchmarks.bench_first_byte [--rounds 5] [--streams 40] [--line
 Real queue, scheduler and gateway, one worker with a simulated engine that takes a small CPU engine's time for its steps
 and runs sixteen sequences at once. A round asks for streams one after the other: first with nothing else to do, then
 from the moment a batch is created, while its lines are validated, and then while they are submitted and answered and
-those that cannot run yet wait. The time is from the question to the first byte of the first token. Each round gives, for each
-of the two phases, median and 99th percentile as multiples of those alone; the last line, JSON, has for each the median
-over the rounds, the least and the most. In the second phase the engine is full: its longer steps are in the ratio.
+those that cannot run yet wait. The time is from the question to the first byte of the first token. Each round gives,
+for each of the two phases, median and 99th percentile as multiples of those alone; the last line, JSON, has for each
+the median over the rounds, the least and the most. In the second phase the engine is full: its longer steps are in the
+ratio.
 """
 
 from __future__ import annotations
