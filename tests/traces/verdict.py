@@ -55,6 +55,9 @@ SAME_MOMENT_NS = 2_000_000
 UNSENT_NS = 3_000_000_000
 """A killed process loses what its exporter had not sent: 0.2 s of waiting, and the export itself on a busy machine."""
 
+ON_THE_WAY_NS = 500_000_000
+"""A claim that a killed worker had sent is still read and answered. Its next life takes longer than this to start."""
+
 
 class Kill(NamedTuple):
     """A worker was killed."""
@@ -156,8 +159,10 @@ class Trace:
 
     def _was_killed(self, span: ReceivedSpan) -> bool:
         worker = span.attributes.get("penstock.worker.id")
-        return any(kill.worker_id == worker and span.start_ns <= kill.at_ns <= span.end_ns + UNSENT_NS
-                   for kill in self._kills)  # fmt: skip
+        return any(
+            kill.worker_id == worker and span.start_ns - ON_THE_WAY_NS <= kill.at_ns <= span.end_ns + UNSENT_NS
+            for kill in self._kills
+        )
 
     def _attempt_faults(self, attempt: int, lease: ReceivedSpan, attempts: int) -> Iterator[str]:
         grants, holdings = self._of("scheduler.grant", attempt), self._of("scheduler.credits", attempt)

@@ -116,6 +116,8 @@ def test_a_killed_worker_may_take_its_last_spans_along_but_not_the_queues_word_f
 
 def test_an_attempt_is_lost_only_with_its_worker() -> None:
     assert told(retried(), Kill("w2", 1)).faults
+    assert not told(retried(), Kill("w1", 19_900 * MS)).faults, "its claim was on the way"
+    assert told(retried(), Kill("w1", 19_000 * MS)).faults, "that was the life before"
 
 
 def test_every_documented_span_is_judged() -> None:
