@@ -57,7 +57,8 @@ def make_dist(dist: Path) -> tuple[Path, Path]:
         scratch = Path(name)
         sdist = build("sdist", clean_copy(scratch / "tree"), dist)
         with tarfile.open(sdist) as archive:
-            archive.extractall(scratch, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+            archive.extractall(scratch)
         wheel = build("wheel", scratch / sdist.name.removesuffix(".tar.gz"), dist)
     return sdist, wheel
 

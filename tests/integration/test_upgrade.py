@@ -35,7 +35,8 @@ def version(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def directory(version: int, tmp_path: Path) -> Path:
     with tarfile.open(DATA / f"store-v{version}.tar.gz") as packed:
-        packed.extractall(tmp_path / "data", filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+        packed.extractall(tmp_path / "data")
     return tmp_path / "data"
 
 
