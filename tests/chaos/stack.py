@@ -69,7 +69,11 @@ class Service(Process):
 
     def serving(self) -> bool:
         """Whether this life has said that it is ready."""
-        return self.alive and f"ready: {self.module} on ".encode() in self.log_of_this_life()
+        return self.alive and self.at_work()
+
+    def at_work(self) -> bool:
+        """Whether this life has said that it is ready."""
+        return f"ready: {self.module} on ".encode() in self.log_of_this_life()
 
 
 class Lane(Process):
@@ -94,7 +98,14 @@ class Lane(Process):
 
     def serving(self) -> bool:
         """Whether this life has found the queue and begun."""
-        return self.alive and b" answered in the journal" in self.log_of_this_life()
+        return self.alive and self._begun()
+
+    def at_work(self) -> bool:
+        """Whether this life had begun, and its output was not whole yet."""
+        return self._begun() and not output_of(self.sources[self._part]).exists()
+
+    def _begun(self) -> bool:
+        return b" answered in the journal" in self.log_of_this_life()
 
     def ended(self, status: int, asked: bool) -> None:
         """Go on with the next part after a good end, with the same part after any other."""
