@@ -95,11 +95,22 @@ def _change(file: Path, change: Callable[[], str]) -> None:
     except KeysError as error:
         raise CommandError(f"{file}: {error}", EX_USAGE) from None
     try:
-        mode = file.stat().st_mode & 0o777 if file.exists() else PRIVATE
+        before = file.stat() if file.exists() else None
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as written:
-            written.write(text)
-        os.chmod(name, mode)
-        os.replace(name, file)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as written:
+                written.write(text)
+            _give(name, before)
+            os.replace(name, file)
+        except OSError:
+            os.unlink(name)
+            raise
     except OSError as error:
         raise CommandError(f"cannot write {file}: {error.strerror or error}", EX_CANNOT_WRITE) from None
+
+
+def _give(name: str, before: os.stat_result | None) -> None:
+    """Let a file be read by whom the one before it could: a service that cannot read it goes on with revoked keys."""
+    if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+        os.chown(name, before.st_uid, before.st_gid)
+    os.chmod(name, PRIVATE if before is None else before.st_mode & 0o777)

@@ -1,7 +1,9 @@
 """Batches through the composed stack, every container of it killed meanwhile: `python -m tests.compose`.
 
 Needs a Docker daemon with the images of `make images`. Every container is killed twice while batches run: by
-`docker kill`, and by the kernel, after which the restart policy must bring it back. The last line printed is JSON.
+`docker kill`, and by the kernel, after which the restart policy must bring it back. With --tls, all of it under
+mutual TLS with keys; CA and certificates are replaced and a key is revoked before the kills. The last line printed is
+JSON.
 """
 
 from __future__ import annotations
@@ -9,13 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import ssl
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.compose import secured
+from tests.compose.asking import chat
 from tests.compose.docker import COMPOSE, SERVICES, Composed, docker, wait_until
 from tests.compose.load import Load
+from tests.compose.secured import Secrets
 
 USER = "10001"
 STEP = 25
@@ -43,18 +48,6 @@ def check_containers(stack: Composed) -> None:
         bound = [b for many in found["NetworkSettings"]["Ports"].values() for b in many or []]
         assert all(b["HostIp"] == "127.0.0.1" for b in bound), service
         assert bool(bound) == (service in {"queue", "gateway"}), service
-
-
-def ask_gateway(stack: Composed) -> str:
-    """Return the answer of a chat completion through the gateway."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{stack.gateway_port}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        return str(json.load(answer)["choices"][0]["finish_reason"])
 
 
 def kill_each(stack: Composed, load: Load) -> int:
@@ -86,24 +79,39 @@ def sizes_mb() -> dict[str, int]:
     return {name.removeprefix("penstock/").removesuffix(":latest"): round(size / 1e6) for name, size in sizes.items()}
 
 
-def play(stack: Composed, directory: Path, count: int, max_tokens: int) -> dict[str, Any]:
+def play(stack: Composed, directory: Path, count: int, max_tokens: int, secrets: Secrets | None) -> dict[str, Any]:
     """Bring the stack up, run batches under kills, check everything; return the report."""
     stack.up()
     check_containers(stack)
     say("up: every container healthy, not root, read-only")
-    assert ask_gateway(stack) in {"length", "stop"}
-    load = Load(f"127.0.0.1:{stack.queue_port}", directory, count, max_tokens)
+    chat(stack, *who(secrets))
+    report: dict[str, Any] = {}
+    if secrets is not None:
+        report["refused_or_let_in"] = secured.check_refusals(stack, secrets)
+        say("who has no certificate or key is refused")
+    environment = secrets.client_environment if secrets else {}
+    load = Load(f"127.0.0.1:{stack.queue_port}", directory, count, max_tokens, environment)
     try:
+        if secrets is not None:
+            secured.rotate(stack, secrets, load)
+            secured.revoke(stack, secrets)
+            say("CA and certificates replaced, a key revoked, nothing restarted")
         kills = kill_each(stack, load)
         answered = load.finish()
     finally:
         load.stop()
-    assert ask_gateway(stack) in {"length", "stop"}
+    chat(stack, *who(secrets))
     stack.compose("stop")
     exits = {service: stack.inspect(service)["State"]["ExitCode"] for service in SERVICES}
     assert not any(exits.values()), exits
     verdict = check_store(stack)
-    return {"lines": load.lines, "answered_once": answered, "kills": kills, "exit_statuses": exits, "store": verdict}
+    report |= {"lines": load.lines, "answered_once": answered, "kills": kills, "exit_statuses": exits, "store": verdict}
+    return report
+
+
+def who(secrets: Secrets | None) -> tuple[ssl.SSLContext | None, str]:
+    """Return TLS and key of a client."""
+    return (secrets.context(), secrets.keys["acme"]) if secrets else (None, "")
 
 
 def main() -> None:
@@ -112,20 +120,25 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=500, help="of each batch")
     parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer; the mean is half of it")
     parser.add_argument("--simulated", action="store_true", help="with the simulated worker instead of vLLM")
+    parser.add_argument("--tls", action="store_true", help="with mutual TLS and keys")
     given = parser.parse_args()
     files = [COMPOSE, *([COMPOSE.with_name("compose.simulated.yaml")] if given.simulated else [])]
-    stack = Composed(f"penstock-test-{os.getpid()}", files)
-    try:
-        with tempfile.TemporaryDirectory() as directory:
-            report = play(stack, Path(directory), given.lines, given.max_tokens)
-    except BaseException:
-        say(stack.compose("logs", "--tail", "40", check=False))
-        raise
-    finally:
-        stack.down()
+    with tempfile.TemporaryDirectory() as directory:
+        secrets = Secrets.made(Path(directory)) if given.tls else None
+        environment = secrets.variables if secrets else {}
+        files += [secured.OVERRIDE] if secrets else []
+        stack = Composed(f"penstock-test-{os.getpid()}", files, environment)
+        try:
+            report = play(stack, Path(directory), given.lines, given.max_tokens, secrets)
+        except BaseException:
+            say(stack.compose("logs", "--tail", "40", check=False))
+            raise
+        finally:
+            stack.down()
     left = stack.leftovers()
     assert not left, left
-    print(json.dumps({**report, "engine": "simulated" if given.simulated else "vllm", "image_mb": sizes_mb()}))
+    engine = "simulated" if given.simulated else "vllm"
+    print(json.dumps({**report, "engine": engine, "tls": given.tls, "image_mb": sizes_mb()}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,15 @@ class Composed:
 
     project: str
     files: Sequence[Path] = (COMPOSE,)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the files ask for beside the ports."""
     queue_port: int = field(default_factory=free_port)
     gateway_port: int = field(default_factory=free_port)
 
     def compose(self, *arguments: str, check: bool = True) -> str:
         """Run `docker compose …` on this stack."""
-        os.environ["PENSTOCK_QUEUE_PORT"] = str(self.queue_port)
-        os.environ["PENSTOCK_GATEWAY_PORT"] = str(self.gateway_port)
+        ports = {"PENSTOCK_QUEUE_PORT": str(self.queue_port), "PENSTOCK_GATEWAY_PORT": str(self.gateway_port)}
+        os.environ.update({**self.environment, **ports})
         files = [part for path in self.files for part in ("-f", str(path))]
         return docker("compose", "-p", self.project, *files, *arguments, check=check)
 

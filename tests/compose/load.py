@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ PATIENCE_S = 1800
 class Load:
     """`penstock run-batch`, outside the containers, again and again: one batch at a time, lines of its own in each."""
 
-    def __init__(self, queue: str, directory: Path, count: int, max_tokens: int) -> None:
+    def __init__(
+        self, queue: str, directory: Path, count: int, max_tokens: int, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Send batches of `count` lines to the queue at "HOST:PORT"; files go to `directory`."""
         self._queue = queue
+        self._environment = {**os.environ, **(environment or {})}
         self._directory = directory
         self._count = count
         self._max_tokens = max_tokens
@@ -49,8 +53,9 @@ class Load:
         command = [sys.executable, "-m", "penstock", "run-batch", "-i", str(self._path("in")), "-o"]
         with self._path("log").open("wb") as log:
             self._running = subprocess.Popen(
-                [*command, str(self._path("out")), "--queue", self._queue], stdout=log, stderr=log
-            )
+                [*command, str(self._path("out")), "--queue", self._queue],
+                stdout=log, stderr=log, env=self._environment,
+            )  # fmt: skip
 
     def moved_on(self, lines: int) -> Callable[[], bool]:
         """Return what says whether `lines` more have been answered, and keeps batches coming meanwhile."""

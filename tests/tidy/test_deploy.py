@@ -95,3 +95,30 @@ def test_the_files_that_the_stack_mounts_exist() -> None:
         for volume in what.get("volumes", []):
             source = volume.partition(":")[0]
             assert not source.startswith(".") or (DEPLOY / source).is_file(), f"{service}: {source}"
+
+
+TLS: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.tls.yaml").read_text())["services"]
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_every_service_has_certificates_with_tls(service: str) -> None:
+    environment, targets = TLS[service]["environment"], {mounted["target"] for mounted in TLS[service]["volumes"]}
+    assert environment.keys() <= variables()
+    assert environment["PENSTOCK_INSECURE"] == "false"
+    for name in ("PENSTOCK_TLS_CA", "PENSTOCK_TLS_CERT", "PENSTOCK_TLS_KEY"):
+        assert str(Path(environment[name]).parent) in targets
+    assert ("PENSTOCK_KEYS" in environment) == (service in {"queue", "scheduler"})
+    assert all(mounted["read_only"] for mounted in TLS[service]["volumes"])
+
+
+def test_with_tls_prometheus_asks_the_same_with_a_certificate() -> None:
+    plain, secure = (
+        yaml.safe_load((DEPLOY / "observability" / f"prometheus{kind}.yaml").read_text()) for kind in ("", ".tls")
+    )
+    job = secure["scrape_configs"][0]
+    assert job.pop("scheme") == "https"
+    told = TLS["queue"]["environment"]
+    assert sorted(job.pop("tls_config").values()) == sorted(
+        told[f"PENSTOCK_TLS_{name}"] for name in ("CA", "CERT", "KEY")
+    )
+    assert secure == plain

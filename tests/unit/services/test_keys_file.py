@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,19 @@ def test_the_command_shows_a_key_once_and_keeps_its_hash(tmp_path: Path) -> None
     assert listed.splitlines()[1].split() == ["ci", "client", "acme", "batch", "-", "revoked"]
     again = penstock("keys", "create", "ci", "--file", str(file))
     assert (again.returncode, "already" in again.stderr) == (2, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_changed_file_is_still_read_by_whom_it_was(tmp_path: Path) -> None:
+    """A service that could not read the file any more would go on with a key that is revoked."""
+    file = tmp_path / "keys.toml"
+    assert penstock("keys", "create", "ci", "--file", str(file)).returncode == 0
+    os.chown(file, 10001, 10002)
+    file.chmod(0o640)
+    assert penstock("keys", "revoke", "ci", "--file", str(file)).returncode == 0
+    found = file.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (10001, 10002, 0o640)
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.toml"]
 
 
 class Ring:
