@@ -95,11 +95,16 @@ class Draft:
         self.put(FILES, file_key(file.file_id), file.SerializeToString())
 
 
-def create(draft: Draft, request: pb.CreateFileRequest, tenant: str = DEFAULT_TENANT) -> pb.File:
-    """Begin a file of `tenant`; one that was begun in the same way is returned as it is."""
-    row = draft.get(FILES, file_key(request.file_id))
-    if row is not None:
-        found = read_file(row)
+def create(
+    draft: Draft, request: pb.CreateFileRequest, tenant: str = DEFAULT_TENANT, sees: str | None = None
+) -> pb.File:
+    """Begin a file of `tenant`; one that was begun in the same way is returned as it is.
+
+    Raises UnknownError if the name is that of a file that the caller does not see: of another tenant's file it is told
+    here what it is told everywhere, and not what state that file is in.
+    """
+    if draft.get(FILES, file_key(request.file_id)) is not None:
+        found = draft.file(request.file_id, sees)
         same = (found.tenant, found.view) == (tenant, request.view)
         begun = same and (request.view != "" or (found.uploading and not found.bytes))
         if not begun:

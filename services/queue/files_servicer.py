@@ -58,7 +58,7 @@ class FilesServicer:
         _check_described(request)
         caller = CALLER.get()
         async with _answered(context):
-            change = self._shelf.change(lambda draft: changes.create(draft, request, caller.tenant))
+            change = self._shelf.change(lambda draft: changes.create(draft, request, caller.tenant, caller.sees))
             return pb.CreateFileResponse(file=await change)
 
     async def AppendFile(self, request: pb.AppendFileRequest, context: Context) -> pb.AppendFileResponse:

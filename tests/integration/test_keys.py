@@ -168,6 +168,20 @@ async def test_a_certificate_of_a_service_is_a_service_unless_the_call_is_somebo
     assert await keyed.status("nonsense", RECORDS, service) is UNAUTHENTICATED
 
 
+async def test_a_files_name_tells_another_tenant_nothing(keyed: Keyed) -> None:
+    """In whatever state the file is, and whatever is done with its name, the answer is the one."""
+    begin = call("CreateFile", files_pb2.CreateFileRequest(file_id="mine"))
+    append = call("AppendFile", files_pb2.AppendFileRequest(file_id="mine", data=b"x"))
+    close = call("CloseFile", files_pb2.CloseFileRequest(file_id="mine", bytes=1))
+    for own in (begin, append, close):
+        assert await keyed.status("acme", own) is None
+        for foreign in (begin, append, close, call("GetFile", files_pb2.GetFileRequest(file_id="mine"))):
+            assert await keyed.status("beta", foreign) is NOT_FOUND
+    assert await keyed.status("acme", begin) is grpc.StatusCode.ALREADY_EXISTS
+    assert await keyed.status("acme", call("DeleteFile", files_pb2.DeleteFileRequest(file_id="mine"))) is None
+    assert await keyed.status("beta", begin) is None
+
+
 async def test_the_scheduler_asks_for_keys_too(keyed: Keyed) -> None:
     async def status(name: str, method: str, request: Any) -> Any:
         credentials = Credentials(keyed.key(name)) if name else None

@@ -96,7 +96,8 @@ class FilesServiceServicer:
     """
 
     def CreateFile(self, request, context):
-        """Begin a file. Repeating it is harmless. ALREADY_EXISTS if the name belongs to a file with another beginning.
+        """Begin a file. Repeating it is harmless. ALREADY_EXISTS if the name belongs to a file with another beginning,
+        NOT_FOUND if to another tenant's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

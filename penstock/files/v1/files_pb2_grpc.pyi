@@ -37,7 +37,9 @@ class FilesServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FilesServiceAsyncStub: ...
     CreateFile: _grpc.UnaryUnaryMultiCallable[_files_pb2.CreateFileRequest, _files_pb2.CreateFileResponse]
-    """Begin a file. Repeating it is harmless. ALREADY_EXISTS if the name belongs to a file with another beginning."""
+    """Begin a file. Repeating it is harmless. ALREADY_EXISTS if the name belongs to a file with another beginning,
+    NOT_FOUND if to another tenant's.
+    """
     AppendFile: _grpc.UnaryUnaryMultiCallable[_files_pb2.AppendFileRequest, _files_pb2.AppendFileResponse]
     """Add a part at the file's end. Repeating the last part is harmless. OUT_OF_RANGE if the part does not belong
     there, FAILED_PRECONDITION if the file is closed.
@@ -70,7 +72,9 @@ class FilesServiceAsyncStub(FilesServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateFile: _aio.UnaryUnaryMultiCallable[_files_pb2.CreateFileRequest, _files_pb2.CreateFileResponse]  # type: ignore[assignment]
-    """Begin a file. Repeating it is harmless. ALREADY_EXISTS if the name belongs to a file with another beginning."""
+    """Begin a file. Repeating it is harmless. ALREADY_EXISTS if the name belongs to a file with another beginning,
+    NOT_FOUND if to another tenant's.
+    """
     AppendFile: _aio.UnaryUnaryMultiCallable[_files_pb2.AppendFileRequest, _files_pb2.AppendFileResponse]  # type: ignore[assignment]
     """Add a part at the file's end. Repeating the last part is harmless. OUT_OF_RANGE if the part does not belong
     there, FAILED_PRECONDITION if the file is closed.
@@ -106,7 +110,9 @@ class FilesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _files_pb2.CreateFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_files_pb2.CreateFileResponse, _abc.Awaitable[_files_pb2.CreateFileResponse]]:
-        """Begin a file. Repeating it is harmless. ALREADY_EXISTS if the name belongs to a file with another beginning."""
+        """Begin a file. Repeating it is harmless. ALREADY_EXISTS if the name belongs to a file with another beginning,
+        NOT_FOUND if to another tenant's.
+        """
 
     @_abc_1.abstractmethod
     def AppendFile(
