@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from tests.helm import toolbox
-from tests.helm.checks import Object, container_of, is_outside, of_kind, problems
+from tests.helm.checks import Object, component_of, container_of, is_outside, of_kind, problems
 from tests.helm.toolbox import Toolbox
 from tests.support.fleet import ROOT
 
@@ -27,6 +28,10 @@ KUBERNETES = ("1.27", "1.33", "1.37")
 
 REFUSED: dict[str, dict[str, Any]] = {
     "insecure": {"tls": {"enabled": False}},
+    "contradict": {"insecure": True},
+    "keys/serviceKey": {"tls": {"enabled": False}, "insecure": True, "keys": {"secretName": "keys"}},
+    "keys/secretName": {"keys": {"serviceKey": {"secretName": "key"}}},
+    "/keys/file": {"keys": {"secretName": "keys", "file": "../keys.toml"}},
     "nonsense": {"nonsense": 1},
     "gpu": {"workers": [{"name": "a", "model": "m", "gpu": 2}]},
     "/workers/0": {"workers": [{"name": "a"}]},
@@ -82,10 +87,34 @@ def plant(objects: list[Object]) -> dict[str, list[Object]]:
     name = {"name": "PENSTOCK_WORKER_NONE", "value": "1"}
     for workload in of_kind(copy_for("PENSTOCK_WORKER_NONE"), "Deployment"):
         workload["spec"]["template"]["spec"]["containers"][0]["env"].append(name)
+    plant_secrets(copy_for)
     of_kind(copy_for("minReplicaCount"), "ScaledObject")[0]["spec"]["minReplicaCount"] = "two"
     of_kind(copy_for("scales nothing"), "ScaledObject")[0]["spec"]["scaleTargetRef"]["name"] = "other"
     of_kind(copy_for("endpoints"), "ServiceMonitor")[0]["spec"]["endpoints"] = [{"port": 7510, "relabelings": []}]
     return planted
+
+
+def plant_secrets(copy_for: Callable[[str], list[Object]]) -> None:
+    """Plant what would open the fleet or shut it."""
+
+    def environment(said: str, component: str) -> list[Any]:
+        (found,) = [w for w in of_kind(copy_for(said), "Deployment", "StatefulSet") if component_of(w) == component]
+        env: list[Any] = found["spec"]["template"]["spec"]["containers"][0]["env"]
+        return env
+
+    environment("one of both", "gateway").append({"name": "PENSTOCK_INSECURE", "value": "true"})
+    scheduler = environment("scheduler asks for no keys", "scheduler")
+    scheduler[:] = [item for item in scheduler if item["name"] != "PENSTOCK_KEYS"]
+    for item in environment("a key in plain sight", "scheduler"):
+        if item["name"] == "PENSTOCK_KEY":
+            item["value"] = "penstock.fleet.secret"
+            del item["valueFrom"]
+    gateway = environment("gateway has no key of a service", "gateway")
+    gateway[:] = [item for item in gateway if item["name"] != "PENSTOCK_KEY"]
+    environment("gateway has the keys file", "gateway").append({"name": "PENSTOCK_KEYS", "value": "/tmp/keys.toml"})
+    for workload in of_kind(copy_for("may be read by everybody"), "StatefulSet"):
+        for volume in workload["spec"]["template"]["spec"]["volumes"]:
+            volume.get("secret", {}).pop("defaultMode", None)
 
 
 def check_checkers(tools: Toolbox, objects: list[Object], directory: Path) -> int:

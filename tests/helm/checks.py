@@ -21,6 +21,9 @@ OUTSIDE = frozenset({"keda.sh", "monitoring.coreos.com"})
 SHARED_VARIABLES = frozenset(
     {"PENSTOCK_TLS_CERT", "PENSTOCK_TLS_KEY", "PENSTOCK_TLS_CA", "PENSTOCK_TLS_CLIENT_AUTH", "PENSTOCK_CONFIG"}
 )
+KEYED = frozenset({"queue", "scheduler"})
+"""Who asks for keys."""
+
 END_S = 10
 """What a process needs beyond its own grace period, at least."""
 
@@ -68,6 +71,7 @@ def problems(objects: list[Object]) -> Iterator[str]:
     yield from _selectors(objects, workloads)
     yield from _services(objects, workloads)
     yield from _policies(objects, workloads)
+    yield from _keys(workloads)
     yield from _channels(objects)
     yield from _monitoring(objects)
     yield from _scaling(objects, workloads)
@@ -115,6 +119,36 @@ def _settings(workload: Object) -> Iterator[str]:
     plain, secret = "PENSTOCK_INSECURE" in names, "PENSTOCK_TLS_CERT" in names
     if plain == secret:
         yield "TLS or plain text, one of both"
+
+
+def component_of(workload: Object) -> str:
+    """Return which service it is."""
+    return str(pod_of(workload)["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+def _keys(workloads: list[Object]) -> Iterator[str]:
+    """Both services that ask for keys do, and nobody else has the file; services say that they are, if need be by key.
+
+    With keys and without certificates each needs a key; with certificates all have one or none.
+    """
+    named = {title(w): {item["name"]: item for item in container_of(w)["env"]} for w in workloads}
+    keyed = any("PENSTOCK_KEYS" in names for names in named.values())
+    by_key = any("PENSTOCK_KEY" in names for names in named.values())
+    for workload in workloads:
+        names, component = named[title(workload)], component_of(workload)
+        asks = component in KEYED
+        if keyed and asks and "PENSTOCK_KEYS" not in names:
+            yield f"{title(workload)}: {component} asks for no keys"
+        if "PENSTOCK_KEYS" in names and not asks:
+            yield f"{title(workload)}: {component} has the keys file"
+        wants_key = keyed and component != "queue" and (by_key or "PENSTOCK_TLS_CERT" not in names)
+        if wants_key and "PENSTOCK_KEY" not in names:
+            yield f"{title(workload)}: {component} has no key of a service"
+        if "value" in names.get("PENSTOCK_KEY", {}):
+            yield f"{title(workload)}: a key in plain sight"
+        for volume in pod_of(workload)["spec"]["volumes"]:
+            if "secret" in volume and volume["secret"].get("defaultMode", 0o644) & 0o007:
+                yield f"{title(workload)}: {volume['name']} may be read by everybody"
 
 
 def _ends(workload: Object) -> Iterator[str]:

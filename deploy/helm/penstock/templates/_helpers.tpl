@@ -36,9 +36,49 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toJson (mergeOverwrite (deepCopy $root.Values.workerDefaults) (deepCopy (index . 1))) -}}
 {{- end -}}
 
+{{/* The API key by which a service is one: scheduler, workers and gateways. */}}
+{{- define "penstock.serviceKey" -}}
+{{- with .Values.keys }}
+{{- if and .secretName .serviceKey.secretName }}
+- name: PENSTOCK_KEY
+  valueFrom: {secretKeyRef: {name: {{ .serviceKey.secretName }}, key: {{ .serviceKey.key }}}}
+{{- else if .serviceKey.secretName }}
+{{- fail "keys.serviceKey without keys.secretName: there is no keys file that could know the key" }}
+{{- else if and .secretName (not $.Values.tls.enabled) }}
+{{- fail "keys.secretName without tls.enabled: services without certificates need a key of the role service, keys.serviceKey" }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The keys file, which queue and scheduler read and nobody else. */}}
+{{- define "penstock.keysEnv" -}}
+{{- if .Values.keys.secretName }}
+- {name: PENSTOCK_KEYS, value: /etc/penstock/keys/{{ .Values.keys.file }}}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.keysMount" -}}
+{{- if .Values.keys.secretName }}
+# The directory, so that a changed Secret is seen.
+- {name: keys, mountPath: /etc/penstock/keys, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.keysVolume" -}}
+{{- if .Values.keys.secretName }}
+- name: keys
+  secret:
+    secretName: {{ .Values.keys.secretName }}
+    items: [{key: {{ .Values.keys.file }}, path: {{ .Values.keys.file }}}]
+    defaultMode: 0440
+{{- end }}
+{{- end -}}
+
 {{/* Environment that all services have. */}}
 {{- define "penstock.env" -}}
-{{- if .Values.tls.enabled }}
+{{- if and .Values.tls.enabled .Values.insecure }}
+{{- fail "insecure: true and tls.enabled: true contradict each other" }}
+{{- else if .Values.tls.enabled }}
 - {name: PENSTOCK_TLS_CERT, value: /etc/penstock/tls/tls.crt}
 - {name: PENSTOCK_TLS_KEY, value: /etc/penstock/tls/tls.key}
 - {name: PENSTOCK_TLS_CA, value: /etc/penstock/tls/ca.crt}
