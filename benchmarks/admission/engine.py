@@ -42,6 +42,8 @@ class Engine:
         self._left_blocks = 0
         self._held_blocks = 0
         self._backlog = True
+        self._prefill_ns = 0
+        self._prefill_tokens = 0
 
     def add(self, key: str, item: Item, index: int) -> None:
         """Put a request at the end of the engine's waiting line."""
@@ -67,6 +69,8 @@ class Engine:
         meter.preemptions += len(result.preempted)
         meter.recomputed_tokens += result.recomputed_tokens
         duration_ns = max(int(self._profile.step_s(result) * SECOND_NS), 1)
+        self._prefill_ns += duration_ns * result.prefills
+        self._prefill_tokens += result.prefill_tokens
         report = EngineReported(
             batch.blocks_free,
             len(batch.running),
@@ -74,6 +78,8 @@ class Engine:
             batch.preemptions,
             duration_ns,
             1 - batch.blocks_free / batch.blocks_total,
+            self._prefill_ns,
+            self._prefill_tokens,
         )
         leaving = sum(self._blocks_of(sequence) for sequence in result.ended)
         self._held_blocks = min(batch.blocks_total - batch.blocks_free + leaving, batch.blocks_total)

@@ -47,6 +47,11 @@ WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
 OUTLOOK_GAUGES: tuple[tuple[str, str, Callable[[Outlook], float]], ...] = (
     ("predicted_peak_blocks", "Blocks its requests will need, margin included.", lambda outlook: outlook.peak_blocks),
     ("margin_deviations", "Margin in standard deviations.", lambda outlook: outlook.margin_deviations),
+    (
+        "preemption_cost_requests",
+        "Engine time of one preemption, in requests; infinite while unknown.",
+        lambda outlook: outlook.preemption_cost_requests,
+    ),
     ("worker_recovering", "1 while a preemption keeps grants away.", lambda outlook: outlook.recovering),
 )
 """Policies that predict say these; for the others they have no samples."""

@@ -39,7 +39,7 @@ class SchedulerSettings(ChannelledSettings):
         DEFAULT_TARGET_PER_1000,
         ge=0,
         le=1000,
-        description="Policy `predictive`: preemptions per 1,000 requests to steer towards; more fill the cache higher.",
+        description="Policy `predictive`: preemptions per 1,000 requests to steer towards; more if they cost little.",
     )
 
     @field_validator("policy")

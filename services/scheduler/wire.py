@@ -150,6 +150,8 @@ def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineR
         report.kv_cache_usage,
         report.kv_cache_usage_ns,
         report.busy_ns,
+        report.prefill_ns,
+        report.prefill_tokens,
     )
 
 
@@ -312,6 +314,8 @@ def _report(report: m.EngineReport) -> scheduler_pb2.EngineReport:
         kv_cache_usage=report.kv_cache_usage,
         kv_cache_usage_ns=report.kv_cache_usage_ns,
         busy_ns=report.busy_ns,
+        prefill_ns=report.prefill_ns,
+        prefill_tokens=report.prefill_tokens,
     )
 
 

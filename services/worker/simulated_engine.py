@@ -116,6 +116,8 @@ class SimulatedEngine:
         self._runs: dict[str, _Run] = {}
         self._work = asyncio.Event()
         self._on_stats: Callable[[EngineReported], None] = lambda _: None
+        self._prefill_s = 0.0
+        self._prefill_tokens = 0
         self._on_death: Callable[[str], None] = lambda _: None
         self._on_tokens: Callable[[StepTokens], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
@@ -227,11 +229,14 @@ class SimulatedEngine:
             result = self.batch.step()
             duration_s = self._profile.step_s(result)
             await self._sleep(duration_s)
-            self._report(duration_s)
+            self._report(result, duration_s)
             self._deliver(result)
 
-    def _report(self, duration_s: float) -> None:
+    def _report(self, result: StepResult, duration_s: float) -> None:
         batch = self.batch
+        # Each of the prompts that are being computed spends the whole step in prefill.
+        self._prefill_s += duration_s * result.prefills
+        self._prefill_tokens += result.prefill_tokens
         self._on_stats(
             EngineReported(
                 batch.blocks_free,
@@ -240,6 +245,8 @@ class SimulatedEngine:
                 batch.preemptions,
                 int(duration_s * 1e9),
                 1 - batch.blocks_free / batch.blocks_total,
+                int(self._prefill_s * 1e9),
+                self._prefill_tokens,
             )
         )
 

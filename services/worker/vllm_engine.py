@@ -198,6 +198,8 @@ class EngineStats:
         self._config = config
         self._cores: dict[int, Any] = {}
         self._preemptions = 0
+        self._prefill_ns = 0
+        self._prefill_tokens = 0
         self._last_s = 0.0
         self.sink: Callable[[EngineReported], None] = lambda _: None
         self.token_sink: Callable[[StepTokens], None] = lambda _: None
@@ -235,6 +237,9 @@ class EngineStats:
         """Take one step's stats of one core; either part may be None."""
         if iteration_stats is not None:
             self._preemptions += iteration_stats.num_preempted_reqs
+            for ended in iteration_stats.finished_requests:
+                self._prefill_ns += int(ended.prefill_time * 1e9)
+                self._prefill_tokens += ended.num_prompt_tokens - ended.num_cached_tokens
             generated = iteration_stats.num_generation_tokens
             if generated:
                 self.token_sink(StepTokens(generated, iteration_stats.inter_token_latencies_iter))
@@ -251,7 +256,11 @@ class EngineStats:
             stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0) for stats in self._cores.values()
         )
         free = round((1 - usage) * self.blocks_total)
-        self.sink(EngineReported(free, running, waiting, self._preemptions, step_ns, usage))
+        self.sink(
+            EngineReported(
+                free, running, waiting, self._preemptions, step_ns, usage, self._prefill_ns, self._prefill_tokens
+            )
+        )
 
 
 class VllmEngine:

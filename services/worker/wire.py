@@ -113,6 +113,8 @@ def engine_report(report: m.SendReport) -> s.WorkerToScheduler:
             kv_cache_usage=report.kv_cache_usage,
             kv_cache_usage_ns=report.kv_cache_usage_ns,
             busy_ns=report.busy_ns,
+            prefill_ns=report.prefill_ns,
+            prefill_tokens=report.prefill_tokens,
         )
     )
 

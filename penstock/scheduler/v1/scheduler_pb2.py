@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%penstock/scheduler/v1/scheduler.proto\x12\x15penstock.scheduler.v1\"L\n\x0e\x43reditsRequest\x12:\n\x08messages\x18\x01 \x03(\x0b\x32(.penstock.scheduler.v1.WorkerToScheduler\"\xc3\x02\n\x11WorkerToScheduler\x12\x32\n\x04open\x18\x01 \x01(\x0b\x32\".penstock.scheduler.v1.CreditsOpenH\x00\x12<\n\rtokenizer_ack\x18\x02 \x01(\x0b\x32#.penstock.scheduler.v1.TokenizerAckH\x00\x12>\n\x0e\x63ompletion_ack\x18\x03 \x01(\x0b\x32$.penstock.scheduler.v1.CompletionAckH\x00\x12<\n\rengine_report\x18\x04 \x01(\x0b\x32#.penstock.scheduler.v1.EngineReportH\x00\x12\x33\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x1f.penstock.scheduler.v1.DrainingH\x00\x42\t\n\x07message\"\xeb\x02\n\x0b\x43reditsOpen\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61pacity_blocks\x18\x03 \x01(\x04\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\r\n\x05model\x18\x06 \x01(\t\x12/\n\x04role\x18\x07 \x01(\x0e\x32!.penstock.scheduler.v1.WorkerRole\x12\x31\n\tinventory\x18\x08 \x03(\x0b\x32\x1e.penstock.scheduler.v1.Holding\x12\x14\n\x0cmax_num_seqs\x18\t \x01(\r\x12\x18\n\x10lookahead_tokens\x18\n \x01(\r\x12\x1e\n\x16\x62yte_bounded_tokenizer\x18\x0b \x01(\x08\x12\x16\n\x0especial_tokens\x18\x0c \x01(\r\x12\x15\n\rmodel_aliases\x18\r \x03(\t\"P\n\x07Holding\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x02 \x01(\t\x12\x13\n\x0bheld_blocks\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x04 \x01(\x04\"\xc1\x01\n\x0cTokenizerAck\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x1e\n\x16reserved_output_tokens\x18\x06 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x04\x12\x1b\n\x13output_limit_tokens\x18\x08 \x01(\x04\"\x9f\x01\n\rCompletionAck\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x32\n\x05\x63\x61use\x18\x04 \x01(\x0e\x32#.penstock.scheduler.v1.ReleaseCause\x12\x15\n\routput_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\"\xd3\x01\n\x0c\x45ngineReport\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x18\n\x0b\x62locks_free\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x0f\n\x07step_ns\x18\x06 \x01(\x03\x12\x16\n\x0ekv_cache_usage\x18\x07 \x01(\x01\x12\x19\n\x11kv_cache_usage_ns\x18\x08 \x01(\x01\x12\x0f\n\x07\x62usy_ns\x18\t \x01(\x03\x42\x0e\n\x0c_blocks_free\"\x1a\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t\"M\n\x0f\x43reditsResponse\x12:\n\x08messages\x18\x01 \x03(\x0b\x32(.penstock.scheduler.v1.SchedulerToWorker\"\x96\x02\n\x11SchedulerToWorker\x12\x34\n\x04open\x18\x01 \x01(\x0b\x32$.penstock.scheduler.v1.CreditsOpenedH\x00\x12-\n\x05grant\x18\x02 \x01(\x0b\x32\x1c.penstock.scheduler.v1.GrantH\x00\x12/\n\x06recall\x18\x03 \x01(\x0b\x32\x1d.penstock.scheduler.v1.RecallH\x00\x12-\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x1c.penstock.scheduler.v1.DrainH\x00\x12\x31\n\x07undrain\x18\x05 \x01(\x0b\x32\x1e.penstock.scheduler.v1.UndrainH\x00\x42\t\n\x07message\"J\n\rCreditsOpened\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x1a\n\x12report_interval_ns\x18\x03 \x01(\x03\"\x99\x01\n\x05Grant\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x02 \x01(\t\x12\x15\n\rbooked_blocks\x18\x03 \x01(\x04\x12\x0f\n\x07settles\x18\x04 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x1d\n\x15reserve_output_tokens\x18\x07 \x01(\r\"\x1c\n\x06Recall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x07\n\x05\x44rain\"\t\n\x07Undrain\"\x0f\n\rStatusRequest\"\xba\x03\n\x0eStatusResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x34\n\x07workers\x18\x02 \x03(\x0b\x32#.penstock.scheduler.v1.WorkerStatus\x12\x36\n\x08\x63hannels\x18\x03 \x03(\x0b\x32$.penstock.scheduler.v1.ChannelStatus\x12\x17\n\x0fqueue_connected\x18\x04 \x01(\x08\x12\x18\n\x10\x61udit_violations\x18\x05 \x01(\x04\x12\x16\n\x0estale_messages\x18\x06 \x01(\x04\x12\x16\n\x0e\x64uplicate_acks\x18\x07 \x01(\x04\x12\x1f\n\x17tokenizer_refund_blocks\x18\x08 \x01(\x04\x12 \n\x18\x63ompletion_refund_blocks\x18\t \x01(\x04\x12\x19\n\x11tokenizer_refunds\x18\n \x01(\x04\x12\x1a\n\x12\x63ompletion_refunds\x18\x0b \x01(\x04\x12\x0e\n\x06grants\x18\x0c \x01(\x04\x12=\n\x0funserved_models\x18\r \x03(\x0b\x32$.penstock.scheduler.v1.UnservedModel\"/\n\rUnservedModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\x04\"\xb2\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x17\n\x0f\x63\x61pacity_blocks\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x05 \x01(\x04\x12H\n\x0bheld_blocks\x18\x06 \x03(\x0b\x32\x33.penstock.scheduler.v1.WorkerStatus.HeldBlocksEntry\x12\x14\n\x0creservations\x18\x07 \x01(\r\x12\x14\n\x0c\x64rift_blocks\x18\x08 \x01(\x04\x12\x33\n\x06\x65ngine\x18\t \x01(\x0b\x32#.penstock.scheduler.v1.EngineReport\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x11\n\tconnected\x18\x0c \x01(\x08\x12\x15\n\rmodel_aliases\x18\r \x03(\t\x12\x15\n\rmax_model_len\x18\x0e \x01(\r\x1a\x31\n\x0fHeldBlocksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa8\x01\n\rChannelStatus\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x18\n\x10guaranteed_share\x18\x03 \x01(\x01\x12\x15\n\rceiling_share\x18\x04 \x01(\x01\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x0f\n\x07running\x18\x06 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\x04\x12\x0e\n\x06grants\x18\x08 \x01(\x04\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"+\n\x13\x44rainWorkerResponse\x12\x14\n\x0creservations\x18\x01 \x01(\r\")\n\x14UndrainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x17\n\x15UndrainWorkerResponse*B\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_UNIFIED\x10\x01*\xb0\x02\n\x0cReleaseCause\x12\x1d\n\x19RELEASE_CAUSE_UNSPECIFIED\x10\x00\x12\x1b\n\x17RELEASE_CAUSE_COMPLETED\x10\x01\x12\x1a\n\x16RELEASE_CAUSE_REJECTED\x10\x02\x12\x1b\n\x17RELEASE_CAUSE_CANCELLED\x10\x03\x12\x19\n\x15RELEASE_CAUSE_EXPIRED\x10\x04\x12\x18\n\x14RELEASE_CAUSE_FAILED\x10\x05\x12\x1f\n\x1bRELEASE_CAUSE_CLAIM_REFUSED\x10\x06\x12\x1c\n\x18RELEASE_CAUSE_LEASE_LOST\x10\x07\x12\x1a\n\x16RELEASE_CAUSE_RECALLED\x10\x08\x12\x1b\n\x17RELEASE_CAUSE_UNCLAIMED\x10\t2\x99\x03\n\x10SchedulerService\x12\\\n\x07\x43redits\x12%.penstock.scheduler.v1.CreditsRequest\x1a&.penstock.scheduler.v1.CreditsResponse(\x01\x30\x01\x12U\n\x06Status\x12$.penstock.scheduler.v1.StatusRequest\x1a%.penstock.scheduler.v1.StatusResponse\x12\x64\n\x0b\x44rainWorker\x12).penstock.scheduler.v1.DrainWorkerRequest\x1a*.penstock.scheduler.v1.DrainWorkerResponse\x12j\n\rUndrainWorker\x12+.penstock.scheduler.v1.UndrainWorkerRequest\x1a,.penstock.scheduler.v1.UndrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%penstock/scheduler/v1/scheduler.proto\x12\x15penstock.scheduler.v1\"L\n\x0e\x43reditsRequest\x12:\n\x08messages\x18\x01 \x03(\x0b\x32(.penstock.scheduler.v1.WorkerToScheduler\"\xc3\x02\n\x11WorkerToScheduler\x12\x32\n\x04open\x18\x01 \x01(\x0b\x32\".penstock.scheduler.v1.CreditsOpenH\x00\x12<\n\rtokenizer_ack\x18\x02 \x01(\x0b\x32#.penstock.scheduler.v1.TokenizerAckH\x00\x12>\n\x0e\x63ompletion_ack\x18\x03 \x01(\x0b\x32$.penstock.scheduler.v1.CompletionAckH\x00\x12<\n\rengine_report\x18\x04 \x01(\x0b\x32#.penstock.scheduler.v1.EngineReportH\x00\x12\x33\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x1f.penstock.scheduler.v1.DrainingH\x00\x42\t\n\x07message\"\xeb\x02\n\x0b\x43reditsOpen\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61pacity_blocks\x18\x03 \x01(\x04\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\r\n\x05model\x18\x06 \x01(\t\x12/\n\x04role\x18\x07 \x01(\x0e\x32!.penstock.scheduler.v1.WorkerRole\x12\x31\n\tinventory\x18\x08 \x03(\x0b\x32\x1e.penstock.scheduler.v1.Holding\x12\x14\n\x0cmax_num_seqs\x18\t \x01(\r\x12\x18\n\x10lookahead_tokens\x18\n \x01(\r\x12\x1e\n\x16\x62yte_bounded_tokenizer\x18\x0b \x01(\x08\x12\x16\n\x0especial_tokens\x18\x0c \x01(\r\x12\x15\n\rmodel_aliases\x18\r \x03(\t\"P\n\x07Holding\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x02 \x01(\t\x12\x13\n\x0bheld_blocks\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x04 \x01(\x04\"\xc1\x01\n\x0cTokenizerAck\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x1e\n\x16reserved_output_tokens\x18\x06 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x04\x12\x1b\n\x13output_limit_tokens\x18\x08 \x01(\x04\"\x9f\x01\n\rCompletionAck\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x32\n\x05\x63\x61use\x18\x04 \x01(\x0e\x32#.penstock.scheduler.v1.ReleaseCause\x12\x15\n\routput_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\"\xff\x01\n\x0c\x45ngineReport\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x18\n\x0b\x62locks_free\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x0f\n\x07step_ns\x18\x06 \x01(\x03\x12\x16\n\x0ekv_cache_usage\x18\x07 \x01(\x01\x12\x19\n\x11kv_cache_usage_ns\x18\x08 \x01(\x01\x12\x0f\n\x07\x62usy_ns\x18\t \x01(\x03\x12\x12\n\nprefill_ns\x18\n \x01(\x03\x12\x16\n\x0eprefill_tokens\x18\x0b \x01(\x04\x42\x0e\n\x0c_blocks_free\"\x1a\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t\"M\n\x0f\x43reditsResponse\x12:\n\x08messages\x18\x01 \x03(\x0b\x32(.penstock.scheduler.v1.SchedulerToWorker\"\x96\x02\n\x11SchedulerToWorker\x12\x34\n\x04open\x18\x01 \x01(\x0b\x32$.penstock.scheduler.v1.CreditsOpenedH\x00\x12-\n\x05grant\x18\x02 \x01(\x0b\x32\x1c.penstock.scheduler.v1.GrantH\x00\x12/\n\x06recall\x18\x03 \x01(\x0b\x32\x1d.penstock.scheduler.v1.RecallH\x00\x12-\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x1c.penstock.scheduler.v1.DrainH\x00\x12\x31\n\x07undrain\x18\x05 \x01(\x0b\x32\x1e.penstock.scheduler.v1.UndrainH\x00\x42\t\n\x07message\"J\n\rCreditsOpened\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x1a\n\x12report_interval_ns\x18\x03 \x01(\x03\"\x99\x01\n\x05Grant\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x02 \x01(\t\x12\x15\n\rbooked_blocks\x18\x03 \x01(\x04\x12\x0f\n\x07settles\x18\x04 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x1d\n\x15reserve_output_tokens\x18\x07 \x01(\r\"\x1c\n\x06Recall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x07\n\x05\x44rain\"\t\n\x07Undrain\"\x0f\n\rStatusRequest\"\xba\x03\n\x0eStatusResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x34\n\x07workers\x18\x02 \x03(\x0b\x32#.penstock.scheduler.v1.WorkerStatus\x12\x36\n\x08\x63hannels\x18\x03 \x03(\x0b\x32$.penstock.scheduler.v1.ChannelStatus\x12\x17\n\x0fqueue_connected\x18\x04 \x01(\x08\x12\x18\n\x10\x61udit_violations\x18\x05 \x01(\x04\x12\x16\n\x0estale_messages\x18\x06 \x01(\x04\x12\x16\n\x0e\x64uplicate_acks\x18\x07 \x01(\x04\x12\x1f\n\x17tokenizer_refund_blocks\x18\x08 \x01(\x04\x12 \n\x18\x63ompletion_refund_blocks\x18\t \x01(\x04\x12\x19\n\x11tokenizer_refunds\x18\n \x01(\x04\x12\x1a\n\x12\x63ompletion_refunds\x18\x0b \x01(\x04\x12\x0e\n\x06grants\x18\x0c \x01(\x04\x12=\n\x0funserved_models\x18\r \x03(\x0b\x32$.penstock.scheduler.v1.UnservedModel\"/\n\rUnservedModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\x04\"\xb2\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x17\n\x0f\x63\x61pacity_blocks\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x05 \x01(\x04\x12H\n\x0bheld_blocks\x18\x06 \x03(\x0b\x32\x33.penstock.scheduler.v1.WorkerStatus.HeldBlocksEntry\x12\x14\n\x0creservations\x18\x07 \x01(\r\x12\x14\n\x0c\x64rift_blocks\x18\x08 \x01(\x04\x12\x33\n\x06\x65ngine\x18\t \x01(\x0b\x32#.penstock.scheduler.v1.EngineReport\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x11\n\tconnected\x18\x0c \x01(\x08\x12\x15\n\rmodel_aliases\x18\r \x03(\t\x12\x15\n\rmax_model_len\x18\x0e \x01(\r\x1a\x31\n\x0fHeldBlocksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa8\x01\n\rChannelStatus\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x18\n\x10guaranteed_share\x18\x03 \x01(\x01\x12\x15\n\rceiling_share\x18\x04 \x01(\x01\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x0f\n\x07running\x18\x06 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\x04\x12\x0e\n\x06grants\x18\x08 \x01(\x04\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"+\n\x13\x44rainWorkerResponse\x12\x14\n\x0creservations\x18\x01 \x01(\r\")\n\x14UndrainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x17\n\x15UndrainWorkerResponse*B\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_UNIFIED\x10\x01*\xb0\x02\n\x0cReleaseCause\x12\x1d\n\x19RELEASE_CAUSE_UNSPECIFIED\x10\x00\x12\x1b\n\x17RELEASE_CAUSE_COMPLETED\x10\x01\x12\x1a\n\x16RELEASE_CAUSE_REJECTED\x10\x02\x12\x1b\n\x17RELEASE_CAUSE_CANCELLED\x10\x03\x12\x19\n\x15RELEASE_CAUSE_EXPIRED\x10\x04\x12\x18\n\x14RELEASE_CAUSE_FAILED\x10\x05\x12\x1f\n\x1bRELEASE_CAUSE_CLAIM_REFUSED\x10\x06\x12\x1c\n\x18RELEASE_CAUSE_LEASE_LOST\x10\x07\x12\x1a\n\x16RELEASE_CAUSE_RECALLED\x10\x08\x12\x1b\n\x17RELEASE_CAUSE_UNCLAIMED\x10\t2\x99\x03\n\x10SchedulerService\x12\\\n\x07\x43redits\x12%.penstock.scheduler.v1.CreditsRequest\x1a&.penstock.scheduler.v1.CreditsResponse(\x01\x30\x01\x12U\n\x06Status\x12$.penstock.scheduler.v1.StatusRequest\x1a%.penstock.scheduler.v1.StatusResponse\x12\x64\n\x0b\x44rainWorker\x12).penstock.scheduler.v1.DrainWorkerRequest\x1a*.penstock.scheduler.v1.DrainWorkerResponse\x12j\n\rUndrainWorker\x12+.penstock.scheduler.v1.UndrainWorkerRequest\x1a,.penstock.scheduler.v1.UndrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERSTATUS_HELDBLOCKSENTRY']._loaded_options = None
   _globals['_WORKERSTATUS_HELDBLOCKSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERROLE']._serialized_start=3431
-  _globals['_WORKERROLE']._serialized_end=3497
-  _globals['_RELEASECAUSE']._serialized_start=3500
-  _globals['_RELEASECAUSE']._serialized_end=3804
+  _globals['_WORKERROLE']._serialized_start=3475
+  _globals['_WORKERROLE']._serialized_end=3541
+  _globals['_RELEASECAUSE']._serialized_start=3544
+  _globals['_RELEASECAUSE']._serialized_end=3848
   _globals['_CREDITSREQUEST']._serialized_start=64
   _globals['_CREDITSREQUEST']._serialized_end=140
   _globals['_WORKERTOSCHEDULER']._serialized_start=143
@@ -50,43 +50,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPLETIONACK']._serialized_start=1113
   _globals['_COMPLETIONACK']._serialized_end=1272
   _globals['_ENGINEREPORT']._serialized_start=1275
-  _globals['_ENGINEREPORT']._serialized_end=1486
-  _globals['_DRAINING']._serialized_start=1488
-  _globals['_DRAINING']._serialized_end=1514
-  _globals['_CREDITSRESPONSE']._serialized_start=1516
-  _globals['_CREDITSRESPONSE']._serialized_end=1593
-  _globals['_SCHEDULERTOWORKER']._serialized_start=1596
-  _globals['_SCHEDULERTOWORKER']._serialized_end=1874
-  _globals['_CREDITSOPENED']._serialized_start=1876
-  _globals['_CREDITSOPENED']._serialized_end=1950
-  _globals['_GRANT']._serialized_start=1953
-  _globals['_GRANT']._serialized_end=2106
-  _globals['_RECALL']._serialized_start=2108
-  _globals['_RECALL']._serialized_end=2136
-  _globals['_DRAIN']._serialized_start=2138
-  _globals['_DRAIN']._serialized_end=2145
-  _globals['_UNDRAIN']._serialized_start=2147
-  _globals['_UNDRAIN']._serialized_end=2156
-  _globals['_STATUSREQUEST']._serialized_start=2158
-  _globals['_STATUSREQUEST']._serialized_end=2173
-  _globals['_STATUSRESPONSE']._serialized_start=2176
-  _globals['_STATUSRESPONSE']._serialized_end=2618
-  _globals['_UNSERVEDMODEL']._serialized_start=2620
-  _globals['_UNSERVEDMODEL']._serialized_end=2667
-  _globals['_WORKERSTATUS']._serialized_start=2670
-  _globals['_WORKERSTATUS']._serialized_end=3104
-  _globals['_WORKERSTATUS_HELDBLOCKSENTRY']._serialized_start=3055
-  _globals['_WORKERSTATUS_HELDBLOCKSENTRY']._serialized_end=3104
-  _globals['_CHANNELSTATUS']._serialized_start=3107
-  _globals['_CHANNELSTATUS']._serialized_end=3275
-  _globals['_DRAINWORKERREQUEST']._serialized_start=3277
-  _globals['_DRAINWORKERREQUEST']._serialized_end=3316
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=3318
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=3361
-  _globals['_UNDRAINWORKERREQUEST']._serialized_start=3363
-  _globals['_UNDRAINWORKERREQUEST']._serialized_end=3404
-  _globals['_UNDRAINWORKERRESPONSE']._serialized_start=3406
-  _globals['_UNDRAINWORKERRESPONSE']._serialized_end=3429
-  _globals['_SCHEDULERSERVICE']._serialized_start=3807
-  _globals['_SCHEDULERSERVICE']._serialized_end=4216
+  _globals['_ENGINEREPORT']._serialized_end=1530
+  _globals['_DRAINING']._serialized_start=1532
+  _globals['_DRAINING']._serialized_end=1558
+  _globals['_CREDITSRESPONSE']._serialized_start=1560
+  _globals['_CREDITSRESPONSE']._serialized_end=1637
+  _globals['_SCHEDULERTOWORKER']._serialized_start=1640
+  _globals['_SCHEDULERTOWORKER']._serialized_end=1918
+  _globals['_CREDITSOPENED']._serialized_start=1920
+  _globals['_CREDITSOPENED']._serialized_end=1994
+  _globals['_GRANT']._serialized_start=1997
+  _globals['_GRANT']._serialized_end=2150
+  _globals['_RECALL']._serialized_start=2152
+  _globals['_RECALL']._serialized_end=2180
+  _globals['_DRAIN']._serialized_start=2182
+  _globals['_DRAIN']._serialized_end=2189
+  _globals['_UNDRAIN']._serialized_start=2191
+  _globals['_UNDRAIN']._serialized_end=2200
+  _globals['_STATUSREQUEST']._serialized_start=2202
+  _globals['_STATUSREQUEST']._serialized_end=2217
+  _globals['_STATUSRESPONSE']._serialized_start=2220
+  _globals['_STATUSRESPONSE']._serialized_end=2662
+  _globals['_UNSERVEDMODEL']._serialized_start=2664
+  _globals['_UNSERVEDMODEL']._serialized_end=2711
+  _globals['_WORKERSTATUS']._serialized_start=2714
+  _globals['_WORKERSTATUS']._serialized_end=3148
+  _globals['_WORKERSTATUS_HELDBLOCKSENTRY']._serialized_start=3099
+  _globals['_WORKERSTATUS_HELDBLOCKSENTRY']._serialized_end=3148
+  _globals['_CHANNELSTATUS']._serialized_start=3151
+  _globals['_CHANNELSTATUS']._serialized_end=3319
+  _globals['_DRAINWORKERREQUEST']._serialized_start=3321
+  _globals['_DRAINWORKERREQUEST']._serialized_end=3360
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=3362
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=3405
+  _globals['_UNDRAINWORKERREQUEST']._serialized_start=3407
+  _globals['_UNDRAINWORKERREQUEST']._serialized_end=3448
+  _globals['_UNDRAINWORKERRESPONSE']._serialized_start=3450
+  _globals['_UNDRAINWORKERRESPONSE']._serialized_end=3473
+  _globals['_SCHEDULERSERVICE']._serialized_start=3851
+  _globals['_SCHEDULERSERVICE']._serialized_end=4260
 # @@protoc_insertion_point(module_scope)

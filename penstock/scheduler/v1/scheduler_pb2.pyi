@@ -384,6 +384,8 @@ class EngineReport(_message.Message):
     KV_CACHE_USAGE_FIELD_NUMBER: _builtins.int
     KV_CACHE_USAGE_NS_FIELD_NUMBER: _builtins.int
     BUSY_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Epoch of the stream."""
     blocks_free: _builtins.int
@@ -402,6 +404,10 @@ class EngineReport(_message.Message):
     """Integral of kv_cache_usage over time since the worker started, in nanoseconds."""
     busy_ns: _builtins.int
     """Time with at least one running request since the worker started, in nanoseconds."""
+    prefill_ns: _builtins.int
+    """Time that requests spent in prefill since the worker started, summed over them, in nanoseconds."""
+    prefill_tokens: _builtins.int
+    """Prompt tokens that were computed in that time; those found in the prefix cache are not among them."""
     def __init__(
         self,
         *,
@@ -414,10 +420,12 @@ class EngineReport(_message.Message):
         kv_cache_usage: _builtins.float = ...,
         kv_cache_usage_ns: _builtins.float = ...,
         busy_ns: _builtins.int = ...,
+        prefill_ns: _builtins.int = ...,
+        prefill_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_blocks_free", b"_blocks_free", "blocks_free", b"blocks_free"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_blocks_free", b"_blocks_free", "blocks_free", b"blocks_free", "busy_ns", b"busy_ns", "epoch", b"epoch", "kv_cache_usage", b"kv_cache_usage", "kv_cache_usage_ns", b"kv_cache_usage_ns", "preemptions", b"preemptions", "running", b"running", "step_ns", b"step_ns", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_blocks_free", b"_blocks_free", "blocks_free", b"blocks_free", "busy_ns", b"busy_ns", "epoch", b"epoch", "kv_cache_usage", b"kv_cache_usage", "kv_cache_usage_ns", b"kv_cache_usage_ns", "preemptions", b"preemptions", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "running", b"running", "step_ns", b"step_ns", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__blocks_free: _TypeAlias = _typing.Literal["blocks_free"]  # noqa: Y015
     _WhichOneofArgType__blocks_free: _TypeAlias = _typing.Literal["_blocks_free", b"_blocks_free"]  # noqa: Y015

@@ -14,11 +14,15 @@ from services.scheduler.core.messages import Announced, CompletionAck, EngineRep
 
 
 class Outlook(NamedTuple):
-    """What a policy expects of one worker: its peak, margin included, and the margin in standard deviations."""
+    """What a policy expects of one worker: its peak, margin included, and the margin in standard deviations.
+
+    `preemption_cost_requests` is the engine time of a preemption over that of a request, infinite while unknown.
+    """
 
     peak_blocks: int
     margin_deviations: float
     recovering: bool
+    preemption_cost_requests: float
 
 
 class Policy(ABC):

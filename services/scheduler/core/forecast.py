@@ -174,6 +174,14 @@ class Forecast:
         """Return the predicted demand at the fullest step ahead, margin included."""
         return self._shape.capacity_blocks - self.spare_blocks(NO_DEMAND, deviations)
 
+    def deviation_share(self, deviations: float) -> float:
+        """Return one standard deviation of the demand at the fullest step ahead, as a share of the capacity."""
+        margin = deviations * math.sqrt(UNIT)
+        fullest = max(
+            zip(self._means, self._variances, strict=True), key=lambda look: look[0] + margin * math.sqrt(look[1])
+        )
+        return math.sqrt(fullest[1] / UNIT) / self._shape.capacity_blocks
+
     def _add(self, demand: Demand, sign: int) -> None:
         for index, mean in enumerate(demand.means):
             self._means[index] += sign * mean

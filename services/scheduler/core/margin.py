@@ -2,13 +2,16 @@
 
 A slow integral controller: each preemption widens the margin by a step, each
 completed request narrows it by the share of a step that brings the two into
-balance at the target rate. It also keeps grants away from an engine that has just
-preempted, until the preempted requests run again and usage has fallen.
+balance at the target rate. Where a preemption costs little (`recompute`) and a
+margin much, more of them are worth the usage they buy, in proportion.
+It also keeps grants away from an engine that has just preempted, until the
+preempted requests run again and usage has fallen.
 """
 
 from __future__ import annotations
 
 from services.scheduler.core.messages import EngineReport
+from services.scheduler.core.recompute import RecomputeCost
 
 FIRST_DEVIATIONS = 1.5
 """Margin before anything is known, in standard deviations of the predicted demand: one look in 15 overflows, if
@@ -25,28 +28,49 @@ MOST_BURST_STEPS = 5
 of requests."""
 
 DEFAULT_TARGET_PER_1000 = 5.0
-"""Preemptions per 1,000 completed requests that are worth the usage they buy."""
+"""Preemptions per 1,000 completed requests that are worth the usage they buy, or more where they cost less."""
+
+FULL_PRICE_SHARE = 0.025
+"""Share of the cache that a deviation of margin leaves empty for each request that a preemption costs, where the
+target holds as it is: a pool of some fifty requests (`kv-bound` in docs/benchmarks.md).
+
+Derivation: a narrower margin by one deviation fills `spread` more of the cache, which raises throughput by
+`e * spread`; it multiplies the rate r of preemptions, each of which costs c requests, by about `1 + l`. The two
+balance at `r = e / l * spread / c`. With e = 0.3 (the part of a step's time that does not grow with what it
+computes) and l = 1.5, r = 5 per 1,000 where spread / c = 0.025, and rises in proportion.
+"""
+
+MOST_NARROWING_DEVIATIONS = STEP_DEVIATIONS / 2
+"""However little they cost: more than 500 preemptions per 1,000 requests are a cache that is never at rest."""
 
 
 class Margin:
     """The margin of one worker in standard deviations, and whether the engine recovers from a preemption."""
 
     def __init__(self, target_per_1000: float) -> None:
-        """Steer towards `target_per_1000` preemptions for 1,000 completed requests; 0 never narrows the margin."""
+        """Steer towards `target_per_1000` preemptions at full price for 1,000 requests; 0 never narrows the margin."""
         self.deviations = FIRST_DEVIATIONS
         self.recovering = False
+        self.cost = RecomputeCost()
         self._narrowing = STEP_DEVIATIONS * target_per_1000 / 1000
         self._preemptions: int | None = None
         self._burst_steps = 0
         self._usage = 0.0
         self._usage_before = 0.0
 
-    def completed(self) -> None:
-        """Note a request that ran to its end."""
-        self.deviations = max(self.deviations - self._narrowing, 0.0)
+    def completed(self, tokens: int, spread: float) -> None:
+        """Note a request that ran to its end with so many tokens, prompt and output.
+
+        `spread` is one standard deviation of the predicted demand as a share of the capacity.
+        """
+        self.cost.completed(tokens)
+        worth = max(spread / (FULL_PRICE_SHARE * self.cost.requests), 1.0)
+        narrowing = min(self._narrowing * worth, max(self._narrowing, MOST_NARROWING_DEVIATIONS))
+        self.deviations = max(self.deviations - narrowing, 0.0)
 
     def observe(self, report: EngineReport) -> None:
         """Take the engine's report; preemptions are counted from the first one on."""
+        self.cost.observe(report)
         known = report.preemptions if self._preemptions is None else self._preemptions
         new = max(report.preemptions - known, 0)
         self._preemptions = report.preemptions

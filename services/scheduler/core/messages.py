@@ -115,7 +115,11 @@ class CompletionAck(NamedTuple):
 
 
 class EngineReport(NamedTuple):
-    """What the engine says of itself; `blocks_free` is None while unknown."""
+    """What the engine says of itself; `blocks_free` is None while unknown.
+
+    `preemptions`, the integral `kv_cache_usage_ns`, `busy_ns` (time with a running request), `prefill_ns` (time in
+    prefill, summed over requests) and `prefill_tokens` (computed in it) count from the worker's start.
+    """
 
     stream: int
     epoch: int
@@ -127,6 +131,8 @@ class EngineReport(NamedTuple):
     kv_cache_usage: float = 0.0
     kv_cache_usage_ns: float = 0.0
     busy_ns: int = 0
+    prefill_ns: int = 0
+    prefill_tokens: int = 0
 
 
 # ---- inputs: from the queue ----

@@ -113,8 +113,9 @@ class Predictive(Policy):
     def outlook(self, worker: Worker) -> Outlook | None:
         """Return the predicted peak and the margin of the worker."""
         view = self._views[worker.epoch]
-        deviations = view.margin.deviations
-        return Outlook(view.forecast.peak_blocks(deviations), deviations, view.margin.recovering)
+        margin = view.margin
+        peak = view.forecast.peak_blocks(margin.deviations)
+        return Outlook(peak, margin.deviations, margin.recovering, margin.cost.requests)
 
     def _first_size(self, request: Announced, shape: EngineShape, model: str) -> Size:
         """Return the size of a request that has generated nothing."""
@@ -200,7 +201,8 @@ class Predictive(Policy):
         if flight is None or not flight.bins:
             return
         if ack.cause is ReleaseCause.COMPLETED:
-            view.margin.completed()
+            spread = view.forecast.deviation_share(view.margin.deviations)
+            view.margin.completed(flight.size.prompt_tokens + ack.output_tokens, spread)
         tokens = ack.output_tokens // flight.size.completions
         if ack.cause is ReleaseCause.COMPLETED and 0 < tokens < flight.size.limit:
             self._reach(flight, bin_of(tokens) + 1)

@@ -74,6 +74,8 @@ class EngineView:
             stats.kv_cache_usage,
             self._usage_ns,
             self._busy_ns,
+            stats.prefill_ns,
+            stats.prefill_tokens,
         )
 
     def _picture(self) -> tuple[int | None, int, int, int]:

@@ -183,7 +183,11 @@ class EngineAborted(NamedTuple):
 
 
 class EngineReported(NamedTuple):
-    """What the engine said of itself after a step; `blocks_free` in blocks, `kv_cache_usage` 0 to 1."""
+    """What the engine said of itself after a step; `blocks_free` in blocks, `kv_cache_usage` 0 to 1.
+
+    `preemptions`, `prefill_ns` (time in prefill, summed over requests) and `prefill_tokens` (prompt tokens computed in
+    it) count from the start.
+    """
 
     blocks_free: int
     running: int
@@ -191,6 +195,8 @@ class EngineReported(NamedTuple):
     preemptions: int
     step_ns: int
     kv_cache_usage: float
+    prefill_ns: int = 0
+    prefill_tokens: int = 0
 
 
 class EngineDied(NamedTuple):
@@ -295,6 +301,8 @@ class SendReport(NamedTuple):
     kv_cache_usage: float
     kv_cache_usage_ns: float
     busy_ns: int
+    prefill_ns: int = 0
+    prefill_tokens: int = 0
 
 
 class SendDraining(NamedTuple):

@@ -256,6 +256,22 @@ async def test_aborting_an_unknown_run_changes_nothing(made: UnderTest) -> None:
     assert output.tokens == 3
 
 
+async def test_prefills_are_counted_with_the_time_they_took(made: UnderTest) -> None:
+    await until_all_free(made)
+    before = made.reports[-1]
+    words = [f"{next(names)} turns the wheel" for _ in range(3)]
+    for text in words:
+        await collect(generation(made, text, max_tokens=3))
+    await until_all_free(made)
+    after = made.reports[-1]
+    prompts = [
+        len(made.renderer.render(PromptSpec(text=text)).token_ids) for text in (*words, "The gate feeds the wheel")
+    ]
+    # What an earlier prompt has left in the prefix cache is not computed.
+    assert sum(prompts[:-1]) // 2 < after.prefill_tokens - before.prefill_tokens <= sum(prompts)
+    assert after.prefill_ns > before.prefill_ns or not after.step_ns, "only an engine of no time takes none"
+
+
 async def test_more_than_fits_is_queued_and_all_end(made: UnderTest) -> None:
     before = made.reports[-1].preemptions if made.reports else 0
     runs = await asyncio.gather(*(collect(generation(made, f"{i} " * 20, max_tokens=100)) for i in range(24)))

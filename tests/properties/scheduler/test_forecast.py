@@ -81,6 +81,28 @@ def test_one_more_request_or_margin_never_leaves_more_room(known: list[Size], ex
     assert forecast.peak_blocks(deviations) >= SHAPE.capacity_blocks - alone
 
 
+@given(known=st.lists(sizes, max_size=8), deviations=st.floats(0, 4))
+def test_a_deviation_of_margin_costs_the_share_that_is_told(known: list[Size], deviations: float) -> None:
+    forecast = Forecast(SHAPE)
+    for number, size in enumerate(known):
+        forecast.put(f"r{number}", forecast.demand(size, geometric(100)))
+    one = forecast.deviation_share(deviations) * SHAPE.capacity_blocks
+    wider = forecast.peak_blocks(deviations + 0.01) - forecast.peak_blocks(deviations)
+    # Sums of blocks are whole, and what all of them hold at most bounds the peak, but not the deviation.
+    assert wider <= 0.01 * max(one, forecast.deviation_share(deviations + 0.01) * SHAPE.capacity_blocks) + 1
+    assert one >= 0
+    assert (one == 0) == (not known or all(size.limit - size.generated <= 1 for size in known))
+
+
+def test_of_many_requests_a_deviation_of_margin_costs_just_that_share() -> None:
+    forecast = Forecast(SHAPE)
+    for number in range(60):
+        forecast.put(f"r{number}", forecast.demand(Size(5, 64, 10 * (number % 3), 1000), geometric(100)))
+    wider = forecast.peak_blocks(2.0) - forecast.peak_blocks(1.0)
+    assert wider == pytest.approx(forecast.deviation_share(1.5) * SHAPE.capacity_blocks, rel=0.15)
+    assert wider > 10
+
+
 @given(known=st.lists(sizes, min_size=1, max_size=6))
 def test_with_nothing_learned_every_request_is_expected_at_its_peak(known: list[Size]) -> None:
     """At its own last step each stands at its peak; the sum of the peaks is never exceeded."""

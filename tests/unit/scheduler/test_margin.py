@@ -28,9 +28,41 @@ def test_it_finds_the_rate_it_is_asked_for() -> None:
             counted += number >= 10_000
             margin.observe(report(preemptions))
             margin.observe(report(preemptions, usage=0.1))
-        margin.completed()
+        margin.completed(100, 0.1)
     assert counted / 50 == pytest.approx(4.0, rel=0.1)
     assert margin.deviations == pytest.approx(2.5, abs=0.8)
+
+
+@pytest.mark.parametrize(
+    ("cost", "spread", "factor"),
+    [(1.0, 0.025, 1), (0.125, 0.025, 8), (1.0, 0.1, 4), (0.25, 0.05, 8), (2.0, 0.025, 1), (1.0, 0.001, 1)],
+)
+def test_more_preemptions_are_worth_it_where_they_cost_less_than_the_margin(
+    cost: float, spread: float, factor: int
+) -> None:
+    """An engine whose rate of preemptions falls fourfold with each deviation, in equilibrium."""
+    rng = random.Random(5)
+    margin = Margin(4.0)
+    preemptions = counted = 0
+    for number in range(40_000):
+        busy_ns = 1000 * number
+        counters = {"busy_ns": busy_ns, "prefill_tokens": 10 * number, "prefill_ns": int(cost * busy_ns / 10)}
+        happened = rng.random() < 0.25 * 4**-margin.deviations
+        preemptions += happened
+        counted += happened and number >= 10_000
+        margin.observe(report(preemptions)._replace(**counters))
+        margin.observe(report(preemptions, usage=0.1)._replace(**counters))
+        margin.completed(100, spread)
+    assert counted / 30 == pytest.approx(4.0 * factor, rel=0.12)
+
+
+def test_a_cache_is_never_without_rest_however_little_preemptions_cost() -> None:
+    margin = Margin(5.0)
+    for number in range(100):
+        margin.observe(report(0)._replace(busy_ns=10**9 * number, prefill_tokens=number, prefill_ns=number))
+        before = margin.deviations
+        margin.completed(1, 0.5)
+        assert before - margin.deviations <= STEP_DEVIATIONS / 2 + 1e-9
 
 
 @given(target=st.floats(0, 1000), events=st.lists(st.integers(0, 50)))
@@ -41,7 +73,7 @@ def test_it_stays_within_its_bounds(target: float, events: list[int]) -> None:
     for event in events:
         before = margin.deviations
         if event % 2:
-            margin.completed()
+            margin.completed(100, 0.5)
             assert margin.deviations <= before
         else:
             total += event
@@ -75,7 +107,7 @@ def test_one_burst_costs_no_more_than_its_steps() -> None:
 def test_a_target_of_zero_never_narrows() -> None:
     margin = Margin(0.0)
     for _ in range(1000):
-        margin.completed()
+        margin.completed(100, 0.5)
     assert margin.deviations == FIRST_DEVIATIONS
 
 
