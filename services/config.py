@@ -79,7 +79,9 @@ def check_channels(channels: dict[str, ChannelSettings]) -> dict[str, ChannelSet
     return channels
 
 
-NAMED_ALIKE = ("config", "channels", "insecure", "tls-ca", "tls-cert", "tls-client-auth", "tls-key")
+NAMED_ALIKE = (
+    "config", "channels", "insecure", "key", "keys", "reflection", "tls-ca", "tls-cert", "tls-client-auth", "tls-key",
+)  # fmt: skip
 """Settings whose variable has no service in its name, so that one environment serves all."""
 
 SHORT_FLAGS: dict[str, str | list[str]] = {f"penstock-{name}": name for name in NAMED_ALIKE}
@@ -260,7 +262,7 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
     """Read settings of `kind`, and where they come from. Raises SettingsRefusedError, SystemExit(0) for --help."""
     with recording() as record:
         try:
-            return Loaded(CliApp.run(kind, cli_args=arguments), record)
+            return Loaded(CliApp.run(kind, cli_args=spelled_out(kind, arguments)), record)
         except ConfigFileError as error:
             lines = str(error).splitlines()
         except ValidationError as error:
@@ -273,6 +275,25 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
             # argparse has printed what it could not parse; its own exit status says nothing about settings.
             lines = []
     raise SettingsRefusedError(lines)
+
+
+def spelled_out(kind: type[ServiceSettings], arguments: list[str]) -> list[str]:
+    """Return `arguments` with `--name` and `--no-name` of true-or-false settings as `--name=true`, `--name=false`."""
+    switches = {
+        f"--{prefix}{name.replace('_', '-')}"
+        for name, field in kind.model_fields.items()
+        if field.annotation is bool
+        for prefix in ("", "penstock-")
+    }
+    found = []
+    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=False):
+        if argument in switches and following.startswith("-"):
+            found.append(f"{argument}=true")
+        elif argument.startswith("--no-") and f"--{argument[5:]}" in switches:
+            found.append(f"--{argument[5:]}=false")
+        else:
+            found.append(argument)
+    return found
 
 
 def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from penstock.openai.parts import wrong_part
+
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
@@ -379,11 +381,20 @@ def parse_body(url: str, body: dict[str, Any], streams: bool = False) -> ChatBod
         checked = kind.model_validate(kept)
     except ValidationError as error:
         raise _body_error(error) from None
+    if isinstance(checked, ChatBody):
+        _only_text(checked)
     if len(checked.prompts) > 1 and not streams:
         raise BodyError("prompt: several prompts are not supported in batches", "prompt", "unsupported_parameter")
     if checked.min_tokens and checked.most_tokens is not None and checked.min_tokens > checked.most_tokens:
         raise BodyError(f"min_tokens: {checked.min_tokens} is more than max_tokens {checked.most_tokens}", "min_tokens")
     return checked
+
+
+def _only_text(body: ChatBody) -> None:
+    wrong = wrong_part(body.messages)
+    if wrong is not None:
+        code = "invalid_value" if wrong.malformed else "unsupported_parameter"
+        raise BodyError(f"{wrong.place}: {wrong.text}", wrong.place, code)
 
 
 def _body_error(error: ValidationError) -> BodyError:

@@ -53,7 +53,8 @@ def _simulated(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
 def _vllm(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
     from services.worker.vllm_engine import prepare
 
-    prepared = prepare(settings.model, settings.names(), engine_arguments, settings.tool_call_parser)
+    trusts = settings.trust_request_chat_template
+    prepared = prepare(settings.model, settings.names(), engine_arguments, settings.tool_call_parser, trusts)
     # The tokenizer is forked first: it must inherit neither the engine's connections nor its threads.
     processes = [TokenizerProcess.fork(prepared.make_renderer) for _ in range(settings.tokenizer_processes)]
     engine = prepared.build()

@@ -49,6 +49,11 @@ class WorkerSettings(ServiceSettings):
         description="vLLM's parser that reads function calls out of the model's output; empty refuses requests for"
         " calls. Means `--enable-auto-tool-choice` as well.",
     )
+    trust_request_chat_template: bool = Field(
+        False,
+        description="Render chats with the template they bring along, which is a program: whoever may submit can then"
+        " stop the worker. Else they are refused.",
+    )
     watermark_blocks: int = Field(0, ge=0, description="Usable engine blocks that are never booked.")
     tokenizer_processes: int = Field(1, ge=1, le=64, description="Processes that render and tokenize prompts.")
     engine_threads: int = Field(
@@ -117,6 +122,9 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """
     names = {f"--{name.replace('_', '-')}" for name in WorkerSettings.model_fields} | {"--help", "-h"}
     names |= {f"--{name}" for name in SHORT_FLAGS}
+    names |= {
+        f"--no-{name.replace('_', '-')}" for name, f in WorkerSettings.model_fields.items() if f.annotation is bool
+    }
     ours: list[str] = []
     engines: list[str] = []
     flag = ""

@@ -32,6 +32,7 @@ from services.worker.simulated_profile import PROFILES
 from services.worker.simulated_sequence import Sequence, StepResult
 from services.worker.simulated_settings import SimulatedSettings
 from services.worker.tools import refuse_calls
+from services.worker.untrusted import refuse_media, refuse_template
 
 BYTE_TOKENS = 256
 """Tokens 0 to 255 are bytes; the one after is the end of sequence."""
@@ -52,6 +53,7 @@ class ByteRenderer:
     def render(self, spec: PromptSpec) -> Rendered:
         """Render one prompt. Raises RequestRefusedError."""
         refuse_calls(spec)
+        refuse_template(spec, {}, trusted=False)
         if spec.token_ids is not None:
             ids = list(spec.token_ids)
             wrong = next((token for token in ids if token > EOS_TOKEN), None)
@@ -78,6 +80,7 @@ class ByteRenderer:
 def _conversation(spec: PromptSpec) -> str:
     try:
         messages = json.loads(spec.messages_json or "[]")
+        refuse_media(messages)
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
     except (ValueError, KeyError, TypeError) as error:
         raise RequestRefusedError("invalid_messages", f"messages cannot be read: {error}", "messages") from None

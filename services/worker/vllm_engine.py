@@ -64,12 +64,12 @@ def check_model_path(model: str) -> None:
 class Prepared:
     """A checked configuration, from which the renderer and the engine are made."""
 
-    def __init__(self, config: Any, names: tuple[str, ...], on_cpu: bool, tool_parser: str = "") -> None:
-        """Keep vLLM's `config` and the `names` the model answers to; calls are read by the parser `tool_parser`."""
+    def __init__(self, config: Any, names: tuple[str, ...], on_cpu: bool, tool_parser: str, trusts: bool) -> None:
+        """Keep vLLM's `config`, the `names` of the model, its parser of calls, and whether it `trusts` templates."""
         self._config = config
         self._names = names
         self._on_cpu = on_cpu
-        self._tool_parser = tool_parser
+        self._tool_parser, self._trusts_templates = tool_parser, trusts
 
     def make_renderer(self) -> Any:
         """Return a renderer for the model; runs in the tokenizer's process."""
@@ -77,7 +77,7 @@ class Prepared:
 
         if self._on_cpu:
             yield_to_engine()
-        return VllmRenderer(self._config, bool(self._tool_parser))
+        return VllmRenderer(self._config, bool(self._tool_parser), self._trusts_templates)
 
     def build(self) -> VllmEngine:
         """Start the engine core. Raises SystemExit(70) if it does not start."""
@@ -116,7 +116,9 @@ def stay_eager() -> None:
     torch.compiler.set_stance("force_eager")
 
 
-def prepare(model: str, names: tuple[str, ...], arguments: list[str], tool_parser: str = "") -> Prepared:
+def prepare(
+    model: str, names: tuple[str, ...], arguments: list[str], tool_parser: str = "", trusts_templates: bool = False
+) -> Prepared:
     """Read the engine's arguments with vLLM's own parser, and the model's configuration.
 
     Raises SystemExit(78) for wrong arguments, 70 for a model that cannot be loaded.
@@ -146,7 +148,7 @@ def prepare(model: str, names: tuple[str, ...], arguments: list[str], tool_parse
         if unknown_model:
             fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
         fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
-    return Prepared(config, names, on_cpu, tool_parser)
+    return Prepared(config, names, on_cpu, tool_parser, trusts_templates)
 
 
 def check_tool_parser(name: str) -> None:

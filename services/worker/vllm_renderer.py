@@ -14,15 +14,20 @@ from vllm.renderers.params import ChatParams, TokenizeParams, merge_kwargs
 
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.tools import refuse_calls
+from services.worker.untrusted import refuse_media, refuse_template
 from services.worker.vllm_sampling import refusal
 
 
 class VllmRenderer:
     """Renders completions and chats for one model."""
 
-    def __init__(self, config: VllmConfig, has_tool_parser: bool = False) -> None:
-        """Load the tokenizer of the model of `config`; without a tool parser, chats that need one are refused."""
+    def __init__(self, config: VllmConfig, has_tool_parser: bool = False, trusts_templates: bool = False) -> None:
+        """Load the tokenizer of the model of `config`.
+
+        Chats that need a tool parser are refused without one, and those with a template of their own unless trusted.
+        """
         self._has_tool_parser = has_tool_parser
+        self._trusts_templates = trusts_templates
         self._model_config = config.model_config
         self._renderer = renderer_from_config(config)
 
@@ -51,6 +56,8 @@ class VllmRenderer:
             raise VLLMValidationError(
                 "chat_template_kwargs is not a JSON object", parameter="chat.chat_template_kwargs_json"
             )
+        refuse_template(spec, asked, self._trusts_templates)
+        refuse_media(messages)
         fixed = {
             "add_generation_prompt": spec.add_generation_prompt,
             "continue_final_message": spec.continue_final_message,

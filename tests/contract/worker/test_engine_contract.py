@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +16,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.worker.core.sizing import Sizes, need_blocks
 from services.worker.engine import EngineRequest, EngineStep, PromptSpec, RequestRefusedError
 from services.worker.outputs import RunOutput
-from services.worker.simulated_engine import SimulatedEngine
+from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
 from tests.contract.worker.conftest import BLOCKS, UnderTest
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120)]
@@ -296,6 +298,37 @@ async def test_prompts_that_cannot_be_rendered_are_refused(made: UnderTest) -> N
             made.renderer.render(spec)
         assert caught.value.message
         assert code in caught.value.code
+
+
+CHAT = json.dumps([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PromptSpec(messages_json=CHAT, chat_template="{% for i in range(99999) %}{% endfor %}"),
+        PromptSpec(messages_json=CHAT, chat_template_kwargs_json='{"chat_template": "x"}'),
+    ],
+)
+async def test_a_template_of_the_clients_is_not_run(made: UnderTest, spec: PromptSpec) -> None:
+    if isinstance(made.renderer, ByteRenderer) and not spec.chat_template:
+        pytest.skip("the simulated engine has no template that could be told anything")
+    with pytest.raises(RequestRefusedError, match="untrusted chat template") as caught:
+        made.renderer.render(spec)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "chat_template")
+
+
+async def test_no_address_in_a_message_is_opened(made: UnderTest) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as internal:
+        url = f"http://127.0.0.1:{internal.getsockname()[1]}/"
+        for part in ({"type": "image_url", "image_url": {"url": url}}, {"video_url": url}):
+            messages = json.dumps([{"role": "user", "content": [part]}])
+            with pytest.raises(RequestRefusedError, match="not supported") as caught:
+                made.renderer.render(PromptSpec(messages_json=messages))
+            assert caught.value.param == "messages.0.content.0.type"
+        internal.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            internal.accept()
 
 
 async def test_token_ids_out_of_the_vocabulary_are_refused(made: UnderTest) -> None:

@@ -20,6 +20,7 @@ from penstock.openai.convert import to_request
 from penstock.request.v1 import request_pb2 as pb
 
 CHAT = {"messages": [{"role": "user", "content": "hé"}]}
+UNSUPPORTED = "unsupported_parameter"
 
 
 def completion(**fields: Any) -> pb.Request:
@@ -91,6 +92,40 @@ def test_chat_messages_reach_the_template_as_they_are() -> None:
     assert request.chat.continue_final_message
     assert request.chat.add_special_tokens
     assert request.chat.chat_template == "{{ x }}"
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "code"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}], "messages.1.content.0.type", UNSUPPORTED),
+        ([{"type": "text", "text": "a"}, {"image_url": "http://x/"}], "messages.1.content.1.type", UNSUPPORTED),
+        ([{"type": "text", "text": "a", "uuid": "u", "image_url": "x"}], "messages.1.content.0.type", UNSUPPORTED),
+        (
+            [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],
+            "messages.1.content.0.type",
+            UNSUPPORTED,
+        ),
+        ([{"type": "what"}], "messages.1.content.0.type", UNSUPPORTED),
+        ([{"type": ["text"]}], "messages.1.content.0.type", UNSUPPORTED),
+        ([{"text": "a"}], "messages.1.content.0.type", "invalid_value"),
+        ([3], "messages.1.content.0", "invalid_value"),
+        (3, "messages.1.content", "invalid_value"),
+    ],
+)
+@pytest.mark.parametrize("streams", [True, False])
+def test_messages_hold_texts_alone(content: Any, param: str, code: str, streams: bool) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": content}]
+    with pytest.raises(BodyError) as refused:
+        parse_body(CHAT_URL, {"model": "m", "messages": messages}, streams)
+    assert (refused.value.param, refused.value.code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "a", [], ["a"], [{"type": "text", "text": "a", "image_url": None}, {"type": "refusal", "refusal": "no"}]],
+)
+def test_messages_hold_text_in_every_form(content: Any) -> None:
+    parse_body(CHAT_URL, {"model": "m", "messages": [{"role": "assistant", "content": content}, {"role": "user"}]})
 
 
 def test_log_probabilities() -> None:

@@ -46,6 +46,22 @@ def test_unknown_flags_and_values_are_refused(capsys: pytest.CaptureFixture[str]
     assert "log_level" in refused(capsys, ["--log-level", "loud"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--reflection"], True),
+        (["--penstock-reflection", "--log-level", "debug"], True),
+        (["--reflection", "true"], True),
+        (["--reflection=false"], False),
+        (["--no-reflection"], False),
+        (["--no-penstock-reflection"], False),
+        (["--reflection", "--no-reflection"], False),
+    ],
+)
+def test_a_switch_needs_no_value(flags: list[str], wanted: bool) -> None:
+    assert load_settings(QueueSettings, "queue", flags).reflection is wanted
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0:7410", ":7410", "[::]:7410", "10.1.2.3:7410", "queue.internal:7410"])
 @pytest.mark.parametrize("flag", ["--listen", "--metrics-listen"])
 def test_a_port_that_others_can_reach_needs_a_certificate_or_a_word(

@@ -17,6 +17,16 @@ def test_what_the_worker_does_not_know_goes_to_the_engine_in_order() -> None:
     assert engines == ["--max-model-len", "2048", "--enforce-eager", "--dtype=float32", "--seed", "-1"]
 
 
+def test_a_switch_of_the_worker_is_its_own_with_or_without_a_value() -> None:
+    for switch, wanted in (
+        ([], False),
+        (["--trust-request-chat-template"], True),
+        (["--no-trust-request-chat-template"], False),
+    ):
+        settings, engines = load_arguments(["--model", "m", *switch, "--enforce-eager"])
+        assert (settings.trust_request_chat_template, engines) == (wanted, ["--enforce-eager"])
+
+
 def test_served_names_are_read_as_vllm_reads_them() -> None:
     wanted = ("a", "b", "c")
     for arguments in (

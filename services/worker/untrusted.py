@@ -1,0 +1,31 @@
+"""What a worker does not do for a client: run a template of the client's, and open what a message points to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.openai.parts import wrong_part
+from services.worker.engine import PromptSpec, RequestRefusedError
+
+
+def refuse_template(spec: PromptSpec, kwargs: dict[str, Any], trusted: bool) -> None:
+    """Raise RequestRefusedError, in the words of vLLM's server, if a chat brings its own template untrusted.
+
+    A template is a program: two loops, one in the other, would keep the tokenizer from every other prompt for hours.
+    """
+    if trusted or not (spec.chat_template or kwargs.get("chat_template") is not None):
+        return
+    text = "Chat template is passed with request, but --trust-request-chat-template is not set."
+    raise RequestRefusedError(
+        "unsupported_parameter", f"{text} Refused request with untrusted chat template.", "chat_template"
+    )
+
+
+def refuse_media(messages: Any) -> None:
+    """Raise RequestRefusedError if a message holds anything but text."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise RequestRefusedError("invalid_messages", "messages must be a list of objects", "messages")
+    wrong = wrong_part(messages)
+    if wrong is not None:
+        code = "invalid_messages" if wrong.malformed else "unsupported_parameter"
+        raise RequestRefusedError(code, f"{wrong.place}: {wrong.text}", wrong.place)
