@@ -58,13 +58,16 @@ class Load:
             )  # fmt: skip
 
     def moved_on(self, lines: int) -> Callable[[], bool]:
-        """Return what says whether `lines` more have been answered, and keeps batches coming meanwhile."""
+        """Return what says whether `lines` more have been answered and a batch is under way; keeps batches coming.
+
+        One that has only been started is not under way: its command gives up soon if it finds no queue at all.
+        """
         self.go_on()
         least = self._answered() + lines
 
         def moved() -> bool:
             self.go_on()
-            return self._answered() >= least
+            return self._answered() >= least and self._of_this_batch() > 0
 
         return moved
 
@@ -88,9 +91,12 @@ class Load:
 
     def _answered(self) -> int:
         """Return the lines of the finished batches and of the running one's journal."""
+        return self._count * max(0, len(self._batches) - 1) + min(self._of_this_batch(), self._count)
+
+    def _of_this_batch(self) -> int:
+        """Return the lines of the running batch's journal."""
         journal = journal_path(self._path("out"))
-        written = journal.read_bytes().count(b"\n") if self._batches and journal.exists() else 0
-        return self._count * max(0, len(self._batches) - 1) + min(written, self._count)
+        return journal.read_bytes().count(b"\n") if self._batches and journal.exists() else 0
 
     def _path(self, kind: str, number: int = -1) -> Path:
         """Return the path of a batch's file; of the last one's by default."""
