@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from penstock.openai.bodies import COMPLETIONS_URL
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.browser import PATIENCE_MS, Visit, browser, visit
 from tests.support.fleet import ROOT, Fleet
+from tests.support.keyed import Keyfile
 from tests.support.waiting import wait_for
 
 pytestmark = [
@@ -270,6 +272,32 @@ def test_a_service_that_is_away_is_said(desk: Visit, fleet: Fleet) -> None:
         service.start()
         expect(page.get_by_text(f"the {peer} does not answer:")).to_have_count(0)
     expect(card(page, "w1").locator(".state")).to_have_text("up")
+
+
+def test_with_keys_a_queue_that_is_away_is_said_by_the_page(launched: Browser, tmp_path: Path) -> None:
+    """Which is loaded meanwhile, and goes on by itself when somebody can be asked for a key again."""
+    keyfile = Keyfile(tmp_path / "keys.toml")
+    keyfile.put("ops", 'role = "operator"')
+    keyfile.put("fleet", 'role = "service"')
+    keyfile.write()
+    made = Fleet(tmp_path, {"PENSTOCK_KEYS": str(keyfile.path), "PENSTOCK_KEY": keyfile.keys["fleet"]})
+    try:
+        made.start_core()
+        flags = ["--queue-address", made.queue.address, "--scheduler-address", made.scheduler.address]
+        gateway = made.add("gateway", flags)
+        gateway.start()
+        with visit(launched, gateway.address, password=keyfile.keys["ops"]) as seen:
+            said = seen.page.locator("#connection")
+            expect(said).to_have_text("live")
+            seen.expected += ["status of 503", "status of 401", "net::ERR"]
+            for again in (lambda: None, seen.page.reload):
+                made.queue.kill()
+                again()
+                expect(said).to_contain_text("the queue does not answer")
+                made.queue.start()
+                expect(said).to_have_text("live")
+    finally:
+        made.close()
 
 
 def test_a_gateway_that_is_away_is_said(desk: Visit, fleet: Fleet) -> None:

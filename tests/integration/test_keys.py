@@ -348,6 +348,26 @@ def test_the_console_is_an_operators(keyed: Keyed) -> None:
     assert keyed.http("", "GET", "/v1/models", authorization=basic("ops"))[0] == 401, "browsers send it unasked"
 
 
+def test_a_console_whose_queue_is_away_says_so_and_comes_back(keyed: Keyed) -> None:
+    """The page is there, though nobody can be told from anybody: it has nothing to tell but that."""
+    keyed.fleet.queue.kill()
+    try:
+        for path in ("/", "/console/console.js"):
+            assert keyed.http("", "GET", path)[0] == 200
+        gateway = keyed.fleet.services["gateway"].address
+        drain = ("POST", "/console/drain", {"worker": "w1"})
+        for name in ("ops", ""):
+            for asked in (("GET", "/console/state"), drain):
+                status, answer, _ = keyed.http(name, *asked, origin=f"https://{gateway}")
+                assert (status, answer["error"]["code"]) == (503, "queue_unavailable")
+                assert answer["error"]["message"].startswith("the queue does not answer")
+    finally:
+        keyed.fleet.queue.start()
+    wait_for(lambda: keyed.http("", "GET", "/console/state")[0] == 401, "the console to ask for a key", PATIENCE_S)
+    assert keyed.http("", "GET", "/")[0] == 401
+    assert keyed.http("ops", "GET", "/console/state")[0] == 200
+
+
 async def test_a_quota_is_told_by_name_and_touches_nobody_else(keyed: Keyed) -> None:
     async with keyed.client("small") as small, keyed.client("ops") as ops:
         await ops.drain_worker("w1")

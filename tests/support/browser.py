@@ -67,11 +67,20 @@ class Visit:
 
 @contextmanager
 def visit(
-    launched: Browser, address: str, path: str = "/", width: int = 1280, height: int = 900, dark: bool = False
+    launched: Browser,
+    address: str,
+    path: str = "/",
+    width: int = 1280,
+    height: int = 900,
+    dark: bool = False,
+    password: str = "",
 ) -> Iterator[Visit]:
-    """Open a page in a context of its own, and check it when leaving."""
+    """Open a page in a context of its own, and check it when leaving; `password` is given where one is asked for."""
     context = launched.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",
+        http_credentials={"username": "me", "password": password} if password else None,
     )
     context.set_default_timeout(PATIENCE_MS)
     try:

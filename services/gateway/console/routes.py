@@ -36,6 +36,8 @@ PAGE = {
 BROWSERS = 'Basic realm="penstock: an operator\'s API key as the password", charset="UTF-8"'
 """Has a browser ask for name and password; the name does not matter."""
 
+QUEUE_AWAY = "queue_unavailable"
+
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -64,7 +66,7 @@ class Console:
         looks = {"/console/state": self._state, "/console/requests/{request_id}": self._request}
         acts = {"/console/drain": self._drain, "/console/undrain": self._undrain, "/console/requeue": self._requeue}
         return [
-            *(Route(path, self._looked(self._file)) for path in PAGE),
+            *(Route(path, self._page) for path in PAGE),
             *(Route(path, self._looked(handler)) for path, handler in looks.items()),
             *(Route(path, self._acted(handler), methods=["POST"]) for path, handler in acts.items()),
         ]
@@ -96,9 +98,20 @@ class Console:
                 problem.headers["www-authenticate"] = BROWSERS
             raise
 
-    async def _file(self, request: Request) -> Response:
+    async def _page(self, request: Request) -> Response:
+        """Return a file of the page.
+
+        Also to somebody who cannot be asked for a key because the queue is away: these files tell nothing of the fleet.
+        The page says then what is wrong, and has the browser ask for the key when the queue is back.
+        """
+        check_host(request.headers, self._names)
+        try:
+            await self._let_in(request)
+        except Problem as problem:
+            if problem.error["code"] != QUEUE_AWAY:
+                raise
         content, kind = self._files[request.url.path]
-        return Response(content, media_type=kind)
+        return Response(content, media_type=kind, headers=HEADERS)
 
     async def _state(self, _request: Request) -> Response:
         # One reading for everybody who looks, so nobody's in particular.

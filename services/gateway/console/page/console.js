@@ -272,9 +272,12 @@ const showBatches = (batches) => {
 
 // ---- actions ----
 
+// What the gateway answers in the place of what was asked for; nothing that it answers at all is an AnswerError.
+class AnswerError extends Error {}
+
 const answerOf = async (response) => {
-  const body = await response.json();
-  if (!response.ok) throw new Error(body.error?.message ?? `the gateway answered ${response.status}`);
+  const body = await response.json().catch(() => null);
+  if (!response.ok || body === null) throw new AnswerError(body?.error?.message ?? `the gateway answered ${response.status}`);
   return body;
 };
 
@@ -415,8 +418,9 @@ const poll = async () => {
   try {
     show(await answerOf(await fetch("/console/state")));
     connection("live", "live");
-  } catch {
-    connection("the gateway does not answer; what is shown is old", "lost");
+  } catch (error) {
+    const why = error instanceof AnswerError ? error.message : "the gateway does not answer";
+    connection(`${why}; what is shown is old`, "lost");
     pause = AWAY_MS;
   }
   asking = false;
