@@ -9,9 +9,12 @@ from contextlib import aclosing, suppress
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from penstock.errors import Unauthenticated
+from services.gateway.doorman import authorization_of
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError
 from services.gateway.limits import WRITE_TIMEOUT_S
+from services.gateway.vigil import Vigil
 
 PIECE_BYTES = 64 * 1024
 """Small pieces of a body are sent together up to this size."""
@@ -20,24 +23,35 @@ PIECE_BYTES = 64 * 1024
 class Download(Response):
     """Sends what `parts` yields. If that fails the connection is broken off, so that no client takes it for the end."""
 
-    def __init__(self, parts: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
-        """Begin the body only when the first part is there: what fails before it has a status of its own."""
+    def __init__(self, parts: AsyncGenerator[bytes, None], headers: Mapping[str, str], vigil: Vigil) -> None:
+        """Begin the body only when the first part is there: what fails before it has a status of its own.
+
+        `vigil` breaks it off when the client's key is no longer good.
+        """
         super().__init__(headers=headers)
         del self.headers["content-length"]
         for name, value in headers.items():
             self.headers[name] = value
         self._parts = parts
+        self._vigil = vigil
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        with suppress(ClientGoneError):
-            async with until_hangup(receive), aclosing(gathered(self._parts)) as pieces:
-                first = await anext(pieces, b"")
-                await _write(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                await _write(send, {"type": "http.response.body", "body": first, "more_body": True})
-                async for piece in pieces:
-                    await _write(send, {"type": "http.response.body", "body": piece, "more_body": True})
-                await _write(send, {"type": "http.response.body", "body": b""})
+        begun = False
+        try:
+            with suppress(ClientGoneError), self._vigil.over(authorization_of(scope)):
+                async with until_hangup(receive), aclosing(gathered(self._parts)) as pieces:
+                    first = await anext(pieces, b"")
+                    begun = True
+                    await _write(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    await _write(send, {"type": "http.response.body", "body": first, "more_body": True})
+                    async for piece in pieces:
+                        await _write(send, {"type": "http.response.body", "body": piece, "more_body": True})
+                    await _write(send, {"type": "http.response.body", "body": b""})
+        except Unauthenticated:
+            # Of an answer that has begun there is no other end than none, upon which the server hangs up.
+            if not begun:
+                raise
 
 
 async def gathered(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -21,6 +21,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, of_error
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
+from services.gateway.vigil import Vigil
 
 FILES_URL = "/v1/files"
 
@@ -41,6 +42,7 @@ class Files:
         records: BatchRecords,
         output: Output,
         metrics: GatewayMetrics,
+        vigil: Vigil,
         most_bytes: int,
         silence_s: float,
     ) -> None:
@@ -49,6 +51,7 @@ class Files:
         self._records = records
         self._output = output
         self._metrics = metrics
+        self._vigil = vigil
         self._most_bytes = most_bytes
         self._silence_s = silence_s
 
@@ -102,10 +105,11 @@ class Files:
         # The client may read the file. Its content is its tenant's, and so is the batch it is written from.
         act_for(file.tenant)
         if not file.view:
-            return Download(self._shelf.content(file.file_id), {**headers, "content-length": str(file.bytes)})
+            headers["content-length"] = str(file.bytes)
+            return Download(self._shelf.content(file.file_id), headers, self._vigil)
         batch, errors = await self._viewed(file)
         in_order = one_of(query, "order", ORDERS) == INPUT_ORDER
-        return Download(self._output.lines(batch, errors, in_order), headers)
+        return Download(self._output.lines(batch, errors, in_order), headers, self._vigil)
 
     async def delete(self, request: Request) -> JSONResponse:
         """Delete a file: an input unless a batch still reads it, of an output the results it is written from."""

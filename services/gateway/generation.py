@@ -31,6 +31,7 @@ from services.gateway.problem import Problem, of_error, of_result
 from services.gateway.recent import Recent
 from services.gateway.reply import Reply
 from services.gateway.served import Served
+from services.gateway.vigil import Vigil
 from services.logs import about
 from services.telemetry import Telemetry, traceparent_of
 
@@ -52,6 +53,7 @@ class Parts:
     telemetry: Telemetry
     recent: Recent = field(default_factory=Recent)
     doorman: Doorman = field(default_factory=Doorman)
+    vigil: Vigil = field(default_factory=Vigil)
 
 
 class Generation:
@@ -129,16 +131,20 @@ class _Exchange:
         asked.request.traceparent = traceparent_of(self._span) or extras.traceparent
         asked.request.tracestate = extras.tracestate
         async with until_hangup(receive):
-            view = await self._parts.served.check(asked.request.model)
-            self._submitted = await self._parts.admission.submit(asked)
-            self.request_id = self._submitted.name
-            self._parts.recent.began(self.request_id, self._url, asked.request.model, asked.request.channel)
-            self._reply.headers["x-request-id"] = self.request_id
-            self._span.set_attribute("penstock.request.id", self.request_id)
-            if asked.body.stream:
-                await self._stream(asked, view.model_of(asked.request.model))
-            else:
-                await self._whole(asked)
+            with self._parts.vigil.over(headers.get("authorization", "")):
+                await self._submit_and_tell(asked)
+
+    async def _submit_and_tell(self, asked: Asked) -> None:
+        view = await self._parts.served.check(asked.request.model)
+        self._submitted = await self._parts.admission.submit(asked)
+        self.request_id = self._submitted.name
+        self._parts.recent.began(self.request_id, self._url, asked.request.model, asked.request.channel)
+        self._reply.headers["x-request-id"] = self.request_id
+        self._span.set_attribute("penstock.request.id", self.request_id)
+        if asked.body.stream:
+            await self._stream(asked, view.model_of(asked.request.model))
+        else:
+            await self._whole(asked)
 
     async def _whole(self, asked: Asked) -> None:
         ids = self._submitted.ids

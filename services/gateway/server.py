@@ -31,6 +31,7 @@ from services.gateway.protocol import BoundedProtocol
 from services.gateway.served import Served
 from services.gateway.settings import GatewaySettings
 from services.gateway.shelf import Shelf
+from services.gateway.vigil import Vigil
 from services.rpc.server import EX_UNAVAILABLE, stop_on_signals
 from services.rpc.tls import security_of
 from services.telemetry import Telemetry
@@ -63,13 +64,16 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     admission = Admission(client, metrics)
     intake = Intake(settings.body_timeout_s)
     doorman = Doorman(client if settings.has_credentials else None)
+    vigil = Vigil(client if settings.has_credentials else None)
     served = Served(client.fleet, time.monotonic)
-    parts = Parts(client, admission, intake, served, metrics, telemetry, doorman=doorman)
+    parts = Parts(client, admission, intake, served, metrics, telemetry, doorman=doorman, vigil=vigil)
     front = Front(parts)
     shelf = Shelf(settings.queue_address, settings.queue_patience_s, settings.access)
     records = BatchRecords(shelf)
     driver = Driver(client, shelf, records, parts.served, metrics, settings.batch_lease_s)
-    files = Files(shelf, records, Output(client, shelf), metrics, settings.max_file_bytes, settings.body_timeout_s)
+    files = Files(
+        shelf, records, Output(client, shelf), metrics, vigil, settings.max_file_bytes, settings.body_timeout_s
+    )
     batches = Batches(client, shelf, records, intake, doorman, driver.wake)
     console = ConsoleLife(settings, parts)
     routes = [*files.routes(), *batches.routes(), *console.routes]
@@ -89,6 +93,7 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
         stopping.cancel()
         await asyncio.gather(driving, return_exceptions=True)
         await console.close()
+        await vigil.close()
         await admission.settle()
         await shelf.close()
         await client.close()

@@ -99,11 +99,15 @@ class Keyed:
                     return error.code()
                 return None
 
-    def http(self, name: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
-        """Return status, JSON body and headers of a request to the gateway with a key."""
+    def connection(self) -> http.client.HTTPSConnection:
+        """Return a connection to the gateway, not opened yet."""
         context = ssl.create_default_context(cafile=self.files.ca)
         context.load_cert_chain(self.files.cert, self.files.key)
-        connection = http.client.HTTPSConnection(self.fleet.services["gateway"].address, context=context, timeout=60)
+        return http.client.HTTPSConnection(self.fleet.services["gateway"].address, context=context, timeout=60)
+
+    def http(self, name: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+        """Return status, JSON body and headers of a request to the gateway with a key."""
+        connection = self.connection()
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         if name:
             fields.setdefault("authorization", f"Bearer {self.key(name)}")

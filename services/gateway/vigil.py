@@ -1,0 +1,97 @@
+"""Ends answers that are being given to a client whose key is no longer good."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.client import Client
+from penstock.credentials import pass_on
+from penstock.errors import PenstockError, Unauthenticated
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Between two rounds of questions: with the 0.5 s in which the queue notices a changed keys file, a revocation is late
+by about 1.5 s. A round asks about every key that is being answered once, one after the other, whatever their number of
+answers, so that all keys together never have more than one call under way."""
+
+
+class Vigil:
+    """Asks the queue about the keys of those who are being answered.
+
+    Their answers do not come over calls of their own that the queue could end: a gateway follows all its clients'
+    requests in one stream, and reads files for their tenants.
+    """
+
+    def __init__(self, client: Client | None = None, look_s: float = LOOK_S) -> None:
+        """Ask through `client`, every `look_s` seconds. None: there are no keys, and nothing is asked."""
+        self._client = client
+        self._look_s = look_s
+        self._answered: dict[str, set[asyncio.Task[object]]] = {}
+        """Tasks that answer, by the Authorization header that they were asked with."""
+        self._over: set[asyncio.Task[object]] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def over(self, authorization: str) -> Iterator[None]:
+        """Run the body of the `with`; raises Unauthenticated out of it once the client's key is not good any more.
+
+        The present task must not answer two clients.
+        """
+        if self._client is None or not authorization:
+            yield
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._answered.setdefault(authorization, set()).add(task)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(self._client), name="vigil")
+        try:
+            yield
+        except asyncio.CancelledError:
+            # A cancellation of somebody else's at the same time stays one.
+            if task in self._over and task.uncancel() == 0:
+                raise Unauthenticated("the API key is no longer good for this answer") from None
+            raise
+        finally:
+            self._over.discard(task)
+            tasks = self._answered[authorization]
+            tasks.discard(task)
+            if not tasks:
+                del self._answered[authorization]
+
+    async def close(self) -> None:
+        """Ask nothing more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _look(self, client: Client) -> None:
+        """Go round until nobody is being answered."""
+        while self._answered:
+            await asyncio.sleep(self._look_s)
+            for authorization in list(self._answered):
+                if not await _good(client, authorization):
+                    self._end(authorization)
+
+    def _end(self, authorization: str) -> None:
+        tasks = self._answered.get(authorization, set()) - self._over
+        self._over |= tasks
+        for task in tasks:
+            task.cancel()
+        log.info("a key is no longer good: %d answers end", len(tasks))
+
+
+async def _good(client: Client, authorization: str) -> bool:
+    """Whether the queue knows the key; also if it cannot be asked: its being away has its own consequences."""
+    pass_on(authorization)
+    try:
+        await client.identify()
+    except Unauthenticated:
+        return False
+    except PenstockError:
+        return True
+    return True
