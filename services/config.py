@@ -24,7 +24,7 @@ from pydantic_settings import (
 from penstock.config_file import CONFIG_VARIABLE, ConfigFileError, unknown
 from penstock.credentials import Credentials
 from penstock.tls import Access, TlsFiles
-from services.config_source import Environment, Record, TomlFile, key_of, recording, variable_of
+from services.config_source import Environment, Record, TomlFile, key_of, recording, table_of, variable_of
 from services.logs import Form
 
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
@@ -298,7 +298,7 @@ def spelled_out(kind: type[ServiceSettings], arguments: list[str]) -> list[str]:
 
 def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
     """Return a line about a value that is not as it should be, with its place if it came from the file."""
-    location, text = problem["loc"], problem["msg"]
+    location, text = problem["loc"], problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden" and len(location) > 1:
         text = unknown(str(location[-1]), list(ChannelSettings.model_fields))
     key = str(location[0]) if location else ""
@@ -307,7 +307,7 @@ def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
     secret = any(kind.model_fields[name].annotation is SecretStr for name in names)
     said = text if secret else f"{text} (got {shown(problem.get('input'))})"
     if not location:
-        return f"{record.file.path if record.file else 'settings'}: {text}"
+        return _contradiction(kind, text, record)
     if record.file is None or path is None or not names:
         return f"{'.'.join(str(part) for part in location)}: {said}"
     if names == ["channels"] and len(location) > 1:
@@ -316,6 +316,17 @@ def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
     else:
         path = (*path, *location[1:])
     return str(record.file.error(path, said))
+
+
+def _contradiction(kind: type[ServiceSettings], text: str, record: Record) -> str:
+    """Return a line about settings that do not fit each other, with the place of the one that `text` begins with."""
+    if record.file is None:
+        return f"settings: {text}"
+    name = re.split(r"\W", text)[0]
+    path = record.in_file.get(key_of(kind, name)) if name in kind.model_fields else None
+    if path is not None:
+        return str(record.file.error(path, text.removeprefix(f"{name}: ")))
+    return f"{record.file.path}: {table_of(kind)}: {text}"
 
 
 def _unreadable(kind: type[ServiceSettings], error: SettingsError) -> str:

@@ -7,6 +7,7 @@ status: 0 if all is well, 64 for wrong arguments, 78 if a setting is wrong.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, SecretStr
 
 from penstock.config_file import CLIENT_KEYS, CONFIG_VARIABLE, ConfigFile, ConfigFileError
+from penstock.keys import KeysError
 from penstock.tls import TlsError, TlsIdentity
+from services.auth.keyring import Keyring
 from services.config import EX_CONFIG, Loaded, ServiceSettings, SettingsRefusedError, is_loopback, read_settings
 from services.config_source import key_of
 from services.gateway.settings import GatewaySettings
@@ -77,6 +80,7 @@ def findings(path: str) -> Findings:
         pass  # there is no [client]
     settings = {name: one.settings for name, one in loaded.items()}
     wrong += tls_faults(settings)
+    wrong += keys_faults(settings)
     for text, certain in port_faults(settings):
         (wrong if certain else odd).append(f"{path}: {text}")
     wrong += [f"{path}: {text}" for text in peer_faults(settings)]
@@ -95,6 +99,17 @@ def tls_faults(settings: dict[str, Any]) -> list[str]:
             except TlsError as error:
                 faults[str(error)] = None
     return list(faults)
+
+
+def keys_faults(settings: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the keys files that services name; one of several is named once."""
+    faults = []
+    for path in sorted({one.keys for one in settings.values() if getattr(one, "keys", None)}):
+        try:
+            Keyring(path, time.time_ns, lambda: None)
+        except KeysError as error:
+            faults.append(str(error))
+    return faults
 
 
 def port_faults(settings: dict[str, Any]) -> Iterator[tuple[str, bool]]:

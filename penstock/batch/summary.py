@@ -128,7 +128,7 @@ class Summary:
         cached = f"{self.cached_tokens} of them cached"
         yield f"tokens       {self.prompt_tokens} prompt ({cached}), {self.completion_tokens} generated"
         if self.kv_usage is None:
-            yield "KV cache     not known, nor are refunds: the scheduler did not answer"
+            yield "KV cache     not known, nor are refunds: the scheduler did not tell"
             return
         since = " since a worker restarted" if self.workers_restarted else ""
         yield f"KV cache     {self.kv_usage:.0%} used on average while busy, {self.preemptions} preemptions{since}"

@@ -61,6 +61,23 @@ def defaults_of_commands(names: list[str], environment: Mapping[str, str] = os.e
     return dict.fromkeys(names, addresses) | {"dead": {"list": addresses, "requeue": addresses}}
 
 
+def told_to(service: str, name: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return what environment or file tell `service` for the setting `name`, one named alike for all; else empty.
+
+    Raises CommandError if PENSTOCK_CONFIG names a file that is no good.
+    """
+    variable = f"PENSTOCK_{name.upper()}"
+    if variable in environment:
+        return environment[variable]
+    path = environment.get(CONFIG_VARIABLE, "")
+    try:
+        file = ConfigFile.read(path) if path else None
+        tables = [file.table(service), file.table("common")] if file else []
+    except ConfigFileError as error:
+        raise CommandError(str(error), EX_CONFIG) from None
+    return next((str(table[name]) for table in tables if name in table), "")
+
+
 def take_config(path: Path | None) -> dict[str, Any]:
     """Let every service that this command starts read the file; return its worker's table, empty without a file.
 

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.calls import HOW_TO_START, QUICK_RETRY_S, QueueOption, SchedulerOption, call
+from penstock.cli.calls import HOW_TO_START, KEY_HINT, QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.columns import Column, fitted
-from penstock.cli.errors import EX_UNAVAILABLE, CommandError
+from penstock.cli.errors import EX_NOPERM, EX_UNAVAILABLE, CommandError
 from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
 from penstock.live.rates import Rate, Rates
 from penstock.live.reader import take
@@ -193,10 +193,18 @@ def _ledger_line(fleet: StatusResponse) -> str:
 def refuse_silence(reading: Reading) -> None:
     """Raise CommandError if neither service answered."""
     if reading.queue is None and reading.fleet is None:
-        raise CommandError(f"{'; '.join(reading.problems)}; {HOW_TO_START}", EX_UNAVAILABLE)
+        raise no_answer(reading)
 
 
 def need_the_queue(reading: Reading) -> None:
     """Raise CommandError if the queue did not answer: what was shown is half of the answer."""
     if reading.queue is None:
-        raise CommandError(f"{'; '.join(reading.problems)}; {HOW_TO_START}", EX_UNAVAILABLE)
+        raise no_answer(reading)
+
+
+def no_answer(reading: Reading) -> CommandError:
+    """Return the error of a command that was not told what it asked for."""
+    why = "; ".join(reading.problems)
+    if reading.refused:
+        return CommandError(f"{why}{KEY_HINT}", EX_NOPERM)
+    return CommandError(f"{why}; {HOW_TO_START}", EX_UNAVAILABLE)

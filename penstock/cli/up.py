@@ -10,12 +10,13 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.config import ConfigOption, take_config
+from penstock.cli.config import ConfigOption, take_config, told_to
 from penstock.cli.errors import EX_USAGE, CommandError
 from penstock.cli.interrupt import Interrupted, run_interruptible
-from penstock.cli.stack import Stack, StackPlan, running_stack
+from penstock.cli.stack import StackPlan, running_stack
 from penstock.client import Client
 from penstock.openai.bodies import CHAT_URL
+from penstock.tls import TlsFiles
 
 DEFAULT_DATA_DIR = Path(".run")
 DEFAULT_BASE_PORT = 7410
@@ -69,9 +70,12 @@ async def _serve(plan: StackPlan) -> None:
         for number, address in enumerate(stack.workers, 1):
             say(f"worker-{number}    {address}")
         if stack.gateway:
-            say(f"gateway     http://{stack.gateway}/v1")
-            say(f"console     http://{stack.gateway}/")
-            say(await example(stack))
+            url = gateway_url(stack.gateway)
+            say(f"gateway     {url}/v1")
+            say(f"console     {url}/")
+            async with Client(stack.queue, stack.scheduler) as client:
+                models = [worker.model for worker in (await client.fleet()).workers]
+            say(f"try         {example(url, models[0] if models else '')}")
         say(f"logs        {plan.data_dir / 'logs'}")
         say("ready; Ctrl-C stops everything")
         await stack.supervisor.failed()
@@ -85,13 +89,23 @@ def can_serve_http() -> bool:
     return found
 
 
-async def example(stack: Stack) -> str:
-    """Return a command that asks the gateway for a completion from whatever is served."""
-    async with Client(stack.queue, stack.scheduler) as client:
-        models = [worker.model for worker in (await client.fleet()).workers]
-    body = {"model": models[0] if models else "", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
-    asked = shlex.quote(json.dumps(body))
-    return f"try         curl http://{stack.gateway}{CHAT_URL} -H 'content-type: application/json' -d {asked}"
+def gateway_url(address: str) -> str:
+    """Return the URL of the gateway at HOST:PORT, which the environment and the configuration file tell about TLS."""
+    return f"{'https' if told_to('gateway', 'tls_cert') else 'http'}://{address}"
+
+
+def example(url: str, model: str) -> str:
+    """Return a command that asks the gateway for a chat, with what TLS and keys take."""
+    flags = []
+    if url.startswith("https:"):
+        files = TlsFiles.from_environment()
+        named = {"--cacert": files.ca, "--cert": files.cert, "--key": files.key}
+        flags += [f"{flag} {shlex.quote(file)}" for flag, file in named.items() if file]
+    if told_to("queue", "keys"):
+        flags.append('-H "authorization: Bearer $KEY"')  # a client's; the services' own may not ask
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
+    flags += ["-H 'content-type: application/json'", f"-d {shlex.quote(json.dumps(body))}"]
+    return f"curl {url}{CHAT_URL} {' '.join(flags)}"
 
 
 def say(text: str) -> None:

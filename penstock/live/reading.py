@@ -18,6 +18,8 @@ class Reading:
     fleet: StatusResponse | None
     problems: tuple[str, ...]
     """A line for each service that did not answer."""
+    refused: bool = False
+    """Whether one of them answered that the asker may not know: the API key is missing or not good for it."""
 
     def ended(self) -> dict[str, int]:
         """Return the number of ended requests per channel since the queue started."""

@@ -34,6 +34,9 @@ CODES = {
 }
 """Error code of an outcome whose result names none."""
 
+SAID_AS = {"cancelled": "request_cancelled"}
+"""Codes of queue and worker that have another name here."""
+
 NOT_FOUND_CODES = ("model_not_found",)
 
 CHAT_PREFIX = "chatcmpl"
@@ -50,9 +53,15 @@ def body_of(shape: Shape, result: pb.Result) -> Line:
 def failure_of(result: pb.Result) -> tuple[int, Line]:
     """Return the HTTP status and the error object of a request that ended without an answer."""
     code = result.error.code or CODES.get(result.outcome, "internal_error")
+    code = SAID_AS.get(code, code)
     message = result.error.message or f"the request ended as {pb.Outcome.Name(result.outcome)}"
     status = 404 if code in NOT_FOUND_CODES else STATUS_CODES.get(result.outcome, 500)
-    return status, error_object(status, message, result.error.param, code)
+    return status, error_object(status, message, field_of(result.error.param), code)
+
+
+def field_of(param: str) -> str:
+    """Return what a body calls the field `param` of the queue's request: sampling parameters are fields like others."""
+    return param.removeprefix("sampling").removeprefix(".")
 
 
 def error_object(status: int, message: str, param: str, code: str) -> Line:

@@ -410,5 +410,5 @@ def _body_error(error: ValidationError) -> BodyError:
     if problem["type"] == "missing":
         return BodyError(f"{param}: is missing", param, "missing_parameter")
     if not param:
-        param = text.split()[0]
+        return BodyError(text, text.split()[0])
     return BodyError(f"{param}: {text}{got}", param)

@@ -22,7 +22,7 @@ from services.gateway.core.batch import Batch, Event, MoveError, Status
 from services.gateway.doorman import Doorman
 from services.gateway.expiry import read_expiry
 from services.gateway.extras import DEADLINE, KEEP, Extras, read_extras
-from services.gateway.files import checked_query, page_of, read_limit, unknown
+from services.gateway.files import checked_query, page_of, read_after, read_limit, unknown
 from services.gateway.intake import Intake
 from services.gateway.problem import Problem
 from services.gateway.shelf import Shelf
@@ -113,9 +113,10 @@ class Batches:
         """List batches, the newest first."""
         query = checked_query(request.query_params, ("after", "limit"))
         limit = read_limit(query, PAGE_DEFAULT, PAGE_MOST)
+        after = read_after(query, "batch_")
         who = await self._doorman.tenant_client()
         with acting_for(who.tenant):
-            batches, more = await self._records.page(query.get("after", ""), limit)
+            batches, more = await self._records.page(after, limit)
         return JSONResponse(page_of([batch.to_object() for batch in batches], more))
 
     async def retrieve(self, request: Request) -> JSONResponse:

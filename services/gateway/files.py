@@ -90,7 +90,9 @@ class Files:
         query = checked_query(request.query_params, ("after", "limit", "order", "purpose"))
         limit = read_limit(query, MOST_LISTED, MOST_LISTED)
         order = one_of(query, "order", ("desc", "asc"))
-        files, more = await self._shelf.files(query.get("after", ""), limit, order == "asc", query.get("purpose", ""))
+        files, more = await self._shelf.files(
+            read_after(query, "file-"), limit, order == "asc", query.get("purpose", "")
+        )
         return JSONResponse(page_of([shown(file) for file in files], more))
 
     async def retrieve(self, request: Request) -> JSONResponse:
@@ -186,6 +188,20 @@ def read_limit(query: dict[str, str], default: int, most: int) -> int:
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
         raise Problem(400, f"limit: must be a whole number from 1 to {most}", "limit", "invalid_value")
     return int(text)
+
+
+def read_after(query: dict[str, str], prefix: str) -> str:
+    """Return the parameter `after`, an id that begins with `prefix`; empty for the first page. Raises Problem.
+
+    The id of one that has been deleted meanwhile is a place in the list as well; what is no id is none, and would begin
+    the list again without end.
+    """
+    after = query.get("after", "")
+    if after and not after.startswith(prefix):
+        raise Problem(
+            400, f"after: must be an id that begins with {prefix}, got {after[:80]!r}", "after", "invalid_value"
+        )
+    return after
 
 
 def one_of(query: dict[str, str], name: str, allowed: tuple[str, ...]) -> str:

@@ -39,6 +39,9 @@ class Problem(Exception):  # noqa: N818 - it is not always an error of ours
         return {"error": self.error}
 
 
+NO_RETRY = {"x-should-retry": "false"}
+"""Of answers that asking again would not change: the fleet would do the same, and be paid again."""
+
 HEADERS = {
     "channel": "x-penstock-channel",
     "idempotency_key": "idempotency-key",
@@ -55,8 +58,7 @@ def given_as(field: str) -> str:
 def of_result(result: request_pb2.Result) -> Problem:
     """Return what a client is told of a request that ended without an answer."""
     status, error = failure_of(result)
-    # The fleet has done what it would do again; clients that retry by themselves would pay twice.
-    return Problem(status, error["message"], given_as(result.error.param), error["code"], {"x-should-retry": "false"})
+    return Problem(status, error["message"], given_as(error["param"] or ""), error["code"], NO_RETRY)
 
 
 def of_error(error: PenstockError) -> Problem:

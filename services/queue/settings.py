@@ -47,6 +47,6 @@ class QueueSettings(ChannelledSettings):
     def _default_channel_exists(self) -> QueueSettings:
         if self.default_channel not in self.channels:
             raise ValueError(
-                f"default_channel {self.default_channel!r} is not one of {', '.join(sorted(self.channels))}"
+                f"default_channel: {self.default_channel!r} is not one of {', '.join(sorted(self.channels))}"
             )
         return self

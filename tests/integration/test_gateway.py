@@ -280,6 +280,10 @@ async def test_a_request_waits_for_a_worker_until_its_deadline(make_fleet: Calla
     status, answer = await ask(address, "POST", COMPLETIONS_URL, body, x_penstock_deadline_ms="300")
     assert (status, answer["error"]["code"]) == (408, "deadline_exceeded")
     assert answer["error"]["param"] == "x-penstock-deadline-ms"
+    status, answer = await ask(address, "POST", COMPLETIONS_URL, body, x_penstock_deadline_ms="1")
+    assert (status, answer["error"]["code"]) == (408, "deadline_exceeded"), (
+        "also where it passes on the way to the queue"
+    )
     waiting = asyncio.create_task(ask(address, "POST", COMPLETIONS_URL, body))
     await asyncio.to_thread(fleet.add_worker, "w1", ["--engine", "simulated", "--served-model-name", "later"])
     status, answer = await waiting

@@ -235,7 +235,7 @@ def test_a_scheduler_that_granted_less_than_was_answered_has_restarted() -> None
 def test_without_a_scheduler_the_summary_knows_nothing_of_the_fleet() -> None:
     summary = summarize(Tally(requests=1), 1.0, None)
     assert summary.kv_usage is None
-    assert "the scheduler did not answer" in "\n".join(summary.lines())
+    assert "the scheduler did not tell" in "\n".join(summary.lines())
 
 
 async def test_only_what_was_submitted_in_the_run_must_have_had_a_grant_in_it(tmp_path: Path) -> None:

@@ -191,3 +191,26 @@ def test_a_gateway_is_left_out_without_its_packages(
     monkeypatch.setattr(up, "find_spec", lambda name: None if name == "uvicorn" else name)
     assert not up.can_serve_http()
     assert "penstock[gateway]" in capsys.readouterr().out
+
+
+def test_the_command_to_try_says_what_tls_and_keys_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PENSTOCK_CONFIG", "PENSTOCK_TLS_CERT", "PENSTOCK_KEYS"):
+        monkeypatch.delenv(name, raising=False)
+    assert up.gateway_url("127.0.0.1:7415") == "http://127.0.0.1:7415"
+    assert "authorization" not in up.example("http://127.0.0.1:7415", "m")
+    file = tmp_path / "penstock.toml"
+    file.write_text(
+        '[common]\ntls_ca = "ca.pem"\ntls_cert = "service.pem"\ntls_key = "service-key.pem"\n'
+        '[client]\ntls_ca = "ca.pem"\ntls_cert = "client.pem"\ntls_key = "client key.pem"\n'
+        '[queue]\nkeys = "keys.toml"\n'
+    )
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(file))
+    url = up.gateway_url("127.0.0.1:7415")
+    assert url == "https://127.0.0.1:7415"
+    shown = up.example(url, "m")
+    for said in ("--cacert ca.pem", "--cert client.pem", "--key 'client key.pem'", '"authorization: Bearer $KEY"'):
+        assert said in shown
+    monkeypatch.setenv("PENSTOCK_TLS_CERT", "")
+    assert up.gateway_url("127.0.0.1:7415").startswith("http:")
+    monkeypatch.setenv("PENSTOCK_TLS_CERT", "service.pem")
+    assert up.gateway_url("127.0.0.1:7415").startswith("https:")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import StringIO
+from typing import cast
 
 import pytest
 from rich.console import Console
 
-from penstock.cli.status import render
+from penstock.cli.errors import EX_NOPERM, EX_UNAVAILABLE, CommandError
+from penstock.cli.status import need_the_queue, refuse_silence, render
+from penstock.client import Client
+from penstock.errors import PenstockError, Unauthenticated, Unavailable
+from penstock.live.reader import take
 from penstock.live.reading import Reading
 from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, EngineReport, StatusResponse, WorkerStatus
@@ -54,3 +60,34 @@ def test_a_long_name_folds_and_keeps_its_letters() -> None:
     text = shown(snapshot("w" * 70), 80)
     assert text.count("w") >= 70 + 1
     assert "…" not in text
+
+
+class Silent:
+    """A client whose every question ends with the same error."""
+
+    def __init__(self, error: PenstockError) -> None:
+        self._error = error
+
+    async def stats(self) -> StatsResponse:
+        raise self._error
+
+    async def fleet(self) -> StatusResponse:
+        raise self._error
+
+
+@pytest.mark.parametrize("need", [refuse_silence, need_the_queue])
+@pytest.mark.parametrize(
+    ("error", "status", "said", "unsaid"),
+    [
+        (Unauthenticated("an API key is needed"), EX_NOPERM, "the queue refuses to tell: an API key", "penstock up"),
+        (Unavailable("nothing answers"), EX_UNAVAILABLE, "the queue does not answer: nothing", "PENSTOCK_KEY"),
+    ],
+)
+async def test_who_may_not_know_is_told_so_and_not_to_start_what_runs(
+    need: Callable[[Reading], None], error: PenstockError, status: int, said: str, unsaid: str
+) -> None:
+    reading = await take(cast(Client, Silent(error)))
+    with pytest.raises(CommandError, match=said) as ended:
+        need(reading)
+    assert ended.value.status == status
+    assert unsaid not in str(ended.value)

@@ -148,10 +148,10 @@ def test_engine_arguments_of_the_file_come_before_those_of_the_command_line(file
         ),
         (
             "[[channels]]\nname = 'a'\nguaranteed_share = 0.6\n[[channels]]\nname = 'b'\nguaranteed_share = 0.6\n",
-            "penstock.toml:1: channels: Value error, guaranteed_share adds up to 1.200",
+            "penstock.toml:1: channels: guaranteed_share adds up to 1.200",
         ),
         ("[queue]\nchannels = {a = {}}\n", "penstock.toml:2: queue.channels: write [[channels]]"),
-        ("[queue]\ndefault_channel = 'x'\n", "penstock.toml: Value error, default_channel 'x' is not one of"),
+        ("[queue]\ndefault_channel = 'x'\n", "penstock.toml:2: queue.default_channel: 'x' is not one of"),
     ],
 )
 def test_a_wrong_line_is_told_with_file_line_and_nearest_name(tmp_path: Path, text: str, said: str) -> None:
@@ -276,6 +276,13 @@ def test_the_check_compares_services(tmp_path: Path) -> None:
     assert said_of(path, "[common]\ntls_cert = '/no/cert.pem'\ntls_key = '/no/key.pem'\n") == [
         "TLS file /no/cert.pem: No such file or directory"
     ]
+    assert said_of(path, "[queue]\nkeys = '/no/keys.toml'\n[scheduler]\nkeys = '/no/keys.toml'\n") == [
+        "keys file /no/keys.toml: No such file or directory"
+    ]
+    (wrong,) = said_of(path, "[queue]\n[gateway]\nlisten = ':7415'\n")
+    assert ":3: gateway.listen: :7415 can be reached from other machines" in wrong
+    (wrong,) = said_of(path, "[common]\ntls_cert = 'x.pem'\n")
+    assert wrong.endswith(":2: common.tls_cert: tls_cert and tls_key are given together or not at all")
     (wrong,) = said_of(path, "[client]\nqeue = ''\n")
     assert wrong.endswith(":2: client.qeue: unknown; did you mean queue?")
     (wrong,) = said_of(path, "[common]\nlog_level = 3\n")
