@@ -19,7 +19,7 @@ from services.gateway.problem import Problem, of_result
         (pb.OUTCOME_DEAD, "", "attempts_exhausted", 500),
     ],
 )
-def test_codes_are_those_of_the_documents(outcome: pb.Outcome, said: str, code: str, status: int) -> None:
+def test_codes_are_those_of_the_documents(outcome: pb.Outcome.ValueType, said: str, code: str, status: int) -> None:
     problem = of_result(pb.Result(outcome=outcome, error=pb.RequestError(code=said)))
     assert (problem.error["code"], problem.status) == (code, status)
 
