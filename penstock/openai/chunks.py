@@ -8,6 +8,7 @@ again; a stream never holds parts of two different answers.
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring
 from typing import Any, TypeAlias
 
 from penstock.openai.answers import CHAT_PREFIX, COMPLETION_PREFIX, ending, usage_of
@@ -18,6 +19,9 @@ from penstock.request.v1 import request_pb2 as pb
 
 DONE = "[DONE]"
 """What follows the last chunk of every stream."""
+
+MARK = "\0"
+"""Stands for the text of a chunk whose other parts are written once."""
 
 Entries: TypeAlias = list[pb.TokenLogprob]
 Line: TypeAlias = dict[str, Any]
@@ -126,6 +130,8 @@ class Chunks:
         self._usage = usage
         self._begun = False
         self._head = _head(shape, request_id, created_s, model)
+        self._around: dict[int, tuple[str, str]] = {}
+        """Of each choice what stands before and after the text in a chunk that says nothing else."""
 
     def of_delta(self, delta: pb.TokenDelta) -> list[str]:
         """Return the chunks for new tokens; raises DivergedError."""
@@ -138,6 +144,8 @@ class Chunks:
             return []
         if parts == {} and not fresh.logprobs:
             return self._opening()
+        if parts is None and self._shape.logprobs is None:
+            return [*self._opening(), self._plain(choice, delta.index, fresh.text)]
         return [*self._opening(), self._chunk(choice, delta.index, fresh, None, parts)]
 
     def of_result(self, result: pb.Result) -> list[str]:
@@ -170,6 +178,14 @@ class Chunks:
         )
         return [f'{self._head}{_json(choice)}],"prompt_token_ids":null,"prompt_text":null}}' for choice in choices]
 
+    def _plain(self, choice: _Choice, index: int, text: str) -> str:
+        """Return the chunk of a text and nothing else, as `_chunk` writes it: nearly all of a stream is such."""
+        if index not in self._around:
+            before, _, after = self._chunk(choice, index, pb.TokenDelta(text=MARK), None, None).rpartition(_json(MARK))
+            self._around[index] = before, after
+        before, after = self._around[index]
+        return f"{before}{encode_basestring(text)}{after}"
+
     def _chunk(
         self, choice: _Choice, index: int, delta: pb.TokenDelta, whole: pb.Choice | None, parts: Line | None
     ) -> str:
@@ -197,5 +213,4 @@ def _head(shape: Shape, request_id: str, created_s: int, model: str) -> str:
     return _json(fields)[:-1] + ',"choices":['
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

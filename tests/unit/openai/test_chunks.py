@@ -184,3 +184,15 @@ def test_a_shape_travels_as_text() -> None:
     assert Shape.from_reference(echo.to_reference()) == echo
     for text in ("", "line 7", "openai/1 {", 'openai/1 {"other": 1}', "openai/1 []"):
         assert Shape.from_reference(text) == Shape()
+
+
+@given(st.text(), st.sampled_from([CHAT_URL, COMPLETIONS_URL]), st.integers(0, 1))
+def test_a_chunk_of_text_alone_is_as_any_other(text: str, url: str, index: int) -> None:
+    """It is written around the text; with log probabilities of no position it goes the general way."""
+    said = pb.TokenDelta(request_id="r-1", attempt=1, index=index, token_ids=[7], text=text)
+    [line] = chunks(url, n=2).of_delta(said)[-1:]
+    fields: dict[str, Any] = {"logprobs": True} if url == CHAT_URL else {"logprobs": 0}
+    [general] = chunks(url, n=2, **fields).of_delta(said)[-1:]
+    expected = json.loads(general)
+    expected["choices"][0]["logprobs"] = None
+    assert line == json.dumps(expected, ensure_ascii=False, separators=(",", ":"))
