@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Unauthenticated
 from services.gateway.doorman import authorization_of
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError
-from services.gateway.limits import WRITE_TIMEOUT_S
 from services.gateway.vigil import Vigil
 
 PIECE_BYTES = 64 * 1024
@@ -43,11 +41,11 @@ class Download(Response):
                 async with until_hangup(receive), aclosing(gathered(self._parts)) as pieces:
                     first = await anext(pieces, b"")
                     begun = True
-                    await _write(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    await _write(send, {"type": "http.response.body", "body": first, "more_body": True})
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    await send({"type": "http.response.body", "body": first, "more_body": True})
                     async for piece in pieces:
-                        await _write(send, {"type": "http.response.body", "body": piece, "more_body": True})
-                    await _write(send, {"type": "http.response.body", "body": b""})
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": b""})
         except Unauthenticated:
             # Of an answer that has begun there is no other end than none, upon which the server hangs up.
             if not begun:
@@ -65,11 +63,3 @@ async def gathered(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
                 held.clear()
     if held:
         yield bytes(held)
-
-
-async def _write(send: Send, message: Message) -> None:
-    try:
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            await send(message)
-    except TimeoutError:
-        raise ClientGoneError from None

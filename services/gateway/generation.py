@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -209,8 +209,7 @@ class _Exchange:
                 self._reply.wrote = False
                 await asyncio.sleep(KEEP_ALIVE_S)
                 if not self._reply.wrote:
-                    with suppress(ClientGoneError):
-                        await self._reply.comment("waiting")
+                    await self._reply.comment("waiting")
 
         task = asyncio.create_task(comment(), name="keep-alive")
         try:
@@ -232,12 +231,8 @@ class _Exchange:
 
     async def _tell(self, problem: Problem) -> None:
         self._failed_status = problem.status
-        if self._reply.ended:
-            return
-        try:
+        if not self._reply.ended:
             await self._reply.problem(problem)
-        except ClientGoneError:
-            self._hung_up()
 
     def _where(self) -> str:
         return f"; GET /v1/requests/{self.request_id} has the answer" if self.request_id else ""

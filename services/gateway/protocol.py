@@ -1,4 +1,4 @@
-"""HTTP connections with bounds that uvicorn leaves open: the head of a request, and a body nobody reads any more."""
+"""HTTP connections with bounds that uvicorn leaves open: heads, bodies nobody reads any more, answers nobody takes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.gateway.limits import LINGER_S, MAX_HEAD_BYTES
+from services.gateway.limits import LINGER_S, MAX_HEAD_BYTES, WRITE_TIMEOUT_S
 
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 """RFC 6585, section 5."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. A head that is late or too large ends it; so does a body that goes on after its answer."""
+    """One connection. A head that is late or too large ends it; so does a body that goes on after its answer.
+
+    So does a client that takes nothing of its answer: whoever writes it finds the client gone. Timed here, where it is
+    known that the client is behind, it costs the chunks of a stream nothing.
+    """
 
     head_timeout_s = 10.0
     """Set once by whoever starts the server: uvicorn makes the instances."""
+    write_timeout_s = WRITE_TIMEOUT_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what uvicorn gives."""
         super().__init__(*args, **kwargs)
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._in_head = True
         self._in_body = False
@@ -33,8 +39,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close_in(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Forget the timers."""
         self._disarm()
+        self._taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -70,6 +77,22 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._in_body and not self.transport.is_closing():
             self._close_in(LINGER_S)
+
+    def pause_writing(self) -> None:
+        """Expect the client to take what was written: more than the transport's high-water mark is unsent."""
+        super().pause_writing()
+        # Not closed: that would wait for the unsent bytes.
+        self._unread = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has taken some."""
+        self._taken()
+        super().resume_writing()
+
+    def _taken(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _close_in(self, delay_s: float) -> None:
         self._disarm()

@@ -7,11 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.types import Message, Send
+from starlette.types import Send
 
 from penstock.openai.chunks import DONE
-from services.gateway.intake import ClientGoneError
-from services.gateway.limits import WRITE_TIMEOUT_S
 from services.gateway.problem import Problem
 
 EVENT_HEADERS = {
@@ -44,8 +42,9 @@ class Reply:
         fields["content-length"] = str(len(data))
         self.ended = True
         async with self._writing:
-            await self._begin(status, fields)
-            await self._write({"type": "http.response.body", "body": data})
+            if not self.status:
+                await self._begin(status, fields)
+            await self._send({"type": "http.response.body", "body": data})
 
     async def events(self, lines: Sequence[str]) -> None:
         """Send chunks of a stream, beginning it if need be."""
@@ -61,7 +60,7 @@ class Reply:
         await self.events([DONE])
         self.ended = True
         async with self._writing:
-            await self._write({"type": "http.response.body", "body": b""})
+            await self._send({"type": "http.response.body", "body": b""})
 
     async def problem(self, problem: Problem) -> None:
         """Tell what is wrong: as the response if none has begun, else as the last event."""
@@ -73,20 +72,12 @@ class Reply:
 
     async def _text(self, text: str) -> None:
         async with self._writing:
-            await self._begin(200, {**self.headers, **EVENT_HEADERS})
-            await self._write({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            if not self.status:
+                await self._begin(200, {**self.headers, **EVENT_HEADERS})
+            await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         self.wrote = True
 
     async def _begin(self, status: int, fields: Mapping[str, str]) -> None:
-        if self.status:
-            return
         headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
-        await self._write({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self.status = status
-
-    async def _write(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await self._send(message)
-        except TimeoutError:
-            raise ClientGoneError from None
