@@ -17,6 +17,7 @@ from penstock.queue.v1 import queue_pb2 as q
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from services.clock import Clock
 from services.worker import wire
+from services.worker.alarm import Alarm
 from services.worker.completions import Completions
 from services.worker.core import messages as m
 from services.worker.core.messages import EndingKind
@@ -109,6 +110,7 @@ class Runner:
         self._spans = spans
         self._inbox: list[m.Message] = []
         self._ready = asyncio.Event()
+        self._alarm = Alarm(self._ready.set)
         self._runs: dict[str, Run] = {}
         self.completions = Completions()
         """Of runs that have ended, until they are recorded."""
@@ -156,9 +158,12 @@ class Runner:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        while True:
-            self._wake_up()
-            await self._wait()
+        try:
+            while True:
+                self._wake_up()
+                await self._wait()
+        finally:
+            self._alarm.cancel()
 
     def _wake_up(self) -> None:
         now_ns = self._clock.now_ns()
@@ -179,14 +184,9 @@ class Runner:
         """Wait for a message or for what the session has planned."""
         now_ns = self._clock.now_ns()
         due_ns = self._session.due_ns(now_ns)
-        if due_ns is None:
-            await self._ready.wait()
-            return
-        try:
-            async with asyncio.timeout((due_ns - now_ns) / 1e9):
-                await self._ready.wait()
-        except TimeoutError:
-            return
+        if due_ns is not None:
+            self._alarm.within((due_ns - now_ns) / 1e9)
+        await self._ready.wait()
 
     # ---- what arrives ----
 
