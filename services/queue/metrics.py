@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.auth.setup import AuthMetrics
-from services.local_metrics import LocalHistogram
+from services.local_metrics import LocalCounter, LocalHistogram
 from services.queue.core.effects import QueueView
 from services.queue.core.lifecycle import Outcome
 from services.telemetry import LATENCY_BUCKETS_S
@@ -90,13 +90,11 @@ class QueueMetrics:
         self.refused_claims = Counter(
             "penstock_queue_refused_claims_total", "Claims refused, by reason.", ["reason"], registry=registry
         )
-        self.deltas = Counter(
-            "penstock_queue_token_deltas_total", "Token deltas passed on to watchers.", registry=registry
-        )
-        self.dropped_deltas = Counter(
-            "penstock_queue_dropped_token_deltas_total",
+        self.deltas = LocalCounter("penstock_queue_token_deltas", "Token deltas passed on to watchers.", registry)
+        self.dropped_deltas = LocalCounter(
+            "penstock_queue_dropped_token_deltas",
             "Token deltas nobody watches or of an attempt that is over.",
-            registry=registry,
+            registry,
         )
         self.expired_results = Counter(
             "penstock_queue_expired_results_total", "Results deleted because they were too old.", registry=registry

@@ -15,6 +15,7 @@ FEW_RESULTS = 8
 """Results that are read at once whatever their size; more are put in order first and then read a few at a time."""
 
 _EVENTS = length_tag(queue_pb2.WatchResponse, "events")
+_TOKENS = length_tag(queue_pb2.WatchEvent, "tokens")
 
 if length_tag(queue_pb2.FollowResponse, "events") != _EVENTS:
     raise TypeError("the frames of Watch and of Follow must be alike")
@@ -49,7 +50,7 @@ class Results:
 
 def delta_events(watcher: Watcher) -> list[bytes]:
     """Return the token deltas that wait for `watcher`, encoded."""
-    return [queue_pb2.WatchEvent(tokens=delta).SerializeToString() for delta in watcher.take_deltas()]
+    return [wrapped(_TOKENS, delta.SerializeToString()) for delta in watcher.take_deltas()]
 
 
 def result_events(results: Iterable[StoredResult]) -> list[bytes]:

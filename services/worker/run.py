@@ -96,17 +96,19 @@ class Run:
             usage.completion_tokens = self.output.tokens
         return complete
 
-    def token_messages(self) -> list[q.WorkerToQueue]:
-        """Return the deltas a watcher has not been sent."""
+    def token_messages(self) -> list[bytes]:
+        """Return the deltas a watcher has not been sent, encoded."""
         messages = []
         for delta in self.output.deltas(self.lease.request_id, self.lease.attempt):
-            if delta.ByteSize() > MAX_REQUEST_BYTES:
+            message = wire.tokens(delta)
+            if len(message) > MAX_REQUEST_BYTES:
                 # The whole result will say the same with its own limit; the text still arrives in time.
                 log.warning(
                     "%s: a delta's log probabilities are too large and were left out", self.run_id, extra=self.about
                 )
                 delta.ClearField("logprobs")
-            messages.append(q.WorkerToQueue(tokens=delta))
+                message = wire.tokens(delta)
+            messages.append(message)
         return messages
 
 

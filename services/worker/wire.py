@@ -42,6 +42,7 @@ _COMPLETION_ACK = length_tag(s.WorkerToScheduler, "completion_ack")
 _CLAIM = length_tag(q.WorkerToQueue, "claim")
 _CLAIM_REQUEST_ID = length_tag(q.Claim, "request_id")
 _COMPLETE = length_tag(q.WorkerToQueue, "complete")
+_TOKENS = length_tag(q.WorkerToQueue, "tokens")
 
 # ---- scheduler ----
 
@@ -163,6 +164,11 @@ def claim(request_id: str) -> bytes:
 def complete(content: q.Complete) -> bytes:
     """Return the encoded WorkerToQueue with a Complete."""
     return wrapped(_COMPLETE, content.SerializeToString())
+
+
+def tokens(delta: pb.TokenDelta) -> bytes:
+    """Return the encoded WorkerToQueue with a TokenDelta."""
+    return wrapped(_TOKENS, delta.SerializeToString())
 
 
 def renew(leases: Iterable[m.Lease]) -> q.WorkerToQueue:

@@ -92,18 +92,22 @@ def test_an_echoed_prompt_stands_beside_the_choices() -> None:
     assert (result.prompt_text, result.choices[0].text) == ("prompt", " and on")
 
 
+def told(run: Run) -> list[q.WorkerToQueue]:
+    return [q.WorkerToQueue.FromString(message) for message in run.token_messages()]
+
+
 def test_deltas_join_without_gaps_and_begin_again_for_a_new_watcher() -> None:
     run = made()
     run.output.take(
         step(ChoiceStep(0, (1, 2), "ab", [TokenProbability(1, "a", -1.0, 1), TokenProbability(2, "b", -2.0, 1)]))
     )
-    (first,) = run.token_messages()
+    (first,) = told(run)
     assert (first.tokens.offset, list(first.tokens.token_ids), first.tokens.text) == (0, [1, 2], "ab")
     assert len(first.tokens.logprobs) == 2
-    assert run.token_messages() == []
+    assert told(run) == []
     run.output.take(step(ChoiceStep(0, (3,), "c")))
-    (second,) = run.token_messages()
+    (second,) = told(run)
     assert (second.tokens.offset, second.tokens.text, second.tokens.attempt) == (2, "c", 2)
     run.output.untell()
-    (again,) = run.token_messages()
+    (again,) = told(run)
     assert (again.tokens.offset, again.tokens.text) == (0, "abc")
