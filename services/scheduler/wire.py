@@ -128,6 +128,7 @@ def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Inpu
 
 
 _CAUSES = {int(cause): cause for cause in m.ReleaseCause}
+_GONE_REASONS = {reason.value: reason for reason in m.GoneReason}
 
 
 def _cause(number: int) -> m.ReleaseCause:
@@ -246,10 +247,10 @@ def from_queue(message: queue_pb2.QueueToScheduler) -> m.Input:
             a.traceparent,
         )
     if kind == "gone":
-        try:
-            return m.Gone(message.gone.request_id, m.GoneReason(message.gone.reason))
-        except ValueError:
-            raise InvalidFieldError(f"gone.reason: {message.gone.reason} is not a reason") from None
+        reason = _GONE_REASONS.get(message.gone.reason)
+        if reason is None:
+            raise InvalidFieldError(f"gone.reason: {message.gone.reason} is not a reason")
+        return m.Gone(message.gone.request_id, reason)
     if kind == "channels":
         return m.QueueChannels(tuple(message.channels.channels))
     if kind == "open":
