@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
+
+from penstock.keys import KeysError
 
 AUTHORIZATION = "authorization"
 """Metadata with the key, as in HTTP (RFC 6750): "Bearer KEY"."""
@@ -22,6 +25,7 @@ TENANT = "x-penstock-tenant"
 """Metadata with the tenant for whom a service acts."""
 
 ENVIRONMENT = "PENSTOCK_KEY"
+ENVIRONMENT_FILE = f"{ENVIRONMENT}_FILE"
 
 MAX_AUTHORIZATION_BYTES = 1024
 """Of a client's header that is passed on: several times a key, a small part of what one call's metadata may have."""
@@ -66,8 +70,21 @@ def acting_for(tenant: str = "") -> Iterator[None]:
 
 
 def key_from_environment(environment: Mapping[str, str] = os.environ) -> str:
-    """Return what PENSTOCK_KEY holds; empty if it is not set."""
-    return environment.get(ENVIRONMENT, "")
+    """Return what PENSTOCK_KEY holds, or the file that PENSTOCK_KEY_FILE names; empty if neither is set.
+
+    Raises KeysError if both are, or if the file cannot be read.
+    """
+    path = environment.get(ENVIRONMENT_FILE, "")
+    if not path:
+        return environment.get(ENVIRONMENT, "")
+    if ENVIRONMENT in environment:
+        raise KeysError(f"{ENVIRONMENT} and {ENVIRONMENT_FILE}: only one of them can be set")
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise KeysError(f"{ENVIRONMENT_FILE}: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise KeysError(f"{ENVIRONMENT_FILE}: {path}: there is no key in it") from None
 
 
 class Credentials:

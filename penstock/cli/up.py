@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.calls import call
 from penstock.cli.config import ConfigOption, take_config, told_to
 from penstock.cli.errors import EX_USAGE, CommandError
-from penstock.cli.interrupt import Interrupted, run_interruptible
+from penstock.cli.interrupt import Interrupted
 from penstock.cli.stack import StackPlan, running_stack
 from penstock.client import Client
 from penstock.openai.bodies import CHAT_URL
@@ -50,7 +51,7 @@ def up(
     told = take_config(config)
     plan = StackPlan(data_dir, workers, model, engine_flags, base_port, metrics_base_port, serves, told)
     try:
-        run_interruptible(_serve(plan))
+        call(_serve(plan))
     except Interrupted:
         say("stopped")
 
