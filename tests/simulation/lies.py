@@ -31,10 +31,12 @@ def _pick(things: Sequence[T], value: float) -> T | None:
 
 
 def duplicate_acks(worker: WorkerActor) -> None:
-    """Say the last ACKs again."""
+    """Say the last ACKs again; those of an earlier epoch, said in this one, are no repetition but untrue."""
+    if worker.credits is None:
+        return
     for ack in worker.acks:
-        if worker.credits is not None:
-            worker.credits.up(ack._replace(epoch=worker.epoch))
+        worker.engine.trusts &= ack.epoch == worker.epoch
+        worker.credits.up(ack._replace(epoch=worker.epoch))
 
 
 def stale_epoch(sim: Simulation, worker: WorkerActor, value: float) -> None:
