@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections import Counter, defaultdict
 
@@ -76,7 +77,8 @@ class Gauges:
         if life != self._life.get(name):
             self._life[name] = life
             for sample, value in self.last[name].items():
-                self._earlier[name, sample] += int(value)
+                if math.isfinite(value):  # a gauge may be infinite; a counter never is
+                    self._earlier[name, sample] += int(value)
         self.last[name] = found
         if name == "scheduler":
             self.imbalances += imbalances(found)
