@@ -25,7 +25,7 @@ from services.queue.watch import Watcher, WatchHub
 from services.queue.watch_frames import Results, delta_events, frames, result_events
 from services.queue.wire import StoredResult
 from services.rpc.reading import reading
-from services.rpc.strict import BadInputError
+from services.rpc.strict import BadInputError, ReaderFailedError
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -144,6 +144,9 @@ class _Follower:
                 await self._begin(message.follow)
         except (BadInputError, StoreError, RefusedError) as error:
             self.fail(error)
+        except Exception:
+            self.fail(ReaderFailedError())
+            raise
         finally:
             self._heard_all = True
             self.watcher.notify()

@@ -2,7 +2,8 @@
 
 gRPC's own decoder reports bytes that are no message as an internal error of the
 server. These handlers decode themselves, and turn `BadInputError` raised anywhere in a
-servicer into INVALID_ARGUMENT. They also count the calls of each host, and end those that never say anything.
+servicer into INVALID_ARGUMENT, `ReaderFailedError` into INTERNAL. They also count the
+calls of each host, and end those that never say anything.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 class BadInputError(Exception):
     """The peer sent something it may not send; the text names the field."""
+
+
+class ReaderFailedError(Exception):
+    """The reader of a stream failed in a way nobody expected. The log says how; the peer is told INTERNAL."""
+
+    def __init__(self) -> None:
+        """Say so without the details, which are the service's own."""
+        super().__init__("the service failed while it read this stream; its log says how")
 
 
 class _Malformed:
@@ -158,6 +167,8 @@ class _Door:
                 yield
             except BadInputError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except ReaderFailedError as error:
+                await context.abort(grpc.StatusCode.INTERNAL, str(error))
             except NotAllowedError as error:
                 await self._guard.refuse(error, context)
 

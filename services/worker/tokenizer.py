@@ -76,7 +76,7 @@ class TokenizerProcess:
         reader, writer = await asyncio.open_connection(sock=self._socket)
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self._write(writer), name="tokenizer-write"),
+            loop.create_task(self._write(writer, on_death), name="tokenizer-write"),
             loop.create_task(self._read(reader, on_answer, on_death), name="tokenizer-read"),
         ]
 
@@ -94,7 +94,7 @@ class TokenizerProcess:
         self._socket.close()
         end_process(self._pid)
 
-    async def _write(self, writer: asyncio.StreamWriter) -> None:
+    async def _write(self, writer: asyncio.StreamWriter, on_death: Callable[[str], None]) -> None:
         try:
             while True:
                 await self._ready.wait()
@@ -107,6 +107,9 @@ class TokenizerProcess:
         except ConnectionError as error:
             # The reader sees the end of the stream as well, and reports the death.
             log.debug("the tokenizer process does not listen: %s", error)
+        except Exception:
+            log.exception("prompts cannot be sent to the tokenizer process")
+            on_death("prompts cannot be sent to the tokenizer process")
 
     async def _read(
         self,
@@ -122,6 +125,9 @@ class TokenizerProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             if not self._closing:
                 on_death("the tokenizer process is gone")
+        except Exception:
+            log.exception("the tokenizer's answers cannot be taken")
+            on_death("the tokenizer's answers cannot be taken")
 
 
 class TokenizerPool:

@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from services.worker.engine import PromptSpec, Rendered
@@ -94,3 +96,27 @@ async def test_closing_is_no_death() -> None:
     await started.process.start(started.answer, started.died)
     await started.process.close()
     assert started.deaths == []
+
+
+async def test_an_answer_nobody_can_take_is_a_death_with_a_stack_trace(caplog: pytest.LogCaptureFixture) -> None:
+    def break_on(name: str, answer: Answer) -> None:
+        raise TypeError("tuple object expected")
+
+    started = Started(TokenizerProcess.fork(lambda: ByteRenderer(100)))
+    await started.process.start(break_on, started.died)
+    started.process.render("p", PromptSpec(text="x"))
+    await started.until(deaths=1)
+    assert started.deaths == ["the tokenizer's answers cannot be taken"]
+    assert "tuple object expected" in caplog.text
+    await started.process.close()
+
+
+async def test_a_prompt_that_cannot_be_sent_is_a_death_with_a_stack_trace(caplog: pytest.LogCaptureFixture) -> None:
+    started = Started(TokenizerProcess.fork(lambda: ByteRenderer(100)))
+    await started.process.start(started.answer, started.died)
+    unsendable: Any = lambda: None  # noqa: E731
+    started.process.render("p", unsendable)
+    await started.until(deaths=1)
+    assert started.deaths == ["prompts cannot be sent to the tokenizer process"]
+    assert "pickle" in caplog.text
+    await started.process.close()
