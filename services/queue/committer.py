@@ -44,6 +44,7 @@ from services.queue.core.messages import (
     WatchTokens,
     WorkerClosed,
 )
+from services.queue.core.open_class import mypyc_attr
 from services.queue.loading import Loading
 from services.queue.payloads import read_payloads
 from services.queue.read_faults import ReadFaults
@@ -114,6 +115,7 @@ class Outlet(Protocol):
         """Note the size and time of one synced batch."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Committer:
     """Owner of the machine. `post` and `ask` are called from the loop's own thread only."""
 

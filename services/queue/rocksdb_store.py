@@ -288,8 +288,8 @@ def _store_errors() -> Iterator[None]:
         yield
     except StoreError:
         raise
-    except KeyError as error:
-        raise StoreError("the store is closed; it is being opened again") from error
+    except KeyError as closed:
+        raise StoreError("the store is closed; it is being opened again") from closed
     except Exception as error:  # rocksdict raises plain Exception and DbClosedError
         text = str(error) or type(error).__name__
         raise (StoreDamagedError if text.startswith(DAMAGE) else StoreError)(text) from error

@@ -232,9 +232,9 @@ class Speaker:
         """Return the delivery whose turn has come; if the request has ended meanwhile, that its lease is lost."""
         try:
             payload = self._read_payload(effect.seq)
-        except StoreDamagedError as error:
+        except StoreDamagedError as damage:
             # No worker can run it: its lease runs out, and its attempts with it, and nobody else notices.
-            log.error("request %s cannot be delivered: %s", effect.lease.request_id, error)
+            log.error("request %s cannot be delivered: %s", effect.lease.request_id, damage)
             self._metrics.store_failures.inc()
             payload = None
         except StoreError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from sys import intern
 from typing import NamedTuple, cast
 
@@ -203,7 +203,7 @@ def lease_bytes(lease: LeaseRef) -> bytes:
 
 def leases_of(leases: object) -> tuple[LeaseRef, ...]:
     """Return the machine's form of several leases' names."""
-    return tuple(lease_of(lease) for lease in cast("list[queue_pb2.LeaseRef]", leases))
+    return tuple(lease_of(lease) for lease in cast("Iterable[queue_pb2.LeaseRef]", leases))
 
 
 def worker_opened(stream: int, opening: queue_pb2.WorkOpen) -> WorkerOpened:

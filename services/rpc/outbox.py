@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from google.protobuf.message import Message
 
@@ -84,15 +84,19 @@ class Outbox:
         self._bytes = 0
         self.close()
 
-    async def frames(self) -> AsyncIterator[bytes]:
-        """Yield encoded frames as messages become ready."""
+    def frames(self) -> Frames:
+        """Return an iterator over encoded frames, which become ready with the messages."""
+        return Frames(self)
+
+    async def next_frame(self) -> bytes:
+        """Wait for messages and return a frame of them, an empty one once the outbox is closed and empty."""
         while True:
             await self._ready.wait()
             while self._messages:
                 if frame := self._take():
-                    yield frame
+                    return frame
             if self._closed:
-                return
+                return b""
             self._ready.clear()
 
     def _take(self) -> bytes:
@@ -112,3 +116,22 @@ class Outbox:
             parts += (ITEM_TAG, varint(size), message)
         self._room.set()
         return b"".join(parts)
+
+
+class Frames:
+    """The frames of an outbox, one after the other. A class because mypyc compiles no async generators."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        """Take the frames of `outbox`."""
+        self._outbox = outbox
+
+    def __aiter__(self) -> Frames:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next frame; raises StopAsyncIteration once the outbox is closed and empty."""
+        frame = await self._outbox.next_frame()
+        if not frame:
+            raise StopAsyncIteration
+        return frame

@@ -62,8 +62,8 @@ class BacklogLink:
             return "it ended the stream"
         except grpc.aio.AioRpcError as error:
             return error.details() or error.code().name
-        except wire.InvalidFieldError as error:
-            return f"it broke the protocol: {error}"
+        except wire.InvalidFieldError as fault:
+            return f"it broke the protocol: {fault}"
         finally:
             outbox.close()
             call.cancel()

@@ -344,10 +344,10 @@ class Runner:
         try:
             async for step in self._engine.generate(request):
                 self._take_step(run, step)
-        except RequestRefusedError as error:
-            self.post(m.EngineFailed(run_id, True, error.code, error.message, error.param, run.output.tokens))
-        except EngineDeadError as error:
-            self.died(str(error) or "the engine is dead")
+        except RequestRefusedError as refusal:
+            self.post(m.EngineFailed(run_id, True, refusal.code, refusal.message, refusal.param, run.output.tokens))
+        except EngineDeadError as death:
+            self.died(str(death) or "the engine is dead")
         except Exception as error:
             log.exception("%s: the engine failed", run_id, extra=run.about)
             self.post(m.EngineFailed(run_id, False, "engine_error", f"{type(error).__name__}: {error}"))

@@ -89,7 +89,7 @@ def faults_of(book: Book, entry: Entry) -> list[str]:
     faults = [
         f"{name} is {'' if there else 'not '}in {place}" for place, (there, wanted) in places.items() if there != wanted
     ]
-    if state not in (State.READY, State.DEAD, *LEASED_STATES):
+    if state not in LEASED_STATES and state not in (State.READY, State.DEAD):
         faults.append(f"{name} is in the book")
     if (entry.stop_outcome is not None) != (state is State.STOPPING):
         faults.append(f"{name} has the stop outcome {entry.stop_outcome}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from services.queue.core import records
 from services.queue.core.effects import (
@@ -40,7 +40,7 @@ class Change(NamedTuple):
     now_ns: int
     outcome: Outcome | None = None
     failure: Failure | None = None
-    body: object = None
+    body: Any = None
     worker_id: str = ""
     instance_id: str = ""
 

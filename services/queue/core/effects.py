@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from services.queue.core.entry import Entry, Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
@@ -35,7 +35,7 @@ class PutResult(NamedTuple):
     delivered_ns: int
     completed_ns: int
     completion_seq: int
-    body: object
+    body: Any
 
 
 class Submitted(NamedTuple):
@@ -242,7 +242,7 @@ class Ended(NamedTuple):
     attempts: int
     completed_ns: int
     completion_seq: int
-    body: object
+    body: Any
 
 
 class LeaseEnded(NamedTuple):
@@ -255,7 +255,7 @@ class LeaseEnded(NamedTuple):
     leased_ns: int
     ended_ns: int
     cause: str
-    body: object
+    body: Any
 
 
 class WentBack(NamedTuple):

@@ -57,6 +57,7 @@ from services.queue.core.messages import (
     WorkerClosed,
     WorkerOpened,
 )
+from services.queue.core.open_class import mypyc_attr
 from services.queue.core.quotas import Quota
 from services.queue.core.workers import Rules, Workers
 
@@ -72,6 +73,7 @@ class Sealed(NamedTuple):
     """(waiting, running) of every batch that changed."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Machine:
     """All decisions of the queue. Owned by one loop; never called from two places at once."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Entry, Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome
@@ -66,7 +66,7 @@ class Complete(NamedTuple):
     lease: LeaseRef
     outcome: Outcome | None
     failure: Failure | None
-    body: object
+    body: Any
     """The worker's result, opaque to the machine."""
 
 

@@ -7,7 +7,7 @@ for all. One that learns overrides the hooks; the others leave them empty.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.messages import Announced, CompletionAck, EngineReport, EngineShape, TokenizerAck
@@ -28,16 +28,16 @@ class Outlook(NamedTuple):
 class Policy(ABC):
     """What distinguishes one admission scheme from another."""
 
-    name: str
+    name: ClassVar[str]
     """Name in configuration, status and `CreditsOpened`."""
 
-    settles = True
+    settles: ClassVar[bool] = True
     """Whether the tokenizer ACK shrinks the booking; else it is held to the end."""
 
-    channels_apart = False
+    channels_apart: ClassVar[bool] = False
     """Whether each channel has a line and a share of its own; else all requests stand in one line."""
 
-    reserve_output_tokens = 0
+    reserve_output_tokens: ClassVar[int] = 0
     """Output tokens a running request keeps reserved ahead of what it has generated; 0 reserves all it may
     generate. Reservations that grow may exceed what is free: the engine takes the block anyway."""
 

@@ -6,6 +6,8 @@ can run them side by side.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from services.scheduler.core.admission import Policy
 from services.scheduler.core.estimate import window_blocks, worst_case_blocks
 from services.scheduler.core.messages import Announced, EngineShape
@@ -17,8 +19,8 @@ __all__ = ["DEFAULT_POLICY", "POLICIES", "Policy", "TokenizerAckPolicy", "Virtua
 class WorstCase(Policy):
     """The old pull: a whole window per completion, held to the end, one line for everyone."""
 
-    name = "worst-case"
-    settles = False
+    name: ClassVar[str] = "worst-case"
+    settles: ClassVar[bool] = False
 
     def booking_blocks(self, request: Announced, shape: EngineShape) -> int:
         """Return the blocks of the whole window."""
@@ -28,7 +30,7 @@ class WorstCase(Policy):
 class TokenizerAckPolicy(Policy):
     """Books what is proven to suffice, shrinks it when the prompt is tokenized; one line for everyone."""
 
-    name = "tokenizer-ack"
+    name: ClassVar[str] = "tokenizer-ack"
 
     def booking_blocks(self, request: Announced, shape: EngineShape) -> int:
         """Return the proven worst case."""
@@ -38,8 +40,8 @@ class TokenizerAckPolicy(Policy):
 class VirtualChannels(TokenizerAckPolicy):
     """As `tokenizer-ack`, with a line, a weight, a guarantee and a ceiling for each channel."""
 
-    name = "virtual-channels"
-    channels_apart = True
+    name: ClassVar[str] = "virtual-channels"
+    channels_apart: ClassVar[bool] = True
 
 
 POLICIES: dict[str, Policy] = {

@@ -14,7 +14,7 @@ no booking exceeds what both ledger and engine have free.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from services.scheduler.core.admission import Outlook, Policy
 from services.scheduler.core.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
@@ -71,9 +71,9 @@ class View:
 class Predictive(Policy):
     """Books the prompt and grows; admits while the predicted peak fits. A line and a share for each channel."""
 
-    name = "predictive"
-    channels_apart = True
-    reserve_output_tokens = RESERVE_OUTPUT_TOKENS
+    name: ClassVar[str] = "predictive"
+    channels_apart: ClassVar[bool] = True
+    reserve_output_tokens: ClassVar[int] = RESERVE_OUTPUT_TOKENS
 
     def __init__(self, target_preemptions_per_1000: float = DEFAULT_TARGET_PER_1000) -> None:
         """Steer every worker towards this many preemptions for 1,000 completed requests."""

@@ -7,9 +7,10 @@ with `#` is for the reader.
 
 from __future__ import annotations
 
+import ast
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,19 @@ from services.worker.core.sizing import Sizes
 
 HERE = Path(__file__).parent
 SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
+
+
+def types_of_fields() -> dict[str, dict[str, Any]]:
+    """Return the types of every message's fields, from the source: compiled classes do not know them all."""
+    tree = ast.parse(Path(m.__file__).with_name("messages.py").read_text())
+    found: dict[str, dict[str, Any]] = {}
+    for kind in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
+        fields = [node for node in kind.body if isinstance(node, ast.AnnAssign)]
+        found[kind.name] = {ast.unparse(node.target): eval(ast.unparse(node.annotation), vars(m)) for node in fields}
+    return found
+
+
+TYPES = types_of_fields()
 
 
 def transcript(text: str) -> list[str]:
@@ -39,7 +53,7 @@ def transcript(text: str) -> list[str]:
 def message(name: str, fields: list[str]) -> m.Message:
     """Read a message; `a_b` in a text value stands for `a b`."""
     kind = getattr(m, name)
-    hints = get_type_hints(kind)
+    hints = TYPES[name]
     values = dict(field.split("=", 1) for field in fields)
     made: m.Message = kind(**{key: value(hints[key], text) for key, text in values.items()})
     return made
