@@ -16,6 +16,12 @@ OUTPUT  ?= $(RUN_DIR)/results.jsonl
 # Without byte code every start of a worker compiles 4,700 modules again, which takes longer than the start.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Under these, `python -m` takes services and client from build/compiled instead of the directory it runs in. With
+# COMPILED=1 the targets that begin with $(MODULES) do.
+FROM_COMPILED = PYTHONSAFEPATH=1 PYTHONPATH="$(abspath build/compiled):$(CURDIR)"
+MODULES = $(if $(COMPILED),$(FROM_COMPILED))
+PARTS = $(READY) $(if $(COMPILED),compiled)
+
 READY := $(VENV)/.ready-$(shell cat requirements/*.txt pyproject.toml tools/install_cpu.sh 2>/dev/null | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
@@ -32,13 +38,22 @@ $(READY):
 	@rm -f $(VENV)/.ready-* && touch $@
 
 .PHONY: run
-run: $(READY) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUTPUT, stop them; CONFIG=file.toml
+run: $(PARTS) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUTPUT, stop them; CONFIG=file.toml
 	@mkdir -p $(RUN_DIR) $(dir $(OUTPUT))
-	@$(BIN)/penstock run-batch --up $(if $(CONFIG),--config $(CONFIG)) --data-dir $(RUN_DIR) -i $(INPUT) -o $(OUTPUT)
+	@$(MODULES) $(BIN)/penstock run-batch --up $(if $(CONFIG),--config $(CONFIG)) --data-dir $(RUN_DIR) -i $(INPUT) -o $(OUTPUT)
 
 .PHONY: test
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+.PHONY: compiled
+compiled: $(READY) ## Compile the services into build/compiled (a C compiler; minutes, unless nothing changed)
+	@$(BIN)/python tools/compile_services.py
+
+.PHONY: test-compiled
+test-compiled: compiled ## The tests of queue, scheduler and worker, and 60 seeds of the simulation, with compiled services
+	@PENSTOCK_COMPILED=1 $(FROM_COMPILED) $(BIN)/python -m pytest -q -n 2 --dist loadfile -o pythonpath= $(or $(TESTS),tests/unit/queue tests/unit/scheduler tests/unit/worker tests/unit/rpc tests/unit/services tests/contract tests/properties tests/scenarios)
+	@$(FROM_COMPILED) $(BIN)/python -m tests.simulation --fixed 60 --seeds 0
 
 .PHONY: test-console
 test-console: $(READY) ## Look at the console with Debian's Chromium (apt-get install chromium); pictures in build/console
@@ -55,7 +70,7 @@ lint: $(READY) $(BUF) ## ruff and buf
 
 .PHONY: types
 types: $(READY) ## mypy, strict
-	@$(BIN)/mypy penstock services tools benchmarks tests examples
+	@$(BIN)/mypy setup.py penstock services tools benchmarks tests examples
 
 .PHONY: protos
 protos: $(READY) ## Generate the wire modules from protos/
@@ -84,12 +99,12 @@ sim-ci: $(READY) ## 300 fixed seeds of the simulation, and 500 fresh ones
 	@$(BIN)/python -m tests.simulation --fixed 300 --seeds $(or $(SEEDS),500)
 
 .PHONY: chaos
-chaos: $(READY) ## A batch on real vLLM while everything around it is killed, frozen, cut off and filled up; ARGS="--seed 2"
-	@$(BIN)/python -m tests.chaos --directory $(RUN_DIR)/chaos $(ARGS)
+chaos: $(PARTS) ## A batch on real vLLM while everything around it is killed, frozen, cut off and filled up; ARGS="--seed 2"
+	@$(MODULES) $(BIN)/python -m tests.chaos --directory $(RUN_DIR)/chaos $(ARGS)
 
 .PHONY: chaos-sim
-chaos-sim: $(READY) ## The same for 100,000 requests on simulated engines
-	@$(BIN)/python -m tests.chaos --engine simulated --directory $(RUN_DIR)/chaos-sim $(ARGS)
+chaos-sim: $(PARTS) ## The same for 100,000 requests on simulated engines
+	@$(MODULES) $(BIN)/python -m tests.chaos --engine simulated --directory $(RUN_DIR)/chaos-sim $(ARGS)
 
 .PHONY: gateway-kills
 gateway-kills: $(READY) ## Files and batches while their gateway is killed at every stage, with the tests too long for `test`
@@ -116,25 +131,25 @@ fuzz: $(READY) ## Feed arbitrary bytes and lies to wire, services, batch reader 
 	@FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q --timeout 0 tests/fuzz
 
 .PHONY: bench-main
-bench-main: $(READY) ## 2,000 requests with production lengths through the whole stack on real vLLM
-	@$(BIN)/python -m benchmarks.bench_main
+bench-main: $(PARTS) ## 2,000 requests with production lengths through the whole stack on real vLLM
+	@$(MODULES) $(BIN)/python -m benchmarks.bench_main
 
 .PHONY: bench-ratio
-bench-ratio: $(READY) ## The same requests through plain vLLM and through Penstock, alternating
-	@$(BIN)/python -m benchmarks.bench_ratio
+bench-ratio: $(PARTS) ## The same requests through plain vLLM and through Penstock, alternating
+	@$(MODULES) $(BIN)/python -m benchmarks.bench_ratio
 
 .PHONY: bench-lifecycle
-bench-lifecycle: $(READY) ## The whole path of a request, against Redis Streams and NATS JetStream (Debian: redis-server nats-server)
-	@$(BIN)/python -m benchmarks.bench_lifecycle
+bench-lifecycle: $(PARTS) ## The whole path of a request, against Redis Streams and NATS JetStream (Debian: redis-server nats-server)
+	@$(MODULES) $(BIN)/python -m benchmarks.bench_lifecycle $(ARGS)
 
 .PHONY: bench-admission
-bench-admission: $(READY) ## Admission policies on real vLLM, alternating; ARGS="--help" shows the choices
-	@$(BIN)/python -m benchmarks.admission.real $(ARGS)
+bench-admission: $(PARTS) ## Admission policies on real vLLM, alternating; ARGS="--help" shows the choices
+	@$(MODULES) $(BIN)/python -m benchmarks.admission.real $(ARGS)
 
 .PHONY: bench-admission-sim
-bench-admission-sim: $(READY) ## Admission policies and fleets on simulated engines, in minutes; ARGS="..." for the first
-	@$(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --requests 600 --out build/bench-sim)
-	@$(if $(ARGS),,$(BIN)/python -m benchmarks.admission.makespan)
+bench-admission-sim: $(PARTS) ## Admission policies and fleets on simulated engines, in minutes; ARGS="..." for the first
+	@$(MODULES) $(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --requests 600 --out build/bench-sim)
+	@$(if $(ARGS),,$(MODULES) $(BIN)/python -m benchmarks.admission.makespan)
 
 .PHONY: bench-keys
 bench-keys: $(READY) ## What API keys and a quota cost the queue, alternating with a queue without

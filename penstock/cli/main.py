@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -43,11 +44,17 @@ app.add_typer(api_keys.app, name="keys")
 
 @app.command("version")
 def show_version() -> None:
-    """Print the version of Penstock."""
+    """Print the version of Penstock, and whether its services are compiled."""
     try:
-        print(version("penstock"))
+        print(version("penstock") + (" (compiled)" if _compiled() else ""))
     except PackageNotFoundError:
         print("unknown (not installed)")
+
+
+def _compiled() -> bool:
+    """Return whether the services are extension modules (setup.py); one of them tells of all."""
+    module = find_spec("services.rpc.outbox")
+    return module is not None and not (module.origin or "").endswith(".py")
 
 
 def _version_asked(asked: bool) -> None:

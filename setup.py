@@ -1,0 +1,68 @@
+"""Compile the services' inner modules with mypyc, if PENSTOCK_COMPILE=1 is set; everything else is in pyproject.toml.
+
+Without the variable Penstock is pure Python and needs no compiler. With it, a wheel holds an extension module beside
+each source file of `COMPILED`; Python takes that instead of the source. Never build it in place: `make compiled`
+builds in `build/`, so that no stale extension hides a source (docs/adr/0012-compiled-services.md).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from setuptools import setup
+
+COMPILED: dict[str, str] = {
+    "services/rpc": "backoff encoding outbox streams",
+    "services/queue/core": "audit book effects entry lifecycle lines machine messages quotas records workers",
+    "services/queue": """committer file_changes file_rows loading payloads rights rocksdb_store shelf speaker spot_check
+        store submit synced validate watch wire""",
+    "services/scheduler/core": """admission arbiter audit backlog bids channel counters estimate fleet forecast
+        hold_time holds lately ledger lengths line machine margin messages openings policy predictive recompute roster
+        rules savings share snapshot waiting""",
+    "services/scheduler": "links runner wire",
+    "services/worker/core": "audit engine_view entry lifecycle messages peers reservations session sizing values",
+    "services/worker": "alarm completions engine links outputs run runner wire",
+}
+"""Modules by directory: those a request passes through. What is left out, and why:
+
+- async generators, which mypyc leaves to the interpreter: servicers, `strict`, `watching`, `following`, `reading`,
+  `watch_frames`, `reader`;
+- pydantic models and what only reads them: `settings`, `services/config*`;
+- code that runs at the start, at the end, or for an operator: `__main__`, `service`, `admin`, `backup`, `recovery`,
+  `migration`, `verify`, `metrics`, `tracing`;
+- `worker/tokenizer`: what a forked child does with pickles fails without a word when it is compiled;
+- engines (vLLM is Python; the simulated one stands for it) and the gateway, which is a client.
+"""
+
+
+def modules() -> list[str]:
+    """Return the path of every compiled module, "services/queue/wire.py"."""
+    return [f"{directory}/{name}.py" for directory, names in COMPILED.items() for name in names.split()]
+
+
+def groups() -> list[tuple[list[str], str | None]]:
+    """Return the modules of each service, and the name of the library that holds their code.
+
+    A library each: a process loads only its own, and a changed service is compiled alone.
+    """
+    services: dict[str, list[str]] = {}
+    for path in modules():
+        services.setdefault(path.split("/")[1], []).append(path)
+    return [(paths, f"services.{service}.compiled") for service, paths in services.items()]
+
+
+def extensions() -> list[object]:
+    """Return the extension modules, none unless PENSTOCK_COMPILE=1."""
+    if os.environ.get("PENSTOCK_COMPILE") != "1":
+        return []
+    if {"develop", "editable_wheel", "--inplace"} & set(sys.argv):
+        raise SystemExit("PENSTOCK_COMPILE=1 is for wheels: beside the sources, extension modules would hide them")
+    from mypyc.build import mypycify
+
+    # Debug information would be of the C code; tracebacks name Python's lines without it.
+    return list(mypycify(modules(), opt_level="2", debug_level="0", separate=groups()))
+
+
+if __name__ == "__main__":
+    setup(ext_modules=extensions())

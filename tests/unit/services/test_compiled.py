@@ -1,0 +1,75 @@
+"""What is compiled is written in a form that mypyc compiles to the same meaning, and is what a compiled run loads."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import runpy
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.main import show_version
+
+ROOT = Path(__file__).resolve().parents[3]
+SETUP: dict[str, Any] = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
+MODULES: list[str] = SETUP["modules"]()
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(path: str) -> list[Function]:
+    """Return the functions of a source file."""
+    tree = ast.parse((ROOT / path).read_text())
+    return [node for node in ast.walk(tree) if isinstance(node, Function)]
+
+
+def own_nodes(function: Function) -> Iterator[ast.AST]:
+    """Yield what is in a function, without the functions in it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (Function, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
+
+
+@pytest.mark.skipif("PENSTOCK_COMPILED" not in os.environ, reason="`make test-compiled` asks for it")
+@pytest.mark.parametrize("path", MODULES)
+def test_the_compiled_module_is_what_is_loaded(path: str) -> None:
+    loaded = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    assert str(loaded.__file__).endswith(".so")
+
+
+def test_the_version_says_whether_the_services_are_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    show_version()
+    assert ("(compiled)" in capsys.readouterr().out) == ("PENSTOCK_COMPILED" in os.environ)
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_no_compiled_function_is_an_async_generator(path: str) -> None:
+    for function in functions(path):
+        yields = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own_nodes(function))
+        assert not (yields and isinstance(function, ast.AsyncFunctionDef)), function.name
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_each_except_clause_of_a_compiled_function_has_a_name_of_its_own(path: str) -> None:
+    # The compiled variable has the type of the first clause: another exception there is a TypeError.
+    for function in functions(path):
+        bound = Counter(node.name for node in own_nodes(function) if isinstance(node, ast.ExceptHandler) and node.name)
+        assert all(count == 1 for count in bound.values()), f"{function.name}: {bound}"
+
+
+def test_sources_are_compiled_for_wheels_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_COMPILE", raising=False)
+    assert SETUP["extensions"]() == []
+    monkeypatch.setenv("PENSTOCK_COMPILE", "1")
+    monkeypatch.setattr("sys.argv", ["setup.py", "editable_wheel"])
+    with pytest.raises(SystemExit, match="would hide them"):
+        SETUP["extensions"]()
+    assert not [path for top in ("penstock", "services") for path in (ROOT / top).rglob("*.so")]
