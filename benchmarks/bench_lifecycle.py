@@ -1,6 +1,7 @@
 """The whole path of a request between real processes, with an engine that answers at once.
 
 Usage: python -m benchmarks.bench_lifecycle [--requests 20000] [--rounds 3] [--nats-server PROGRAM] [--parts compare,…]
+       python -m benchmarks.bench_lifecycle --parts compare --only penstock,penstock-compiled   (after `make compiled`)
 
 Durable submit, backlog, grant, claim, both ACKs, durable result, watch; 1 KiB prompts. The same lifecycle on Redis
 Streams (every write synced) and NATS JetStream alternates with it: submit, claim by a worker process, durable result,

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.lifecycle.processes import Child, cpu_s, loopback_bytes
-from benchmarks.lifecycle.systems import FleetShape, System, jetstream, missing, penstock, redis_streams
+from benchmarks.lifecycle.systems import (
+    PENSTOCK,
+    PENSTOCK_COMPILED,
+    FleetShape,
+    System,
+    jetstream,
+    missing,
+    penstock,
+    redis_streams,
+)
 
 WARM_UP_REQUESTS = 2_000
 
@@ -58,8 +67,9 @@ def opened_systems(directory: Path, names: Sequence[str], policy: str, nats_serv
     with ExitStack() as stack:
         systems: list[System] = []
         for name in names:
-            if name == "penstock":
-                systems.append(stack.enter_context(penstock(directory / name, FleetShape(), policy)))
+            if name in {PENSTOCK, PENSTOCK_COMPILED}:
+                ours = penstock(directory / name, FleetShape(), policy, name == PENSTOCK_COMPILED)
+                systems.append(stack.enter_context(ours))
             elif missing(program := "redis-server" if name == "redis" else nats_server):
                 print(f"{name}: {program} is not installed (Debian: apt-get install {name}-server)", file=sys.stderr)
             elif name == "redis":

@@ -19,6 +19,8 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from services.worker.processes import die_with_parent
 
+ROOT = Path(__file__).resolve().parents[2]
+
 READY = re.compile(r"^ready: \S+ on (\S+)")
 
 START_S = 60.0
@@ -115,9 +117,20 @@ def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def role(name: str, module: str, log: Path, *arguments: str) -> Child:
+def compiled_modules() -> dict[str, str]:
+    """Return the environment in which Python takes Penstock from build/compiled, and the rest from this tree.
+
+    Raises SystemExit if that was not made.
+    """
+    compiled = ROOT / "build" / "compiled"
+    if not compiled.is_dir():
+        raise SystemExit("nothing is compiled: `make compiled` does that")
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{compiled}:{ROOT}"}
+
+
+def role(name: str, module: str, log: Path, *arguments: str, environment: dict[str, str] | None = None) -> Child:
     """Start a process of the benchmark itself and wait until it takes commands."""
-    child = Child(name, python(f"benchmarks.lifecycle.{module}", *arguments), log)
+    child = Child(name, python(f"benchmarks.lifecycle.{module}", *arguments), log, environment)
     child.answer()
     return child
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from benchmarks.lifecycle.growth import Growth, Usage, mean_held
 from benchmarks.lifecycle.measure import Cost, Round
-
-OURS = "penstock"
+from benchmarks.lifecycle.systems import PENSTOCK, PENSTOCK_COMPILED
 
 
 def comparison(rounds: Mapping[str, list[Round]], notes: Mapping[str, str]) -> dict[str, Any]:
     """Print the systems side by side; return the figures."""
     print(
-        f"{'system':10} {'requests/s':>11} {'CPU us/request':>15} {'wire bytes':>11} {'lone p50 ms':>12} {'p99 ms':>8}"
+        f"{'system':17} {'requests/s':>11} {'CPU us/request':>15} {'wire bytes':>11} {'lone p50 ms':>12} {'p99 ms':>8}"
     )
     systems: dict[str, Any] = {}
     for name, runs in rounds.items():
@@ -23,16 +22,19 @@ def comparison(rounds: Mapping[str, list[Round]], notes: Mapping[str, str]) -> d
         if notes[name]:
             figures["note"] = notes[name]
         print(
-            f"{name:10} {figures['per_s']:11.0f} {figures['cpu_us']:15.0f} {figures['wire_bytes']:11.0f}"
+            f"{name:17} {figures['per_s']:11.0f} {figures['cpu_us']:15.0f} {figures['wire_bytes']:11.0f}"
             f" {figures['lone_ms_p50']:12.2f} {figures['lone_ms_p99']:8.2f}  {notes[name]}"
         )
-        print(f"{'':10} by process: {figures['cpu_us_by_process']}")
+        print(f"{'':17} by process: {figures['cpu_us_by_process']}")
     answer: dict[str, Any] = {"systems": systems}
-    for name, runs in rounds.items():
-        if name != OURS and OURS in rounds:
-            answer[f"rps_ratio_vs_{name}"] = _ratio(rounds[OURS], runs)
-    if OURS in rounds:
-        answer["lone_added_ms"] = _added(rounds[OURS])
+    if PENSTOCK not in rounds:
+        return answer
+    ours = rounds[PENSTOCK]
+    for name in [name for name in rounds if name not in {PENSTOCK, PENSTOCK_COMPILED}]:
+        answer[f"rps_ratio_vs_{name}"] = _per_s_ratio(ours, rounds[name])
+    answer["lone_added_ms"] = _added(ours)
+    if PENSTOCK_COMPILED in rounds:
+        answer["compiled_vs_interpreted"] = _compiled(rounds[PENSTOCK_COMPILED], ours)
     return answer
 
 
@@ -52,8 +54,25 @@ def _system(runs: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def _ratio(ours: Sequence[Round], theirs: Sequence[Round]) -> dict[str, float]:
-    ratios = [a.flood.per_s / b.flood.per_s for a, b in zip(ours, theirs, strict=True)]
+def _compiled(compiled: Sequence[Round], interpreted: Sequence[Round]) -> dict[str, Any]:
+    """Print and return what compiled services take relative to the same ones interpreted, round by round."""
+    pairs = list(zip(compiled, interpreted, strict=True))
+    answer: dict[str, Any] = {"per_s": _per_s_ratio(compiled, interpreted)}
+    answer["cpu"] = {"all": _spread([a.flood.total_cpu_us / b.flood.total_cpu_us for a, b in pairs])}
+    for process in interpreted[0].flood.cpu_us:
+        answer["cpu"][process] = _spread([a.flood.cpu_us[process] / b.flood.cpu_us[process] for a, b in pairs])
+    answer["lone_p50"] = _spread([quantile(a.through_s, 0.5) / quantile(b.through_s, 0.5) for a, b in pairs])
+    print("compiled relative to interpreted, median [least, most] of the rounds:")
+    for what, ratio in {"requests/s": answer["per_s"], "lone p50": answer["lone_p50"], **answer["cpu"]}.items():
+        print(f"  {what:16} {ratio['median']:.2f} [{ratio['least']:.2f}, {ratio['most']:.2f}]")
+    return answer
+
+
+def _per_s_ratio(ours: Sequence[Round], theirs: Sequence[Round]) -> dict[str, float]:
+    return _spread([a.flood.per_s / b.flood.per_s for a, b in zip(ours, theirs, strict=True)])
+
+
+def _spread(ratios: Sequence[float]) -> dict[str, float]:
     return {
         "median": round(statistics.median(ratios), 3),
         "least": round(min(ratios), 3),

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lifecycle.processes import Child, free_port, listening, python, role, wait_for
+from benchmarks.lifecycle.processes import Child, compiled_modules, free_port, listening, python, role, wait_for
+
+PENSTOCK, PENSTOCK_COMPILED = "penstock", "penstock-compiled"
+"""Names of Penstock's systems: from the sources, and from build/compiled."""
 
 NATS_SYNCED = "sync_interval: always"
 
@@ -54,11 +57,15 @@ class PenstockStack:
     scheduler: str
     system: System
     directory: Path
+    environment: dict[str, str]
+    """Where processes find their modules; empty means where this one does."""
 
     def start_workers(self, shape: FleetShape) -> Child:
         """Start the process with the workers and connect them."""
         flags = ["--queue", self.queue, "--scheduler", self.scheduler, *shape.flags()]
-        workers = role("worker", "penstock_workers", self.directory / "workers.log", *flags)
+        workers = role(
+            "worker", "penstock_workers", self.directory / "workers.log", *flags, environment=self.environment
+        )
         workers.ask(do="start")
         self.system.children.append(workers)
         return workers
@@ -69,32 +76,34 @@ class PenstockStack:
 
 
 @contextmanager
-def penstock_without_workers(directory: Path, policy: str = "") -> Iterator[PenstockStack]:
-    """Run queue, scheduler and client."""
+def penstock_without_workers(directory: Path, policy: str = "", compiled: bool = False) -> Iterator[PenstockStack]:
+    """Run queue, scheduler and client, `compiled` or as they are."""
     directory.mkdir(parents=True)
     listen = ["--listen", "127.0.0.1:0"]
     log = directory / "services.log"
+    where = compiled_modules() if compiled else {}
     children: list[Child] = []
     try:
-        queue = Child("queue", python("services.queue", *listen, "--data-dir", str(directory / "queue")), log)
+        queue = Child("queue", python("services.queue", *listen, "--data-dir", str(directory / "queue")), log, where)
         children.append(queue)
         queue_address = queue.ready_on()
         flags = [*listen, "--queue-address", queue_address, *(["--policy", policy] if policy else [])]
-        scheduler = Child("scheduler", python("services.scheduler", *flags), log)
+        scheduler = Child("scheduler", python("services.scheduler", *flags), log, where)
         children.append(scheduler)
         scheduler_address = scheduler.ready_on()
-        client = role("client", "penstock_client", log, queue_address, scheduler_address)
+        client = role("client", "penstock_client", log, queue_address, scheduler_address, environment=where)
         children.append(client)
-        yield PenstockStack(queue_address, scheduler_address, System("penstock", client, children), directory)
+        system = System(PENSTOCK_COMPILED if compiled else PENSTOCK, client, children)
+        yield PenstockStack(queue_address, scheduler_address, system, directory, where)
     finally:
         for child in reversed(children):
             child.stop()
 
 
 @contextmanager
-def penstock(directory: Path, shape: FleetShape, policy: str = "") -> Iterator[System]:
+def penstock(directory: Path, shape: FleetShape, policy: str = "", compiled: bool = False) -> Iterator[System]:
     """Run Penstock with its workers."""
-    with penstock_without_workers(directory, policy) as stack:
+    with penstock_without_workers(directory, policy, compiled) as stack:
         stack.start_workers(shape)
         yield stack.system
 
