@@ -197,9 +197,9 @@ base-image: ## Make base images out of Debian packages, where no image registry 
 	@deploy/docker/make_base.sh
 
 .PHONY: images
-images: dist ## Build the images and print their sizes: IMAGES="queue worker-cuda", BASE=image, BUILD_BASE=image
-	@$(PACK) tools/fetch_wheels.py light $(if $(filter worker-cpu,$(IMAGES)),cpu) $(if $(filter worker-cuda,$(IMAGES)),cuda)
-	@BASE="$(BASE)" BUILD_BASE="$(BUILD_BASE)" deploy/docker/build.sh $(IMAGES)
+images: dist ## Build the images and print their sizes: IMAGES="queue worker-cuda", BASE=image, BUILD_BASE=image, COMPILE=0
+	@$(PACK) tools/fetch_wheels.py light compile $(if $(filter worker-cpu,$(IMAGES)),cpu) $(if $(filter worker-cuda,$(IMAGES)),cuda)
+	@BASE="$(BASE)" BUILD_BASE="$(BUILD_BASE)" COMPILE="$(COMPILE)" deploy/docker/build.sh $(IMAGES)
 
 .PHONY: compose-test
 compose-test: $(READY) ## A batch through the composed stack of `make images`, every container killed twice; needs Docker

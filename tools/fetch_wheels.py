@@ -1,6 +1,6 @@
 """Fetch the wheels the container images are made of into build/wheels/SET, as pip is set up here.
 
-Usage: python tools/fetch_wheels.py light|cpu|cuda...
+Usage: python tools/fetch_wheels.py light|compile|cpu|cuda...
 
 The images are built from these directories without a network. Wheels are for the images' Python, not for this one's;
 what is there already is not fetched again.
@@ -25,6 +25,7 @@ OLDEST_GLIBC, IMAGE_GLIBC = 5, 36
 
 SETS = {
     "light": ("requirements/base.txt", "deploy/docker/packages/init.txt"),
+    "compile": ("deploy/docker/packages/compile.txt",),
     "cpu": ("requirements/worker-cpu.txt",),
     "cuda": ("deploy/docker/packages/worker-cuda.txt",),
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # build.sh IMAGE...: build penstock/IMAGE:VERSION and :latest from dist/ and build/wheels/; `make images` calls it.
 # BASE and BUILD_BASE name other base images than the Dockerfiles' own, SOURCE the address of the source code for the
-# image's label.
+# image's label; COMPILE=0 leaves the services interpreted.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -17,7 +17,7 @@ for image; do
     esac
     docker build --quiet $network --file "deploy/docker/$file" --target "$image" \
         ${BASE:+--build-arg "BASE=$BASE"} ${BUILD_BASE:+--build-arg "BUILD_BASE=$BUILD_BASE"} \
-        --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "SOURCE=${SOURCE:-}" \
+        ${COMPILE:+--build-arg "COMPILE=$COMPILE"} --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "SOURCE=${SOURCE:-}" \
         --tag "penstock/$image:$version" --tag "penstock/$image:latest" . >/dev/null
     docker image inspect -f '{{.Size}}' "penstock/$image:$version" |
         awk -v name="penstock/$image:$version" '{ printf "%-32s %6.0f MB\n", name, $1 / 1e6 }'

@@ -1,13 +1,13 @@
 #!/bin/sh
 # Make the base images out of Debian packages, for machines that reach Debian but no image registry:
-#   penstock/build-base:local   Python and pip: BUILD_BASE of the Dockerfiles, never shipped
+#   penstock/build-base:local   Python, pip and a C compiler: BUILD_BASE of the Dockerfiles, never shipped
 #   penstock/base:local         Python and what it needs: BASE of the Dockerfiles
 # Needs root, debootstrap and a running Docker daemon. MIRROR names a Debian mirror other than debootstrap's own.
 set -eu
 
 SUITE=bookworm
-# libnuma1 is for vLLM's CPU build; the rest of what wheels need, python3.11 brings.
-PACKAGES=ca-certificates,python3.11,python3,python3-pip,python3-distutils,libnuma1
+# libnuma1 is for vLLM's CPU build, gcc with the two -dev packages compiles the services; the rest of what wheels need, python3.11 brings.
+PACKAGES=ca-certificates,python3.11,python3,python3-pip,python3-distutils,libnuma1,gcc,libc6-dev,python3-dev
 
 # What the services run on. Python loads the libraries; sh and coreutils are for a person who looks inside.
 KEEP="base-files base-passwd ca-certificates coreutils dash libacl1 libattr1 libbz2-1.0 libc-bin libc6 libcom-err2

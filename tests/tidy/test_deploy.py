@@ -50,6 +50,15 @@ def test_what_has_no_constraint_has_its_version(path: Path) -> None:
         assert line.startswith("#") or "==" in line, line
 
 
+def test_images_are_compiled_by_what_the_tests_are_compiled_by() -> None:
+    pinned = {line for path in (ROOT / "requirements").glob("*.txt") for line in path.read_text().splitlines()}
+    lines = [
+        line for line in (DEPLOY / "docker" / "packages" / "compile.txt").read_text().splitlines() if line[0] != "#"
+    ]
+    assert lines
+    assert set(lines) <= pinned
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.worker"])
 def test_an_image_sets_variables_that_exist(name: str) -> None:
     text = (DEPLOY / "docker" / name).read_text()

@@ -1,0 +1,18 @@
+#!/bin/sh
+# compile.sh tools: in a build stage, put what compiles the services into /opt/compile, with the packages they import.
+# compile.sh wheel: make wheel/ of the sdist in dist/, compiled unless COMPILE=0.
+set -eu
+case $1 in
+tools)
+    python3 -m pip install --quiet --no-deps --target /opt/compile --find-links light --find-links compile \
+        -r deploy/docker/packages/compile.txt -r requirements/base.txt
+    ;;
+wheel)
+    if [ "$COMPILE" != 0 ] && ! command -v gcc >/dev/null; then
+        echo "compile.sh: BUILD_BASE has no gcc. Name one that has, or leave the services interpreted with COMPILE=0" >&2
+        exit 1
+    fi
+    PENSTOCK_COMPILE=$COMPILE PYTHONPATH=/opt/compile \
+        python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir wheel dist/penstock-*.tar.gz
+    ;;
+esac
