@@ -27,6 +27,7 @@ from benchmarks.admission.pushing import Push, least_requests, round_robin
 from benchmarks.admission.report import spread
 from benchmarks.admission.sim import HOP_NS, Side
 from benchmarks.admission.workloads import Item, Shape
+from services.worker.engine import ENGINE_WATERMARK
 
 FLEETS: dict[str, tuple[float, ...]] = {
     "2 equal": (1.0, 1.0),
@@ -49,7 +50,8 @@ class Batch(NamedTuple):
 def run(way: str, batch: Batch, shapes: Sequence[Shape]) -> Meter:
     """Run everything on engines of these shapes; return the figures."""
     clock, meter = Clock(), Meter([Life() for _ in batch.items])
-    engines = [Engine(clock, meter, shape, index) for index, shape in enumerate(shapes)]
+    watermark = ENGINE_WATERMARK if way == "penstock" else 0.0
+    engines = [Engine(clock, meter, shape, index, watermark) for index, shape in enumerate(shapes)]
     side: Side
     if way == "penstock":
         side = Penstock(clock, engines, batch.items, batch.policy, HOP_NS)

@@ -26,6 +26,7 @@ from benchmarks.admission.pushing import Aimd, Push, Windowed, round_robin
 from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.workloads import Scale, Workload
 from services.scheduler.core.policy import POLICIES
+from services.worker.engine import ENGINE_WATERMARK
 from services.worker.simulated_profile import PROFILES
 
 HOP_NS = 3 * MS // 2
@@ -58,7 +59,7 @@ def _aimd(clock: Clock, meter: Meter, workload: Workload) -> Side:
 
 def _penstock(policy: str) -> Callable[[Clock, Meter, Workload], Side]:
     def make(clock: Clock, meter: Meter, workload: Workload) -> Side:
-        engine = Engine(clock, meter, workload.shape)
+        engine = Engine(clock, meter, workload.shape, watermark=ENGINE_WATERMARK)
         return Penstock(clock, [engine], workload.items, policy, HOP_NS)
 
     return make

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from services.config import EX_CONFIG
 from services.worker.core.messages import EngineReported
 from services.worker.engine import (
+    ENGINE_WATERMARK,
     EngineDeadError,
     EngineRequest,
     EngineShape,
@@ -173,6 +174,7 @@ def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
             fail(f"engine arguments: {message}", EX_CONFIG)
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="worker", add_help=False, allow_abbrev=False))
+    parser.set_defaults(watermark=ENGINE_WATERMARK)
     found = parser.parse_args(arguments)
     if on_cpu:
         if found.block_size is None:

@@ -13,9 +13,11 @@ from __future__ import annotations
 from services.scheduler.core.messages import EngineReport
 from services.scheduler.core.recompute import RecomputeCost
 
-FIRST_DEVIATIONS = 1.5
-"""Margin before anything is known, in standard deviations of the predicted demand: one look in 15 overflows, if
-normal. A controller that starts near where it settles does not spend its first thousand requests on the way."""
+FIRST_DEVIATIONS = 0.25
+"""Margin before anything is known, in standard deviations of the predicted demand: two looks in five overflow, if
+normal, and mostly the engine's own watermark (`services/worker/engine.py`) then keeps a newcomer waiting for a step
+or two before anybody is preempted. A controller that starts near where it settles does not spend its first thousand
+requests on the way."""
 
 MOST_DEVIATIONS = 6.0
 """Beyond this, more margin prevents nothing that a model of independent requests can foresee."""
