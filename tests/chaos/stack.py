@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tests.chaos.process import Process
 from tests.chaos.proxy import Proxy
-from tests.support.fleet import ROOT, free_port
+from tests.support.fleet import free_port
+from tests.support.modules import python_path
 
 LEASE_S = 8
 """Of the queue under test. Short, so that a long pause outlasts it; the default is a minute."""
@@ -148,7 +149,7 @@ class Stack:
         (plan.directory / "logs").mkdir(parents=True, exist_ok=True)
         self._environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": python_path(),
             "PYTHONUNBUFFERED": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1",

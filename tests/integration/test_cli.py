@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.batch_lines import mixed
 from tests.support.fleet import ROOT, alive, descendants, penstock, read_jsonl, write_jsonl
+from tests.support.modules import python_path
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -30,7 +31,7 @@ class Up:
         with self.output.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "penstock", *command, *flags],
-                cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=subprocess.STDOUT,
+                cwd=ROOT, env={**os.environ, "PYTHONPATH": python_path()}, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     def said(self) -> str:

@@ -61,7 +61,10 @@ def test_the_installed_wheel_serves(installed: Path, tmp_path: Path) -> None:
 
 def test_the_version_is_the_one_of_the_project(installed: Path, tmp_path: Path) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    said = subprocess.run([installed / "penstock", "version"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [installed / "penstock", "version"],
+        cwd=tmp_path, env={"PATH": str(installed)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
     assert said.stdout.strip() == version
 
 

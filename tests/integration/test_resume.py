@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.batch_lines import mixed
 from tests.support.fleet import ROOT, Fleet, alive, descendants, penstock, read_jsonl, write_jsonl
+from tests.support.modules import python_path
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.timeout(300)]
@@ -23,7 +24,7 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     """Start the `penstock` command in the background."""
     return subprocess.Popen(
         [sys.executable, "-m", "penstock.cli.main", *arguments],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": python_path()}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 

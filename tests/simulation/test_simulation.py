@@ -16,6 +16,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.planted import PLANTS, plant
 from tests.simulation.run import Simulation
 from tests.simulation.shrink import failure_of, shrink
+from tests.support.modules import COMPILED
 
 SEEDS = range(120)
 FOUND_BY = {
@@ -65,6 +66,10 @@ def test_a_seed_is_a_whole_run_in_any_process() -> None:
     assert digests.pop().count("True") == 2
 
 
+cannot_be_patched = pytest.mark.skipif(COMPILED, reason="a bug cannot be planted in a compiled class")
+
+
+@cannot_be_patched
 @pytest.mark.parametrize("name", sorted(PLANTS))
 def test_a_planted_bug_is_found(name: str) -> None:
     plan = Plan.draw(FOUND_BY[name])
@@ -74,6 +79,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert failure_of(plan) is None, "the bug stayed"
 
 
+@cannot_be_patched
 def test_a_failure_is_shrunk_to_what_it_needs() -> None:
     plan = Plan.draw(FOUND_BY["ack-before-sync"])
     with plant("ack-before-sync"):
@@ -113,6 +119,7 @@ def test_options_that_would_show_nothing_are_refused(
     assert text in told.err
 
 
+@cannot_be_patched
 def test_a_search_that_finds_no_bug_says_nothing_good(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.modules import python_path
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +126,7 @@ class Fleet:
         metrics_address = f"127.0.0.1:{free_port()}"
         command = [sys.executable, "-m", f"services.{module}", "--listen", address]
         command += ["--metrics-listen", metrics_address, *flags]
-        merged = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment, **(environment or {})}
+        merged = {**os.environ, "PYTHONPATH": python_path(), **self.environment, **(environment or {})}
         service = Service(name, command, merged, self.directory / "logs" / f"{name}.log", address, metrics_address)
         self.services[name] = service
         return service
@@ -181,7 +182,7 @@ def penstock(
     return subprocess.run(
         [sys.executable, "-m", "penstock.cli.main", *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        env={**os.environ, "PYTHONPATH": python_path(), **(environment or {})},
         capture_output=True,
         text=True,
         timeout=timeout_s,
