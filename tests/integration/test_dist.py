@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -27,7 +28,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(environment, symlinks=True)
     python = environment / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*command, str(wheel)], check=True)
+    # Where PYTHONPATH names an installed Penstock, pip finds that and is done.
+    elsewhere = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*command, str(wheel)], check=True, env=elsewhere)
     # A path entry, unlike the directory itself, does not follow the link to this source tree that is in there.
     site = next((environment / "lib").glob("python3*/site-packages"))
     (site / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
