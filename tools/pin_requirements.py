@@ -50,6 +50,7 @@ DEV = [
     "mypy",
     "matplotlib",
     "redis",
+    "async-timeout",  # redis needs it before Python 3.11.3, Debian's
     "hiredis",
     "nats-py",
     "openai",
