@@ -14,8 +14,7 @@ otherwise. A grant is a forecast some milliseconds old; this looks at the blocks
 waits in the engine for a step or two where it would have cost a preemption, so that more may be granted.
 
 Derivation: requests that hold h blocks each, and take one more every `block_size` steps, grow into a share w of the
-cache in `w * h * block_size` steps: 6 with h = 10 and blocks of 32, in which several of fifty requests end. With 1 %
-preemptions come back, with 3 % and more usage is lost (docs/adr/0004-policies.md).
+cache in `w * h * block_size` steps: 6 with h = 10 and blocks of 32, in which several of fifty requests end.
 """
 
 
