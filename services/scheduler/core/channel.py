@@ -91,10 +91,11 @@ class Channel:
         """Return the rounds it takes until the channel can pay; 0 or less if it can now."""
         return -((self.deficit_block_ns - cost_block_ns) // self.quantum_block_ns)
 
-    def pay(self, cost_block_ns: int, most_debt_block_ns: int) -> int:
-        """Pay for a grant and return what was paid: beyond a debt of `most_debt_block_ns` the rest is forgiven."""
+    def pay(self, cost_block_ns: int, most_debt_block_ns: int | None = None) -> int:
+        """Pay and return what was paid: beyond a debt of `most_debt_block_ns`, if given, the rest is forgiven."""
         before = self.deficit_block_ns
-        self.deficit_block_ns = max(before - cost_block_ns, min(before, -most_debt_block_ns))
+        after = before - cost_block_ns
+        self.deficit_block_ns = after if most_debt_block_ns is None else max(after, min(before, -most_debt_block_ns))
         return before - self.deficit_block_ns
 
     def refund(self, block_ns: int) -> None:

@@ -23,7 +23,7 @@ LEAST_HOLD_NS = 1_000_000
 class Hold:
     """One reservation that is charged for: what it holds since when, what it used before, what was charged and paid.
 
-    `paid_block_ns` is less than `charge_block_ns` where the channel's debt had reached its bound.
+    `paid_block_ns` is less than `charge_block_ns` where the grant was lent and the channel's debt was at its bound.
     """
 
     channel: Channel
@@ -40,9 +40,15 @@ class Hold:
         self.since_ns = now_ns
 
     def correct(self, charge_block_ns: int) -> None:
-        """Let the channel pay the difference to a new charge, or get back what it paid above it."""
+        """Let the channel pay the difference to a new charge, or get back what it paid above it.
+
+        What it could pay for at the grant it pays in full, or a channel whose estimates are wrong both ways would gain:
+        those too high come back in full. Only of what was lent the debt has a bound.
+        """
         if charge_block_ns > self.charge_block_ns:
-            self.paid_block_ns += self.channel.pay(charge_block_ns - self.charge_block_ns, charge_block_ns)
+            more_block_ns = charge_block_ns - self.charge_block_ns
+            lent = self.paid_block_ns < self.charge_block_ns
+            self.paid_block_ns += self.channel.pay(more_block_ns, charge_block_ns if lent else None)
         elif charge_block_ns < self.paid_block_ns:
             self.channel.refund(self.paid_block_ns - charge_block_ns)
             self.paid_block_ns = charge_block_ns
@@ -70,9 +76,15 @@ class Holds:
         self, worker: Worker, request_id: str, channel: Channel, blocks: int, prepaid_block_ns: int, now_ns: int
     ) -> None:
         """Begin a hold and charge it; `prepaid_block_ns` the channel has paid already."""
-        hold = Hold(channel, now_ns, blocks, now_ns, 0, prepaid_block_ns, prepaid_block_ns)
+        charge_block_ns = self.cost_block_ns(channel, blocks)
+        paid_block_ns = prepaid_block_ns
+        if charge_block_ns > prepaid_block_ns:
+            paid_block_ns += channel.pay(charge_block_ns - prepaid_block_ns, charge_block_ns)
+        elif charge_block_ns < prepaid_block_ns:
+            channel.refund(prepaid_block_ns - charge_block_ns)
+            paid_block_ns = charge_block_ns
+        hold = Hold(channel, now_ns, blocks, now_ns, 0, charge_block_ns, paid_block_ns)
         self._by_epoch.setdefault(worker.epoch, {})[request_id] = hold
-        hold.correct(self.cost_block_ns(channel, blocks))
 
     def changed(self, worker: Worker, request_id: str, blocks: int, now_ns: int) -> None:
         """Note that the request holds `blocks` from now on."""
