@@ -1,7 +1,7 @@
 """Admission policies on a simulated engine, in virtual time: thousands of requests in seconds, the same every time.
 
 Usage: python -m benchmarks.admission.sim [--workload kv-bound ...] [--policies push,predictive] [--requests 1000]
-       [--scale cpu] [--seeds 0,1,2] [--out build/bench]
+       [--scale cpu] [--seeds 0,1,2] [--engine-watermark 0.02] [--out build/bench]
 
 Penstock's policies run the production scheduler and worker cores. One JSON line per workload and policy ends the
 report; the first policy is what the others are compared with.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from benchmarks.admission import workloads
 from benchmarks.admission.clock import MS, SECOND_NS, Clock
@@ -40,35 +40,45 @@ class Side(Protocol):
         """Take the request of this index, which has just arrived."""
 
 
-def _push(clock: Clock, meter: Meter, workload: Workload, watermark: float = 0.0) -> Side:
-    engine = Engine(clock, meter, workload.shape, watermark=watermark)
-    return Push([engine], workload.items, round_robin())
+class Stage(NamedTuple):
+    """What a run happens on. `engine_watermark` is what Penstock's worker gives its engine."""
+
+    clock: Clock
+    meter: Meter
+    workload: Workload
+    engine_watermark: float = ENGINE_WATERMARK
+
+    def engine(self, watermark: float = 0.0) -> Engine:
+        """Return an idle engine of the workload's shape."""
+        return Engine(self.clock, self.meter, self.workload.shape, watermark=watermark)
 
 
-def _old_pull(clock: Clock, meter: Meter, workload: Workload) -> Side:
-    engine = Engine(clock, meter, workload.shape)
-    shape = workload.shape
+def _push(stage: Stage, watermark: float = 0.0) -> Side:
+    return Push([stage.engine(watermark)], stage.workload.items, round_robin())
+
+
+def _old_pull(stage: Stage) -> Side:
+    shape = stage.workload.shape
     window = shape.blocks * shape.block_size // shape.window_tokens
-    return Windowed(clock, engine, workload.items, window, HOP_NS)
+    return Windowed(stage.clock, stage.engine(), stage.workload.items, window, HOP_NS)
 
 
-def _aimd(clock: Clock, meter: Meter, workload: Workload) -> Side:
-    engine = Engine(clock, meter, workload.shape)
-    return Aimd(clock, engine, workload.items, HOP_NS)
+def _aimd(stage: Stage) -> Side:
+    return Aimd(stage.clock, stage.engine(), stage.workload.items, HOP_NS)
 
 
-def _penstock(policy: str) -> Callable[[Clock, Meter, Workload], Side]:
-    def make(clock: Clock, meter: Meter, workload: Workload) -> Side:
-        engine = Engine(clock, meter, workload.shape, watermark=ENGINE_WATERMARK)
-        return Penstock(clock, [engine], workload.items, policy, HOP_NS)
+def _penstock(policy: str) -> Callable[[Stage], Side]:
+    def make(stage: Stage) -> Side:
+        engine = stage.engine(stage.engine_watermark)
+        return Penstock(stage.clock, [engine], stage.workload.items, policy, HOP_NS)
 
     return make
 
 
-SIDES: dict[str, Callable[[Clock, Meter, Workload], Side]] = {
+SIDES: dict[str, Callable[[Stage], Side]] = {
     "push": _push,
-    "watermark": lambda clock, meter, workload: _push(clock, meter, workload, 0.1),
-    "watermark-0.05": lambda clock, meter, workload: _push(clock, meter, workload, 0.05),
+    "watermark": lambda stage: _push(stage, 0.1),
+    "watermark-0.05": lambda stage: _push(stage, 0.05),
     "old-pull": _old_pull,
     "aimd": _aimd,
     **{name: _penstock(name) for name in POLICIES},
@@ -76,10 +86,10 @@ SIDES: dict[str, Callable[[Clock, Meter, Workload], Side]] = {
 """Every policy by name."""
 
 
-def run(policy: str, workload: Workload, push_rps: float = 0.0) -> Meter:
+def run(policy: str, workload: Workload, push_rps: float = 0.0, engine_watermark: float = ENGINE_WATERMARK) -> Meter:
     """Run a workload under a policy to its end. `push_rps` is what arrival rates are shares of."""
     clock, meter = Clock(), Meter([Life() for _ in workload.items])
-    side = SIDES[policy](clock, meter, workload)
+    side = SIDES[policy](Stage(clock, meter, workload, engine_watermark))
     for index, moment_s in enumerate(workload.arrivals_s(push_rps)):
         clock.at(int(moment_s * SECOND_NS), lambda index=index: _arrive(side, meter, clock, index))  # type: ignore[misc]
     while meter.finished < len(workload.items) and clock.step():
@@ -101,7 +111,9 @@ def saturated_rps(workload: Workload) -> float:
     return len(workload.items) / meter.elapsed_s
 
 
-def compare(name: str, policies: list[str], count: int, scale: Scale, seeds: list[int]) -> list[Outcome]:
+def compare(
+    name: str, policies: list[str], count: int, scale: Scale, seeds: list[int], engine_watermark: float
+) -> list[Outcome]:
     """Run every policy on every seed's requests; return one outcome per policy and seed."""
     outcomes = []
     for seed in seeds:
@@ -115,7 +127,7 @@ def compare(name: str, policies: list[str], count: int, scale: Scale, seeds: lis
         push_rps = saturated_rps(workload) if workload.load is not None else 0.0
         for policy in policies:
             started_s = time.process_time()
-            meter = run(policy, workload, push_rps)
+            meter = run(policy, workload, push_rps, engine_watermark)
             outcomes.append(Outcome.of(name, policy, seed, workload, meter, time.process_time() - started_s))
     return outcomes
 
@@ -131,6 +143,9 @@ def main() -> None:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--out", type=Path, help="directory for every outcome as JSON and the cache over time as PNG")
     parser.add_argument("--pool-windows", type=float, help="pool in windows; 0 is what the profile's GPU holds")
+    parser.add_argument(
+        "--engine-watermark", type=float, default=ENGINE_WATERMARK, help="of the engines behind Penstock's policies"
+    )
     options = parser.parse_args()
     policies = list(SIDES) if options.policies == "all" else options.policies.split(",")
     names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
@@ -142,7 +157,8 @@ def main() -> None:
         scale = replace(scale, profile=options.profile)
     lines: list[dict[str, Any]] = []
     for name in names:
-        lines += print_table(compare(name, policies, options.requests, scale, seeds), options.out)
+        outcomes = compare(name, policies, options.requests, scale, seeds, options.engine_watermark)
+        lines += print_table(outcomes, options.out)
     for line in lines:
         print(json.dumps(line))
 

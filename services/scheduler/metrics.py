@@ -35,7 +35,7 @@ def grantable_blocks(worker: WorkerView) -> int:
 WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
     ("capacity_blocks", "Blocks that may be booked.", lambda worker: worker.capacity_blocks),
     ("free_blocks", "Blocks not booked.", lambda worker: worker.free_blocks),
-    ("usable_blocks", "Free blocks that ledger and engine agree on.", lambda worker: worker.usable_blocks),
+    ("usable_blocks", "Blocks that grants may take, some ahead of what is free.", lambda worker: worker.usable_blocks),
     ("grantable_blocks", "Blocks that grants may still take.", grantable_blocks),
     ("overcommitted_blocks", "Blocks held beyond the capacity.", lambda worker: worker.overcommitted_blocks),
     ("drift_blocks", "Blocks by which the ledger is more optimistic.", lambda worker: worker.drift_blocks),

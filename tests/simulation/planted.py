@@ -110,7 +110,7 @@ def _grant_beyond_the_free(stack: ExitStack) -> None:
         too_many_blocks = 60 if self.policy.reserve_output_tokens else 0
 
     def book_anything(self: Ledger, request_id: str, channel: str, blocks: int, sequences: int = 1) -> bool:
-        if not too_many_blocks or request_id in self._reservations or blocks <= self.free_blocks:
+        if not too_many_blocks or request_id in self._reservations or blocks <= self.bookable_blocks:
             return book(self, request_id, channel, blocks, sequences)
         self._reservations[request_id] = Reservation(channel, blocks, 0, sequences, self._last_seqs.pop(request_id, 0))
         self.sequences += sequences

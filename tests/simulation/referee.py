@@ -124,9 +124,8 @@ class SchedulerReferee:
             if isinstance(effect, m.Grant):
                 held = self._held[effect.epoch]
                 demand(effect.request_id not in held, f"{effect.request_id} was booked twice in epoch {effect.epoch}")
-                # Under every policy: what grows with the output has been granted before.
-                free_blocks = self._capacity_blocks[effect.epoch] - sum(held.values())
-                demand(effect.booked_blocks <= free_blocks, f"{effect} books more than the {free_blocks} that are free")
+                bookable_blocks = self._bookable_blocks(effect.epoch)
+                demand(effect.booked_blocks <= bookable_blocks, f"{effect} books more than {bookable_blocks}")
                 held[effect.request_id] = effect.booked_blocks
             elif isinstance(effect, m.Settled):
                 self._held[effect.epoch][effect.request_id] = effect.held_blocks
@@ -135,6 +134,15 @@ class SchedulerReferee:
                 demand(held_blocks == effect.released_blocks, f"{effect} released what was not held: {held_blocks}")
             elif isinstance(effect, m.AuditFailed):
                 demand(False, f"the scheduler's audit: {effect.violations}")
+
+    def _bookable_blocks(self, epoch: int) -> int:
+        """Return the most that a grant may book, also where reservations grow: they were granted before.
+
+        That is what is free, and where others hold blocks the share that the policy books ahead.
+        """
+        capacity_blocks, held = self._capacity_blocks[epoch], self._held[epoch]
+        ahead_blocks = int(self._machine.policy.ahead_share * capacity_blocks) if held else 0
+        return min(capacity_blocks - sum(held.values()) + ahead_blocks, capacity_blocks)
 
     def arbitrated(self, grants: Sequence[m.Effect]) -> None:
         """Take a pass of grants; then hold every ledger and the order of the grants against the law."""

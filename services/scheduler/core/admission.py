@@ -41,6 +41,10 @@ class Policy(ABC):
     """Output tokens a running request keeps reserved ahead of what it has generated; 0 reserves all it may
     generate. Reservations that grow may exceed what is free: the engine takes the block anyway."""
 
+    ahead_share: ClassVar[float] = 0.0
+    """Share of a worker's pool that may be booked ahead of what is free there, for what will be when a grant arrives.
+    Only for a policy whose engines may preempt: what is booked ahead rests on a guess of what ends."""
+
     def fresh(self) -> Policy:
         """Return the policy with nothing learned; one that learns nothing is always fresh."""
         return self

@@ -68,14 +68,14 @@ class Worker:
 
     @property
     def usable_blocks(self) -> int:
-        """Free credit that both ledger and engine agree on.
+        """Credit that the next grant may take: bookable by the ledger, less what the engine sees otherwise.
 
         The engine's view is a little old: the difference measured at its last report stands until the next one.
         An idle worker is taken at the ledger's word, or a request as large as its pool could never start.
         """
         if not self.drift_blocks or not len(self.ledger):
-            return self.ledger.free_blocks
-        return max(self.ledger.free_blocks - self.drift_blocks, 0)
+            return self.ledger.bookable_blocks
+        return max(self.ledger.bookable_blocks - self.drift_blocks, 0)
 
     def takes_grants(self, now_ns: int) -> bool:
         """Return whether grants may be sent to it now."""
@@ -93,9 +93,13 @@ class Worker:
 class Fleet:
     """Every live epoch, and which one is the present life of each worker."""
 
-    def __init__(self, sequence_slack: float) -> None:
-        """Let a worker have `sequence_slack` times its max_num_seqs completions reserved at once."""
+    def __init__(self, sequence_slack: float, ahead_share: float = 0.0) -> None:
+        """Let a worker have `sequence_slack` times its max_num_seqs completions reserved at once.
+
+        `ahead_share` of its pool may be booked ahead of what is free.
+        """
         self._sequence_slack = sequence_slack
+        self._ahead_share = ahead_share
         self._by_epoch: dict[int, Worker] = {}
         self._by_id: dict[str, Worker] = {}
         self._groups: dict[tuple[tuple[str, ...], EngineShape], Group] = {}
@@ -118,7 +122,7 @@ class Fleet:
             opened.models,
             opened.shape,
             max(int(opened.shape.max_num_seqs * self._sequence_slack), 1),
-            Ledger(opened.shape.capacity_blocks),
+            Ledger(opened.shape.capacity_blocks, int(opened.shape.capacity_blocks * self._ahead_share)),
             self._group(opened),
         )
         worker.group.workers[worker.epoch] = worker

@@ -8,10 +8,13 @@ operation keeps, and `audit` recomputes from scratch, is
 
 `overcommitted` is zero unless a worker came back with more blocks in use than it
 now has (it was restarted with other settings while its scheduler was away, say),
-or running requests grew beyond what was free under a policy that lets them.
-Such blocks exist in no pool, so they are named for what they are instead of
-letting `free` go below zero: nothing can be booked until releases have paid
-them off, and `free` and `overcommitted` are never both above zero.
+or running requests grew beyond what was free under a policy that lets them, or
+the policy books ahead. Such blocks exist in no pool, so they are named for what
+they are instead of letting `free` go below zero, and `free` and `overcommitted`
+are never both above zero. A booking may leave at most `ahead_blocks` of them
+behind: credits for a round trip, spent on blocks that are free in the engine by
+the time their request gets there (0 unless the policy says otherwise: nothing
+is booked until releases have paid everything off).
 
 Operations check first and change afterwards: one that is refused leaves the
 ledger as it was. ACKs carry absolute values and a sequence number that grows
@@ -65,11 +68,17 @@ class Change(NamedTuple):
 class Ledger:
     """Free and held credits of one worker, by reservation and by channel. One owner; not shared."""
 
-    def __init__(self, capacity_blocks: int) -> None:
-        """Start with all of `capacity_blocks` free; raises ValueError below 1."""
+    def __init__(self, capacity_blocks: int, ahead_blocks: int = 0) -> None:
+        """Start with all of `capacity_blocks` free, `ahead_blocks` more to be booked while others are held.
+
+        Raises ValueError for a capacity below 1 and for less than nothing ahead.
+        """
         if capacity_blocks < 1:
             raise ValueError(f"capacity_blocks must be at least 1, got {capacity_blocks}")
+        if ahead_blocks < 0:
+            raise ValueError(f"ahead_blocks must not be negative, got {ahead_blocks}")
         self.capacity_blocks = capacity_blocks
+        self.ahead_blocks = ahead_blocks
         self.free_blocks = capacity_blocks
         self.overcommitted_blocks = 0
         self.sequences = 0
@@ -98,6 +107,16 @@ class Ledger:
         """Blocks held by all reservations."""
         return self.capacity_blocks + self.overcommitted_blocks - self.free_blocks
 
+    @property
+    def bookable_blocks(self) -> int:
+        """Blocks that the next booking may take: what is free and what may be booked ahead of it, never above all.
+
+        Ahead of what others give back, that is: nobody holds anything in an idle ledger, so nothing more will come.
+        """
+        if not self._reservations:
+            return self.free_blocks
+        return max(min(self.free_blocks - self.overcommitted_blocks + self.ahead_blocks, self.capacity_blocks), 0)
+
     def held_by(self, channel: str) -> int:
         """Return the blocks held by the channel's reservations."""
         return self._held_by_channel.get(channel, 0)
@@ -113,13 +132,13 @@ class Ledger:
     # ---- operations ----
 
     def book(self, request_id: str, channel: str, blocks: int, sequences: int = 1) -> bool:
-        """Book `blocks` for the request; False, changing nothing, if they are not free or it has a reservation.
+        """Book `blocks` for the request; False, changing nothing, if they are not bookable or it has a reservation.
 
         Raises ValueError for fewer than one block.
         """
         if blocks < 1:
             raise ValueError(f"a booking takes at least 1 block, got {blocks} for {request_id}")
-        if request_id in self._reservations or blocks > self.free_blocks:
+        if request_id in self._reservations or blocks > self.bookable_blocks:
             return False
         # A second booking of one name goes on where the first one's sequence ended, so that no ACK of the first counts.
         seq = self._last_seqs.pop(request_id, 0)

@@ -58,7 +58,7 @@ class Machine:
         """
         self.policy = policy = policy.fresh()
         self.counters = Counters()
-        self.fleet = Fleet(sequence_slack)
+        self.fleet = Fleet(sequence_slack, policy.ahead_share)
         self.backlog = Backlog()
         self.queue_connected = False
         self._epoch_grace_ns = epoch_grace_ns
@@ -122,7 +122,7 @@ class Machine:
         entry, worker, blocks = placement.entry, placement.worker, placement.blocks
         request = entry.announced
         if not worker.ledger.book(entry.request_id, request.channel, blocks, max(request.n, 1)):
-            raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks are not free")
+            raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks cannot be booked")
         self.policy.booked(worker, request, blocks)
         self._move(entry.request_id, Event.BOOKED)
         self._arbiter.placed(placement)

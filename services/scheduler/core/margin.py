@@ -13,11 +13,18 @@ from __future__ import annotations
 from services.scheduler.core.messages import EngineReport
 from services.scheduler.core.recompute import RecomputeCost
 
-FIRST_DEVIATIONS = 0.25
-"""Margin before anything is known, in standard deviations of the predicted demand: two looks in five overflow, if
+FIRST_DEVIATIONS = -0.25
+"""Margin before anything is known, in standard deviations of the predicted demand: three looks in five overflow, if
 normal, and mostly the engine's own watermark (`services/worker/engine.py`) then keeps a newcomer waiting for a step
 or two before anybody is preempted. A controller that starts near where it settles does not spend its first thousand
 requests on the way."""
+
+UNTARGETED_DEVIATIONS = 3.0
+"""The same where no preemption is worth anything, so that nothing ever narrows it: one look in 740 overflows."""
+
+LEAST_DEVIATIONS = -1.0
+"""The forecast counts what has been granted as if it were in the cache already, and what has ended as if it still were
+until that is known. A margin below zero takes this back, as far as preemptions allow."""
 
 MOST_DEVIATIONS = 6.0
 """Beyond this, more margin prevents nothing that a model of independent requests can foresee."""
@@ -51,7 +58,7 @@ class Margin:
 
     def __init__(self, target_per_1000: float) -> None:
         """Steer towards `target_per_1000` preemptions at full price for 1,000 requests; 0 never narrows the margin."""
-        self.deviations = FIRST_DEVIATIONS
+        self.deviations = FIRST_DEVIATIONS if target_per_1000 else UNTARGETED_DEVIATIONS
         self.recovering = False
         self.cost = RecomputeCost()
         self._narrowing = STEP_DEVIATIONS * target_per_1000 / 1000
@@ -68,7 +75,7 @@ class Margin:
         self.cost.completed(tokens)
         worth = max(spread / (FULL_PRICE_SHARE * self.cost.requests), 1.0)
         narrowing = min(self._narrowing * worth, max(self._narrowing, MOST_NARROWING_DEVIATIONS))
-        self.deviations = max(self.deviations - narrowing, 0.0)
+        self.deviations = max(self.deviations - narrowing, LEAST_DEVIATIONS)
 
     def observe(self, report: EngineReport) -> None:
         """Take the engine's report; preemptions are counted from the first one on."""

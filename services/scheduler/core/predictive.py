@@ -8,7 +8,7 @@ margin, below the capacity. The margin is steered by the preemptions that happen
 
 With nothing learned, outputs are guessed to be of any size up to their limit, and those
 that run correct the guess before the first has ended. Engine truth bounds it as it bounds every policy:
-no booking exceeds what both ledger and engine have free.
+no booking exceeds what both ledger and engine have free by more than a round trip needs (`AHEAD_SHARE`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,16 @@ from services.scheduler.core.messages import (
 RESERVE_OUTPUT_TOKENS = 2
 """A reservation grows this many tokens before its next block is needed: the ACK takes less than two steps. More
 would keep blocks from being granted that nobody uses yet."""
+
+AHEAD_SHARE = 1 / 16
+"""Part of a worker's pool that may be granted before it is free: credits for the round trip, as a link needs them to be
+kept full (Kung, Blackwell and Chapman, "Credit-Based Flow Control for ATM Networks", SIGCOMM '94).
+
+A block is on its way between the step in which its request ends and the one in which the next request takes it: the
+completion ACK, the grant, claim and prompt, the tokenizer, the next step. That is three steps or so of an engine in
+which one of some fifty requests ends in every other step: 3 % of its blocks, and as many where prompts are not counted
+yet. The forecast, whose first look is a quarter of a block's worth of steps ahead, says whether they will be free by
+then; the engine's watermark holds back a request for which they are not."""
 
 
 @dataclass(slots=True)
@@ -74,6 +84,7 @@ class Predictive(Policy):
     name: ClassVar[str] = "predictive"
     channels_apart: ClassVar[bool] = True
     reserve_output_tokens: ClassVar[int] = RESERVE_OUTPUT_TOKENS
+    ahead_share: ClassVar[float] = AHEAD_SHARE
 
     def __init__(self, target_preemptions_per_1000: float = DEFAULT_TARGET_PER_1000) -> None:
         """Steer every worker towards this many preemptions for 1,000 completed requests."""
@@ -99,7 +110,7 @@ class Predictive(Policy):
         view = self._views[worker.epoch]
         if not len(worker.ledger):
             return worker.usable_blocks
-        if view.margin.recovering or worker.ledger.overcommitted_blocks or worker.usable_blocks < blocks:
+        if view.margin.recovering or worker.usable_blocks < blocks:
             return min(worker.usable_blocks, blocks - 1)
         demand = self._first_look(request, worker, blocks).demand
         return min(worker.usable_blocks, blocks + view.forecast.spare_blocks(demand, view.margin.deviations))

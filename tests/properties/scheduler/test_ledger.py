@@ -27,18 +27,21 @@ def state(ledger: Ledger) -> object:
 class AnyOrder(RuleBasedStateMachine):
     """Any operation with any arguments at any time: the law holds, and what is refused changes nothing."""
 
+    ahead_blocks = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(CAPACITY)
+        self.ledger = Ledger(CAPACITY, self.ahead_blocks)
 
     @rule(name=NAMES, channel=CHANNELS, blocks=st.integers(1, 70), sequences=st.integers(1, 4))
     def book(self, name: str, channel: str, blocks: int, sequences: int) -> None:
         before = state(self.ledger)
-        room = blocks <= self.ledger.free_blocks and name not in self.ledger
-        free = self.ledger.free_blocks
+        balance = self.ledger.free_blocks - self.ledger.overcommitted_blocks
+        ahead_blocks = self.ahead_blocks if len(self.ledger) else 0
+        room = blocks <= max(balance, min(balance + ahead_blocks, CAPACITY)) and name not in self.ledger
         assert self.ledger.book(name, channel, blocks, sequences) == room
         if room:
-            assert self.ledger.free_blocks == free - blocks
+            assert self.ledger.free_blocks - self.ledger.overcommitted_blocks == balance - blocks >= -ahead_blocks
         else:
             assert state(self.ledger) == before
 
@@ -88,8 +91,16 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.ledger.free_blocks >= 0
 
 
+class AnyOrderAhead(AnyOrder):
+    """The same with blocks that may be booked ahead of what is free."""
+
+    ahead_blocks = 15
+
+
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyOrderAhead = AnyOrderAhead.TestCase
+TestAnyOrderAhead.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 class Wires(RuleBasedStateMachine):

