@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,9 +51,22 @@ HEADERS = {
 """Fields of the queue's request that clients give as headers."""
 
 
+ONE_OF_MANY = re.compile(r"requests\[\d+\]\.(?P<field>\w+): ")
+"""How the queue names the field for which it refuses a whole call; over HTTP a call is one request."""
+
+
 def given_as(field: str) -> str:
     """Return the name under which a client gave a field of the queue's request."""
     return HEADERS.get(field, field)
+
+
+def _as_given(text: str) -> tuple[str, str]:
+    """Return the header that a refusal of a call is about, empty if none, and the refusal under its name."""
+    found = ONE_OF_MANY.match(text)
+    if found is None:
+        return "", text
+    name = given_as(found["field"])
+    return name, f"{name}: {text[found.end() :]}"
 
 
 def of_result(result: request_pb2.Result) -> Problem:
@@ -65,10 +79,11 @@ def of_error(error: PenstockError) -> Problem:
     """Return what a client is told of a failed call to the queue."""
     if isinstance(error, InvalidRequest):
         return Problem(400, str(error), error.param, error.code)
+    param, text = _as_given(str(error))
     for kind, status, code, headers in ANSWERS:
         if isinstance(error, kind):
             away = "the queue is away: " if status == 503 else ""
-            return Problem(status, f"{away}{error}", "", code, headers)
+            return Problem(status, f"{away}{text}", param, code, headers)
     return Problem(500, str(error), "", "internal_error")
 
 

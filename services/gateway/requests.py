@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from penstock.client import Client
-from penstock.errors import PenstockError
+from penstock.errors import NotFound, PenstockError
 from penstock.live.timeline import status_of
 from penstock.openai.answers import failure_of
 from penstock.openai.shape import Shape
@@ -48,7 +48,10 @@ class Requests:
         for start in range(0, len(keys), LOOK_AHEAD):
             some = keys[start : start + LOOK_AHEAD]
             gets = (self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key)) for key in some)
-            found += await asyncio.gather(*gets)
+            try:
+                found += await asyncio.gather(*gets)
+            except NotFound:
+                raise NotFound(f"request_id: {name!r} is unknown") from None
         return found
 
     async def delete(self, request: Request) -> JSONResponse:

@@ -287,6 +287,7 @@ def test_over_http_it_is_the_same(keyed: Keyed) -> None:
                 continue
             found, answer, _ = keyed.http(name, "GET" if body is None else "POST", path, body)
             assert (found, answer["error"]["code"]) == (status, code), (name, path)
+            assert answer["error"]["param"] == ("x-penstock-channel" if name == "acme-batch" else None)
     served = keyed.http("acme", "GET", "/v1/models")[1]["data"]
     assert [model["id"] for model in served] == ["tiny"], "which the scheduler tells the gateway and not its clients"
     status, _, _ = keyed.http("acme-batch", "POST", "/v1/completions", COMPLETION, x_penstock_channel="batch")

@@ -117,7 +117,8 @@ async def test_deleting_the_whole_is_deleting_all(gateway: Gateway) -> None:
     assert deleted.json() == {"id": name, "object": "request.deleted", "deleted": True}
     assert gateway.queue.deleted == ["r-0", "r-1", "r-2"]
     unknown = Group.of("", 2).name
-    assert (await get(gateway.app, f"/v1/requests/{unknown}").whole()).status == 404
+    refused = await get(gateway.app, f"/v1/requests/{unknown}").whole()
+    assert (refused.status, refused.json()["error"]["message"]) == (404, f"request_id: {unknown!r} is unknown")
 
 
 def test_names_and_keys() -> None:

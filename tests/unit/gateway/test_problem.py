@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.errors import PermissionDenied, Unavailable
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.files import read_after
-from services.gateway.problem import Problem, of_result
+from services.gateway.problem import Problem, of_error, of_result
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,14 @@ def test_codes_are_those_of_the_documents(outcome: pb.Outcome.ValueType, said: s
 def test_a_field_has_the_name_a_body_gives_it(field: str, param: str | None) -> None:
     result = pb.Result(outcome=pb.OUTCOME_REJECTED, error=pb.RequestError(code="invalid_parameter", param=field))
     assert of_result(result).error["param"] == param
+
+
+def test_a_call_that_is_refused_for_a_field_names_its_header() -> None:
+    problem = of_error(PermissionDenied("requests[0].channel: 'vip' is not for this key; it may use: batch"))
+    text = "x-penstock-channel: 'vip' is not for this key; it may use: batch"
+    assert (problem.status, problem.error["param"], problem.error["message"]) == (403, "x-penstock-channel", text)
+    problem = of_error(Unavailable("no connection"))
+    assert (problem.error["param"], problem.error["message"]) == (None, "the queue is away: no connection")
 
 
 def test_a_list_is_not_begun_again_after_what_is_no_id() -> None:
