@@ -145,7 +145,7 @@ def _workers(workers: Sequence[Worker], colours: dict[str, str], history: Series
 
 
 def _in_engine(worker: Worker) -> str:
-    """Return what runs in the engine, and after a plus what waits inside it: with credits that should be nothing."""
+    """Return what runs in the engine, and after a plus what waits inside it: a request or two granted ahead."""
     return f"{worker.running}+{worker.waiting}" if worker.waiting else f"{worker.running}"
 
 

@@ -52,7 +52,7 @@ HEADERS = {
 
 
 ONE_OF_MANY = re.compile(r"requests\[\d+\]\.(?P<field>\w+): ")
-"""How the queue names the field for which it refuses a whole call; over HTTP a call is one request."""
+"""How the queue names the field for which it refuses a whole call; over HTTP a call is one body, with one channel."""
 
 
 def given_as(field: str) -> str:

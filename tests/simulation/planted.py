@@ -100,7 +100,8 @@ def _grant_beyond_the_free(stack: ExitStack) -> None:
 
     Only those: under the others the totals of a ledger give it away, and nothing is shown about this check.
     """
-    book, usable_blocks = Ledger.book, vars(Worker)["usable_blocks"].fget
+    book = Ledger.book
+    usable_blocks, reach_blocks = (vars(Worker)[name].fget for name in ("usable_blocks", "reach_blocks"))
     begin = SchedulerMachine.__init__
     too_many_blocks = 0
 
@@ -119,8 +120,12 @@ def _grant_beyond_the_free(stack: ExitStack) -> None:
 
     stack.enter_context(patch.object(SchedulerMachine, "__init__", begin_and_note))
     stack.enter_context(patch.object(Ledger, "book", book_anything))
-    more = property(lambda self: usable_blocks(self) + too_many_blocks)
-    stack.enter_context(patch.object(Worker, "usable_blocks", more))
+
+    def more(blocks: Callable[[Worker], int]) -> property:
+        return property(lambda worker: blocks(worker) + too_many_blocks)
+
+    stack.enter_context(patch.object(Worker, "usable_blocks", more(usable_blocks)))
+    stack.enter_context(patch.object(Worker, "reach_blocks", more(reach_blocks)))
 
 
 def _last_in_first_out(stack: ExitStack) -> None:

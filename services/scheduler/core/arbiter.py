@@ -21,8 +21,9 @@ that can pay waits for the savings before it, of which there are finitely many: 
 no deficit grows, while a head that can pay is waiting without one.
 
 **Nothing idles for fairness' sake.** While those that can pay do not fit, a head that fits now is lent the blocks
-beyond its deficit; it owes no more than what its last request cost, so that a channel that used
-idle workers is not shut out for long when others return.
+beyond its deficit; for that it owes no more than what its last request cost, so that a channel that used
+idle workers is not shut out for long when others return. What estimates were wrong by is owed in full while it has
+work, or weights would not divide what is occupied; after a pause no more than a charge is left of it.
 
 **Nothing is looked at twice.** A worker that has no room for a channel is left alone until something ends there
 (`openings`), and a pass before which nothing ended and nobody came to the front of a line does nothing. A grant
@@ -300,7 +301,7 @@ class Arbiter:
                 saving = self._savings.on(worker)
                 if saving is not None and saving.binds(channel, head):
                     wanted_blocks = wanted_blocks or blocks
-                elif best is None or worker.usable_blocks > best.usable_blocks:
+                elif best is None or worker.reach_blocks > best.reach_blocks:
                     best, wanted_blocks = worker, blocks
         return best, wanted_blocks
 

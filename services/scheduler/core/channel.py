@@ -25,7 +25,7 @@ class Channel:
     """A channel's lines, its deficit, what is known of how long its requests hold blocks, and where it may find room.
 
     `changed` tells the arbiter that the front of a line is another than at its last pass, `line_ended` that a line is
-    empty now. An empty channel does not save, but it still owes.
+    empty now. An empty channel does not save, but it still owes, at most its last charge when it returns.
     """
 
     def __init__(self, name: str, share: Share, quantum_block_ns: int) -> None:
@@ -34,6 +34,7 @@ class Channel:
         self.share = share
         self.quantum_block_ns = quantum_block_ns
         self.deficit_block_ns = 0
+        self.last_charge_block_ns = 0
         self.hold_time = HoldTime()
         self.lines: dict[str, Line] = {}
         self.changed = False
@@ -60,6 +61,9 @@ class Channel:
             line = self.lines[model] = Line(model)
         if line.enter(entry):
             self.changed = True
+        if not self._waiting:
+            # It was away: what ran beyond its estimate then kept nobody waiting that this would still be owed to.
+            self.deficit_block_ns = max(self.deficit_block_ns, -self.last_charge_block_ns)
         self._waiting += 1
 
     def leave(self, entry: Entry) -> None:

@@ -77,6 +77,16 @@ class Worker:
             return self.ledger.bookable_blocks
         return max(self.ledger.bookable_blocks - self.drift_blocks, 0)
 
+    @property
+    def reach_blocks(self) -> int:
+        """What `usable_blocks` would be in a pool without a size: tells apart workers that may take any request.
+
+        Those are the idle one and those that hold no more than what may be booked ahead.
+        """
+        ledger = self.ledger
+        drift_blocks = self.drift_blocks if len(ledger) else 0
+        return ledger.free_blocks - ledger.overcommitted_blocks + ledger.ahead_blocks - drift_blocks
+
     def takes_grants(self, now_ns: int) -> bool:
         """Return whether grants may be sent to it now."""
         return not self.draining and self.closed_ns is None and now_ns >= self.paused_until_ns

@@ -3,8 +3,8 @@
 At the grant a channel is charged an estimate: the blocks booked, for as long as its
 requests usually hold theirs. Each ACK corrects it to what has been used so far plus what
 is held now for the time that is still expected, and the end to what was used. So
-over time a channel pays for exactly what it occupied, whatever it booked and however wrong
-the estimate was; in between it is off by no more than its running requests are.
+over time a channel pays for exactly what it occupied (loans aside), whatever it booked and however
+wrong the estimate was; in between it is off by no more than its running requests are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAST_HOLD_NS = 1_000_000
 class Hold:
     """One reservation that is charged for: what it holds since when, what it used before, what was charged and paid.
 
-    `paid_block_ns` is less than `charge_block_ns` where the grant was lent and the channel's debt was at its bound.
+    What was `lent` is paid up to a bound of the channel's debt only, so that `paid_block_ns` may stay below the charge.
     """
 
     channel: Channel
@@ -33,6 +33,7 @@ class Hold:
     used_block_ns: int
     charge_block_ns: int
     paid_block_ns: int
+    lent: bool
 
     def use(self, now_ns: int) -> None:
         """Count what has been held since the last change."""
@@ -47,8 +48,7 @@ class Hold:
         """
         if charge_block_ns > self.charge_block_ns:
             more_block_ns = charge_block_ns - self.charge_block_ns
-            lent = self.paid_block_ns < self.charge_block_ns
-            self.paid_block_ns += self.channel.pay(more_block_ns, charge_block_ns if lent else None)
+            self.paid_block_ns += self.channel.pay(more_block_ns, charge_block_ns if self.lent else None)
         elif charge_block_ns < self.paid_block_ns:
             self.channel.refund(self.paid_block_ns - charge_block_ns)
             self.paid_block_ns = charge_block_ns
@@ -77,14 +77,11 @@ class Holds:
     ) -> None:
         """Begin a hold and charge it; `prepaid_block_ns` the channel has paid already."""
         charge_block_ns = self.cost_block_ns(channel, blocks)
-        paid_block_ns = prepaid_block_ns
-        if charge_block_ns > prepaid_block_ns:
-            paid_block_ns += channel.pay(charge_block_ns - prepaid_block_ns, charge_block_ns)
-        elif charge_block_ns < prepaid_block_ns:
-            channel.refund(prepaid_block_ns - charge_block_ns)
-            paid_block_ns = charge_block_ns
-        hold = Hold(channel, now_ns, blocks, now_ns, 0, charge_block_ns, paid_block_ns)
+        lent = not prepaid_block_ns and charge_block_ns > channel.deficit_block_ns
+        hold = Hold(channel, now_ns, blocks, now_ns, 0, prepaid_block_ns, prepaid_block_ns, lent)
         self._by_epoch.setdefault(worker.epoch, {})[request_id] = hold
+        channel.last_charge_block_ns = charge_block_ns
+        hold.correct(charge_block_ns)
 
     def changed(self, worker: Worker, request_id: str, blocks: int, now_ns: int) -> None:
         """Note that the request holds `blocks` from now on."""

@@ -109,12 +109,7 @@ class Ledger:
 
     @property
     def bookable_blocks(self) -> int:
-        """Blocks that the next booking may take: what is free and what may be booked ahead of it, never above all.
-
-        Ahead of what others give back, that is: nobody holds anything in an idle ledger, so nothing more will come.
-        """
-        if not self._reservations:
-            return self.free_blocks
+        """Blocks that the next booking may take: what is free and what may be booked ahead of it, never above all."""
         return max(min(self.free_blocks - self.overcommitted_blocks + self.ahead_blocks, self.capacity_blocks), 0)
 
     def held_by(self, channel: str) -> int:

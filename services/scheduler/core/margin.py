@@ -1,4 +1,4 @@
-"""How far below the brim a worker is filled, steered by how often its engine preempts.
+"""How near the brim a worker is filled, steered by how often its engine preempts.
 
 A slow integral controller: each preemption widens the margin by a step, each
 completed request narrows it by the share of a step that brings the two into
@@ -20,11 +20,11 @@ or two before anybody is preempted. A controller that starts near where it settl
 requests on the way."""
 
 UNTARGETED_DEVIATIONS = 3.0
-"""The same where no preemption is worth anything, so that nothing ever narrows it: one look in 740 overflows."""
+"""The same for a target of 0, which never narrows it: one look in 740 overflows."""
 
 LEAST_DEVIATIONS = -1.0
-"""The forecast counts what has been granted as if it were in the cache already, and what has ended as if it still were
-until that is known. A margin below zero takes this back, as far as preemptions allow."""
+"""The least margin. The forecast counts what has been granted as if it were in the cache already, and what has ended
+as if it still were until that is known. A margin below zero takes this back, as far as preemptions allow."""
 
 MOST_DEVIATIONS = 6.0
 """Beyond this, more margin prevents nothing that a model of independent requests can foresee."""

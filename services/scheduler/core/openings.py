@@ -61,9 +61,9 @@ class Openings:
                 self._place(epoch, None)
                 index -= 1
                 continue
-            if worker.usable_blocks < hint:
+            if worker.reach_blocks < hint:
                 # Bookings do not touch the index. If the worker sinks, what was below it is at this place now.
-                self._place(epoch, worker.usable_blocks)
+                self._place(epoch, worker.reach_blocks)
                 continue
             yield worker
             if self._hints[epoch] == hint:
@@ -79,7 +79,7 @@ class Openings:
 
     def _take_grown(self) -> None:
         for worker in self._grown:
-            self._place(worker.epoch, worker.usable_blocks)
+            self._place(worker.epoch, worker.reach_blocks)
         self._grown.clear()
 
     def _place(self, epoch: int, hint: int | None) -> None:

@@ -124,7 +124,8 @@ class Savings:
         saving.start_ns = now_ns
         if not self._holds.known:
             return
-        free_blocks = saving.worker.usable_blocks - saving.blocks - kept_blocks
+        # What may be booked ahead is there only when something is about to end, and can be promised to nobody.
+        free_blocks = saving.worker.reach_blocks - saving.worker.ledger.ahead_blocks - saving.blocks - kept_blocks
         if self._holds.count(saving.worker) > FEW_HOLDS:
             saving.start_ns += self._holds.expected_ns(saving.worker, max(-free_blocks, 0))
             return

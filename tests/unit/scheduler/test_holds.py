@@ -89,3 +89,18 @@ def test_what_was_used_lately_is_remembered_for_one_to_two_windows() -> None:
     assert lately.peak_blocks(window_ns, hold_ns) == 7
     assert lately.peak_blocks(2 * window_ns - 1, hold_ns) == 7
     assert lately.peak_blocks(2 * window_ns, hold_ns) == 0
+
+
+def test_what_ran_beyond_its_estimate_is_owed_in_full_while_there_is_work_and_one_charge_of_it_after_a_pause() -> None:
+    book = Book()
+    book.channel.deficit_block_ns = 20 * SECOND_NS
+    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    book.holds.ended(book.worker, "r", True, 60 * SECOND_NS)
+    assert book.channel.deficit_block_ns == -580 * SECOND_NS
+    (line,) = book.channel.lines.values()
+    entry = line.head()
+    assert entry is not None
+    book.channel.leave(entry)
+    assert book.channel.deficit_block_ns == -580 * SECOND_NS
+    book.channel.enter(entry)
+    assert book.channel.deficit_block_ns == -10 * SECOND_NS, "nobody waited for it meanwhile"
