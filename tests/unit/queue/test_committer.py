@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import pytest
 
-from services.queue.committer import Committer, Lookup, RefusedError, Released
+from services.queue.committer import SHORT_ROWS, SHORT_WRITE_NS, Committer, Lookup, RefusedError, Released
 from services.queue.core import records
 from services.queue.core.effects import Accepted, Deliver, Effect, Submitted, Write
 from services.queue.core.entry import LeaseRef
@@ -46,8 +46,12 @@ class SlowStore(MemoryStore):
         self.batches: list[int] = []
         self.failure = ""
         self.reopened = 0
+        self.threads: list[str] = []
+        self.on_write: Callable[[], None] = lambda: None
 
     def write(self, writes: Sequence[Write]) -> None:
+        self.threads.append(threading.current_thread().name)
+        self.on_write()
         self.writing.set()
         assert self.may_write.wait(30)
         if self.failure:
@@ -69,6 +73,9 @@ class HandClock:
     def now_ns(self) -> int:
         self.time_ns += 1
         return self.time_ns
+
+    def pass_ns(self, count_ns: int) -> None:
+        self.time_ns += count_ns
 
 
 @dataclass
@@ -130,6 +137,36 @@ async def test_nothing_is_released_before_the_sync_and_what_comes_meanwhile_shar
     await asyncio.gather(first, *later)
     assert rig.store.batches == [1, 50]
     assert sum(isinstance(effect, Accepted) for effect in rig.ear.effects) == 51
+
+
+async def test_short_writes_to_a_fast_disk_are_made_on_the_loops_own_thread(rig: Rig) -> None:
+    async def thread(submits: int) -> str:
+        await rig.submit(submits)
+        return rig.store.threads[-1]
+
+    loop = threading.current_thread().name
+    assert await thread(1) != loop, "nothing is known of the disk yet"
+    assert await thread(1) == loop
+    assert await thread(SHORT_ROWS) != loop, "a long write"
+    assert await thread(1) == loop, "says nothing of short ones"
+    rig.store.on_write = lambda: rig.clock.pass_ns(SHORT_WRITE_NS + 1)
+    assert await thread(1) == loop, "it is slow, which is not known before"
+    assert await thread(1) != loop
+    rig.store.on_write = lambda: None
+    assert await thread(1) != loop, "it is fast again, which is not known before"
+    assert await thread(1) == loop
+
+
+async def test_a_write_on_the_loops_own_thread_that_fails_is_a_failed_commit(rig: Rig) -> None:
+    await rig.submit()
+    await rig.submit()
+    assert rig.store.threads[-1] == threading.current_thread().name
+    rig.store.failure = "Input/output error"
+    with pytest.raises(RefusedError, match="Input/output error"):
+        await rig.submit()
+    await rig.committer.ask(lambda ticket: Inspect(ticket, ()))
+    assert rig.ear.resets == 1
+    assert len(rig.committer.machine.book.entries) == 2
 
 
 async def test_a_letter_that_is_revived_in_the_batch_it_died_in_has_no_result(rig: Rig) -> None:
