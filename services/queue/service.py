@@ -200,6 +200,7 @@ class Service:
         finally:
             self._speaker.end_all("the queue service is stopping")
             self._following.end_all("the queue service is stopping")
+            self.servicer.end_submits("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
             for task in (clockwork, reloader, watchman, stopping):
                 task.cancel()

@@ -73,11 +73,14 @@ class QueueServicer:
         self._parts = parts
         self._streams = itertools.count(1)
         self._bytes = _Window(MAX_UNACKED_BYTES)
+        self._submits: set[asyncio.Queue[Frame | None]] = set()
+        """Frames of the open Submit streams that are not acked yet; None after the last."""
+        self._stopping = ""
 
     # ---- Submit ----
 
     async def Submit(
-        self, requests: AsyncIterator[queue_pb2.SubmitRequest], _context: Context
+        self, requests: AsyncIterator[queue_pb2.SubmitRequest], context: Context
     ) -> AsyncIterator[queue_pb2.SubmitResponse]:
         """Accept batches of requests, and ack them in order once they are durable."""
         first = await anext(requests, None)
@@ -93,11 +96,23 @@ class QueueServicer:
             )
         )
         frames: asyncio.Queue[Frame | None] = asyncio.Queue()
-        async with reading(self._read_submits(requests, frames)) as reader:
-            while (frame := await frames.get()) is not None:
-                acks = await frame.acks()
-                yield queue_pb2.SubmitResponse(acks=queue_pb2.SubmitAcks(acks=acks))
-            await reader
+        self._submits.add(frames)
+        try:
+            async with reading(self._read_submits(requests, frames)) as reader:
+                while (frame := await frames.get()) is not None:
+                    acks = await frame.acks()
+                    yield queue_pb2.SubmitResponse(acks=queue_pb2.SubmitAcks(acks=acks))
+                if self._stopping:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, self._stopping)
+                await reader
+        finally:
+            self._submits.discard(frames)
+
+    def end_submits(self, reason: str) -> None:
+        """End every Submit stream once what it has read is acked; a client keeps one open also when it is idle."""
+        self._stopping = reason
+        for frames in self._submits:
+            frames.put_nowait(None)
 
     async def _read_submits(
         self, requests: AsyncIterator[queue_pb2.SubmitRequest], frames: asyncio.Queue[Frame | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -141,8 +142,6 @@ class Talk:
     """A Work stream over blocking gRPC."""
 
     def __init__(self, stub: queue_pb2_grpc.QueueServiceStub, *first: queue_pb2.WorkerToQueue) -> None:
-        import queue
-
         self._out: queue.SimpleQueue[queue_pb2.WorkRequest | None] = queue.SimpleQueue()
         self.say(*first)
         self._call = stub.Work(iter(self._out.get, None))
@@ -179,6 +178,27 @@ def test_sigterm_ends_open_streams_and_exits_0(start: Start, tmp_path: Path) -> 
         next(watch)
         process.popen.send_signal(signal.SIGTERM)
         assert process.ended()[0] == 0
+
+
+def test_sigterm_acks_what_a_submit_stream_sent_and_ends_it_at_once(start: Start, tmp_path: Path) -> None:
+    """Also an idle one: clients keep theirs open, and a stop must not wait for them."""
+    process = start(tmp_path)
+    said: queue.SimpleQueue[queue_pb2.SubmitRequest | None] = queue.SimpleQueue()
+    said.put(queue_pb2.SubmitRequest(open=queue_pb2.SubmitOpen(client_id="c")))
+    stream = queue_pb2_grpc.QueueServiceStub(process.ready()).Submit(iter(said.get, None))
+    try:
+        assert next(stream).HasField("open")
+        tagged = queue_pb2.TaggedRequest(tag=1, request=request_pb2.Request(text="hi"))
+        said.put(queue_pb2.SubmitRequest(batch=queue_pb2.SubmitBatch(requests=[tagged])))
+        assert [ack.tag for ack in next(stream).acks.acks] == [1]
+        process.popen.send_signal(signal.SIGTERM)
+        with pytest.raises(grpc.RpcError) as ended:
+            next(stream)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "the queue service is stopping" in str(ended.value.details())
+        assert process.ended()[0] == 0
+    finally:
+        said.put(None)
 
 
 def test_a_locked_directory_ends_the_second_with_69(start: Start, tmp_path: Path) -> None:
