@@ -23,6 +23,9 @@ from penstock.watching import Event
 
 T = TypeVar("T")
 
+SETTLE_S = 1.0
+"""The tasks of a closed client are given so long to end by themselves; they take milliseconds."""
+
 END = object()
 """What a finished stream hands over instead of an item."""
 
@@ -60,6 +63,7 @@ class SyncClient:
         if self._loop.is_closed():
             return
         self._run(self._client.close())
+        self._run(_settled())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -167,6 +171,16 @@ class SyncClient:
 async def _made(queue: str, scheduler: str, retry_for_s: float, api_key: str | None, tenant: str) -> Client:
     """Make the client on the loop its channels will live on."""
     return Client(queue, scheduler, retry_for_s=retry_for_s, api_key=api_key, tenant=tenant)
+
+
+async def _settled() -> None:
+    """Return when nothing runs on this loop any more: gRPC's own tasks hear of the end of a call after its caller."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=SETTLE_S)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _next(items: AsyncIterator[T]) -> T | object:
