@@ -15,7 +15,7 @@ from opentelemetry import trace
 
 from penstock.connection import Connection
 from penstock.credentials import Credentials, key_from_environment
-from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable, as_given, from_rpc
+from penstock.errors import NotFound, PenstockError, from_rpc
 from penstock.fields import RequestFields, build_request
 from penstock.following import Follower
 from penstock.queue.v1 import queue_pb2 as pb
@@ -35,6 +35,7 @@ from penstock.results import (
 )
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from penstock.submit_line import SubmitLines
 from penstock.submitting import SubmitSession
 from penstock.tls import TlsFiles
 from penstock.tracing import SubmitTracer
@@ -87,6 +88,7 @@ class Client:
         self._follower = Follower(self._stub, self._queue)
         self._tracer = SubmitTracer()
         self._name = f"{socket.gethostname()}/{os.getpid()}"
+        self._lines = SubmitLines(self._stub, self._queue, self._name)
 
     async def __aenter__(self) -> Self:
         """Return the client."""
@@ -101,6 +103,7 @@ class Client:
     async def close(self) -> None:
         """Close the connections; open streams end."""
         await self._follower.close()
+        await self._lines.close()
         await self._queue.close()
         await self._scheduler.close()
         self._tracer.close()
@@ -115,16 +118,10 @@ class Client:
     async def submit_request(self, wanted: request_pb2.Request) -> str:
         """Submit a request as it goes over the wire, filling in key and trace where they are empty; see `submit`."""
         request, span = self._prepared(wanted)
-        message = pb.SubmitUnaryRequest(requests=[request])
         with trace.use_span(span, end_on_exit=True):
-            response = await self._queue.call(lambda: self._stub.SubmitUnary(message))
-            ack = response.acks[0]
-            if ack.status == pb.SUBMIT_STATUS_INVALID:
-                raise InvalidRequest(*as_given(ack.error.message, ack.error.param), ack.error.code)
-            if ack.status == pb.SUBMIT_STATUS_UNAVAILABLE:
-                raise Unavailable(ack.error.message or "the queue takes no submits now")
-            span.set_attribute("penstock.request.id", ack.request_id)
-        return ack.request_id
+            request_id = await self._lines.submit(request)
+            span.set_attribute("penstock.request.id", request_id)
+        return request_id
 
     async def submit_many(
         self, requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest], *, wait_for_quota: bool = False

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import grpc
 
-from penstock.credentials import Credentials, key_from_environment
+from penstock.credentials import Credentials, Identity, key_from_environment
 from penstock.errors import Unavailable, from_rpc
 from penstock.tls import TlsFiles, open_channel
 
@@ -84,9 +84,13 @@ class Connection:
         """
         self.address = address
         files = TlsFiles.from_environment() if tls is None else tls
-        credentials = credentials or Credentials(key_from_environment())
-        self.channel = open_channel(address, CHANNEL_OPTIONS, files, credentials)
+        self._credentials = credentials or Credentials(key_from_environment())
+        self.channel = open_channel(address, CHANNEL_OPTIONS, files, self._credentials)
         self._retry_for_s = retry_for_s
+
+    def identity(self) -> Identity:
+        """Return for whom a call that is made now, by this task, is made."""
+        return self._credentials.metadata()
 
     def patience(self) -> Patience:
         """Return fresh patience for one call or stream."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -26,6 +26,9 @@ TENANT = "x-penstock-tenant"
 
 ENVIRONMENT = "PENSTOCK_KEY"
 ENVIRONMENT_FILE = f"{ENVIRONMENT}_FILE"
+
+Identity: TypeAlias = tuple[tuple[str, str], ...]
+"""For whom a call is made: the metadata that say so."""
 
 MAX_AUTHORIZATION_BYTES = 1024
 """Of a client's header that is passed on: several times a key, a small part of what one call's metadata may have."""
@@ -95,13 +98,13 @@ class Credentials:
         self._bearer = f"Bearer {key}" if key else ""
         self._tenant = tenant
 
-    def metadata(self) -> tuple[tuple[str, str], ...]:
+    def metadata(self) -> Identity:
         """Return what goes with a call that is made now, by this task."""
         acting = _ACTING.get()
         if acting.authorization is not None:
             # Also if it is empty: that says that the call is not ours, whatever certificate the connection has.
             return ((AUTHORIZATION, acting.authorization),)
-        pairs: tuple[tuple[str, str], ...] = ((AUTHORIZATION, self._bearer),) if self._bearer else ()
+        pairs: Identity = ((AUTHORIZATION, self._bearer),) if self._bearer else ()
         tenant = acting.tenant or self._tenant
         return (*pairs, (TENANT, tenant)) if tenant else pairs
 

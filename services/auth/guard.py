@@ -31,6 +31,8 @@ class Right:
     roles: frozenset[Role]
     for_tenant: bool = False
     """Whether a service must say for which tenant: the method is a client's."""
+    submits: bool = False
+    """Whether a call submits for as long as it is open: it then ends when other channels are its caller's."""
 
 
 EVERYONE = frozenset(Role)
@@ -49,7 +51,11 @@ class _OpenCall:
 
     task: asyncio.Task[Any]
     credential: ApiKey | Certificate
+    caller: Caller
+    submits: bool
     over: bool = False
+    moved: bool = False
+    """Whether it may be made again: its credential is good, and its caller's channels are others."""
 
 
 class Guard:
@@ -83,12 +89,14 @@ class Guard:
         CALLER.set(caller)
         task = asyncio.current_task()
         assert task is not None, "a call is served by a task"
-        call = self._calls[id(task)] = _OpenCall(task, credential)
+        call = self._calls[id(task)] = _OpenCall(task, credential, caller, self._rights[method].submits)
         try:
             yield
         except asyncio.CancelledError:
             # A cancellation of somebody else's at the same time stays one.
             if call.over and task.uncancel() == 0:
+                if call.moved:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the caller's channels have changed; call again")
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the API key is no longer good for this call")
             raise
         finally:
@@ -109,7 +117,11 @@ class Guard:
             if self._keyring.refresh():
                 self.on_change()
             for call in list(self._calls.values()):
-                if not call.over and not self._holds(self._keyring, call.credential):
+                if call.over:
+                    continue
+                good = self._holds(self._keyring, call.credential)
+                call.moved = good and call.submits and call.caller.channels != _channels(self._keyring, call)
+                if call.moved or not good:
                     call.over = True
                     call.task.cancel()
             await asyncio.sleep(POLL_S)
@@ -151,6 +163,13 @@ def _caller(keyring: Keyring, credential: ApiKey | Certificate, role: Role, acts
     assert isinstance(credential, ApiKey), "a certificate is a service's"
     sees = None if role is Role.OPERATOR else credential.tenant
     return Caller(role, credential.tenant, sees, keyring.keys.channels_of(credential), key_id)
+
+
+def _channels(keyring: Keyring, call: _OpenCall) -> frozenset[str] | None:
+    """Return the channels that the caller of an open call may submit to now, if its credential is good; None: all."""
+    if call.caller.role is not Role.SERVICE and isinstance(call.credential, ApiKey):
+        return keyring.keys.channels_of(call.credential)
+    return keyring.keys.tenant(call.caller.sees or "").channels
 
 
 def _certificate(keyring: Keyring, context: Context) -> Certificate:

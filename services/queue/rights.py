@@ -6,12 +6,13 @@ from penstock.keys import Role
 from services.auth.guard import EVERYONE, Right
 
 _CLIENTS = Right(EVERYONE, for_tenant=True)
+_SUBMITTERS = Right(EVERYONE, for_tenant=True, submits=True)
 _WATCHERS = Right(frozenset({Role.OPERATOR, Role.SERVICE}))
 _OPERATORS = Right(frozenset({Role.OPERATOR}))
 _SERVICES = Right(frozenset({Role.SERVICE}))
 
 QUEUE_RIGHTS = {
-    "Submit": _CLIENTS,
+    "Submit": _SUBMITTERS,
     "SubmitUnary": _CLIENTS,
     "Watch": _CLIENTS,
     # Also a service for no tenant: a gateway follows its clients' requests, which the queue has named to it, in one.

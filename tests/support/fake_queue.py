@@ -58,6 +58,9 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         """Names told to each Follow stream."""
         self.left: list[str] = []
         self.frames: list[int] = []
+        self.submit_streams: list[dict[str, str]] = []
+        """Metadata of each Submit stream."""
+        self.unary_submits = 0
         self.break_submit_after_acks: int | None = None
         self.break_watch_after_results: int | None = None
         self.break_follow_after_tokens: int | None = None
@@ -123,6 +126,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
 
     async def Submit(self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Any) -> AsyncIterator[Any]:
         acked = 0
+        self.submit_streams.append(dict(context.invocation_metadata()))
         async for frame in request_iterator:
             if frame.HasField("open"):
                 yield pb.SubmitResponse(open=pb.SubmitOpen(store_id="fake"))
@@ -139,9 +143,11 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
                 acks.acks.append(ack)
                 acked += 1
+            await self._maybe_unavailable(context)
             yield pb.SubmitResponse(acks=acks)
 
     async def SubmitUnary(self, request: pb.SubmitUnaryRequest, context: Any) -> pb.SubmitUnaryResponse:
+        self.unary_submits += 1
         for place, one in enumerate(request.requests):
             wrong = refusal(one)
             if wrong is not None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -99,8 +100,10 @@ def ids(*names: str) -> queue_pb2.RequestIds:
 
 
 @asynccontextmanager
-async def serving(telemetry: Telemetry, store: MemoryStore | None = None) -> AsyncIterator[Peer]:
-    settings = QueueSettings(listen="127.0.0.1:0", max_attempts=2)
+async def serving(
+    telemetry: Telemetry, store: MemoryStore | None = None, keys: Path | None = None
+) -> AsyncIterator[Peer]:
+    settings = QueueSettings(listen="127.0.0.1:0", max_attempts=2, PENSTOCK_KEYS=keys)
     registry = CollectorRegistry()
     service = Service(settings, store or MemoryStore(), telemetry, QueueMetrics(registry))
     stop = asyncio.Event()

@@ -42,10 +42,10 @@ class CancellableQueue(FakeQueue):
         self.acks = asyncio.Event()
         self.acks.set()
 
-    async def SubmitUnary(self, request: Any, context: Any) -> Any:
-        response = await super().SubmitUnary(request, context)
+    async def _accept(self, request: pb.Request, tag: int) -> Any:
+        ack = await super()._accept(request, tag)
         await self.acks.wait()
-        return response
+        return ack
 
     async def Cancel(self, request: Any, context: Any) -> Any:
         self.cancelled += request.request_ids.ids

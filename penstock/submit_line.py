@@ -1,0 +1,209 @@
+"""Submits single requests over one standing stream: what several callers submit at once shares a frame and a sync.
+
+A unary call costs client and queue about three times what a message costs on a stream that is open already. The stream
+is opened with the first submit and closed once nothing has been sent for IDLE_S. It is only the faster way: what
+it does not answer, because it broke or because the queue takes nothing now, is asked again with a unary call, which
+says what is the matter; idempotency keys make that harmless, so every request must have one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, TypeAlias
+
+import grpc
+
+from penstock.connection import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES, Connection
+from penstock.credentials import Identity
+from penstock.errors import CHANNEL_DENIED, InvalidRequest, PenstockError, Unavailable, as_given, refusal_of
+from penstock.queue.v1 import queue_pb2 as pb
+from penstock.request.v1 import request_pb2
+
+if TYPE_CHECKING:
+    from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
+
+IDLE_S = 10.0
+"""An idle stream is kept so long: opening one costs as much as a unary call, and a client may submit again soon."""
+
+MAX_LINES = 256
+"""Streams of one client, each for another caller: a quarter of the calls that the queue lets one connection have. Who
+comes beyond that makes unary calls."""
+
+DENIALS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+"""What a queue answers to a stream that this caller may not open, as it would to the unary call."""
+
+Answer: TypeAlias = pb.SubmitAck | Exception | None
+"""What became of a request: its ack, what its caller has to raise, or None if the stream ended without a word of it."""
+
+
+class SubmitLines:
+    """The standing streams of one client: one for each identity it submits under.
+
+    The queue authenticates a stream once, when it is opened, so a stream serves only what carries the very metadata
+    that it was opened with. It does not outlive its key: the queue looks at the keys of open calls as often as at its
+    keys file, and ends a stream whose key, or whose channels, are no longer the same. What has no ack then is asked by
+    a unary call under the rights of the moment. So this holds also for keys that a gateway passes on.
+    """
+
+    def __init__(self, stub: QueueServiceAsyncStub, connection: Connection, client_id: str) -> None:
+        """Nothing is opened yet."""
+        self._stub = stub
+        self._connection = connection
+        self._client_id = client_id
+        self._lines: dict[Identity, _Line] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Of all streams, also of those that are ending while another one serves their identity."""
+
+    async def submit(self, request: request_pb2.Request) -> str:
+        """Return the request's id once it is durable. Raises the client's errors."""
+        ack = await self._connection.call(lambda: self._ask(request))
+        if ack.status in {pb.SUBMIT_STATUS_ACCEPTED, pb.SUBMIT_STATUS_DUPLICATE}:
+            return ack.request_id
+        raise _refusal(ack)
+
+    async def close(self) -> None:
+        """End the streams; whoever still waits gets Unavailable."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask(self, request: request_pb2.Request) -> pb.SubmitAck:
+        """Return the queue's answer, over a stream if it has one there."""
+        line = self._line(request)
+        ack = None if line is None else await line.ask(request)
+        if ack is None or ack.status == pb.SUBMIT_STATUS_UNAVAILABLE:
+            return (await self._stub.SubmitUnary(pb.SubmitUnaryRequest(requests=[request]))).acks[0]
+        return ack
+
+    def _line(self, request: request_pb2.Request) -> _Line | None:
+        """Return the stream that `request` goes over, opened if need be; None if it is to be a unary call."""
+        if request.ByteSize() > TARGET_FRAME_BYTES:
+            # It would hold up the others, and gRPC's limit on a message has to concern it alone.
+            return None
+        identity = self._connection.identity()
+        line = self._lines.get(identity)
+        if line is not None and not line.over:
+            return line
+        if len(self._tasks) >= MAX_LINES:
+            return None
+        line = self._lines[identity] = _Line(self._stub, self._client_id)
+        # The task makes its call in a copy of this context, under the identity that this one has now.
+        task = asyncio.create_task(line.run(), name="submit line")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._forget(identity, line, done))
+        return line
+
+    def _forget(self, identity: Identity, line: _Line, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._lines.get(identity) is line:
+            del self._lines[identity]
+
+
+class _Line:
+    """One stream, from its opening to its end.
+
+    What is under way is bounded by its callers, who hold each request anyway: gRPC takes the next frame once the one
+    before is on its way, and the queue reads no more than it may leave unsynced.
+    """
+
+    def __init__(self, stub: QueueServiceAsyncStub, client_id: str) -> None:
+        self._stub = stub
+        self._client_id = client_id
+        self._tags = itertools.count()
+        self._unsent: dict[int, request_pb2.Request] = {}
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._wake = asyncio.Event()
+        self._answered = False
+        self.over = False
+        """Whether nothing more goes over it."""
+
+    async def ask(self, request: request_pb2.Request) -> pb.SubmitAck | None:
+        """Return the ack of `request`, None if the stream ends before it. Raises what opening it was refused with."""
+        tag = next(self._tags)
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[tag] = waiting
+        self._unsent[tag] = request
+        self._wake.set()
+        try:
+            answer = await waiting
+        finally:
+            # Also if the caller was cancelled: what it has not sent yet stays unsent, and its ack is nobody's.
+            self._waiting.pop(tag, None)
+            self._unsent.pop(tag, None)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def run(self) -> None:
+        """Hand out the acks until the stream ends, and tell those who have none."""
+        call = None
+        rest: Answer = Unavailable("the client was closed")
+        try:
+            call = self._stub.Submit(self._frames())
+            async for response in call:
+                self._answered = True
+                for ack in response.acks.acks:
+                    self._tell(ack.tag, ack)
+            rest = None
+        except grpc.aio.AioRpcError as error:
+            # After an answer a denial says that the key is no longer what it was, and not what it may do now.
+            rest = error if error.code() in DENIALS and not self._answered else None
+        except Exception as error:  # whatever it is, the callers have to know
+            rest = error
+        finally:
+            self.over = True
+            self._wake.set()  # gRPC leaves the writer of a broken stream waiting for its next frame
+            if call is not None:
+                call.cancel()
+            for tag in list(self._waiting):
+                self._tell(tag, rest)
+
+    def _tell(self, tag: int, answer: Answer) -> None:
+        waiting = self._waiting.get(tag)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    async def _frames(self) -> AsyncIterator[pb.SubmitRequest]:
+        """Yield the opening, then all that is ready at once, until the stream has been idle or is over."""
+        yield pb.SubmitRequest(open=pb.SubmitOpen(client_id=self._client_id))
+        while await self._more():
+            yield pb.SubmitRequest(batch=self._batch())
+
+    async def _more(self) -> bool:
+        """Wait for something to send; return False if nothing will be."""
+        while not self._unsent and not self.over:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self.over = True  # the queue still acks what it has read
+        return not self.over
+
+    def _batch(self) -> pb.SubmitBatch:
+        """Return what fits a frame of what is unsent, the oldest first."""
+        batch = pb.SubmitBatch()
+        frame_bytes = 0
+        for tag, request in list(itertools.islice(self._unsent.items(), MAX_FRAME_MESSAGES)):
+            frame_bytes += request.ByteSize()
+            if batch.requests and frame_bytes > TARGET_FRAME_BYTES:
+                break
+            batch.requests.add(tag=tag, request=request)
+            del self._unsent[tag]
+        return batch
+
+
+def _refusal(ack: pb.SubmitAck) -> PenstockError:
+    """Return the client's error for a request that was not accepted: the same as after a unary call."""
+    error = ack.error
+    if ack.status == pb.SUBMIT_STATUS_UNAVAILABLE:
+        return Unavailable(error.message or "the queue takes no submits now")
+    if error.code == CHANNEL_DENIED:
+        # A unary call is refused as a whole, so it says of which request; who reads that finds the field by it.
+        return refusal_of(error.code, f"requests[0].{error.message}", error.param)
+    if ack.status == pb.SUBMIT_STATUS_OVER_QUOTA:
+        return refusal_of(error.code, error.message, error.param)
+    # As after a unary call, whose status has no room for the code.
+    return InvalidRequest(*as_given(error.message, error.param))
