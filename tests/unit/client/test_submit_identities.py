@@ -161,18 +161,47 @@ async def test_channels_that_change_hold_for_the_next_submit(asked: Asked, what:
 
 
 async def test_other_open_calls_outlive_a_change_of_a_tenants_channels(asked: Asked) -> None:
+    calls = asked.peer.service._guard._calls
+
+    async def open_calls(count: int) -> bool:
+        return len(calls) == count
+
     async with asked.client("acme") as client:
         name = await client.submit(prompt="p")
+        (submits,) = calls.values()
         waiting = asyncio.create_task(client.result(name))
-        await wait_for_async(lambda: _open_calls(asked, 2), "the result to be followed")
+        await wait_for_async(lambda: open_calls(2), "the result to be followed")
+        (follows,) = (call for call in calls.values() if call is not submits)
         await asked.change(head='[tenants.acme]\nchannels = ["batch"]\n\n')
-        await wait_for_async(lambda: _open_calls(asked, 1), "the submit stream to end")
+        await wait_for_async(lambda: open_calls(1), "the submit stream to end")
+        assert [*calls.values()] == [follows]
+        assert not follows.over
         await client.cancel(name)
         assert (await waiting).outcome is penstock.Outcome.CANCELLED
 
 
-async def _open_calls(asked: Asked, count: int) -> bool:
-    return len(asked.peer.service._guard._calls) == count
+async def test_many_submits_go_on_when_their_channels_change(asked: Asked) -> None:
+    changed = asyncio.Event()
+
+    async def source() -> AsyncIterator[penstock.RequestFields]:
+        yield {"prompt": "p", "channel": "interactive"}
+        await changed.wait()
+        yield {"prompt": "p", "channel": "interactive"}
+        yield {"prompt": "p", "channel": "batch"}
+
+    async with asked.client("acme") as client:
+        acks = client.submit_many(source())
+        assert (await anext(acks)).error is None
+        (before,) = asked.peer.service.servicer._submits
+        await asked.change(head='[tenants.acme]\nchannels = ["batch"]\n\n')
+
+        async def ended() -> bool:
+            return before not in asked.peer.service.servicer._submits
+
+        await wait_for_async(ended, "the stream to end")
+        changed.set()
+        rest = sorted([ack async for ack in acks], key=lambda ack: ack.index)
+    assert [ack.error and ack.error.code for ack in rest] == ["permission_denied", None]
 
 
 async def as_client(client: penstock.Client, key: str) -> str:

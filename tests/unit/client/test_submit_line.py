@@ -210,6 +210,18 @@ async def test_a_caller_that_goes_away_harms_nobody(client: penstock.Client, que
     assert (len(queue.submit_streams), queue.unary_submits) == (1, 0)
 
 
+async def test_an_ack_that_comes_as_its_caller_goes_away_is_nobodys(client: penstock.Client) -> None:
+    line = submit_line._Line(client._stub, "me")
+    first, second = (asyncio.create_task(line.ask(request_pb2.Request(text="p"))) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    for tag in (0, 1):
+        line._tell(tag, pb.SubmitAck(tag=tag))
+    ack = await second
+    assert ack is not None
+    assert ack.tag == 1
+
+
 async def test_what_is_not_sent_when_its_caller_goes_away_stays_unsent(client: penstock.Client, queue: Held) -> None:
     queue.acks.clear()
     first = asyncio.create_task(client.submit(prompt="first"))
