@@ -57,7 +57,7 @@ def _vllm(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
     prepared = prepare(settings.model, settings.names(), engine_arguments, settings.tool_call_parser, trusts)
     # The tokenizer is forked first: it must inherit neither the engine's connections nor its threads.
     processes = [TokenizerProcess.fork(prepared.make_renderer) for _ in range(settings.tokenizer_processes)]
-    engine = prepared.build()
+    engine = prepared.build(metrics_read=bool(settings.metrics_listen))
     return Parts(lambda: engine, TokenizerPool(processes))
 
 

@@ -80,8 +80,9 @@ class Prepared:
             yield_to_engine()
         return VllmRenderer(self._config, bool(self._tool_parser), self._trusts_templates)
 
-    def build(self) -> VllmEngine:
-        """Start the engine core. Raises SystemExit(70) if it does not start."""
+    def build(self, metrics_read: bool = True) -> VllmEngine:
+        """Start the engine core; vLLM keeps its own metrics if they are read. Raises SystemExit(70) on failure."""
+        from vllm.envs import enable_envs_cache
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._on_cpu:
@@ -92,10 +93,13 @@ class Prepared:
         else:
             guard_process_group()
         stats = EngineStats(self._config)
+        loggers = [stats.logger] if metrics_read else [stats.logger, no_metrics()]
         try:
-            llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=[stats.logger], disable_log_stats=True)
+            llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=loggers, disable_log_stats=True)
         except Exception as error:
             fail(f"the engine did not start: {first_line(error)} (its own lines are above)", EX_SOFTWARE)
+        # The front-end reads a variable of the environment for every token of every request otherwise.
+        enable_envs_cache()
         if self._on_cpu:
             yield_to_engine()
         try:
@@ -265,6 +269,34 @@ class EngineStats:
                 free, running, waiting, self._preemptions, step_ns, usage, self._prefill_ns, self._prefill_tokens
             )
         )
+
+
+def no_metrics() -> Any:
+    """Return a logger that takes the place of vLLM's own for Prometheus, and keeps nothing.
+
+    vLLM counts a dozen series, some of them for every sequence, in every step, whether anybody reads them or not.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    class NoMetrics(PrometheusStatLogger):  # type: ignore[misc]
+        """vLLM adds its own logger unless it is given one of this kind."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            """Register nothing."""
+
+        def record(self, *_: Any, **__: Any) -> None:
+            """Keep nothing of a step."""
+
+        def record_sleep_state(self, *_: Any, **__: Any) -> None:
+            """Keep nothing of a pause."""
+
+        def record_admission_rejection(self, *_: Any, **__: Any) -> None:
+            """Keep nothing of a refusal."""
+
+        def log_engine_initialized(self) -> None:
+            """Say nothing."""
+
+    return NoMetrics
 
 
 class VllmEngine:

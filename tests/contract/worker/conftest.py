@@ -60,4 +60,4 @@ def vllm_engine(model: Path) -> tuple[Engine, Renderer]:
     from services.worker.vllm_engine import prepare
 
     prepared = prepare(str(model), ("tiny", "alias"), VLLM_ARGUMENTS)
-    return prepared.build(), prepared.make_renderer()
+    return prepared.build(metrics_read=False), prepared.make_renderer()

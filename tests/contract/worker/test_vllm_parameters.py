@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import EngineRequest, PromptSpec, RequestRefusedError
@@ -134,3 +135,9 @@ async def test_what_vllm_refuses_is_refused_with_its_words(
     assert said in caught.value.message
     assert caught.value.param.startswith("sampling")
     assert (await run(made, greedy())).tokens == 12
+
+
+async def test_metrics_that_nobody_reads_are_not_kept(made: UnderTest) -> None:
+    await run(made, greedy())
+    assert made.reports
+    assert not [metric.name for metric in REGISTRY.collect() if metric.name.startswith("vllm")]
