@@ -98,7 +98,8 @@ async def test_a_request_goes_through_settle_run_release_and_completion(
 async def test_a_reservation_grows_with_its_output_block_by_block(
     tmp_path: Path, peers: Peers, started: list[Service]
 ) -> None:
-    await start(started, tmp_path, peers, SIMULATED)
+    # So slow that a report is due between one block and the next.
+    await start(started, tmp_path, peers, SLOW)
     await until(lambda: peers.scheduler.opens and peers.queue.opens, "both opens")
     name = peers.queue.add(request("r1", "x" * 40, max_tokens=100, ignore_eos=True))
     peers.scheduler.grant(name, blocks=3, reserve_output_tokens=2)

@@ -33,6 +33,8 @@ class Peers:
         self._epoch = 0
         self._seq = 0
         self._waiting_acks: list[m.SendTokenizerAck | m.SendCompletionAck] = []
+        self._growth: dict[str, m.SendTokenizerAck] = {}
+        """By request, of those that go on: they travel with the next ACK of another kind or the next report."""
         self._acked = False
         self._lease_ns = 0
         self._renewed_ns = 0
@@ -43,6 +45,11 @@ class Peers:
     def scheduler_up(self) -> bool:
         """Whether ACKs reach the scheduler."""
         return self._credits is Stream.UP
+
+    @property
+    def growing(self) -> bool:
+        """Whether the scheduler is still to be told of reservations that grew."""
+        return bool(self._growth)
 
     @property
     def queue_up(self) -> bool:
@@ -75,22 +82,34 @@ class Peers:
         """Drop what waited; the next inventory replaces it."""
         self._credits = Stream.DOWN
         self._waiting_acks.clear()
+        self._growth.clear()
 
     def settle(self, entry: Entry, reserved_tokens: int, generated_tokens: int) -> None:
-        """Send a TokenizerAck with what `entry` holds from now on; tokens are per completion."""
+        """Send a TokenizerAck with what `entry` holds from now on; tokens are per completion.
+
+        The first is sent at once. One by which a running request grew waits for company: some run grows in nearly
+        every step, and a frame of its own costs both ends more than all that is in it.
+        """
         entry.tokenizer_acks += 1
-        self._send_ack(
-            m.SendTokenizerAck(
-                self._epoch,
-                entry.request_id,
-                self._next_seq(entry),
-                entry.held_blocks,
-                entry.prompt_tokens,
-                reserved_tokens * entry.completions,
-                generated_tokens * entry.completions,
-                entry.max_tokens * entry.completions,
-            )
+        ack = m.SendTokenizerAck(
+            self._epoch,
+            entry.request_id,
+            self._next_seq(entry),
+            entry.held_blocks,
+            entry.prompt_tokens,
+            reserved_tokens * entry.completions,
+            generated_tokens * entry.completions,
+            entry.max_tokens * entry.completions,
         )
+        if generated_tokens and self._credits is Stream.UP:
+            self._growth.pop(entry.request_id, None)  # sequence numbers go out in order
+            self._growth[entry.request_id] = ack
+        else:
+            self._send_ack(ack)
+
+    def forget_growth(self, request_id: str) -> None:
+        """Leave out what was still to be told of a run that ends: its credits go home, or to a later grant."""
+        self._growth.pop(request_id, None)
 
     def release(self, entry: Entry) -> None:
         """Send a CompletionAck for `entry`."""
@@ -109,13 +128,15 @@ class Peers:
     def report(self, view: EngineView, now_ns: int) -> None:
         """Send the engine's report if it is due.
 
-        A wake-up that released credits always reports, so that the scheduler's
+        A wake-up that released credits or told of growth always reports, so that the scheduler's
         engine view is never older than its ledger; others keep the interval.
         """
         if self._credits is not Stream.UP:
             self._acked = False
             return
-        if self._acked or (view.changed and now_ns >= view.due_ns(self.report_interval_ns)):
+        news = view.changed or self.growing
+        if self._acked or (news and now_ns >= view.due_ns(self.report_interval_ns)):
+            self._tell_growth()
             self._acked = False
             self._out.append(view.report(self._epoch, now_ns))
 
@@ -127,9 +148,16 @@ class Peers:
 
     def _send_ack(self, ack: m.SendTokenizerAck | m.SendCompletionAck) -> None:
         if self._credits is Stream.UP:
+            self._tell_growth()
             self._out.append(ack)
         elif self._credits is Stream.OPENING:
             self._waiting_acks.append(ack)
+
+    def _tell_growth(self) -> None:
+        if self._growth:
+            self._out.extend(self._growth.values())
+            self._growth.clear()
+            self._acked = True
 
     # ---- queue ----
 

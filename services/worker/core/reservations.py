@@ -137,6 +137,7 @@ class Reservations:
         """Send the credits home, once; the first thing done when an attempt ends."""
         del self.by_request[entry.request_id]
         self._counters.released(entry.cause)
+        self._peers.forget_growth(entry.request_id)
         successor = self._successors.pop(entry.request_id, None)
         if successor is None:
             self._peers.release(entry)

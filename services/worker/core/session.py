@@ -122,7 +122,7 @@ class Session:
     def due_ns(self, now_ns: int) -> int | None:
         """Return when a `Tick` is next wanted, if nothing else happens; None if never."""
         times: list[int] = []
-        if self._peers.scheduler_up and self.view.changed:
+        if self._peers.scheduler_up and (self.view.changed or self._peers.growing):
             times.append(self.view.due_ns(self._peers.report_interval_ns))
         if self._peers.queue_up and self._held.by_run:
             times.append(self._peers.renew_due_ns)

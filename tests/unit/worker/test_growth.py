@@ -1,0 +1,95 @@
+"""When the scheduler hears that a running request has grown: with company, and no later than a report is due."""
+
+from __future__ import annotations
+
+from services.worker.core import messages as m
+from services.worker.core.session import Session
+from services.worker.core.sizing import Sizes
+
+INTERVAL_NS = 20_000_000
+SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
+LEASE_NS = 10**15
+
+
+class Told:
+    """A session, and what it tells the scheduler. Reports have been told of nothing that changes at `now_ns` 0."""
+
+    def __init__(self, *names: str) -> None:
+        self.session = Session(SIZES)
+        for message in (m.SchedulerReached(), m.SchedulerUp(7, INTERVAL_NS), m.QueueReached()):
+            self.session.step(message, 0)
+        self.session.step(m.QueueUp(LEASE_NS, 100), 0)
+        for name in names:
+            self.start(name)
+        self.at(0)
+
+    def start(self, name: str) -> list[m.Effect]:
+        self.session.step(m.Granted(name, "batch", 2, True, 1, 2), 0)
+        self.session.step(m.Delivered(m.Lease(name, 1, 1), 1, 200, False), 0)
+        return self.at(0, m.Tokenized(f"{name}.1", 30))
+
+    def grow(self, name: str, tokens: int) -> None:
+        assert not told(self.session.step(m.EngineProgress(f"{name}.1", tokens), 0))
+
+    def at(self, now_ns: int, *messages: m.Message) -> list[m.Effect]:
+        effects = [effect for message in messages for effect in self.session.step(message, now_ns)]
+        return told([*effects, *self.session.step(m.Tick(), now_ns)])
+
+
+def told(effects: list[m.Effect]) -> list[m.Effect]:
+    return [e for e in effects if isinstance(e, m.SendTokenizerAck | m.SendCompletionAck | m.SendReport)]
+
+
+def shown(effects: list[m.Effect]) -> list[str]:
+    return [
+        "report" if isinstance(e, m.SendReport) else f"{e.request_id}:{getattr(e, 'held_blocks', 'done')}"
+        for e in effects
+        if isinstance(e, m.SendTokenizerAck | m.SendCompletionAck | m.SendReport)
+    ]
+
+
+def test_growth_waits_until_a_report_is_due_and_a_report_is_due_for_it() -> None:
+    one = Told("a")
+    assert one.session.due_ns(1) == LEASE_NS // 3
+    one.grow("a", 20)
+    assert one.session.due_ns(1) == INTERVAL_NS
+    assert shown(one.at(INTERVAL_NS - 1)) == []
+    assert shown(one.at(INTERVAL_NS)) == ["a:4", "report"]
+    assert one.session.due_ns(INTERVAL_NS) == LEASE_NS // 3
+
+
+def test_growth_goes_with_another_ack_and_the_report_with_both() -> None:
+    one = Told("a")
+    one.grow("a", 20)
+    assert shown(one.start("b")) == ["a:4", "b:2", "report"]
+
+
+def test_of_a_run_that_grew_twice_the_newest_is_told_in_the_order_of_sequence_numbers() -> None:
+    one = Told("a", "b")
+    for name, tokens in (("a", 20), ("b", 20), ("a", 40)):
+        one.grow(name, tokens)
+    effects = one.at(INTERVAL_NS)
+    assert shown(effects) == ["b:4", "a:5", "report"]
+    numbers = [effect.seq for effect in effects if isinstance(effect, m.SendTokenizerAck)]
+    assert numbers == sorted(numbers)
+
+
+def test_what_a_run_grew_by_is_not_told_once_it_has_ended() -> None:
+    one = Told("a")
+    one.grow("a", 20)
+    assert shown(one.at(1, m.EngineFinished("a.1", 21, 0))) == ["a:done", "report"]
+
+
+def test_a_later_grant_of_the_request_is_not_taken_for_the_run_before_it() -> None:
+    one = Told("a")
+    one.grow("a", 20)
+    one.session.step(m.Granted("a", "batch", 2, True, 2, 2), 1)
+    assert "a:4" not in shown(one.at(INTERVAL_NS, m.EngineFinished("a.1", 21, 0)))
+
+
+def test_a_new_stream_hears_of_growth_by_the_inventory_alone() -> None:
+    one = Told("a")
+    one.grow("a", 20)
+    one.session.step(m.SchedulerDown(), 1)
+    assert one.session.step(m.SchedulerReached(), 1) == [m.OpenCredits((m.Holding("a", "batch", 4, 2),))]
+    assert shown(one.at(INTERVAL_NS, m.SchedulerUp(8, INTERVAL_NS))) == ["report"]
