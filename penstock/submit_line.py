@@ -53,8 +53,8 @@ class SubmitLines:
         self._connection = connection
         self._client_id = client_id
         self._lines: dict[Identity, _Line] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Of all streams, also of those that are ending while another one serves their identity."""
+        self._tasks: dict[asyncio.Task[None], _Line] = {}
+        """All streams, also those that are ending while another one serves their identity."""
 
     async def submit(self, request: request_pb2.Request) -> str:
         """Return the request's id once it is durable. Raises the client's errors."""
@@ -65,9 +65,11 @@ class SubmitLines:
 
     async def close(self) -> None:
         """End the streams; whoever still waits gets Unavailable."""
-        for task in self._tasks:
+        closing = list(self._tasks)
+        for task in closing:
+            self._tasks[task].close()
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*closing, return_exceptions=True)
 
     async def _ask(self, request: request_pb2.Request) -> pb.SubmitAck:
         """Return the queue's answer, over a stream if it has one there."""
@@ -91,12 +93,13 @@ class SubmitLines:
         line = self._lines[identity] = _Line(self._stub, self._client_id)
         # The task makes its call in a copy of this context, under the identity that this one has now.
         task = asyncio.create_task(line.run(), name="submit line")
-        self._tasks.add(task)
+        self._tasks[task] = line
         task.add_done_callback(lambda done: self._forget(identity, line, done))
         return line
 
     def _forget(self, identity: Identity, line: _Line, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
+        line.finish()  # a task that is cancelled before its first step runs nothing
         if self._lines.get(identity) is line:
             del self._lines[identity]
 
@@ -116,6 +119,8 @@ class _Line:
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._wake = asyncio.Event()
         self._answered = False
+        self._rest: Answer = None
+        """What those hear who have no ack when the stream ends."""
         self.over = False
         """Whether nothing more goes over it."""
 
@@ -139,26 +144,33 @@ class _Line:
     async def run(self) -> None:
         """Hand out the acks until the stream ends, and tell those who have none."""
         call = None
-        rest: Answer = Unavailable("the client was closed")
         try:
             call = self._stub.Submit(self._frames())
             async for response in call:
                 self._answered = True
                 for ack in response.acks.acks:
                     self._tell(ack.tag, ack)
-            rest = None
         except grpc.aio.AioRpcError as error:
             # After an answer a denial says that the key is no longer what it was, and not what it may do now.
-            rest = error if error.code() in DENIALS and not self._answered else None
+            if error.code() in DENIALS and not self._answered:
+                self._rest = error
         except Exception as error:  # whatever it is, the callers have to know
-            rest = error
+            self._rest = error
         finally:
-            self.over = True
-            self._wake.set()  # gRPC leaves the writer of a broken stream waiting for its next frame
+            self.finish()
             if call is not None:
                 call.cancel()
-            for tag in list(self._waiting):
-                self._tell(tag, rest)
+
+    def close(self) -> None:
+        """Say that the client is closed to whoever has no ack when the stream ends, which is now."""
+        self._rest = Unavailable("the client was closed")
+
+    def finish(self) -> None:
+        """Take nothing more, and tell those who have no ack."""
+        self.over = True
+        self._wake.set()  # gRPC leaves the writer of a broken stream waiting for its next frame
+        for tag in list(self._waiting):
+            self._tell(tag, self._rest)
 
     def _tell(self, tag: int, answer: Answer) -> None:
         waiting = self._waiting.get(tag)

@@ -110,7 +110,7 @@ class Guard:
         await context.abort(code, str(error))
 
     async def watch(self) -> None:
-        """Follow the keys file, for ever, and end calls whose key is no longer good."""
+        """Follow the keys file, for ever, and end calls whose key is no longer good, or whose channels changed."""
         while self._keyring is None:
             await asyncio.Event().wait()
         while True:

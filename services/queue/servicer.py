@@ -97,6 +97,8 @@ class QueueServicer:
         )
         frames: asyncio.Queue[Frame | None] = asyncio.Queue()
         self._submits.add(frames)
+        if self._stopping:
+            frames.put_nowait(None)
         try:
             async with reading(self._read_submits(requests, frames)) as reader:
                 while (frame := await frames.get()) is not None:

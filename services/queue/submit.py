@@ -131,6 +131,9 @@ class Intake:
                 check_caller(request, caller)
             except InvalidRequestError as error:
                 self._metrics.refused_submits.labels("invalid").inc()
+                if error.failure.code == CHANNEL_DENIED and not all_or_none:
+                    # As the guard counts it when it ends a call for the same reason.
+                    self._metrics.auth.refused.labels(Reason.CHANNEL).inc()
                 if all_or_none:
                     raise _whole_refusal(error, tag) from None
                 taken.append(_Taken(tag, error.failure, None))

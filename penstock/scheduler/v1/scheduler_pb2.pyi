@@ -297,7 +297,7 @@ class TokenizerAck(_message.Message):
     """Grows with every ACK of this request."""
     held_blocks: _builtins.int
     """Blocks the request holds from now on: all it needs at its peak, or, if its reservation follows its output,
-    all it needs until the next of these messages.
+    what it needed when this message was made, and the tokens that are reserved ahead.
     """
     prompt_tokens: _builtins.int
     """Tokens of the rendered prompt."""

@@ -17,6 +17,11 @@ class Stream(Enum):
     UP = "up"
 
 
+GROWTH_WAIT_NS = 20_000_000
+"""Longest that growth waits for company, whatever the reports' interval: a step or two of an engine, as old as a grant
+is when it arrives."""
+
+
 class Peers:
     """Writes effects for scheduler and queue, as far as their streams are open.
 
@@ -33,7 +38,7 @@ class Peers:
         self._epoch = 0
         self._seq = 0
         self._waiting_acks: list[m.SendTokenizerAck | m.SendCompletionAck] = []
-        self._growth: dict[str, m.SendTokenizerAck] = {}
+        self._growth: dict[str, tuple[Entry, m.SendTokenizerAck]] = {}
         """By request, of those that go on: they travel with the next ACK of another kind or the next report."""
         self._acked = False
         self._lease_ns = 0
@@ -50,6 +55,11 @@ class Peers:
     def growing(self) -> bool:
         """Whether the scheduler is still to be told of reservations that grew."""
         return bool(self._growth)
+
+    @property
+    def interval_ns(self) -> int:
+        """Time from the last report to the next one."""
+        return min(self.report_interval_ns, GROWTH_WAIT_NS) if self._growth else self.report_interval_ns
 
     @property
     def queue_up(self) -> bool:
@@ -90,7 +100,6 @@ class Peers:
         The first is sent at once. One by which a running request grew waits for company: some run grows in nearly
         every step, and a frame of its own costs both ends more than all that is in it.
         """
-        entry.tokenizer_acks += 1
         ack = m.SendTokenizerAck(
             self._epoch,
             entry.request_id,
@@ -103,8 +112,9 @@ class Peers:
         )
         if generated_tokens and self._credits is Stream.UP:
             self._growth.pop(entry.request_id, None)  # sequence numbers go out in order
-            self._growth[entry.request_id] = ack
+            self._growth[entry.request_id] = entry, ack
         else:
+            entry.tokenizer_acks += 1
             self._send_ack(ack)
 
     def forget_growth(self, request_id: str) -> None:
@@ -135,7 +145,7 @@ class Peers:
             self._acked = False
             return
         news = view.changed or self.growing
-        if self._acked or (news and now_ns >= view.due_ns(self.report_interval_ns)):
+        if self._acked or (news and now_ns >= view.due_ns(self.interval_ns)):
             self._tell_growth()
             self._acked = False
             self._out.append(view.report(self._epoch, now_ns))
@@ -154,10 +164,11 @@ class Peers:
             self._waiting_acks.append(ack)
 
     def _tell_growth(self) -> None:
-        if self._growth:
-            self._out.extend(self._growth.values())
-            self._growth.clear()
+        for entry, ack in self._growth.values():
+            entry.tokenizer_acks += 1
+            self._out.append(ack)
             self._acked = True
+        self._growth.clear()
 
     # ---- queue ----
 

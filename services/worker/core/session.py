@@ -123,7 +123,7 @@ class Session:
         """Return when a `Tick` is next wanted, if nothing else happens; None if never."""
         times: list[int] = []
         if self._peers.scheduler_up and (self.view.changed or self._peers.growing):
-            times.append(self.view.due_ns(self._peers.report_interval_ns))
+            times.append(self.view.due_ns(self._peers.interval_ns))
         if self._peers.queue_up and self._held.by_run:
             times.append(self._peers.renew_due_ns)
         elif not self._peers.queue_up and self._held.unclaimed:

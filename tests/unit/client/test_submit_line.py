@@ -20,6 +20,16 @@ from tests.support.fake_queue import FakeQueue, serving
 from tests.support.waiting import wait_for_async
 
 
+async def test_a_client_that_is_closed_before_its_stream_has_begun_leaves_nobody_waiting() -> None:
+    client = penstock.Client("127.0.0.1:1", retry_for_s=0)
+    submitting = asyncio.create_task(client.submit(prompt="x"))
+    closing = asyncio.create_task(client.close())
+    async with asyncio.timeout(30):
+        with pytest.raises(penstock.Unavailable, match="the client was closed"):
+            await submitting
+        await closing
+
+
 class Held(FakeQueue):
     """Can hold back its acks, and refuse what it is asked as a store that cannot write does."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.worker.core import messages as m
+from services.worker.core.peers import GROWTH_WAIT_NS
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 
@@ -14,9 +15,9 @@ LEASE_NS = 10**15
 class Told:
     """A session, and what it tells the scheduler. Reports have been told of nothing that changes at `now_ns` 0."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, interval_ns: int = INTERVAL_NS) -> None:
         self.session = Session(SIZES)
-        for message in (m.SchedulerReached(), m.SchedulerUp(7, INTERVAL_NS), m.QueueReached()):
+        for message in (m.SchedulerReached(), m.SchedulerUp(7, interval_ns), m.QueueReached()):
             self.session.step(message, 0)
         self.session.step(m.QueueUp(LEASE_NS, 100), 0)
         for name in names:
@@ -56,6 +57,13 @@ def test_growth_waits_until_a_report_is_due_and_a_report_is_due_for_it() -> None
     assert shown(one.at(INTERVAL_NS - 1)) == []
     assert shown(one.at(INTERVAL_NS)) == ["a:4", "report"]
     assert one.session.due_ns(INTERVAL_NS) == LEASE_NS // 3
+
+
+def test_growth_waits_no_longer_than_a_step_or_two_however_seldom_reports_are() -> None:
+    one = Told("a", interval_ns=10_000_000_000)
+    one.grow("a", 20)
+    assert one.session.due_ns(1) == GROWTH_WAIT_NS
+    assert shown(one.at(GROWTH_WAIT_NS)) == ["a:4", "report"]
 
 
 def test_growth_goes_with_another_ack_and_the_report_with_both() -> None:

@@ -1,0 +1,37 @@
+"""What is said and counted of submits that are refused where they come in."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.errors import CHANNEL_DENIED
+from penstock.keys import Role
+from penstock.request.v1 import request_pb2
+from services.auth.caller import CALLER, Caller
+from services.auth.keyring import NotAllowedError
+from services.clock import SystemClock
+from services.queue.metrics import QueueMetrics
+from services.queue.submit import Intake
+from services.telemetry import Telemetry
+
+REFUSED = "penstock_queue_auth_refused_total"
+
+
+@pytest.mark.parametrize("all_or_none", [False, True])
+async def test_a_channel_that_is_not_for_the_caller_counts_once_however_it_is_submitted(all_or_none: bool) -> None:
+    registry = CollectorRegistry()
+    nothing_is_posted = cast(Any, None)
+    intake = Intake(nothing_is_posted, ("a", "b"), "a", SystemClock(), Telemetry(None), QueueMetrics(registry))
+    CALLER.set(Caller(Role.CLIENT, "t", "t", frozenset({"a"}), "key"))
+    asked = [(7, request_pb2.Request(text="x", channel="b"))]
+    if all_or_none:
+        with pytest.raises(NotAllowedError):  # which the guard counts
+            intake.take(asked, all_or_none)
+        assert not registry.get_sample_value(REFUSED, {"reason": "channel"})
+        return
+    (ack,) = await intake.take(asked).acks()
+    assert (ack.tag, ack.error.code) == (7, CHANNEL_DENIED)
+    assert registry.get_sample_value(REFUSED, {"reason": "channel"}) == 1
