@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -13,9 +13,14 @@ from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, Caller
 from services.auth.keyring import NotAllowedError
 from services.clock import SystemClock
+from services.queue.committer import Committer
+from services.queue.core.machine import Machine
+from services.queue.memory_store import MemoryStore
 from services.queue.metrics import QueueMetrics
+from services.queue.recovery import recover
 from services.queue.submit import Intake
 from services.telemetry import Telemetry
+from tests.support.queueing import RULES, STORE_ID
 
 REFUSED = "penstock_queue_auth_refused_total"
 
@@ -23,8 +28,10 @@ REFUSED = "penstock_queue_auth_refused_total"
 @pytest.mark.parametrize("all_or_none", [False, True])
 async def test_a_channel_that_is_not_for_the_caller_counts_once_however_it_is_submitted(all_or_none: bool) -> None:
     registry = CollectorRegistry()
-    nothing_is_posted = cast(Any, None)
-    intake = Intake(nothing_is_posted, ("a", "b"), "a", SystemClock(), Telemetry(None), QueueMetrics(registry))
+    store, clock = MemoryStore(), SystemClock()
+    # Nothing is posted to it.
+    committer = Committer(store, lambda: Machine(STORE_ID, RULES, recover(store), clock.now_ns()), clock, Mock(), 0)
+    intake = Intake(committer, ("a", "b"), "a", clock, Telemetry(None), QueueMetrics(registry))
     CALLER.set(Caller(Role.CLIENT, "t", "t", frozenset({"a"}), "key"))
     asked = [(7, request_pb2.Request(text="x", channel="b"))]
     if all_or_none:
