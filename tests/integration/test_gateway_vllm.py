@@ -149,6 +149,11 @@ def comparable(value: Any) -> Any:
 CASES = [("chat", name) for name in CHATS] + [("text", name) for name in TEXTS]
 
 
+CUT_SHORT = "tools: auto, cut short"
+"""As long as a call has no argument yet, vLLM's parser tells of none or of an empty set of them, depending on how many
+tokens come to it at once, which is chance on both servers."""
+
+
 def fields_of(kind: str, name: str) -> dict[str, Any]:
     return {**WHOLE, **(CHATS if kind == "chat" else TEXTS)}[name]
 
@@ -191,7 +196,11 @@ def test_streams_agree(bases: list[str], kind: str, name: str) -> None:
         )
         streams.append([chunk.model_dump(exclude_unset=True) for chunk in stream])
     ours, theirs = streams
-    assert comparable(joined(ours)) == comparable(joined(theirs))
+    told = [joined(stream) for stream in streams]
+    if name == CUT_SHORT:
+        for call in (call for said in told for choice in said.values() for call in choice["calls"].values()):
+            assert call.pop("arguments") in {"", "{}"}
+    assert comparable(told[0]) == comparable(told[1])
     assert ours[-1]["usage"] == theirs[-1]["usage"]
     assert {*ours[-1]} == {*theirs[-1]} - {"system_fingerprint"}
     assert ours[0].keys() == theirs[0].keys(), "the first chunk"
