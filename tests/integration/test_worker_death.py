@@ -28,7 +28,9 @@ async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(
     worker = fleet.add_worker("w1", engine_flags)
     async with public.Client(fleet.queue.address, retry_for_s=60) as client:
         for i in range(REQUESTS):
-            await client.submit(prompt=f"request number {i}", max_tokens=100, batch="b", client_reference=str(i))
+            # Of different lengths, so that some still run when the first have ended.
+            prompt, tokens = f"request number {i}", 20 + 8 * i
+            await client.submit(prompt=prompt, max_tokens=tokens, ignore_eos=True, batch="b", client_reference=str(i))
         seen: dict[str, public.Result] = {}
         async for result in client.watch(batch="b"):
             assert result.client_reference not in seen
