@@ -21,7 +21,8 @@ COMPILED: dict[str, str] = {
         hold_time holds lately ledger lengths line machine margin messages openings policy predictive recompute roster
         rules savings share snapshot waiting""",
     "services/scheduler": "links runner wire",
-    "services/worker/core": "audit engine_view entry lifecycle messages peers reservations session sizing values",
+    "services/worker/core": """audit engine_view entry lifecycle messages peers reservations session sizing token_news
+        values""",
     "services/worker": "alarm completions engine links outputs run runner wire",
 }
 """Modules by directory: those a request passes through. What is left out, and why:

@@ -5,7 +5,8 @@ Usage: python -m benchmarks.bench_gateway [--requests 300] [--rounds 4] [--susta
 Both servers stay up and get the same engine flags; rounds alternate and swap who begins, and both sides of a round get
 the same random prompts at the same Poisson arrivals. First vLLM's own server is given everything at once: that is the
 rate it can serve. Then `--sustained` of that rate is offered, and three times as much. The TTFT that the gateway adds
-is printed in milliseconds, as its target is, and as a ratio. Last line JSON.
+is printed in milliseconds, as its target is, and as a ratio. ITL is between chunks, of which one may carry several
+tokens; TPOT is the time per token after the first. Last line JSON.
 """
 
 from __future__ import annotations
@@ -186,6 +187,7 @@ def report(name: str, rounds: dict[str, list[dict[str, Any]]], requests: int) ->
         "p99_ttft_ratio": [b["p99_ttft_ms"] / a["p99_ttft_ms"] for a, b in pairs],
         "p50_itl_ratio": [b["median_itl_ms"] / a["median_itl_ms"] for a, b in pairs],
         "p99_itl_ratio": [b["p99_itl_ms"] / a["p99_itl_ms"] for a, b in pairs],
+        "p50_tpot_ratio": [b["median_tpot_ms"] / a["median_tpot_ms"] for a, b in pairs],
     }
     print(f"{name}: {requests} requests a run, failed {failed}")
     for figure, values in figures.items():

@@ -29,6 +29,8 @@ class Entry:
     tell_at_tokens: int = 0
     """Output length at which the engine's progress is next wanted; 0 means never."""
     watched: bool = False
+    told: bool = False
+    """Whether the watcher has been sent tokens, or is about to be."""
     cause: Cause = Cause.UNCLAIMED
     ending: Ending | None = None
     output_tokens: int = 0

@@ -8,6 +8,7 @@ from services.worker.core.entry import Counters, Entry
 from services.worker.core.lifecycle import IN_ENGINE, TABLE, Action, Input, State
 from services.worker.core.messages import Cause, Ending
 from services.worker.core.peers import Peers
+from services.worker.core.token_news import TokenNews
 
 
 class Reservations:
@@ -22,8 +23,7 @@ class Reservations:
         self.by_run: dict[str, Entry] = {}
         self.unclaimed: dict[str, Entry] = {}
         """Grants whose claim has not been sent, oldest first."""
-        self.with_tokens: dict[str, None] = {}
-        """Watched runs with tokens to send at the end of the wake-up."""
+        self.token_news = TokenNews()
         self.open = True
         """Whether new grants are taken."""
         self.in_engine = 0
@@ -150,7 +150,7 @@ class Reservations:
             self.claim_what_fits(now_ns)
         elif action is Action.RELEASE_AND_COMPLETE:
             run_id = entry.run_id
-            self.with_tokens.pop(run_id, None)
+            self.token_news.drop(run_id)
             if self._peers.queue_up:
                 if entry.watched:
                     self._out.append(m.SendTokens(run_id))
@@ -171,6 +171,6 @@ class Reservations:
     def _forget(self, entry: Entry, now_ns: int) -> None:
         run_id = entry.run_id
         del self.by_run[run_id]
-        self.with_tokens.pop(run_id, None)
+        self.token_news.drop(run_id)
         self._out.append(m.Forget(run_id))
         self.claim_what_fits(now_ns)

@@ -49,8 +49,8 @@ CAUSE_OF = {
 class Session:
     """One worker's reservations and leases. `step` takes a message and returns what to do.
 
-    A `Tick` ends every wake-up; it sends what is sent once per wake-up (tokens,
-    the engine report, renewals) and acts on what has become due.
+    A `Tick` ends every wake-up; it sends what is gathered (tokens, the engine
+    report, renewals) and acts on what has become due.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -126,6 +126,8 @@ class Session:
             times.append(self.view.due_ns(self._peers.interval_ns))
         if self._peers.queue_up and self._held.by_run:
             times.append(self._peers.renew_due_ns)
+            if (tokens_ns := self._held.token_news.due_ns) is not None:
+                times.append(tokens_ns)
         elif not self._peers.queue_up and self._held.unclaimed:
             times.append(next(iter(self._held.unclaimed.values())).granted_ns + CLAIM_HOLD_NS)
         return max(now_ns, min(times)) if times else None
@@ -232,10 +234,10 @@ class Session:
         self.counters.ignored += 1
 
     def _watch(self, run_id: str, entry: Entry, watched: bool) -> None:
-        entry.watched = watched
+        entry.watched, entry.told = watched, False
         self._out.append(m.WatchTokens(run_id, watched))
         if watched and entry.state is State.RUNNING:
-            self._held.with_tokens[run_id] = None
+            self._held.token_news.add(run_id, first=True)
 
     # ---- tokenizer and engine ----
 
@@ -303,7 +305,8 @@ class Session:
     def _engine_tokens(self, message: m.EngineTokens, _: int) -> None:
         entry = self._held.by_run.get(message.run_id)
         if entry is not None and entry.watched and entry.state is State.RUNNING:
-            self._held.with_tokens[message.run_id] = None
+            self._held.token_news.add(message.run_id, first=not entry.told)
+            entry.told = True
 
     def _engine_finished(self, message: m.EngineFinished, now_ns: int) -> None:
         entry = self._running(message.run_id)
@@ -385,12 +388,12 @@ class Session:
 
     def _tick(self, _: m.Tick, now_ns: int) -> None:
         if self._peers.queue_up:
-            self._out.extend(m.SendTokens(run_id) for run_id in self._held.with_tokens)
+            self._out.extend(m.SendTokens(run_id) for run_id in self._held.token_news.take(now_ns))
             if now_ns >= self._peers.renew_due_ns:
                 self._peers.renew(self._held.leases(), now_ns)
-        elif self._held.unclaimed:
+        else:
+            self._held.token_news.clear()
             entries = self._held.unclaimed.values()
             self._held.return_unclaimed([e for e in entries if now_ns - e.granted_ns >= CLAIM_HOLD_NS], now_ns)
-        self._held.with_tokens.clear()
         self._peers.report(self.view, now_ns)
         self.auditor.tick(now_ns)
