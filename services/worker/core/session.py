@@ -236,7 +236,9 @@ class Session:
     def _watch(self, run_id: str, entry: Entry, watched: bool) -> None:
         entry.watched, entry.told = watched, False
         self._out.append(m.WatchTokens(run_id, watched))
-        if watched and entry.state is State.RUNNING:
+        if not watched:
+            self._held.token_news.drop(run_id)
+        elif entry.state is State.RUNNING:
             self._held.token_news.add(run_id, first=True)
 
     # ---- tokenizer and engine ----
@@ -391,8 +393,7 @@ class Session:
             self._out.extend(m.SendTokens(run_id) for run_id in self._held.token_news.take(now_ns))
             if now_ns >= self._peers.renew_due_ns:
                 self._peers.renew(self._held.leases(), now_ns)
-        else:
-            self._held.token_news.clear()
+        elif self._held.unclaimed:
             entries = self._held.unclaimed.values()
             self._held.return_unclaimed([e for e in entries if now_ns - e.granted_ns >= CLAIM_HOLD_NS], now_ns)
         self._peers.report(self.view, now_ns)

@@ -23,13 +23,8 @@ class TokenNews:
         self._urgent = self._urgent or first
 
     def drop(self, run_id: str) -> None:
-        """Forget a run that has ended."""
+        """Forget a run that has ended or is watched no longer."""
         self._runs.pop(run_id, None)
-
-    def clear(self) -> None:
-        """Forget all of them: nobody listens."""
-        self._runs.clear()
-        self._urgent = False
 
     @property
     def due_ns(self) -> int | None:
@@ -44,6 +39,6 @@ class TokenNews:
         if due_ns is None or now_ns < due_ns:
             return []
         runs = list(self._runs)
-        self.clear()
-        self._told_ns = now_ns
+        self._runs.clear()
+        self._urgent, self._told_ns = False, now_ns
         return runs

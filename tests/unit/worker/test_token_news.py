@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.worker.core import messages as m
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
-from services.worker.core.token_news import TOKEN_WAIT_NS, TokenNews
+from services.worker.core.token_news import TOKEN_WAIT_NS
 
 SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
 LEASE_NS = 10**15
@@ -34,7 +34,7 @@ def test_a_first_token_is_sent_at_once_and_takes_along_what_waits() -> None:
     session = session_with("a", "b")
     assert sent(session, 100, "a.1") == ["a.1"]
     assert sent(session, 101, "a.1") == []
-    assert sent(session, 102, "b.1") == ["a.1", "b.1"]
+    assert sent(session, 102, "b.1", "a.1") == ["a.1", "b.1"]
 
 
 def test_later_tokens_wait_for_their_time_and_the_session_wants_to_be_woken_then() -> None:
@@ -64,6 +64,14 @@ def test_whoever_begins_to_watch_is_sent_what_there_is_at_once() -> None:
     assert sent(session, 104, "a.1") == []
 
 
+def test_whoever_no_longer_watches_is_not_sent_what_waited() -> None:
+    session = session_with("a", "b")
+    sent(session, 100, "a.1", "b.1")
+    assert sent(session, 101, "a.1", "b.1") == []
+    session.step(m.Watched("a", False), 102)
+    assert sent(session, 100 + TOKEN_WAIT_NS) == ["b.1"]
+
+
 def test_a_run_that_ends_has_its_last_tokens_sent_before_its_result_and_nothing_later() -> None:
     session = session_with("a")
     sent(session, 100, "a.1")
@@ -76,16 +84,20 @@ def test_a_run_that_ends_has_its_last_tokens_sent_before_its_result_and_nothing_
     assert sent(session, 100 + TOKEN_WAIT_NS) == []
 
 
-def test_what_nobody_can_be_sent_is_forgotten() -> None:
+def test_a_run_whose_lease_is_lost_has_nothing_sent_any_more() -> None:
     session = session_with("a")
     sent(session, 100, "a.1")
     assert sent(session, 101, "a.1") == []
-    session.step(m.QueueDown(), 102)
+    session.step(m.CancelRun(m.Lease("a", 1, 1), m.CancelCause.LEASE_LOST), 102)
+    session.step(m.EngineAborted("a.1", 4, 0), 103)
     assert sent(session, 100 + TOKEN_WAIT_NS) == []
-    news = TokenNews()
-    news.add("a", first=True)
-    news.clear()
-    news.add("b", first=False)
-    assert news.take(0) == ["b"], "the first frame waits for nothing"
-    news.add("c", first=False)
-    assert news.take(1) == []
+
+
+def test_tokens_wait_while_there_is_no_queue_and_all_of_them_are_sent_to_the_next_one() -> None:
+    session = session_with("a", "b")
+    sent(session, 100, "a.1", "b.1")
+    assert sent(session, 101, "a.1") == []
+    session.step(m.QueueDown(), 102)
+    assert sent(session, 100 + TOKEN_WAIT_NS, "b.1") == []
+    session.step(m.QueueUp(LEASE_NS, 100), 101 + TOKEN_WAIT_NS)
+    assert sent(session, 101 + TOKEN_WAIT_NS) == ["a.1", "b.1"]
