@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+LEAST_S = 0.001
+"""uvloop's timers count whole milliseconds, rounded: one that is set for less rings at once, and one that rang half a
+millisecond early would be set again and again until its time has come."""
+
 
 class Alarm:
     """Rings no later than it was last asked to; one that would ring earlier is left as it is.
@@ -20,9 +24,9 @@ class Alarm:
         self._at_s = 0.0
 
     def within(self, delay_s: float) -> None:
-        """Ring in `delay_s` seconds at the latest."""
+        """Ring in `delay_s` seconds at the latest, or LEAST_S if that is less."""
         loop = asyncio.get_running_loop()
-        at_s = loop.time() + delay_s
+        at_s = loop.time() + max(delay_s, LEAST_S)
         if self._timer is not None:
             if self._at_s <= at_s:
                 return

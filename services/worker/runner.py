@@ -1,8 +1,8 @@
 """One loop around the session: everything that is ready goes in, and what it asks for is done.
 
 The runner owns the attempts' data (`Run`); the session owns their lives. One
-wake-up takes all messages that have arrived, then a `Tick` that sends what is
-sent once per wake-up.
+wake-up takes all messages that have arrived, then a `Tick` that sends what was
+gathered.
 """
 
 from __future__ import annotations

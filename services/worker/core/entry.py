@@ -30,7 +30,7 @@ class Entry:
     """Output length at which the engine's progress is next wanted; 0 means never."""
     watched: bool = False
     told: bool = False
-    """Whether the watcher has been sent tokens, or is about to be."""
+    """Whether tokens came since the watcher began to watch: the next ones may wait."""
     cause: Cause = Cause.UNCLAIMED
     ending: Ending | None = None
     output_tokens: int = 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 TOKEN_WAIT_NS = 5_000_000
-"""Least time between two frames of tokens, unless somebody waits for a first token. A large model's step takes longer,
-and then each goes out at once; one with steps of a millisecond would keep worker, queue, gateway and client busy with a
-frame each for every step, which nobody can read that fast."""
+"""Longest that tokens wait, counted from the frame before: a large model's step takes longer, and what it brings goes
+out at once. Steps of a millisecond or two would keep worker, queue, gateway and client busy with a frame each, which
+nobody can read that fast. Nothing waits while somebody waits for a first token, or once a run has ended."""
 
 
 class TokenNews:
@@ -25,6 +25,8 @@ class TokenNews:
     def drop(self, run_id: str) -> None:
         """Forget a run that has ended or is watched no longer."""
         self._runs.pop(run_id, None)
+        if not self._runs:
+            self._urgent = False
 
     @property
     def due_ns(self) -> int | None:

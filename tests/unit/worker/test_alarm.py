@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.alarm import Alarm
+from services.worker.alarm import LEAST_S, Alarm
 
 
 class Timer:
@@ -54,6 +54,12 @@ def test_it_is_left_for_what_comes_later_and_set_anew_for_what_comes_earlier(clo
     assert (clockwork.set_for, len(clockwork.timers)) == ([105], 1)
     alarm.within(2)
     assert clockwork.set_for == [103]
+
+
+def test_it_is_never_set_for_less_than_a_loop_can_tell_from_at_once(clockwork: Clockwork) -> None:
+    alarm = Alarm(lambda: None)
+    alarm.within(0.0003)
+    assert clockwork.set_for == [100 + LEAST_S]
 
 
 def test_it_rings_once_and_can_be_set_again(clockwork: Clockwork) -> None:

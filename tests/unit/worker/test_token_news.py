@@ -64,6 +64,15 @@ def test_whoever_begins_to_watch_is_sent_what_there_is_at_once() -> None:
     assert sent(session, 104, "a.1") == []
 
 
+def test_a_run_that_ends_with_its_first_tokens_hurries_nobody_else() -> None:
+    session = session_with("a", "b")
+    sent(session, 100, "b.1")
+    session.step(m.EngineTokens("a.1"), 101)
+    session.step(m.EngineFinished("a.1", 1, 0), 101)
+    assert sent(session, 101) == []
+    assert sent(session, 102, "b.1") == []
+
+
 def test_whoever_no_longer_watches_is_not_sent_what_waited() -> None:
     session = session_with("a", "b")
     sent(session, 100, "a.1", "b.1")
@@ -84,7 +93,7 @@ def test_a_run_that_ends_has_its_last_tokens_sent_before_its_result_and_nothing_
     assert sent(session, 100 + TOKEN_WAIT_NS) == []
 
 
-def test_a_run_whose_lease_is_lost_has_nothing_sent_any_more() -> None:
+def test_a_run_that_is_forgotten_has_nothing_sent_any_more() -> None:
     session = session_with("a")
     sent(session, 100, "a.1")
     assert sent(session, 101, "a.1") == []
