@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 TOKEN_WAIT_NS = 5_000_000
-"""Longest that tokens wait, counted from the frame before: a large model's step takes longer, and what it brings goes
-out at once. Steps of a millisecond or two would keep worker, queue, gateway and client busy with a frame each, which
-nobody can read that fast. Nothing waits while somebody waits for a first token, or once a run has ended."""
+"""Longest that tokens wait, counted from the frame before: a large model's step takes longer, and what it brings mostly
+goes out at once. Steps of a millisecond or two would keep worker, queue, gateway and client busy with a frame each,
+which nobody can read that fast. Nothing waits while somebody waits for a first token, or once a run has ended."""
 
 
 class TokenNews:
