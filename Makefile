@@ -164,8 +164,8 @@ bench-overload: $(READY) ## Ten and a hundred times the load: refusals, memory, 
 	@$(BIN)/python -m benchmarks.bench_overload $(ARGS)
 
 .PHONY: bench-gateway
-bench-gateway: $(READY) ## vLLM's `bench serve` against the gateway and against vLLM's own server, alternating
-	@$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
+bench-gateway: $(PARTS) ## vLLM's `bench serve` against the gateway and against vLLM's own server, alternating
+	@$(MODULES) $(BIN)/python -m benchmarks.bench_gateway $(ARGS)
 
 .PHONY: bench-first-byte
 bench-first-byte: $(READY) ## The first byte of a stream, alone and beside a large batch, alternating

@@ -1,6 +1,7 @@
 """`vllm bench serve` against the gateway and against vLLM's own OpenAI server, alternating, on the same KV cache.
 
 Usage: python -m benchmarks.bench_gateway [--requests 300] [--rounds 4] [--sustained 0.5]
+       [--model tiny]
 
 Both servers stay up and get the same engine flags; rounds alternate and swap who begins, and both sides of a round get
 the same random prompts at the same Poisson arrivals. First vLLM's own server is given everything at once: that is the
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_main import penstock
+from benchmarks.models import DTYPE, MODELS, make_model
 
 BASE_PORT = 17510
 GATEWAY_PORT = BASE_PORT + 5
@@ -39,6 +40,8 @@ START_S = 180
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 32
 """Middle of the lengths; both vary by half of it."""
+
+WINDOW_TOKENS = 1024
 
 OVERLOAD = 3
 """Times the sustained rate."""
@@ -61,8 +64,8 @@ def engine_flags(model: Path) -> list[str]:
     flags = {
         "--model": str(model),
         "--served-model-name": "tiny",
-        "--dtype": "float32",
-        "--max-model-len": "1024",
+        "--dtype": DTYPE,
+        "--max-model-len": str(WINDOW_TOKENS),
         "--block-size": "32",
         "--num-gpu-blocks-override": "513",
     }
@@ -136,6 +139,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--sustained", type=float, default=0.5, help="offered, as a share of what vLLM can serve")
+    parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-gateway-") as name:
         print(json.dumps(compare(Path(name), options)))
@@ -144,7 +148,7 @@ def main() -> None:
 def compare(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Alternate both sides at both rates; return ratios and counts."""
     model = directory / "model"
-    penstock("tiny-model", str(model))
+    make_model(model, options.model, WINDOW_TOKENS)
     flags = engine_flags(model)
     up = ["penstock", "up", "--data-dir", str(directory / "data"), "--base-port", str(BASE_PORT), *flags]
     plain = ["vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(PLAIN_PORT), *flags]

@@ -25,23 +25,15 @@ from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.sides import PENSTOCK, PUSHED, Penstock, Pushed, Side
 from benchmarks.admission.trace import Trace
 from benchmarks.admission.workloads import Shape, Workload
-from benchmarks.bench_main import penstock
-
-MODELS = {
-    "tiny": ("--layers", "2", "--hidden-size", "128", "--dtype", "float32"),
-    "small": ("--layers", "4", "--hidden-size", "256", "--dtype", "float32"),
-    "m512": ("--layers", "4", "--hidden-size", "512", "--dtype", "float32"),
-}
-"""`tiny` has steps as an accelerator has them: a fixed cost, and little more for every request in the batch. Those of
-the others are arithmetic that a CPU does request by request, so that a larger batch hardly pays."""
+from benchmarks.models import DTYPE, MODELS, make_model
 
 
-def engine_flags(model: Path, dtype: str, shape: Shape, prefix_caching: bool) -> list[str]:
+def engine_flags(model: Path, shape: Shape, prefix_caching: bool) -> list[str]:
     """Return the engine arguments of every policy."""
     flags = {
         "--model": str(model),
         "--served-model-name": "tiny",
-        "--dtype": dtype,
+        "--dtype": DTYPE,
         "--max-model-len": str(shape.window_tokens),
         "--block-size": str(shape.block_size),
         # vLLM's number counts the null block, which holds nothing.
@@ -113,12 +105,11 @@ async def compare(name: str, options: argparse.Namespace, policies: list[str], d
     *rounds, warm_up = made
     shape = warm_up.shape
     model = directory / "model"
-    penstock("tiny-model", str(model), *MODELS[options.model], "--max-position", str(shape.window_tokens))
-    dtype = MODELS[options.model][-1]
+    make_model(model, options.model, shape.window_tokens)
     print(f"\n{name}, {options.requests} requests: {warm_up.source}\n  window {shape.window_tokens}, {shape.blocks} "
           f"blocks of {shape.block_size}, model {options.model}, {options.rounds} rounds", flush=True)  # fmt: skip
     async with AsyncExitStack() as stack:
-        flags = engine_flags(model, dtype, shape, prefix_caching=shape.prefix_caching)
+        flags = engine_flags(model, shape, prefix_caching=shape.prefix_caching)
         windows = shape.blocks * shape.block_size // shape.window_tokens
         sides = await start(stack, directory, policies, flags, windows)
         bench = Bench(sides, directory, model)
