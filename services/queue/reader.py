@@ -37,6 +37,16 @@ class LogRow(NamedTuple):
     seq: int
 
 
+class Page(NamedTuple):
+    """Some results of a batch."""
+
+    results: list[wire.StoredResult]
+    cursor: int
+    """After the log entries that were read."""
+    last: bool
+    """Whether the log had no more entries when it was read."""
+
+
 class Reader:
     """Reads for Watch, Get and the dead letters. Every method raises StoreError if the store fails."""
 
@@ -90,15 +100,14 @@ class Reader:
         found = [wire.read_result(row) for row in rows if row is not None]
         return sorted(found, key=lambda result: result.cursor)
 
-    async def page(self, batch: BatchKey, cursor: int, limit: int) -> tuple[list[wire.StoredResult], int]:
-        """Return results of a batch after `cursor`, and the cursor after the log entries that were read.
+    async def page(self, batch: BatchKey, cursor: int, limit: int) -> Page:
+        """Return results of a batch after `cursor`.
 
         At most `limit` log entries are read, fewer if the results are large; results deleted meanwhile are left out.
         """
-
         return await self._off_loop(lambda: self._page(batch, cursor, limit))
 
-    def _page(self, batch: BatchKey, cursor: int, limit: int) -> tuple[list[wire.StoredResult], int]:
+    def _page(self, batch: BatchKey, cursor: int, limit: int) -> Page:
         log = self._log(batch, cursor, limit)
         found: list[wire.StoredResult] = []
         after = cursor
@@ -112,11 +121,11 @@ class Reader:
             found += [result for result in results if after < result.cursor <= last]
             after = last
             size_bytes += sum(len(result.body) for result in results)
+            first += count
             if size_bytes >= PAGE_BYTES:
                 break
-            first += count
             count = _next_chunk(results)
-        return found, after
+        return Page(found, after, first >= len(log) and len(log) < limit)
 
     async def log(self, batch: BatchKey, cursor: int, limit: int) -> list[LogRow]:
         """Return at most `limit` entries of a batch's completion log after `cursor`."""

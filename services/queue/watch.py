@@ -1,7 +1,7 @@
 """Who watches what. Results are read from the store after a cursor; only token deltas are pushed.
 
-A watcher is told that something ended, and reads it from the store itself (a small result
-that it named is handed to it), so a slow watcher holds back nobody. Token deltas are merged per completion until the
+A watcher is told that something ended, and reads it from the store itself, so a slow watcher holds back nobody. One
+that keeps up is handed small results and reads nothing. Token deltas are merged per completion until the
 watcher takes them, and past MAX_BEHIND_BYTES they are left out: what is kept for one watcher is bounded, whatever it
 watches and however slowly it reads.
 """
@@ -70,6 +70,8 @@ class Watcher:
         name only)."""
         self.started_over = False
         """Whether the queue has been rebuilt from its store: what ended meanwhile was told to nobody."""
+        self._of_batch: list[StoredResult] | None = None
+        """Results of the watched batch since they were last taken; None if the store has some that are not here."""
         self._told_bytes = 0
         self._behind_bytes = 0
         self._news = asyncio.Event()
@@ -102,6 +104,31 @@ class Watcher:
             result, size_bytes = None, 0
         self._told_bytes += size_bytes
         self.ended[seq] = result
+
+    def end_in_batch(self, result: Callable[[], StoredResult | None]) -> None:
+        """Note that a request of the watched batch has ended; its result is made only if it can be kept."""
+        if self._of_batch is None:
+            return
+        kept = result()
+        if kept is None or self._told_bytes + len(kept.body) > self._most_bytes:
+            self.miss_results()
+            return
+        self._told_bytes += len(kept.body)
+        self._of_batch.append(kept)
+
+    def miss_results(self) -> None:
+        """Leave what has ended in the watched batch to be read from the store."""
+        self._of_batch = None
+        self._told_bytes = 0
+
+    def take_results(self) -> list[StoredResult] | None:
+        """Return the results of the watched batch since this was last asked, None if some have to be read.
+
+        Whoever then reads the log to its end has all: what ends from now on is handed over again.
+        """
+        results, self._of_batch = self._of_batch, []
+        self._told_bytes = 0
+        return results
 
     def take_ended(self) -> dict[int, StoredResult | None]:
         """Return the requests that ended and were not taken yet."""
@@ -182,10 +209,10 @@ class WatchHub:
             self._watchers.discard(watcher)
 
     @contextmanager
-    def batch(self, batch: BatchKey, tokens: bool) -> Iterator[Watcher]:
-        """Register a watcher of every request of a batch, and of their token deltas if `tokens`."""
+    def batch(self, batch: BatchKey, tokens: bool, behind_bytes: int = MAX_BEHIND_BYTES) -> Iterator[Watcher]:
+        """Register a watcher of every request of a batch, and of their token deltas if `tokens`; see `watcher`."""
         registries = (self._by_batch, self._tokens_by_batch) if tokens else (self._by_batch,)
-        with self.watcher() as watcher:
+        with self.watcher(behind_bytes) as watcher:
             for registry in registries:
                 registry[batch].add(watcher)
             try:
@@ -237,15 +264,17 @@ class WatchHub:
         self._progress = {batch: counts for batch, counts in progress.items() if any(counts)}
         for watcher in self._watchers:
             watcher.started_over = True
+            watcher.miss_results()
             watcher.notify()
 
     def ended(self, seq: int, batch: BatchKey, request_id: str, result: Callable[[], StoredResult | None]) -> None:
-        """Tell the watchers that a request has a durable result; those that named it get it from `result`."""
+        """Tell the watchers that a request has a durable result; those that have room get it from `result`."""
         for watcher in self._by_seq.get(seq, ()):
             watcher.end(seq, result())
             watcher.forget(request_id)
             watcher.notify()
         for watcher in self._by_batch.get(batch, ()):
+            watcher.end_in_batch(result)
             watcher.forget(request_id)
             watcher.notify()
 

@@ -11,6 +11,7 @@ import grpc
 from penstock.queue.v1 import queue_pb2
 from services.auth.caller import CALLER
 from services.queue.admin import ids_of
+from services.queue.batch_log import BatchLog
 from services.queue.committer import Committer, RefusedError
 from services.queue.core.effects import Inspected
 from services.queue.core.entry import NO_SEQ, parse_request_id, request_id_of
@@ -24,9 +25,6 @@ from services.queue.watch import WatchHub
 from services.queue.watch_frames import Results, delta_events, frames
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-
-PAGE_RESULTS = 256
-"""Results read at once; frames are cut by size besides."""
 
 
 class Watching:
@@ -64,24 +62,22 @@ class Watching:
 
     async def _watch_batch(self, request: queue_pb2.WatchRequest) -> AsyncIterator[bytes]:
         batch = (CALLER.get().tenant, request.batch)
-        cursor = request.cursor
         told: tuple[int, int] | None = None
         interest = WatchTokens(True, None, batch)
         with self._hub.batch(batch, request.tokens) as watcher, self._interest(interest, request.tokens):
+            log = BatchLog(self._reader, watcher, batch, request.cursor)
             while True:
                 watcher.clear()
                 # Read before the log: what ends after this is seen by another round.
                 progress = self._hub.progress(batch)
-                results, after = await self._reader.page(batch, cursor, PAGE_RESULTS)
-                more = after != cursor
-                cursor = after
+                results = await log.read()
                 events = delta_events(watcher) + [result.event() for result in results]
                 if told is None or (results and told != progress):
                     events.append(_progress_event(progress))
                     told = progress
                 for frame in frames(events):
                     yield frame
-                if more:
+                if not log.at_end:
                     continue
                 if not request.follow and not any(progress):
                     return

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
 from typing import Any
 
+from services.queue import wire
 from services.queue.committer import Committer, Released
 from services.queue.core import effects as e
 from services.queue.core import messages as m
@@ -17,6 +19,7 @@ from services.queue.loading import Loading
 from services.queue.reader import Reader
 from services.queue.recovery import Recovery, recover
 from services.queue.store import StoreError, StoreUnusableError
+from services.queue.watch import WatchHub
 from tests.simulation.coverage import Coverage
 from tests.simulation.durable import STORE_ID, Durable
 from tests.simulation.network import UP, Network, Stream
@@ -173,6 +176,7 @@ class QueueActor(Process):
             CHANNELS, options.max_attempts, options.lease_ms * MS, WORKER_GRACE_NS, options.max_inflight
         )
         self.streams: dict[int, Stream] = {}
+        self.hub = WatchHub()
         self.watches: dict[int, WatchServer] = {}
         self._numbers = itertools.count(1)
         self._disk: Disk | None = None
@@ -239,6 +243,7 @@ class QueueActor(Process):
     def died(self) -> None:
         """Lose everything but the store."""
         self.streams.clear()
+        self.hub = WatchHub()
         self.watches.clear()
         self._disk = None
         self.crash_in_write = None
@@ -304,6 +309,8 @@ class QueueActor(Process):
         for effect in released.effects:
             if type(effect) is e.Ended:
                 ended.add(effect.meta.batch)
+                told = partial(wire.told_result, effect)
+                self.hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, told)
                 self.world.note("queue:", effect.request_id, "ended", effect.outcome.name, "after", effect.attempts)
             elif type(effect) is e.EndStream:
                 self._end(effect.stream)
@@ -334,6 +341,7 @@ class QueueActor(Process):
         self.referee.knows_all()
         for number in list(self.streams):
             self._end(number)
+        self.hub.reset({})
         for watch in self.watches.values():
             watch.renew()
             watch.look()

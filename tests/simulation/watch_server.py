@@ -1,12 +1,16 @@
-"""The queue's half of a Watch stream: pages of durable results after a cursor, read as production reads them."""
+"""The queue's half of a Watch stream: durable results after a cursor, handed over and read as production does it."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from services.queue.core.entry import DEFAULT_TENANT
+from services.queue.batch_log import BatchLog
+from services.queue.core.entry import DEFAULT_TENANT, BatchKey
 from services.queue.core.messages import WatchTokens
+from services.queue.reader import Page
 from services.queue.store import StoreError
+from services.queue.wire import StoredResult
 from tests.simulation.network import Stream
 from tests.simulation.world import MS
 
@@ -16,11 +20,26 @@ if TYPE_CHECKING:
 PAGE_RESULTS = 3
 """Small, so that every watch takes several."""
 
+KEPT_BYTES = 1_000
+"""Of results for one watcher: so few that some have to be read after all."""
+
 READ_NS = 2 * MS
 
 
+class Pages:
+    """Reads the queue's store without another thread, of which the simulation has none."""
+
+    def __init__(self, queue: QueueActor) -> None:
+        """Read what `queue` reads."""
+        self._queue = queue
+
+    async def page(self, batch: BatchKey, cursor: int, _limit: int) -> Page:
+        """Return results of a batch after `cursor`; raises StoreError."""
+        return self._queue.reader._page(batch, cursor, PAGE_RESULTS)
+
+
 class WatchServer:
-    """One watch: reads a page, waits until it is taken, reads on; sleeps when there is nothing after its cursor."""
+    """One watch: sends what there is, waits until it is taken, goes on; sleeps when nothing is after its cursor."""
 
     def __init__(self, queue: QueueActor, number: int, stream: Stream, batch: str, cursor: int, tokens: bool) -> None:
         """Watch `batch` after `cursor`, token deltas too if `tokens`."""
@@ -28,7 +47,9 @@ class WatchServer:
         self.batch = batch
         self._queue = queue
         self._number = number
-        self._cursor = cursor
+        self._open = ExitStack()
+        watcher = self._open.enter_context(queue.hub.batch((DEFAULT_TENANT, batch), tokens, KEPT_BYTES))
+        self._log = BatchLog(Pages(queue), watcher, (DEFAULT_TENANT, batch), cursor)  # type: ignore[arg-type]
         self._interest = WatchTokens(True, None, (DEFAULT_TENANT, batch)) if tokens else None
         self._busy = False
         self._news = True
@@ -52,6 +73,7 @@ class WatchServer:
 
     def ended(self) -> None:
         """Note that the stream is over."""
+        self._open.close()
         if self._interest is not None:
             self._queue.committer.post(self._interest._replace(on=False))
 
@@ -65,15 +87,21 @@ class WatchServer:
         if self._number not in self._queue.watches:
             return
         try:
-            results, after = self._queue.reader._page((DEFAULT_TENANT, self.batch), self._cursor, PAGE_RESULTS)
+            results = self._look()
         except StoreError:
             self._queue.end_watch(self._number)
             return
-        self._busy = False
-        if after != self._cursor:
-            self._cursor = after
-            self._news = True
-            if results:
-                self._busy = True
-                self.stream.down([(result.cursor, result.result()) for result in results])
+        self._busy = bool(results)
+        self._news = self._news or not self._log.at_end
+        if results:
+            self.stream.down([(result.cursor, result.result()) for result in results])
         self._read()
+
+    def _look(self) -> list[StoredResult]:
+        """Return what the log has; it waits for nothing, as pages are read at once."""
+        reading = self._log.read()
+        try:
+            reading.send(None)
+        except StopIteration as end:
+            return list(end.value)
+        raise RuntimeError("the log waits for something")

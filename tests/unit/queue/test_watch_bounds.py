@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from services.queue.batch_log import PAGE_RESULTS
 from services.queue.core import records
 from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT
@@ -16,7 +17,6 @@ from services.queue.memory_store import MemoryStore
 from services.queue.reader import MOST_CHUNK, Reader
 from services.queue.watch import MAX_BEHIND_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
 from services.queue.watch_frames import Results
-from services.queue.watching import PAGE_RESULTS
 from services.queue.wire import StoredResult
 from services.telemetry import Telemetry
 from tests.support.queueing import STORE_ID, Queue, meta
@@ -168,6 +168,25 @@ async def test_large_results_are_read_one_by_one() -> None:
     sizes = [len(chunk) async for chunk in reader.in_chunks(range(1, 20))]
     reader.close()
     assert sizes == [8] + [1] * 11
+
+
+async def test_a_page_that_is_cut_for_its_size_is_not_the_last() -> None:
+    store = CountingStore()
+    for seq in range(1, 13):
+        head = records.ResultHead(seq, 1, DEFAULT_TENANT, "", "b")
+        row = records.encode_result(head, b"z" * 1_200_000)
+        store.write([Write(records.RESULTS, records.seq_key(seq), row)])
+        store.write([Write(records.COMPLETIONS, records.completion_key(BATCH, seq), records.seq_key(seq))])
+    reader = Reader(store, STORE_ID)
+    pages = [await reader.page(BATCH, cursor, PAGE_RESULTS) for cursor in (0, 8, 12)]
+    whole = await reader.page(BATCH, 8, 4)
+    reader.close()
+    assert [(len(page.results), page.cursor, page.last) for page in pages] == [
+        (8, 8, False),
+        (4, 12, True),
+        (0, 12, True),
+    ]
+    assert not whole.last, "there may be more than were asked for"
 
 
 async def test_many_that_end_at_once_with_large_results_are_read_a_few_at_a_time_and_come_in_order() -> None:
