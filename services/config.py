@@ -268,7 +268,7 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
         except ValidationError as error:
             lines = [_wrong(kind, problem, record) for problem in error.errors()]
         except SettingsError as error:
-            lines = [_unreadable(kind, error)]
+            lines = _unreadable(kind, error).splitlines()
         except SystemExit as ending:
             if not ending.code:
                 raise  # --help

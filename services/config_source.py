@@ -6,10 +6,12 @@ channels of the file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -18,6 +20,9 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, Path
 
 DEFAULT, FLAG = "default", "flag"
+
+LINKED = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
+"""Ends of the variables that Kubernetes makes in every container for a Service, of the name `penstock-queue` say."""
 
 
 @dataclass
@@ -93,7 +98,10 @@ class Environment(EnvSettingsSource):
             raise SettingsError(f"{variable}_FILE: {path}: {reason}") from None
 
     def __call__(self) -> dict[str, Any]:
-        """Return what no flag gave."""
+        """Return what no flag gave; raises SettingsError, a line each, for variables of this service that are none."""
+        unknown = self._unknown()
+        if unknown:
+            raise SettingsError("\n".join(unknown))
         found = {key: value for key, value in super().__call__().items() if key not in self.current_state}
         record = _record.get()
         if record is not None:
@@ -104,6 +112,23 @@ class Environment(EnvSettingsSource):
                 in_file = f"{variable}_file".lower() in self.env_vars
                 record.variables[key] = f"{variable}_FILE" if in_file else variable
         return found
+
+    def _unknown(self) -> list[str]:
+        """Return what is wrong with variables that begin as this service's do and are no setting of it."""
+        prefix = str(self.settings_cls.model_config.get("env_prefix", "")).upper()
+        if not prefix:
+            return []
+        known = {variable_of(self.settings_cls, name) for name in self.settings_cls.model_fields}
+        own = {name.removeprefix(prefix) for name in known if name.startswith(prefix)}
+        wrong = []
+        for name in sorted(variable.upper() for variable in self.env_vars):
+            setting = name if name in known else name.removesuffix("_FILE")
+            if not name.startswith(prefix) or setting in known or LINKED.search(name):
+                continue
+            near = get_close_matches(setting.removeprefix(prefix), own, 1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {prefix}{{{','.join(sorted(own))}}}"
+            wrong.append(f"{name}: unknown; {hint}")
+        return wrong
 
 
 class TomlFile(PydanticBaseSettingsSource):

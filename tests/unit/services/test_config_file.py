@@ -17,7 +17,7 @@ from penstock.cli.config import defaults_of_commands
 from penstock.cli.errors import CommandError
 from penstock.config_file import ConfigFile, ConfigFileError, client_table, positions
 from penstock.tls import TlsFiles
-from services.config import SettingsRefusedError, default_channels, read_settings
+from services.config import EX_CONFIG, SettingsRefusedError, default_channels, load_settings, read_settings
 from services.config_check import KINDS, check, findings, show
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
@@ -226,6 +226,43 @@ def test_the_example_says_the_defaults(tmp_path: Path) -> None:
         "tls_ca", "tls_cert", "tls_client_auth", "tls_key",
     }  # fmt: skip
     assert set(default_channels()) == {"interactive", "batch"}
+
+
+# ---- the environment ----
+
+
+def test_variables_of_a_service_that_are_no_settings_are_refused_each_with_what_was_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_QUEUE_LISTN", "127.0.0.1:0")
+    monkeypatch.setenv("PENSTOCK_QUEUE_ZZZ_FILE", "x")
+    with pytest.raises(SettingsRefusedError) as refusal:
+        read_settings(QueueSettings, [])
+    first, second = refusal.value.lines
+    assert first == "PENSTOCK_QUEUE_LISTN: unknown; did you mean PENSTOCK_QUEUE_LISTEN?"
+    assert second.startswith("PENSTOCK_QUEUE_ZZZ_FILE: unknown; known: PENSTOCK_QUEUE_{BACKUP_DIR,DATA_DIR,")
+    with pytest.raises(SystemExit) as ending:
+        load_settings(QueueSettings, "penstock queue", [])
+    assert ending.value.code == EX_CONFIG
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PENSTOCK_QUEUE_PORT",
+        "PENSTOCK_QUEUE_SERVICE_HOST",
+        "PENSTOCK_QUEUE_SERVICE_PORT_GRPC",
+        "PENSTOCK_QUEUE_PORT_7410_TCP_ADDR",
+        "PENSTOCK_QUEUE_HEADLESS_SERVICE_PORT",
+        "PENSTOCK_QUEUE",
+        "PENSTOCK_SCHEDULER_LISTN",
+    ],
+)
+def test_variables_of_kubernetes_and_of_others_are_none_of_its_business(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "tcp://10.0.0.1:7410")
+    assert read_settings(QueueSettings, []).settings == QueueSettings()
 
 
 # ---- secrets ----
