@@ -8,6 +8,7 @@ restarts that no call stack spans.
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import sys
@@ -22,6 +23,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.tracing import span_processor
+
+log = logging.getLogger(__name__)
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 
@@ -149,9 +152,15 @@ def start_metrics(listen: str, tls: ssl.SSLContext | None = None) -> None:
     host, _, port = listen.rpartition(":")
     try:
         server, _ = prometheus_client.start_http_server(int(port), addr=host or "0.0.0.0")
+        server.handle_error = _scrape_failed  # type: ignore[assignment]
         if tls is not None:
             # A connection's handshake then happens at its first read, in its own thread.
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     except OSError as error:
         print(f"cannot serve metrics on {listen}: {error.strerror}", file=sys.stderr)
         raise SystemExit(69) from None
+
+
+def _scrape_failed(_connection: object, address: tuple[str, int]) -> None:
+    """Say in a line what a connection to the metrics port ended with: plain HTTP to a TLS port, no certificate."""
+    log.warning("no metrics for %s: %s", address[0], sys.exc_info()[1])

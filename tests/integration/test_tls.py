@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import ssl
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from penstock.tls import TlsError, TlsFiles
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.fleet import Fleet, Service
 from tests.support.fleet import penstock as command
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -120,6 +122,13 @@ def test_http_ports_let_in_nobody_else_either(fleet: Fleet, directory: Path) -> 
     for service, metrics in ((gateway, False), (fleet.queue, True)):
         with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
             https(service, TlsFiles(good.ca), "/metrics", metrics)
+    plain = http.client.HTTPConnection(fleet.queue.metrics_address, timeout=30)
+    with closing(plain):
+        plain.request("GET", "/metrics")
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            plain.getresponse()
+    wait_for(lambda: fleet.queue.log().count("no metrics for 127.0.0.1: ") == 2, "a line for each of the two")
+    assert "Traceback" not in fleet.queue.log()
 
 
 def test_files_that_do_not_fit_are_refused_at_once(directory: Path, tmp_path: Path) -> None:
