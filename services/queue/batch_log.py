@@ -34,6 +34,8 @@ class BatchLog:
         handed = self._watcher.take_results()
         if handed is None or not self.at_end:
             results, self._cursor, self.at_end = await self._reader.page(self._batch, self._cursor, PAGE_RESULTS)
+            if not self.at_end:
+                self._watcher.miss_results()
             return results
         results = [result for result in handed if result.cursor > self._cursor]
         if results:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 from penstock.request.v1 import request_pb2
@@ -30,6 +31,10 @@ PENDING_BYTES = 1024
 
 PIECE_BYTES = 256
 """What a delta that is merged into a waiting one takes besides its content: entries of lists and their objects."""
+
+
+RESULT_BYTES = 256
+"""What a result that waits takes besides its body: a tuple, a number, the object of its bytes and its entry."""
 
 
 @dataclass(slots=True)
@@ -106,20 +111,22 @@ class Watcher:
         self.ended[seq] = result
 
     def end_in_batch(self, result: Callable[[], StoredResult | None]) -> None:
-        """Note that a request of the watched batch has ended; its result is made only if it can be kept."""
+        """Note that a request of the watched batch has ended; its result is asked for only where results are kept."""
         if self._of_batch is None:
             return
         kept = result()
-        if kept is None or self._told_bytes + len(kept.body) > self._most_bytes:
+        size_bytes = 0 if kept is None else len(kept.body) + RESULT_BYTES
+        if kept is None or self._told_bytes + size_bytes > self._most_bytes:
             self.miss_results()
             return
-        self._told_bytes += len(kept.body)
+        self._told_bytes += size_bytes
         self._of_batch.append(kept)
 
     def miss_results(self) -> None:
-        """Leave what has ended in the watched batch to be read from the store."""
-        self._of_batch = None
-        self._told_bytes = 0
+        """Leave what has ended in the watched batch, and what ends before the next look, to be read from the store."""
+        if self._of_batch is not None:
+            self._of_batch = None
+            self._told_bytes = 0
 
     def take_results(self) -> list[StoredResult] | None:
         """Return the results of the watched batch since this was last asked, None if some have to be read.
@@ -268,7 +275,8 @@ class WatchHub:
             watcher.notify()
 
     def ended(self, seq: int, batch: BatchKey, request_id: str, result: Callable[[], StoredResult | None]) -> None:
-        """Tell the watchers that a request has a durable result; those that have room get it from `result`."""
+        """Tell the watchers that a request has a durable result; `result` makes it, once, for those that have room."""
+        result = cache(result)
         for watcher in self._by_seq.get(seq, ()):
             watcher.end(seq, result())
             watcher.forget(request_id)

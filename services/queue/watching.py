@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, TypeAlias
 
 import grpc
@@ -71,9 +72,9 @@ class Watching:
                 # Read before the log: what ends after this is seen by another round.
                 progress = self._hub.progress(batch)
                 results = await log.read()
-                events = delta_events(watcher) + [result.event() for result in results]
+                events = chain(delta_events(watcher), (result.event() for result in results))
                 if told is None or (results and told != progress):
-                    events.append(_progress_event(progress))
+                    events = chain(events, [_progress_event(progress)])
                     told = progress
                 for frame in frames(events):
                     yield frame

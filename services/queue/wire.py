@@ -149,10 +149,10 @@ MAX_TOLD_BYTES = 64 * 1024
 
 def told_result(ended: Ended) -> StoredResult | None:
     """Return the result of a request that has just ended, as `result_write` stored it; None if it must be read."""
-    if ended.body is None:
+    result = cast("request_pb2.Result | None", ended.body)
+    if result is None or result.ByteSize() > MAX_TOLD_BYTES:
         return None
-    body = cast(request_pb2.Result, ended.body).SerializeToString()
-    return StoredResult(ended.completion_seq, body) if len(body) <= MAX_TOLD_BYTES else None
+    return StoredResult(ended.completion_seq, result.SerializeToString())
 
 
 def read_result(row: bytes) -> StoredResult:

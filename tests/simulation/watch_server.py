@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PAGE_RESULTS = 3
 """Small, so that every watch takes several."""
 
-KEPT_BYTES = 1_000
+KEPT_BYTES = 1_500
 """Of results for one watcher: so few that some have to be read after all."""
 
 READ_NS = 2 * MS

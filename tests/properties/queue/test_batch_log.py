@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.queue.batch_log import BatchLog
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.reader import Page
-from services.queue.watch import WatchHub
+from services.queue.watch import RESULT_BYTES, WatchHub
 from services.queue.wire import StoredResult
 
 BATCH = (DEFAULT_TENANT, "b")
@@ -68,7 +68,7 @@ class Queue:
 @settings(max_examples=400)
 @example([("read", 0), ("write", 1), ("rebuild", 0)], 5, 4096, 0)
 @example([("read", 1)], 5, 4096, 0)
-@given(steps, st.integers(1, 5), st.sampled_from([25, 55, 4096]), st.integers(0, 3))
+@given(steps, st.integers(1, 5), st.sampled_from([600, 1200, 4096]), st.integers(0, 3))
 def test_every_result_is_returned_once_and_in_order(
     steps: list[tuple[str, int]], page_results: int, kept_bytes: int, before: int
 ) -> None:
@@ -107,7 +107,7 @@ def test_who_keeps_up_reads_the_store_once(ends: list[int]) -> None:
     queue = Queue(100)
 
     async def work() -> None:
-        with queue.hub.batch(BATCH, False, 40) as watcher:
+        with queue.hub.batch(BATCH, False, 4 * (RESULT_BYTES + 10)) as watcher:
             log = BatchLog(queue, watcher, BATCH, 0)  # type: ignore[arg-type]  # stands for the reader
             assert await log.read() == []
             for count in ends:
@@ -118,5 +118,27 @@ def test_who_keeps_up_reads_the_store_once(ends: list[int]) -> None:
             queue.tell(5)
             assert len(await log.read()) == 5
             assert queue.pages == 2, "five results are more than are kept"
+
+    asyncio.run(work())
+
+
+def test_who_is_behind_has_no_results_made_that_it_will_read() -> None:
+    queue = Queue(2)
+    queue.write(5)
+    queue.told = 5
+    made: list[int] = []
+
+    def make() -> StoredResult:
+        made.append(queue.told)
+        return queue.durable[-1]
+
+    async def work() -> None:
+        with queue.hub.batch(BATCH, False) as watcher:
+            log = BatchLog(queue, watcher, BATCH, 0)  # type: ignore[arg-type]  # stands for the reader
+            for at_end in (False, False, True):
+                await log.read()
+                assert log.at_end is at_end
+                queue.hub.ended(9, BATCH, "9", make)
+            assert len(made) == 1
 
     asyncio.run(work())

@@ -9,7 +9,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue.batch_log import PAGE_RESULTS
 from services.queue.core import records
-from services.queue.core.effects import Write
+from services.queue.core.effects import Ended, Write
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import NO_BATCH, WorkerOpened
@@ -17,7 +17,7 @@ from services.queue.memory_store import MemoryStore
 from services.queue.reader import MOST_CHUNK, Reader
 from services.queue.watch import MAX_BEHIND_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
 from services.queue.watch_frames import Results
-from services.queue.wire import StoredResult
+from services.queue.wire import MAX_TOLD_BYTES, StoredResult, told_result
 from services.telemetry import Telemetry
 from tests.support.queueing import STORE_ID, Queue, meta
 from tests.support.serving import Peer, ids, serving
@@ -89,6 +89,54 @@ def test_results_handed_over_are_bounded_and_the_rest_is_read_from_the_store() -
         assert sum(len(result.body) for result in told) <= MAX_BEHIND_BYTES
         hub.ended(1, NO_BATCH, "1", lambda: StoredResult(1, body))
         assert watcher.take_ended() == {1: StoredResult(1, body)}
+
+
+def test_a_queue_that_starts_over_does_not_let_a_watcher_keep_more() -> None:
+    hub = WatchHub()
+    with hub.watcher(100) as watcher:
+        for seq in range(4):
+            hub.follow(watcher, seq, False)
+            hub.ended(seq, NO_BATCH, str(seq), lambda: StoredResult(1, b"r" * 100))
+            hub.reset({})
+        assert [result for result in watcher.take_ended().values() if result is not None] == [
+            StoredResult(1, b"r" * 100)
+        ]
+
+
+def test_a_result_is_made_once_for_all_who_watch_and_not_for_those_who_have_to_read() -> None:
+    hub = WatchHub()
+    made: list[StoredResult] = []
+
+    def make() -> StoredResult:
+        made.append(StoredResult(1, b"r"))
+        return made[-1]
+
+    with hub.batch(BATCH, False) as one, hub.batch(BATCH, False) as other, hub.batch(BATCH, False):
+        hub.ended(1, BATCH, "1", make)
+        assert made == []
+        for watcher in (one, other):
+            watcher.take_results()
+        hub.ended(2, BATCH, "2", make)
+        assert one.take_results() == other.take_results() == made
+        assert len(made) == 1
+
+
+def test_a_large_result_is_left_to_be_read() -> None:
+    queue = Queue()
+    queue.step(WorkerOpened(1, "w", "life", ()))
+    told = []
+    for characters in (10, MAX_TOLD_BYTES):
+        (name,) = queue.submit(meta(batch="b"))
+        lease = queue.claim(1, name)
+        assert lease is not None
+        body = request_pb2.Result(outcome=request_pb2.OUTCOME_COMPLETED)
+        body.choices.add(text="y" * characters)
+        ended = [e for e in queue.complete(1, lease, Outcome.COMPLETED, body) if isinstance(e, Ended)]
+        told += [told_result(effect) for effect in ended]
+    small, large = told
+    assert small is not None
+    assert small.result().choices[0].text == "y" * 10
+    assert large is None
 
 
 class CountingStore(MemoryStore):
