@@ -24,6 +24,9 @@ DEFAULT, FLAG = "default", "flag"
 LINKED = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 """Ends of the variables that Kubernetes makes in every container for a Service, of the name `penstock-queue` say."""
 
+COMPOSED = frozenset({"PENSTOCK_WORKER_FLAGS", "PENSTOCK_WORKER_ID", "PENSTOCK_GATEWAY_CLIENT_AUTH"})
+"""Variables of `deploy/compose*.yaml`, set where `docker compose` runs; services may be started there too."""
+
 
 @dataclass
 class Record:
@@ -119,14 +122,17 @@ class Environment(EnvSettingsSource):
         if not prefix:
             return []
         known = {variable_of(self.settings_cls, name) for name in self.settings_cls.model_fields}
-        own = {name.removeprefix(prefix) for name in known if name.startswith(prefix)}
+        # By what is left of them without the service's name, or without ours if they are named alike for all services.
+        short = {name.removeprefix("PENSTOCK_"): name for name in known} | {
+            name.removeprefix(prefix): name for name in known if name.startswith(prefix)
+        }
         wrong = []
         for name in sorted(variable.upper() for variable in self.env_vars):
             setting = name if name in known else name.removesuffix("_FILE")
-            if not name.startswith(prefix) or setting in known or LINKED.search(name):
+            if not name.startswith(prefix) or setting in known or name in COMPOSED or LINKED.search(name):
                 continue
-            near = get_close_matches(setting.removeprefix(prefix), own, 1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {prefix}{{{','.join(sorted(own))}}}"
+            near = get_close_matches(setting.removeprefix(prefix), short, 1)
+            hint = f"did you mean {short[near[0]]}?" if near else f"known: {', '.join(sorted(known))}"
             wrong.append(f"{name}: unknown; {hint}")
         return wrong
 

@@ -163,4 +163,5 @@ def start_metrics(listen: str, tls: ssl.SSLContext | None = None) -> None:
 
 def _scrape_failed(_connection: object, address: tuple[str, int]) -> None:
     """Say in a line what a connection to the metrics port ended with: plain HTTP to a TLS port, no certificate."""
-    log.warning("no metrics for %s: %s", address[0], sys.exc_info()[1])
+    error = sys.exc_info()[1]
+    log.warning("no metrics for %s: %s: %s", address[0], type(error).__name__, error)

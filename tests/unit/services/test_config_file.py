@@ -17,8 +17,16 @@ from penstock.cli.config import defaults_of_commands
 from penstock.cli.errors import CommandError
 from penstock.config_file import ConfigFile, ConfigFileError, client_table, positions
 from penstock.tls import TlsFiles
-from services.config import EX_CONFIG, SettingsRefusedError, default_channels, load_settings, read_settings
+from services.config import (
+    EX_CONFIG,
+    ServiceSettings,
+    SettingsRefusedError,
+    default_channels,
+    load_settings,
+    read_settings,
+)
 from services.config_check import KINDS, check, findings, show
+from services.config_source import Environment
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
@@ -240,10 +248,31 @@ def test_variables_of_a_service_that_are_no_settings_are_refused_each_with_what_
         read_settings(QueueSettings, [])
     first, second = refusal.value.lines
     assert first == "PENSTOCK_QUEUE_LISTN: unknown; did you mean PENSTOCK_QUEUE_LISTEN?"
-    assert second.startswith("PENSTOCK_QUEUE_ZZZ_FILE: unknown; known: PENSTOCK_QUEUE_{BACKUP_DIR,DATA_DIR,")
+    assert second.startswith("PENSTOCK_QUEUE_ZZZ_FILE: unknown; known: PENSTOCK_CHANNELS, PENSTOCK_CONFIG,")
     with pytest.raises(SystemExit) as ending:
         load_settings(QueueSettings, "penstock queue", [])
     assert ending.value.code == EX_CONFIG
+
+
+def test_a_setting_that_is_named_alike_for_all_services_is_meant_by_a_service_s_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_QUEUE_CHANNELS", "{}")
+    with pytest.raises(SettingsRefusedError) as refusal:
+        read_settings(QueueSettings, [])
+    assert refusal.value.lines == ["PENSTOCK_QUEUE_CHANNELS: unknown; did you mean PENSTOCK_CHANNELS?"]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "deploy").glob("compose*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("kind", [QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings])
+def test_services_start_where_compose_has_its_variables(
+    kind: type[ServiceSettings], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = set(re.findall(r"\$\{(PENSTOCK_\w+)", file.read_text()))
+    assert names
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert Environment(kind)._unknown() == []
 
 
 @pytest.mark.parametrize(
