@@ -8,6 +8,7 @@ once; the child answers after each batch of a bounded size.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import pickle
@@ -178,6 +179,9 @@ def _unpacked(answer: tuple[bytes, str | None] | Refusal) -> Answer:
 def _child(theirs: socket.socket, make_renderer: Callable[[], Renderer]) -> None:
     """Render until the worker closes the socket. Never returns."""
     status = 0
+    # What was inherited is the parent's, and in the state in which its other threads left it: to look at it for garbage
+    # would copy its memory, run its finalizers, or fail.
+    gc.freeze()
     try:
         die_with_parent()
         # Ctrl-C reaches the whole group; the worker still needs answers while it drains.
