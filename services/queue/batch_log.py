@@ -32,10 +32,10 @@ class BatchLog:
         """Return results that were not returned before, in order of completion; raises StoreError."""
         # Taken before the log is read: what ends meanwhile may be in both, and is in one of them.
         handed = self._watcher.take_results()
-        if handed is None or not self.at_end:
+        if handed is None:
             results, self._cursor, self.at_end = await self._reader.page(self._batch, self._cursor, PAGE_RESULTS)
             if not self.at_end:
-                self._watcher.miss_results()
+                self._watcher.miss_results()  # the log is read on first
             return results
         results = [result for result in handed if result.cursor > self._cursor]
         if results:

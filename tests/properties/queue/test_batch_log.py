@@ -95,8 +95,9 @@ def test_every_result_is_returned_once_and_in_order(
             queue.tells_while_reading = 0
             queue.tell(len(queue.durable) - queue.told)
             got += [result.cursor for result in await log.read()]
-            while not log.at_end:
+            for _ in queue.durable:
                 got += [result.cursor for result in await log.read()]
+            assert log.at_end
             assert got == [result.cursor for result in queue.durable]
 
     asyncio.run(work())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -23,6 +24,13 @@ class Brittle(ByteRenderer):
         if spec.text == "break":
             raise ZeroDivisionError("broken template")
         return super().render(spec)
+
+
+class Frozen(ByteRenderer):
+    """Answers with the number of objects that its process does not look at for garbage."""
+
+    def render(self, spec: PromptSpec) -> Rendered:
+        return Rendered([gc.get_freeze_count()], None)
 
 
 class Started:
@@ -120,3 +128,14 @@ async def test_a_prompt_that_cannot_be_sent_is_a_death_with_a_stack_trace(caplog
     assert started.deaths == ["prompts cannot be sent to the tokenizer process"]
     assert "pickle" in caplog.text
     await started.process.close()
+
+
+async def test_the_process_leaves_what_it_inherits_to_its_parent_s_collector() -> None:
+    started = Started(TokenizerProcess.fork(lambda: Frozen(100)))
+    await started.process.start(started.answer, started.died)
+    started.process.render("p", PromptSpec(text="how many?"))
+    await started.until(1)
+    await started.process.close()
+    answer = started.answers["p"]
+    assert isinstance(answer, Rendered)
+    assert answer.token_ids[0] > gc.get_freeze_count()
