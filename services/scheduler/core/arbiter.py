@@ -25,10 +25,6 @@ beyond its deficit; for that it owes no more than what its last request cost, so
 idle workers is not shut out for long when others return. What estimates were wrong by is owed in full while it has
 work, or weights would not divide what is occupied; after a pause no more than a charge is left of it.
 
-**Nobody pays for what came before it.** Where estimates were too high the refunds leave rounds in hand. Among channels
-with work they decide who is next; when a channel returns, those that all the others have beyond their next cost are
-taken back, for it was not there to be given them: or it would wait until they are spent.
-
 **Nothing is looked at twice.** A worker that has no room for a channel is left alone until something ends there
 (`openings`), and a pass before which nothing ended and nobody came to the front of a line does nothing. A grant
 takes O(channels), amortised, however many wait and however many workers there are.
@@ -173,19 +169,6 @@ class Arbiter:
                 self._look_again()
                 channel.changed = False
             self._lift_fence(channel)
-        for ring in self._tiers:
-            if any(channel.returned for channel in ring):
-                self._take_back_rounds(ring)
-
-    def _take_back_rounds(self, ring: list[Channel]) -> None:
-        """Take back what all that had work have in hand beyond their next cost, before those that return join them."""
-        bids = [self._bid(channel) for channel in ring if len(channel) and not channel.returned]
-        bids = [bid for bid in bids if bid.takes_part or bid.payer_waits]
-        rounds = max(min((bid.rounds_to_spare for bid in bids), default=0), 0)
-        for bid in bids:
-            bid.channel.deficit_block_ns -= rounds * bid.channel.quantum_block_ns
-        for channel in ring:
-            channel.returned = False
 
     def next(self) -> Placement | None:
         """Return the next grant of this pass, None if nothing more fits. `placed` must follow each placement."""
@@ -262,8 +245,7 @@ class Arbiter:
 
     def _find_bid(self, channel: Channel) -> Bid:
         """Look at the heads in order until one can be placed, may save or cannot pay."""
-        takes_part = False
-        waiting_block_ns = 0
+        takes_part = payer_waits = False
         for line, head in channel.heads():
             placement = self._place(channel, head)
             paid = self._savings.of(head) is not None
@@ -273,19 +255,19 @@ class Arbiter:
                     continue
                 cost_block_ns = self._holds.cost_block_ns(channel, blocks)
                 if cost_block_ns > channel.deficit_block_ns:
-                    return Bid(channel, True, cost_block_ns, waiting_cost_block_ns=waiting_block_ns)
+                    return Bid(channel, True, cost_block_ns, payer_waits=payer_waits)
                 if worker is not None:
                     saving = Saving(head, channel, line, worker, blocks, cost_block_ns)
-                    return Bid(channel, True, cost_block_ns, saving=saving, waiting_cost_block_ns=waiting_block_ns)
-                waiting_block_ns = max(waiting_block_ns, cost_block_ns)
+                    return Bid(channel, True, cost_block_ns, saving=saving, payer_waits=payer_waits)
+                payer_waits = True
             elif placement is None:
                 takes_part = True
                 placement = self._place_one_behind(channel, line)
                 paid = False
             if placement is not None:
                 cost_block_ns = 0 if paid else self._holds.cost_block_ns(channel, placement.blocks)
-                return Bid(channel, True, cost_block_ns, placement, waiting_cost_block_ns=waiting_block_ns)
-        return Bid(channel, takes_part=takes_part, waiting_cost_block_ns=waiting_block_ns)
+                return Bid(channel, True, cost_block_ns, placement, payer_waits=payer_waits)
+        return Bid(channel, takes_part=takes_part, payer_waits=payer_waits)
 
     def _place_one_behind(self, channel: Channel, line: Line) -> Placement | None:
         """Return a placement for the first request that may pass the head."""

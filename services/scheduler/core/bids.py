@@ -26,8 +26,8 @@ class Bid(NamedTuple):
     """What a channel would do next, for `cost_block_ns`: place a request, or begin to save for one, or (neither) wait.
 
     `wants` is False if it has nothing to pay for; `takes_part` tells that it gains by a round: it has a head that a
-    worker could run, also if that one saves already. `waiting_cost_block_ns` is the cost of the dearest head that can
-    pay, fits nowhere, and found no worker to save on; 0 if there is none.
+    worker could run, also if that one saves already. `payer_waits` tells that one of its heads can pay, fits nowhere,
+    and found no worker to save on.
     """
 
     channel: Channel
@@ -36,7 +36,7 @@ class Bid(NamedTuple):
     placement: Placement | None = None
     saving: Saving | None = None
     takes_part: bool = True
-    waiting_cost_block_ns: int = 0
+    payer_waits: bool = False
 
     @property
     def affordable(self) -> bool:
@@ -47,16 +47,6 @@ class Bid(NamedTuple):
     def rounds(self) -> int:
         """The rounds it takes until the channel can pay; negative for what it has to spare then."""
         return self.channel.rounds_to_pay(self.cost_block_ns) if self.cost_block_ns else PAID_ROUNDS
-
-    @property
-    def payer_waits(self) -> bool:
-        """Whether one of the channel's heads can pay, fits nowhere, and found no worker to save on."""
-        return self.waiting_cost_block_ns > 0
-
-    @property
-    def rounds_to_spare(self) -> int:
-        """The rounds that could be taken from the channel and all that can pay still could; negative if nothing can."""
-        return -self.channel.rounds_to_pay(max(self.cost_block_ns, self.waiting_cost_block_ns))
 
 
 def soonest(bids: list[Bid]) -> Bid | None:

@@ -25,8 +25,7 @@ class Channel:
     """A channel's lines, its deficit, what is known of how long its requests hold blocks, and where it may find room.
 
     `changed` tells the arbiter that the front of a line is another than at its last pass, `line_ended` that a line is
-    empty now, `returned` that the channel has work again after it had none. An empty channel does not save, but it
-    still owes, at most its last charge when it returns.
+    empty now. An empty channel does not save, but it still owes, at most its last charge when it returns.
     """
 
     def __init__(self, name: str, share: Share, quantum_block_ns: int) -> None:
@@ -40,7 +39,6 @@ class Channel:
         self.lines: dict[str, Line] = {}
         self.changed = False
         self.line_ended = False
-        self.returned = False
         self._openings: dict[Group, Openings] = {}
         self._waiting = 0
 
@@ -66,7 +64,6 @@ class Channel:
         if not self._waiting:
             # It was away: what ran beyond its estimate then kept nobody waiting that this would still be owed to.
             self.deficit_block_ns = max(self.deficit_block_ns, -self.last_charge_block_ns)
-            self.returned = True
         self._waiting += 1
 
     def leave(self, entry: Entry) -> None:

@@ -10,7 +10,7 @@ CAUTIOUS_DEVIATIONS = 4
 """What hardly any exceeds: the mean and four mean deviations, as RFC 6298 sets a retransmission timer."""
 
 UNKNOWN_HOLD_NS = 1_000_000_000
-"""What is charged before any request has ended: the same for all, so that shares are by blocks then."""
+"""What the mean is taken for before any request has ended."""
 
 
 class HoldTime:

@@ -129,5 +129,10 @@ class Holds:
         return sorted((max(hold.granted_ns + self._expected_ns(hold.channel), now_ns), hold.blocks) for hold in holds)
 
     def _expected_ns(self, channel: Channel) -> int:
-        time = channel.hold_time
-        return time.mean_ns if time.known else self._any_channel.mean_ns
+        """Return how long requests of the channel usually hold their blocks; nothing while no request has ended.
+
+        What is charged too little is owed in the end. What is charged too much comes back as turns in hand, for which
+        a channel that comes meanwhile waits: a guess that is too long would let the first to come go on alone.
+        """
+        time = channel.hold_time if channel.hold_time.known else self._any_channel
+        return time.mean_ns if time.known else 0
