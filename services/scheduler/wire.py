@@ -97,27 +97,9 @@ def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Inpu
     """Decode a later message of the Credits stream with epoch `stream`; raises InvalidFieldError naming the field."""
     kind = message.WhichOneof("message")
     if kind == "tokenizer_ack":
-        settle = message.tokenizer_ack
-        _check_name("tokenizer_ack.request_id", settle.request_id)
-        _check_most("tokenizer_ack.held_blocks", settle.held_blocks, MAX_BLOCKS)
-        if max(settle.prompt_tokens, settle.generated_tokens, settle.output_limit_tokens) > MAX_TOKENS:
-            raise InvalidFieldError(f"tokenizer_ack.prompt_tokens: no request has more than {MAX_TOKENS} tokens")
-        return m.TokenizerAck(
-            stream,
-            settle.epoch,
-            settle.request_id,
-            settle.seq,
-            settle.held_blocks,
-            settle.prompt_tokens,
-            settle.generated_tokens,
-            settle.output_limit_tokens,
-        )
+        return _tokenizer_ack(message.tokenizer_ack, stream)
     if kind == "completion_ack":
-        release = message.completion_ack
-        _check_name("completion_ack.request_id", release.request_id)
-        _check_most("completion_ack.output_tokens", release.output_tokens, MAX_TOKENS)
-        cause = _cause(release.cause)
-        return m.CompletionAck(stream, release.epoch, release.request_id, release.seq, cause, release.output_tokens)
+        return _completion_ack(message.completion_ack, stream)
     if kind == "engine_report":
         return _engine_report(message.engine_report, stream)
     if kind == "draining":
@@ -125,6 +107,24 @@ def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Inpu
     if kind == "open":
         raise InvalidFieldError("open: only the first message may be `open`")
     raise InvalidFieldError("message: not set, or of a kind this scheduler does not know")
+
+
+# Reading a field of a message takes as long as making a tuple: each is read once.
+def _tokenizer_ack(ack: scheduler_pb2.TokenizerAck, stream: int) -> m.TokenizerAck:
+    request_id, held_blocks = ack.request_id, ack.held_blocks
+    prompt, generated, limit = ack.prompt_tokens, ack.generated_tokens, ack.output_limit_tokens
+    _check_name("tokenizer_ack.request_id", request_id)
+    _check_most("tokenizer_ack.held_blocks", held_blocks, MAX_BLOCKS)
+    if prompt > MAX_TOKENS or generated > MAX_TOKENS or limit > MAX_TOKENS:
+        raise InvalidFieldError(f"tokenizer_ack.prompt_tokens: no request has more than {MAX_TOKENS} tokens")
+    return m.TokenizerAck(stream, ack.epoch, request_id, ack.seq, held_blocks, prompt, generated, limit)
+
+
+def _completion_ack(ack: scheduler_pb2.CompletionAck, stream: int) -> m.CompletionAck:
+    request_id, output_tokens = ack.request_id, ack.output_tokens
+    _check_name("completion_ack.request_id", request_id)
+    _check_most("completion_ack.output_tokens", output_tokens, MAX_TOKENS)
+    return m.CompletionAck(stream, ack.epoch, request_id, ack.seq, _cause(ack.cause), output_tokens)
 
 
 _CAUSES = {int(cause): cause for cause in m.ReleaseCause}

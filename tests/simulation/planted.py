@@ -113,7 +113,7 @@ def _grant_beyond_the_free(stack: ExitStack) -> None:
     def book_anything(self: Ledger, request_id: str, channel: str, blocks: int, sequences: int = 1) -> bool:
         if not too_many_blocks or request_id in self._reservations or blocks <= self.bookable_blocks:
             return book(self, request_id, channel, blocks, sequences)
-        self._reservations[request_id] = Reservation(channel, blocks, 0, sequences, self._last_seqs.pop(request_id, 0))
+        self._reservations[request_id] = Reservation(channel, blocks, sequences, self._last_seqs.pop(request_id, 0))
         self.sequences += sequences
         self._move(self._reservations[request_id], blocks)
         return True

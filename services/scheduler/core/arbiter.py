@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from typing import Final
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.bids import Bid, Placement, soonest
@@ -46,15 +47,15 @@ from services.scheduler.core.policy import Policy
 from services.scheduler.core.rules import Claim, Rules, below_ceiling, in_tiers
 from services.scheduler.core.savings import Saving, Savings
 
-QUANTUM_BLOCK_NS = 1_000_000
+QUANTUM_BLOCK_NS: Final = 1_000_000
 """What a round gives the channel of least weight: a block for a millisecond. Rounds are given as many at once as it
 takes, so a small quantum costs nothing and lets turns follow the weights closely."""
 
-CHOICES = 2
+CHOICES: Final = 2
 """Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
 power of two choices", 2001)."""
 
-SAVE_LOOKS = 64
+SAVE_LOOKS: Final = 64
 """Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
 
 
@@ -255,10 +256,10 @@ class Arbiter:
                     continue
                 cost_block_ns = self._holds.cost_block_ns(channel, blocks)
                 if cost_block_ns > channel.deficit_block_ns:
-                    return Bid(channel, True, cost_block_ns, payer_waits=payer_waits)
+                    return Bid(channel, payer_waits, cost_block_ns=cost_block_ns)
                 if worker is not None:
                     saving = Saving(head, channel, line, worker, blocks, cost_block_ns)
-                    return Bid(channel, True, cost_block_ns, saving=saving, payer_waits=payer_waits)
+                    return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, saving=saving)
                 payer_waits = True
             elif placement is None:
                 takes_part = True
@@ -266,8 +267,8 @@ class Arbiter:
                 paid = False
             if placement is not None:
                 cost_block_ns = 0 if paid else self._holds.cost_block_ns(channel, placement.blocks)
-                return Bid(channel, True, cost_block_ns, placement, payer_waits=payer_waits)
-        return Bid(channel, takes_part=takes_part, payer_waits=payer_waits)
+                return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, placement=placement)
+        return Bid(channel, payer_waits, wants=False, takes_part=takes_part)
 
     def _place_one_behind(self, channel: Channel, line: Line) -> Placement | None:
         """Return a placement for the first request that may pass the head."""

@@ -69,23 +69,22 @@ class Audit:
             self._names = self._backlog.names()
         for _ in range(min(REQUESTS_PER_LOOK, len(self._names))):
             entry = self._backlog.get(self._names.pop())
-            if entry is not None:
-                yield from self._faults_of(entry, channel_of)
+            fault = self._fault_of(entry, channel_of) if entry is not None else None
+            if entry is not None and fault is not None:
+                yield f"request {entry.request_id} ({entry.state.value}) {fault}"
 
-    def _faults_of(self, entry: Entry, channel_of: Callable[[str], Channel]) -> Iterator[str]:
-        name = f"request {entry.request_id} ({entry.state.value})"
+    def _fault_of(self, entry: Entry, channel_of: Callable[[str], Channel]) -> str | None:
+        """Return what is wrong with an entry, None if nothing is; nearly always nothing, so that is what is quick."""
         if entry.state is State.WAITING:
             if entry.epoch:
-                yield f"{name} names epoch {entry.epoch}"
-            if entry not in channel_of(entry.announced.channel):
-                yield f"{name} is in no line"
-        elif entry.state in HELD_STATES:
+                return f"names epoch {entry.epoch}"
+            return None if entry in channel_of(entry.announced.channel) else "is in no line"
+        if entry.state in HELD_STATES:
             # Without credits no message could ever move it again.
             worker = self._fleet.get(entry.epoch)
-            if worker is None or entry.request_id not in worker.ledger:
-                yield f"{name} has no credits in epoch {entry.epoch}"
-        elif entry.state is State.PARTED:
-            if entry.epoch or not self._backlog.is_parted(entry):
-                yield f"{name} is waited for by nobody"
-        else:
-            yield f"{name} is in the backlog"
+            held = worker is not None and entry.request_id in worker.ledger
+            return None if held else f"has no credits in epoch {entry.epoch}"
+        if entry.state is State.PARTED:
+            awaited = not entry.epoch and self._backlog.is_parted(entry)
+            return None if awaited else "is waited for by nobody"
+        return "is in the backlog"

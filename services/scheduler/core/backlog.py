@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import takewhile
 
 from services.scheduler.core.fleet import Group
@@ -113,7 +112,6 @@ GONE_WITHIN_NS = 2_000_000_000
 the run begins; it comes later only on a Backlog stream far behind the Credits stream, and then a claim is refused."""
 
 
-@dataclass(slots=True, eq=False)
 class Entry:
     """One request: what was announced of it, its state, and the epoch that holds credits for it (0: none).
 
@@ -121,12 +119,16 @@ class Entry:
     each group of workers and what it is proven to need there, which a waiting head is asked for at every pass.
     """
 
-    request_id: str
-    state: State = State.ABSENT
-    request: Announced | None = None
-    announced_ns: int = 0
-    epoch: int = 0
-    bookings: dict[Group, tuple[int, int]] = field(default_factory=dict)
+    __slots__ = ("announced_ns", "bookings", "epoch", "request", "request_id", "state")
+
+    def __init__(self, request_id: str) -> None:
+        """Begin absent."""
+        self.request_id = request_id
+        self.state = State.ABSENT
+        self.request: Announced | None = None
+        self.announced_ns = 0
+        self.epoch = 0
+        self.bookings: dict[Group, tuple[int, int]] = {}
 
     @property
     def announced(self) -> Announced:
@@ -182,10 +184,11 @@ class Backlog:
             self.waiting[entry.announced.channel] -= 1
         elif entry.state is State.PARTED:
             del self._parted_ns[request_id]
+        was_absent = entry.state is State.ABSENT
         entry.state, action = step
         if entry.state is State.ABSENT:
             self._entries.pop(request_id, None)
-        else:
+        elif was_absent:
             self._entries[request_id] = entry
         return entry, action
 

@@ -22,7 +22,7 @@ class Placement(NamedTuple):
     blocks: int
 
 
-class Bid(NamedTuple):
+class Bid:
     """What a channel would do next, for `cost_block_ns`: place a request, or begin to save for one, or (neither) wait.
 
     `wants` is False if it has nothing to pay for; `takes_part` tells that it gains by a round: it has a head that a
@@ -30,13 +30,26 @@ class Bid(NamedTuple):
     and found no worker to save on.
     """
 
-    channel: Channel
-    wants: bool = False
-    cost_block_ns: int = 0
-    placement: Placement | None = None
-    saving: Saving | None = None
-    takes_part: bool = True
-    payer_waits: bool = False
+    __slots__ = ("channel", "cost_block_ns", "payer_waits", "placement", "saving", "takes_part", "wants")
+
+    def __init__(
+        self,
+        channel: Channel,
+        payer_waits: bool = False,
+        wants: bool = True,
+        cost_block_ns: int = 0,
+        placement: Placement | None = None,
+        saving: Saving | None = None,
+        takes_part: bool = True,
+    ) -> None:
+        """Say what was found for the channel; it holds until `Arbiter` drops it."""
+        self.channel = channel
+        self.payer_waits = payer_waits
+        self.wants = wants
+        self.cost_block_ns = cost_block_ns
+        self.placement = placement
+        self.saving = saving
+        self.takes_part = takes_part
 
     @property
     def affordable(self) -> bool:
@@ -54,4 +67,10 @@ def soonest(bids: list[Bid]) -> Bid | None:
 
     So those that have saved up alike take turns, instead of one spending all of it first.
     """
-    return min(bids, key=lambda bid: bid.rounds, default=None)
+    first: Bid | None = None
+    least_rounds = 0
+    for bid in bids:
+        rounds = bid.rounds
+        if first is None or rounds < least_rounds:
+            first, least_rounds = bid, rounds
+    return first

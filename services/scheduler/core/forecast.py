@@ -18,25 +18,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
-from itertools import zip_longest
-from typing import NamedTuple
+from typing import Final
 
 from services.scheduler.core.estimate import need_blocks
 from services.scheduler.core.lengths import Curve
 from services.scheduler.core.messages import EngineShape
 
-UNIT = 1024
+UNIT: Final = 1024
 """Sums count in 1/1024 of a block, and variances in 1/1024 of a block squared."""
 
-FIRST_HORIZON_BLOCKS = 0.25
+FIRST_HORIZON_BLOCKS: Final = 0.25
 """The first look ahead, in blocks' worth of tokens: nearer than that hardly anything grows or ends."""
 
-HORIZON_FACTOR = 2
+HORIZON_FACTOR: Final = 2
 """Each look is this much farther than the one before. Looks half as far apart cost twice as much, and admit no
 better (kv-bound, near-critical, bimodal and mooncake in `benchmarks.admission.sim`)."""
 
-LEAST_CHANCE = 1 / 512
+LEAST_CHANCE: Final = 1 / 512
 """Requests less likely than this to still run are taken as ended."""
 
 
@@ -51,64 +49,63 @@ def horizons_of(shape: EngineShape) -> tuple[int, ...]:
     return (*found, shape.max_model_len)
 
 
-class Look(NamedTuple):
+class Look:
     """One look ahead: by how many blocks a completion has grown then, the variance of that, and the most.
 
     Where within its last block a request stands is not known: of the border crossings to come the last has happened
     with the chance of the rest.
     """
 
-    steps: int
-    growth: float
-    unsure: float
-    most_growth: int
+    __slots__ = ("growth", "most_growth", "unsure")
+
+    def __init__(self, steps: int, block_size: int) -> None:
+        """Look that many steps ahead."""
+        self.growth = steps / block_size
+        rest = self.growth % 1
+        self.unsure = rest * (1 - rest)
+        self.most_growth = need_blocks(steps, block_size)
 
 
-def look_at(steps: int, block_size: int) -> Look:
-    """Return the look that many steps ahead."""
-    growth = steps / block_size
-    rest = growth % 1
-    return Look(steps, growth, rest * (1 - rest), math.ceil(growth))
-
-
-class Size(NamedTuple):
+class Size:
     """What of a request decides its demand. Tokens are of one completion, blocks of all `completions`."""
 
-    held_blocks: int
-    prompt_tokens: int
-    generated: int
-    limit: int
-    completions: int = 1
+    __slots__ = ("completions", "generated", "held_blocks", "limit", "prompt_tokens")
+
+    def __init__(self, held_blocks: int, prompt_tokens: int, generated: int, limit: int, completions: int = 1) -> None:
+        """Take what is known of a request that holds blocks and has generated so many tokens of its limit."""
+        self.held_blocks = held_blocks
+        self.prompt_tokens = prompt_tokens
+        self.generated = generated
+        self.limit = limit
+        self.completions = completions
 
 
-@dataclass(frozen=True, slots=True)
 class Demand:
     """What one request is expected to hold at each horizon, the variance of that, and the most; 0 beyond the last."""
 
-    means: tuple[int, ...]
-    variances: tuple[int, ...]
-    mosts: tuple[int, ...]
+    __slots__ = ("means", "mosts", "variances")
+
+    def __init__(self, means: list[int], variances: list[int], mosts: list[int]) -> None:
+        """Take lists of the same length, which nobody changes afterwards."""
+        self.means = means
+        self.variances = variances
+        self.mosts = mosts
 
 
-NO_DEMAND = Demand((), (), ())
+NO_DEMAND = Demand([], [], [])
 
 
 class Forecast:
-    """Expected demand of the requests on one worker. One owner; kept current by `put` and `remove`."""
+    """Summed demand of the requests on one worker. One owner, who remembers what it added."""
 
     def __init__(self, shape: EngineShape) -> None:
         """Start with no request on an engine of this shape."""
         self._shape = shape
         self._horizons = horizons_of(shape)
-        self._looks = tuple(look_at(steps, shape.block_size) for steps in self._horizons)
-        self._demands: dict[str, Demand] = {}
+        self._looks = tuple(Look(steps, shape.block_size) for steps in self._horizons)
         self._means = [0] * len(self._horizons)
         self._variances = [0] * len(self._horizons)
         self._mosts = [0] * len(self._horizons)
-
-    def __contains__(self, request_id: str) -> bool:
-        """Return whether the request is in the sums."""
-        return request_id in self._demands
 
     def demand(self, size: Size, curve: Curve) -> Demand:
         """Return what a request of this size will need if `curve` tells how long outputs are."""
@@ -119,15 +116,15 @@ class Forecast:
         means: list[int] = []
         variances: list[int] = []
         mosts: list[int] = []
-        for (_, growth, unsure, most_growth), chance in self._ahead(size, curve):
+        for look, chance in self._ahead(size, curve):
             if chance < LEAST_CHANCE:
                 break
-            blocks = min(held + completions * growth, most)
+            blocks = min(held + completions * look.growth, most)
             ending = (1 - chance) * blocks * blocks / completions
             means.append(int(chance * blocks * UNIT))
-            variances.append(int(chance * (ending + completions * unsure) * UNIT))
-            mosts.append(min(held + completions * most_growth, most) * UNIT)
-        return Demand(tuple(means), tuple(variances), tuple(mosts))
+            variances.append(int(chance * (ending + completions * look.unsure) * UNIT))
+            mosts.append(min(held + completions * look.most_growth, most) * UNIT)
+        return Demand(means, variances, mosts)
 
     def _ahead(self, size: Size, curve: Curve) -> list[tuple[Look, float]]:
         """Return the looks ahead for a request, each with the chance that it still runs then.
@@ -138,34 +135,40 @@ class Forecast:
         # Tokens since the last ACK are not known anyway: whole blocks are near enough, and few.
         age = size.generated - size.generated % self._shape.block_size
         before = bisect_left(self._horizons, last)
-        ahead = list(zip(self._looks[:before], curve.stays(age, self._horizons), strict=False))
+        stays = curve.stays(age, self._horizons)
+        ahead = [(self._looks[index], stays[index]) for index in range(before)]
         if last > 0 and before < len(self._horizons):
-            ahead.append((look_at(last, self._shape.block_size), curve.staying(size.generated, last)))
+            ahead.append((Look(last, self._shape.block_size), curve.staying(size.generated, last)))
         return ahead
 
-    def put(self, request_id: str, demand: Demand) -> None:
-        """Add a request to the sums, or replace what they have of it."""
-        self.remove(request_id)
-        self._demands[request_id] = demand
-        self._add(demand, 1)
+    def add(self, demand: Demand) -> None:
+        """Count a request in."""
+        for index, mean in enumerate(demand.means):
+            self._means[index] += mean
+            self._variances[index] += demand.variances[index]
+            self._mosts[index] += demand.mosts[index]
 
-    def remove(self, request_id: str) -> None:
-        """Take a request out of the sums; unknown ones are in none."""
-        demand = self._demands.pop(request_id, None)
-        if demand is not None:
-            self._add(demand, -1)
+    def remove(self, demand: Demand) -> None:
+        """Count a request out, by the very demand that was added."""
+        for index, mean in enumerate(demand.means):
+            self._means[index] -= mean
+            self._variances[index] -= demand.variances[index]
+            self._mosts[index] -= demand.mosts[index]
 
     def spare_blocks(self, extra: Demand, deviations: float) -> int:
         """Return the blocks left at the fullest step ahead, with `extra` and the margin; negative if there are none."""
         peak = 0.0
         margin = deviations * math.sqrt(UNIT)
-        known = zip(self._means, self._variances, self._mosts, strict=True)
-        added = zip(extra.means, extra.variances, extra.mosts, strict=True)
-        for (mean, variance, most), more in zip_longest(known, added, fillvalue=(0, 0, 0)):
-            highest = most + more[2]
+        added = len(extra.means)
+        for index in range(len(self._means)):
+            mean, variance, highest = self._means[index], self._variances[index], self._mosts[index]
+            if index < added:
+                mean += extra.means[index]
+                variance += extra.variances[index]
+                highest += extra.mosts[index]
             # A look at which even all of them fit below the peak cannot raise it.
             if highest > peak:
-                likely = mean + more[0] + margin * math.sqrt(variance + more[1])
+                likely = mean + margin * math.sqrt(variance)
                 if likely > peak:
                     peak = likely if likely < highest else highest
         return math.floor(self._shape.capacity_blocks - peak / UNIT)
@@ -177,13 +180,11 @@ class Forecast:
     def deviation_share(self, deviations: float) -> float:
         """Return one standard deviation of the demand at the fullest step ahead, as a share of the capacity."""
         margin = deviations * math.sqrt(UNIT)
-        fullest = max(
-            zip(self._means, self._variances, strict=True), key=lambda look: look[0] + margin * math.sqrt(look[1])
-        )
-        return math.sqrt(fullest[1] / UNIT) / self._shape.capacity_blocks
-
-    def _add(self, demand: Demand, sign: int) -> None:
-        for index, mean in enumerate(demand.means):
-            self._means[index] += sign * mean
-            self._variances[index] += sign * demand.variances[index]
-            self._mosts[index] += sign * demand.mosts[index]
+        peak = -math.inf
+        fullest = 0
+        for index, mean in enumerate(self._means):
+            variance = self._variances[index]
+            likely = mean + margin * math.sqrt(variance)
+            if likely > peak:
+                peak, fullest = likely, variance
+        return math.sqrt(fullest / UNIT) / self._shape.capacity_blocks

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-MEAN_GAIN = 8
-DEVIATION_GAIN = 4
+from typing import Final
+
+MEAN_GAIN: Final = 8
+DEVIATION_GAIN: Final = 4
 """An observation moves the mean by 1/8 of what it differs, the deviation by 1/4 (RFC 6298, sections 2 and 3)."""
 
-CAUTIOUS_DEVIATIONS = 4
+CAUTIOUS_DEVIATIONS: Final = 4
 """What hardly any exceeds: the mean and four mean deviations, as RFC 6298 sets a retransmission timer."""
 
-UNKNOWN_HOLD_NS = 1_000_000_000
+UNKNOWN_HOLD_NS: Final = 1_000_000_000
 """What the mean is taken for before any request has ended."""
 
 

@@ -9,31 +9,36 @@ wrong the estimate was; in between it is off by no more than its running request
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.hold_time import HoldTime
 
-LEAST_HOLD_NS = 1_000_000
+LEAST_HOLD_NS: Final = 1_000_000
 """What a grant is charged at least: about one step of the fastest engine, so that no grant is free."""
 
 
-@dataclass(slots=True)
 class Hold:
     """One reservation that is charged for: what it holds since when, what it used before, what was charged and paid.
 
     What was `lent` is paid up to a bound of the channel's debt only, so that `paid_block_ns` may stay below the charge.
     """
 
-    channel: Channel
-    granted_ns: int
-    blocks: int
-    since_ns: int
-    used_block_ns: int
-    charge_block_ns: int
-    paid_block_ns: int
-    lent: bool
+    __slots__ = (
+        "blocks", "channel", "charge_block_ns", "granted_ns", "lent", "paid_block_ns", "since_ns", "used_block_ns",
+    )  # fmt: skip
+
+    def __init__(self, channel: Channel, blocks: int, prepaid_block_ns: int, lent: bool, now_ns: int) -> None:
+        """Begin a hold of `blocks`, for which nothing but the prepaid is charged yet."""
+        self.channel = channel
+        self.granted_ns = now_ns
+        self.blocks = blocks
+        self.since_ns = now_ns
+        self.used_block_ns = 0
+        self.charge_block_ns = prepaid_block_ns
+        self.paid_block_ns = prepaid_block_ns
+        self.lent = lent
 
     def use(self, now_ns: int) -> None:
         """Count what has been held since the last change."""
@@ -78,7 +83,7 @@ class Holds:
         """Begin a hold and charge it; `prepaid_block_ns` the channel has paid already."""
         charge_block_ns = self.cost_block_ns(channel, blocks)
         lent = not prepaid_block_ns and charge_block_ns > channel.deficit_block_ns
-        hold = Hold(channel, now_ns, blocks, now_ns, 0, prepaid_block_ns, prepaid_block_ns, lent)
+        hold = Hold(channel, blocks, prepaid_block_ns, lent, now_ns)
         self._by_epoch.setdefault(worker.epoch, {})[request_id] = hold
         channel.last_charge_block_ns = charge_block_ns
         hold.correct(charge_block_ns)

@@ -25,9 +25,8 @@ reordered ACK can neither mint a credit nor lose one.
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.scheduler.core.messages import Holding
@@ -36,16 +35,19 @@ RELEASES_REMEMBERED = 16_384
 """Released names kept to tell a late ACK from an unknown one: some seconds of traffic at thousands of requests/s."""
 
 
-@dataclass(slots=True)
 class Reservation:
     """The credits booked for one request: `booked` at the grant, `held` now."""
 
-    channel: str
-    booked_blocks: int
-    held_blocks: int
-    sequences: int
-    seq: int
-    settled: bool = False
+    __slots__ = ("booked_blocks", "channel", "held_blocks", "seq", "sequences", "settled")
+
+    def __init__(self, channel: str, booked_blocks: int, sequences: int, seq: int) -> None:
+        """Begin with nothing held; `seq` is that of the last ACK under this name."""
+        self.channel = channel
+        self.booked_blocks = booked_blocks
+        self.held_blocks = 0
+        self.sequences = sequences
+        self.seq = seq
+        self.settled = False
 
 
 class Verdict(enum.Enum):
@@ -84,7 +86,8 @@ class Ledger:
         self.sequences = 0
         self._reservations: dict[str, Reservation] = {}
         self._held_by_channel: dict[str, int] = {}
-        self._last_seqs: dict[str, int] = {}
+        # Its oldest name is found at once. A dict looks through the places of all that were deleted before it.
+        self._last_seqs: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of reservations."""
@@ -122,7 +125,10 @@ class Ledger:
 
     def reservations_by_channel(self) -> Counter[str]:
         """Return the number of reservations per channel."""
-        return Counter(reservation.channel for reservation in self._reservations.values())
+        found: dict[str, int] = {}
+        for reservation in self._reservations.values():
+            found[reservation.channel] = found.get(reservation.channel, 0) + 1
+        return Counter(found)
 
     # ---- operations ----
 
@@ -137,9 +143,9 @@ class Ledger:
             return False
         # A second booking of one name goes on where the first one's sequence ended, so that no ACK of the first counts.
         seq = self._last_seqs.pop(request_id, 0)
-        self._reservations[request_id] = Reservation(channel, blocks, 0, sequences, seq)
+        reservation = self._reservations[request_id] = Reservation(channel, blocks, sequences, seq)
         self.sequences += sequences
-        self._move(self._reservations[request_id], blocks)
+        self._move(reservation, blocks)
         return True
 
     def settle(self, request_id: str, seq: int, held_blocks: int, may_overcommit: bool = False) -> Change:
@@ -179,7 +185,7 @@ class Ledger:
             if holding.request_id in self._reservations:
                 continue
             # How many completions the request has is not in the inventory; one is the least.
-            reservation = Reservation(holding.channel, holding.held_blocks, 0, 1, holding.seq)
+            reservation = Reservation(holding.channel, holding.held_blocks, 1, holding.seq)
             self._reservations[holding.request_id] = reservation
             self.sequences += 1
             self._move(reservation, holding.held_blocks)
@@ -196,8 +202,10 @@ class Ledger:
     def audit(self) -> list[str]:
         """Recompute every total from the reservations; return one sentence per violation, none if all is well."""
         held: dict[str, int] = {}
+        sequences = 0
         for reservation in self._reservations.values():
             held[reservation.channel] = held.get(reservation.channel, 0) + reservation.held_blocks
+            sequences += reservation.sequences
         total = sum(held.values())
         violations = []
         if self.free_blocks + total != self.capacity_blocks + self.overcommitted_blocks:
@@ -211,7 +219,6 @@ class Ledger:
             )
         if self.held_by_channel() != {channel: blocks for channel, blocks in held.items() if blocks}:
             violations.append(f"per-channel totals {self.held_by_channel()} differ from the reservations {held}")
-        sequences = sum(reservation.sequences for reservation in self._reservations.values())
         if sequences != self.sequences:
             violations.append(f"sequences {self.sequences} differ from the reservations' {sequences}")
         return violations
@@ -238,7 +245,7 @@ class Ledger:
     def _remember(self, request_id: str, seq: int) -> None:
         self._last_seqs[request_id] = seq
         if len(self._last_seqs) > RELEASES_REMEMBERED:
-            del self._last_seqs[next(iter(self._last_seqs))]
+            self._last_seqs.popitem(last=False)
 
     def _why_absent(self, request_id: str) -> Verdict:
         return Verdict.LATE if request_id in self._last_seqs else Verdict.UNKNOWN

@@ -20,50 +20,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from services.scheduler.core.messages import Announced, EngineShape
 
-MOST_BINS = 80
+MOST_BINS: Final = 80
 """Bins of a table: the last one begins at 1.8 million tokens, beyond any window."""
 
-PRIOR_WEIGHT = 8.0
+PRIOR_WEIGHT: Final = 8.0
 """Observations that the coarser table counts for in a bin of a finer one: one request says little, dozens say much."""
 
-FIRST_PRIOR_WEIGHT = 2.0
+FIRST_PRIOR_WEIGHT: Final = 2.0
 """Observations that the first guess counts for in a bin of the coarsest table: it is soon outweighed where much has
 been seen, and keeps the lengths beyond all that was seen possible."""
 
-FIRST_SHAPE = 0.5
+FIRST_SHAPE: Final = 0.5
 """Shape of the first guess: of outputs as long as x, one in 2^shape becomes twice as long, 71 in 100. Between 1, under
 which hardly any comes near a large window, and 0, under which all that goes on runs to it. With 0 a pool of a few
 windows is half empty until dozens have ended; with 1 the first outputs that are long after all preempt each other."""
 
-FIRST_SCALE_TOKENS = 64
+FIRST_SCALE_TOKENS: Final = 64
 """Outputs shorter than this are not expected to end until some have: a short answer."""
 
-FADE = 2.0 ** (1 / 2048)
+FADE: Final = 2.0 ** (1 / 2048)
 """Growth of an observation's weight from one end to the next: after 2,048 ends an old one counts half."""
 
-MOST_WEIGHT = 1e9
+MOST_WEIGHT: Final = 1e9
 """Weights are scaled back to 1 when they reach this, long before a double loses digits."""
 
 MOST_TABLES = 4096
 """Tables kept, so that channels and model names that come and go cannot fill memory; the oldest goes first."""
 
-REFRESH_SHARE = 16
+REFRESH_SHARE: Final = 16
 """A curve is drawn again when what was noted has grown by one part in this many: an estimate does not change faster."""
 
-MOST_REFRESH_NOTES = 64
+MOST_REFRESH_NOTES: Final = 64
 """Notes after which a curve is drawn again at the latest."""
 
-LEAST_PROMPTS = 8
+LEAST_PROMPTS: Final = 8
 """Prompts whose sizes must be known before one is predicted."""
 
-PROMPT_MEMORY = 256
+PROMPT_MEMORY: Final = 256
 """Prompts over which the ratio of tokens to bytes is averaged."""
 
-PROMPT_DEVIATIONS = 2.0
+PROMPT_DEVIATIONS: Final = 2.0
 """Deviations above the mean ratio at which a prompt is booked: a booking too small by a block or two is made good
 by the tokenizer ACK some milliseconds later."""
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import deque
 from itertools import islice
+from typing import Final
 
 from services.scheduler.core.backlog import Entry
 
-FRONT_REQUESTS = 9
+FRONT_REQUESTS: Final = 9
 """Requests at the front that are looked at: the head, and eight that may pass it while it waits for its booked start.
 Looking deeper costs every pass and finds little: what fits is usually near."""
 
-STALE_ALLOWANCE = 64
-"""Left-over heap items tolerated on top of as many as there are live ones, before the heap is rebuilt."""
+STALE_ALLOWANCE: Final = 64
+"""Left-over keys tolerated on top of as many as there are live ones, before they are thrown out."""
 
 Key = tuple[int, int, str]
 
@@ -26,14 +28,16 @@ def order(entry: Entry) -> Key:
 class Line:
     """Waiting requests, lowest (priority, position) first.
 
-    The first few are kept sorted, all behind them in a heap; none in the heap comes before one in front. Removal from
-    the heap only forgets the name; what is left there is skipped when it surfaces. Every operation takes O(log n).
+    The first few are kept sorted in front, and none behind comes before them. Behind, those that enter in order, as
+    nearly all do, are a queue, the others a heap, all of them before the queue's last. Leaving from behind only
+    forgets the name; the key left there is skipped when it surfaces. Every operation takes O(log n), one in order O(1).
     """
 
     def __init__(self, model: str) -> None:
         """Make an empty line of requests that ask for `model` ("" accepts any)."""
         self.model = model
         self._front: list[Key] = []
+        self._rising: deque[Key] = deque()
         self._heap: list[Key] = []
         self._live: dict[str, Entry] = {}
 
@@ -53,14 +57,14 @@ class Line:
         """Put the entry at its position; return whether that is (or may be) in front."""
         key = order(entry)
         self._live[entry.request_id] = entry
-        if self._heap and (not self._front or key > self._front[-1]):
-            heapq.heappush(self._heap, key)
+        if not self._front or key > self._front[-1]:
+            self._put_behind(key)
             return len(self._front) < FRONT_REQUESTS
         insort(self._front, key)
         if len(self._front) <= FRONT_REQUESTS:
             return True
         last = self._front.pop()
-        heapq.heappush(self._heap, last)
+        self._put_behind(last)
         return last != key
 
     def leave(self, entry: Entry) -> bool:
@@ -71,10 +75,10 @@ class Line:
         if index < len(self._front) and self._front[index] == key:
             del self._front[index]
             return True
-        if len(self._heap) > 2 * len(self._live) + STALE_ALLOWANCE:
+        if len(self._rising) + len(self._heap) > 2 * len(self._live) + STALE_ALLOWANCE:
             front = set(self._front)
-            self._heap = [key for live in self._live.values() if (key := order(live)) not in front]
-            heapq.heapify(self._heap)
+            self._rising = deque(sorted(key for live in self._live.values() if (key := order(live)) not in front))
+            self._heap.clear()
         return False
 
     def head(self) -> Entry | None:
@@ -90,9 +94,22 @@ class Line:
         return [self._live[key[2]] for key in self._front[1:]]
 
     def _fill(self) -> None:
-        """Move the first of the heap to the front; one that entered twice under the same key counts once."""
-        while self._heap and len(self._front) < FRONT_REQUESTS:
-            key = heapq.heappop(self._heap)
+        """Move the first from behind to the front; one that entered twice under the same key counts once."""
+        front = self._front
+        while self._rising and len(front) < FRONT_REQUESTS:
+            key = self._take_first_behind()
             entry = self._live.get(key[2])
-            if entry is not None and order(entry) == key and key not in self._front:
-                self._front.append(key)
+            # They surface in order, and none comes before one in front: the same key can only be the last there.
+            if entry is not None and order(entry) == key and (not front or front[-1] != key):
+                front.append(key)
+
+    def _put_behind(self, key: Key) -> None:
+        if not self._rising or key > self._rising[-1]:
+            self._rising.append(key)
+        else:
+            heapq.heappush(self._heap, key)
+
+    def _take_first_behind(self) -> Key:
+        if self._heap and self._heap[0] <= self._rising[0]:
+            return heapq.heappop(self._heap)
+        return self._rising.popleft()

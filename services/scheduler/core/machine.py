@@ -39,6 +39,9 @@ MOST_PARKED_REQUESTS = 16_384
 UNCLAIMED_PAUSE_NS = 500_000_000
 """A worker that handed a grant back unclaimed cannot reach the queue; granting at once again would only spin."""
 
+CAUSE_NAMES = {cause: cause.name.lower() for cause in m.ReleaseCause}
+"""What refunds are counted under."""
+
 
 class Machine:
     """Owns the fleet's ledgers, the backlog, the channels and the arbiter."""
@@ -346,7 +349,7 @@ class Machine:
             self._absorb(change, COMPLETION_ACK)
             return
         self.policy.released(worker, ack)
-        self.counters.refunded(ack.cause.name.lower(), change.refunded_blocks)
+        self.counters.refunded(CAUSE_NAMES[ack.cause], change.refunded_blocks)
         self._effects.append(m.Released(ack.epoch, ack.request_id, ack.cause, change.refunded_blocks))
         if ack.cause is m.ReleaseCause.UNCLAIMED:
             worker.paused_until_ns = now_ns + UNCLAIMED_PAUSE_NS

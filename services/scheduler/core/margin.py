@@ -10,36 +10,38 @@ preempted requests run again and usage has fallen.
 
 from __future__ import annotations
 
+from typing import Final
+
 from services.scheduler.core.messages import EngineReport
 from services.scheduler.core.recompute import RecomputeCost
 
-FIRST_DEVIATIONS = -0.25
+FIRST_DEVIATIONS: Final = -0.25
 """Margin before anything is known, in standard deviations of the predicted demand: three looks in five overflow, if
 normal, and mostly the engine's own watermark (`services/worker/engine.py`) then keeps a newcomer waiting for a step
 or two before anybody is preempted. A controller that starts near where it settles does not spend its first thousand
 requests on the way."""
 
-UNTARGETED_DEVIATIONS = 3.0
+UNTARGETED_DEVIATIONS: Final = 3.0
 """The same for a target of 0, which never narrows it: one look in 740 overflows."""
 
-LEAST_DEVIATIONS = -1.0
+LEAST_DEVIATIONS: Final = -1.0
 """The least margin. The forecast counts what has been granted as if it were in the cache already, and what has ended
 as if it still were until that is known. A margin below zero takes this back, as far as preemptions allow."""
 
-MOST_DEVIATIONS = 6.0
+MOST_DEVIATIONS: Final = 6.0
 """Beyond this, more margin prevents nothing that a model of independent requests can foresee."""
 
-STEP_DEVIATIONS = 0.2
+STEP_DEVIATIONS: Final = 0.2
 """What one preemption adds: at the default target 1,000 requests without one narrow the margin by a deviation."""
 
-MOST_BURST_STEPS = 5
+MOST_BURST_STEPS: Final = 5
 """Most steps until the engine has recovered: one overflow preempts many, and it must not cost usage for thousands
 of requests."""
 
-DEFAULT_TARGET_PER_1000 = 5.0
+DEFAULT_TARGET_PER_1000: Final = 5.0
 """Preemptions per 1,000 completed requests that are worth the usage they buy, or more where they cost less."""
 
-FULL_PRICE_SHARE = 0.025
+FULL_PRICE_SHARE: Final = 0.025
 """Share of the cache that a deviation of margin leaves empty for each request that a preemption costs, where the
 target holds as it is: a pool of some fifty requests (`kv-bound` in docs/benchmarks.md).
 

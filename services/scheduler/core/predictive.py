@@ -14,12 +14,12 @@ no booking exceeds what both ledger and engine have free by more than a round tr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final
 
 from services.scheduler.core.admission import Outlook, Policy
 from services.scheduler.core.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
 from services.scheduler.core.fleet import Group, Worker
-from services.scheduler.core.forecast import UNIT, Demand, Forecast, Size
+from services.scheduler.core.forecast import NO_DEMAND, UNIT, Demand, Forecast, Size
 from services.scheduler.core.lengths import Kind, Lengths, PromptSizes, bin_of, limit_tokens, prompt_class
 from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000, Margin
 from services.scheduler.core.messages import (
@@ -31,11 +31,11 @@ from services.scheduler.core.messages import (
     TokenizerAck,
 )
 
-RESERVE_OUTPUT_TOKENS = 2
+RESERVE_OUTPUT_TOKENS: Final = 2
 """A reservation grows this many tokens before its next block is needed: the ACK takes less than two steps. More
 would keep blocks from being granted that nobody uses yet."""
 
-AHEAD_SHARE = 1 / 16
+AHEAD_SHARE: Final = 1 / 16
 """Part of a worker's pool that may be granted before it is free: credits for the round trip, as a link needs them to be
 kept full (Kung, Blackwell and Chapman, "Credit-Based Flow Control for ATM Networks", SIGCOMM '94).
 
@@ -46,27 +46,37 @@ yet. The forecast, whose first look is a quarter of a block's worth of steps ahe
 then; the engine's watermark holds back a request for which they are not."""
 
 
-@dataclass(slots=True)
 class Flight:
-    """One reservation as the forecast knows it. `request` is None if only a worker's inventory told of it.
+    """One reservation as its worker's forecast has it, which counts its `demand` until it is gone.
+
+    `request` is None if only a worker's inventory told of it.
 
     `bins` counts the bins of output length that its life table has been told it has reached, `exposed_bins` those
     and the ones it may end in before its next ACK.
     """
 
-    kind: Kind
-    size: Size
-    request: Announced | None = None
-    bins: int = 0
-    exposed_bins: int = 0
+    __slots__ = ("bins", "demand", "exposed_bins", "kind", "request", "size")
+
+    def __init__(self, kind: Kind, size: Size, demand: Demand, request: Announced | None = None) -> None:
+        """Begin with a request whose life table has been told nothing."""
+        self.kind = kind
+        self.size = size
+        self.demand = demand
+        self.request = request
+        self.bins = 0
+        self.exposed_bins = 0
 
 
-class FirstLook(NamedTuple):
+class FirstLook:
     """What a request that has generated nothing is taken for."""
 
-    size: Size
-    kind: Kind
-    demand: Demand
+    __slots__ = ("demand", "kind", "size")
+
+    def __init__(self, size: Size, kind: Kind, demand: Demand) -> None:
+        """Take what is expected of a request of this kind and size."""
+        self.size = size
+        self.kind = kind
+        self.demand = demand
 
 
 @dataclass(slots=True)
@@ -142,7 +152,8 @@ class Predictive(Policy):
         key = request.request_id, blocks, worker.group
         look = self._first_looks.get(key)
         if look is None:
-            size = self._first_size(request, worker.shape, request.model)._replace(held_blocks=blocks)
+            first = self._first_size(request, worker.shape, request.model)
+            size = Size(blocks, first.prompt_tokens, 0, first.limit, first.completions)
             kind = Kind(worker.models[0], request.channel, prompt_class(size.prompt_tokens))
             demand = self._views[worker.epoch].forecast.demand(size, self._lengths.curve(kind))
             look = self._first_looks[key] = FirstLook(size, kind, demand)
@@ -157,7 +168,9 @@ class Predictive(Policy):
             reservation = worker.ledger.reservation(request_id)
             if reservation is not None:
                 size = Size(reservation.held_blocks, 0, 0, worker.shape.max_model_len)
-                self._expect(view, request_id, Flight(Kind(worker.models[0], reservation.channel, 0), size))
+                kind = Kind(worker.models[0], reservation.channel, 0)
+                flight = view.flights[request_id] = Flight(kind, size, NO_DEMAND)
+                self._expect(view, flight)
 
     def ended(self, worker: Worker) -> None:
         """Forget the worker's forecast; what ran there runs no more, and how long it would have been stays unknown."""
@@ -170,8 +183,8 @@ class Predictive(Policy):
         """Add a request that has generated nothing."""
         look = self._first_look(request, worker, blocks)
         view = self._views[worker.epoch]
-        view.flights[request.request_id] = Flight(look.kind, look.size, request)
-        view.forecast.put(request.request_id, look.demand)
+        view.flights[request.request_id] = Flight(look.kind, look.size, look.demand, request)
+        view.forecast.add(look.demand)
 
     def settled(self, worker: Worker, ack: TokenizerAck) -> None:
         """Take the prompt's length, or how far a running request has come."""
@@ -185,12 +198,12 @@ class Predictive(Policy):
         generated = min(ack.generated_tokens // completions, max(limit - 1, 0))
         flight.size = Size(ack.held_blocks, ack.prompt_tokens, generated, limit, completions)
         if not flight.bins:
-            flight.kind = flight.kind._replace(prompt_class=prompt_class(ack.prompt_tokens))
+            flight.kind = Kind(flight.kind.model, flight.kind.channel, prompt_class(ack.prompt_tokens))
             if flight.request is not None:
                 self._prompts.observe(flight.request.model, flight.request, ack.prompt_tokens)
         self._reach(flight, bin_of(generated + 1) + 1)
         self._expose(flight, bin_of(self._covered_tokens(flight.size, worker.shape)) + 1)
-        self._expect(view, ack.request_id, flight)
+        self._expect(view, flight)
 
     @staticmethod
     def _covered_tokens(size: Size, shape: EngineShape) -> int:
@@ -207,9 +220,11 @@ class Predictive(Policy):
         """
         self._first_looks.clear()
         view = self._views[worker.epoch]
-        view.forecast.remove(ack.request_id)
         flight = view.flights.pop(ack.request_id, None)
-        if flight is None or not flight.bins:
+        if flight is None:
+            return
+        view.forecast.remove(flight.demand)
+        if not flight.bins:
             return
         if ack.cause is ReleaseCause.COMPLETED:
             spread = view.forecast.deviation_share(view.margin.deviations)
@@ -240,6 +255,8 @@ class Predictive(Policy):
         self._lengths.exposed(flight.kind, flight.bins, bins - 1, 1)
         flight.exposed_bins = bins
 
-    def _expect(self, view: View, request_id: str, flight: Flight) -> None:
-        view.flights[request_id] = flight
-        view.forecast.put(request_id, view.forecast.demand(flight.size, self._lengths.curve(flight.kind)))
+    def _expect(self, view: View, flight: Flight) -> None:
+        """Have the forecast count what is expected of the flight now."""
+        view.forecast.remove(flight.demand)
+        flight.demand = view.forecast.demand(flight.size, self._lengths.curve(flight.kind))
+        view.forecast.add(flight.demand)

@@ -1,0 +1,82 @@
+"""A waiting line against the simplest one there is: a list that is sorted at every look."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.core.backlog import Entry
+from services.scheduler.core.line import FRONT_REQUESTS, STALE_ALLOWANCE, Line, order
+from tests.support.scheduling import announced
+
+NAMES = [f"r{number}" for number in range(40)]
+PLACES = st.tuples(st.integers(0, 1), st.integers(0, 60))
+"""Priority and position, few enough that requests come back to the place they left."""
+
+
+def entry(name: str, place: tuple[int, int]) -> Entry:
+    found = Entry(name)
+    found.announce(announced(name, "batch", 1, place[1], priority=place[0]), 0)
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    places=st.lists(PLACES, min_size=len(NAMES), max_size=len(NAMES)),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["enter", "enter", "leave", "head"]), st.sampled_from(NAMES), PLACES), max_size=200
+    ),
+    looks=st.booleans(),
+)
+def test_requests_leave_in_order_whoever_comes_and_goes(
+    places: list[tuple[int, int]], steps: list[tuple[str, str, tuple[int, int]]], looks: bool
+) -> None:
+    steps = [*(("enter", name, place) for name, place in zip(NAMES, places, strict=True)), *steps]
+    steps += [("head", "", (0, 0))] * len(NAMES)
+    line, waiting = Line("m"), dict[str, Entry]()
+    for what, name, place in steps:
+        if what == "enter" and name not in waiting:
+            waiting[name] = entry(name, place)
+            line.enter(waiting[name])
+        elif what == "leave" and name in waiting:
+            line.leave(waiting.pop(name))
+        elif what == "head" and waiting:
+            first = line.head()
+            assert first is min(waiting.values(), key=order)
+            line.leave(first)
+            del waiting[first.request_id]
+        if looks:
+            in_order = sorted(waiting.values(), key=order)
+            assert line.head() is (in_order[0] if in_order else None)
+            assert line.behind() == in_order[1:FRONT_REQUESTS]
+        assert len(line) == len(waiting)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_names_that_left_do_not_pile_up(step: int) -> None:
+    line = Line("m")
+    stays = [entry(f"stays{number}", (0, number)) for number in range(FRONT_REQUESTS)]
+    for one in stays:
+        line.enter(one)
+    line.head()
+    for number in range(5000):
+        passing = entry(f"p{number}", (0, 10_000 + step * number))
+        line.enter(passing)
+        line.leave(passing)
+    assert len(line._rising) + len(line._heap) <= 2 * len(line) + STALE_ALLOWANCE + 1
+    line.leave(stays.pop())
+    assert [line.head(), *line.behind()] == stays
+
+
+def test_one_that_comes_back_to_its_place_stands_there_once() -> None:
+    line = Line("m")
+    entries = [entry(f"r{number}", (0, number)) for number in range(2 * FRONT_REQUESTS)]
+    for one in entries:
+        line.enter(one)
+    line.leave(entries[-1])
+    line.enter(entries[-1])
+    for one in entries[:-2]:
+        line.leave(one)
+    assert line.head() is entries[-2]
+    assert line.behind() == entries[-1:]
