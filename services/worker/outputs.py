@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import ChoiceStep, EngineStep, TokenProbability
 
@@ -17,30 +15,39 @@ FINISH_REASONS = {
 }
 
 
-@dataclass(slots=True)
 class ChoiceOutput:
     """Output of one completion; `told_*` is how much of it a watcher has been sent."""
 
-    token_ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenProbability] = field(default_factory=list)
-    finish_reason: str = ""
-    stop_reason: str | int | None = None
-    parts: list[pb.ToolPart] = field(default_factory=list)
-    message: pb.ToolMessage | None = None
-    told_tokens: int = 0
-    told_texts: int = 0
-    told_parts: int = 0
+    __slots__ = (
+        "finish_reason", "logprobs", "message", "parts", "stop_reason", "texts", "token_ids", "told_parts",
+        "told_texts", "told_tokens",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.token_ids: list[int] = []
+        self.texts: list[str] = []
+        self.logprobs: list[TokenProbability] = []
+        self.finish_reason = ""
+        self.stop_reason: str | int | None = None
+        self.parts: list[pb.ToolPart] = []
+        self.message: pb.ToolMessage | None = None
+        self.told_tokens = 0
+        self.told_texts = 0
+        self.told_parts = 0
 
 
-@dataclass(slots=True)
 class RunOutput:
     """Everything a run has generated."""
 
-    choices: dict[int, ChoiceOutput] = field(default_factory=dict)
-    prompt_logprobs: list[TokenProbability] = field(default_factory=list)
-    cached_tokens: int = 0
-    preemptions: int = 0
+    __slots__ = ("cached_tokens", "choices", "preemptions", "prompt_logprobs")
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.choices: dict[int, ChoiceOutput] = {}
+        self.prompt_logprobs: list[TokenProbability] = []
+        self.cached_tokens = 0
+        self.preemptions = 0
 
     def take(self, step: EngineStep) -> int:
         """Add the output of a step; return the number of new tokens."""
@@ -55,7 +62,9 @@ class RunOutput:
         return tokens
 
     def _take_choice(self, step: ChoiceStep) -> None:
-        choice = self.choices.setdefault(step.choice, ChoiceOutput())
+        choice = self.choices.get(step.choice)
+        if choice is None:
+            choice = self.choices[step.choice] = ChoiceOutput()
         choice.token_ids.extend(step.token_ids)
         if step.text:
             choice.texts.append(step.text)

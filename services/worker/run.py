@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
@@ -17,30 +16,37 @@ from services.worker.outputs import RunOutput
 log = logging.getLogger("worker.run")
 
 
-@dataclass(slots=True)
 class Run:
     """A delivered request. Times are Unix nanoseconds, 0 until they are known."""
 
-    lease: Lease
-    run_id: str
-    request: pb.Request
-    submitted_ns: int
-    delivered_ns: int
-    output: RunOutput = field(default_factory=RunOutput)
-    prompt_ids: list[int] = field(default_factory=list)
-    prompt_text: str | None = None
-    watched: bool = False
-    tell_at_tokens: int = 0
-    """Output length at which the session wants to hear of the run; 0 means never."""
-    tokenized_ns: int = 0
-    engine_started_ns: int = 0
-    first_token_ns: int = 0
-    last_token_ns: int = 0
-    booked_blocks: int = 0
-    settled_blocks: int = 0
-    completed_ns: int = 0
-    generation: asyncio.Task[None] | None = None
-    ending: Ending | None = None
+    __slots__ = (
+        "booked_blocks", "completed_ns", "delivered_ns", "ending", "engine_started_ns", "first_token_ns", "generation",
+        "last_token_ns", "lease", "output", "prompt_ids", "prompt_text", "request", "run_id", "settled_blocks",
+        "submitted_ns", "tell_at_tokens", "tokenized_ns", "watched",
+    )  # fmt: skip
+
+    def __init__(self, lease: Lease, run_id: str, request: pb.Request, submitted_ns: int, delivered_ns: int) -> None:
+        """Begin with nothing generated."""
+        self.lease = lease
+        self.run_id = run_id
+        self.request = request
+        self.submitted_ns = submitted_ns
+        self.delivered_ns = delivered_ns
+        self.output = RunOutput()
+        self.prompt_ids: list[int] = []
+        self.prompt_text: str | None = None
+        self.watched = False
+        self.tell_at_tokens = 0
+        """Output length at which the session wants to hear of the run; 0 means never."""
+        self.tokenized_ns = 0
+        self.engine_started_ns = 0
+        self.first_token_ns = 0
+        self.last_token_ns = 0
+        self.booked_blocks = 0
+        self.settled_blocks = 0
+        self.completed_ns = 0
+        self.generation: asyncio.Task[None] | None = None
+        self.ending: Ending | None = None
 
     @property
     def about(self) -> dict[str, str]:
@@ -84,11 +90,12 @@ class Run:
         timings.engine_started_unix_ns = self.engine_started_ns
         timings.first_token_unix_ns = self.first_token_ns
         timings.last_token_unix_ns = self.last_token_ns
-        result.credits.granted_unix_ns = spent.granted_ns
-        result.credits.booked_blocks = spent.booked_blocks
-        result.credits.settled_blocks = spent.settled_blocks
-        result.credits.released_blocks = spent.released_blocks
-        result.credits.tokenizer_acks = spent.tokenizer_acks
+        on_credit = result.credits
+        on_credit.granted_unix_ns = spent.granted_ns
+        on_credit.booked_blocks = spent.booked_blocks
+        on_credit.settled_blocks = spent.settled_blocks
+        on_credit.released_blocks = spent.released_blocks
+        on_credit.tokenizer_acks = spent.tokenizer_acks
         if ending.kind is EndingKind.COMPLETED:
             self.output.fill(result, self.prompt_text)
         else:

@@ -66,25 +66,31 @@ class LeaseRef(NamedTuple):
     fencing_token: int
 
 
-@dataclass(slots=True)
 class Entry:
     """A ready, leased, stopping or dead request."""
 
-    seq: int
-    meta: RequestMeta
-    state: State = State.READY
-    attempts: int = 0
-    last_error: str = ""
-    fencing_token: int = 0
-    worker_id: str = ""
-    instance_id: str = ""
-    leased_ns: int = 0
-    stop_outcome: Outcome | None = None
-    completion_seq: int = 0
-    """Position of a dead letter in the completion log."""
-    died_ns: int = 0
-    name: str = ""
-    """Its request_id; set by the book."""
+    __slots__ = (
+        "attempts", "completion_seq", "died_ns", "fencing_token", "instance_id", "last_error", "leased_ns", "meta",
+        "name", "seq", "state", "stop_outcome", "worker_id",
+    )  # fmt: skip
+
+    def __init__(self, seq: int, meta: RequestMeta, state: State = State.READY) -> None:
+        """Begin with no attempt."""
+        self.seq = seq
+        self.meta = meta
+        self.state = state
+        self.attempts = 0
+        self.last_error = ""
+        self.fencing_token = 0
+        self.worker_id = ""
+        self.instance_id = ""
+        self.leased_ns = 0
+        self.stop_outcome: Outcome | None = None
+        self.completion_seq = 0
+        """Position of a dead letter in the completion log."""
+        self.died_ns = 0
+        self.name = ""
+        """Its request_id; set by the book."""
 
 
 @dataclass(slots=True)

@@ -8,42 +8,52 @@ from services.worker.core.lifecycle import State
 from services.worker.core.messages import Cause, Credits, Ending, EndingKind, Holding, Lease
 
 
-@dataclass(slots=True)
 class Entry:
     """A reservation, and the lease that joins it at delivery."""
 
-    request_id: str
-    channel: str
-    held_blocks: int
-    settles: bool
-    granted_ns: int
-    reserve_output_tokens: int = 0
-    state: State = State.GRANTED
-    seq: int = 0
-    lease: Lease | None = None
-    run_id: str = ""
-    """Name of the lease's attempt, once there is one."""
-    completions: int = 1
-    prompt_tokens: int = 0
-    max_tokens: int = 0
-    tell_at_tokens: int = 0
-    """Output length at which the engine's progress is next wanted; 0 means never."""
-    watched: bool = False
-    told: bool = False
-    """Whether tokens came since the watcher began to watch: the next ones may wait."""
-    cause: Cause = Cause.UNCLAIMED
-    ending: Ending | None = None
-    output_tokens: int = 0
-    preemptions: int = 0
-    booked_blocks: int = field(init=False)
-    """What the grant booked; `held_blocks` goes on from there."""
-    settled_blocks: int = 0
-    """What was held when the prompt had been counted; 0 before."""
-    tokenizer_acks: int = 0
+    __slots__ = (
+        "booked_blocks", "cause", "channel", "completions", "ending", "granted_ns", "held_blocks", "lease",
+        "max_tokens", "output_tokens", "preemptions", "prompt_tokens", "request_id", "reserve_output_tokens", "run_id",
+        "seq", "settled_blocks", "settles", "state", "tell_at_tokens", "tokenizer_acks", "told", "watched",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        """Hold what was booked."""
-        self.booked_blocks = self.held_blocks
+    def __init__(
+        self,
+        request_id: str,
+        channel: str,
+        booked_blocks: int,
+        settles: bool,
+        granted_ns: int,
+        reserve_output_tokens: int = 0,
+    ) -> None:
+        """Begin with a grant, not claimed yet, that holds what was booked."""
+        self.request_id = request_id
+        self.channel = channel
+        self.booked_blocks = booked_blocks
+        self.held_blocks = booked_blocks
+        self.settles = settles
+        self.granted_ns = granted_ns
+        self.reserve_output_tokens = reserve_output_tokens
+        self.state = State.GRANTED
+        self.seq = 0
+        self.lease: Lease | None = None
+        self.run_id = ""
+        """Name of the lease's attempt, once there is one."""
+        self.completions = 1
+        self.prompt_tokens = 0
+        self.max_tokens = 0
+        self.tell_at_tokens = 0
+        """Output length at which the engine's progress is next wanted; 0 means never."""
+        self.watched = False
+        self.told = False
+        """Whether tokens came since the watcher began to watch: the next ones may wait."""
+        self.cause = Cause.UNCLAIMED
+        self.ending: Ending | None = None
+        self.output_tokens = 0
+        self.preemptions = 0
+        self.settled_blocks = 0
+        """What was held when the prompt had been counted; 0 before."""
+        self.tokenizer_acks = 0
 
     @property
     def follows_output(self) -> bool:

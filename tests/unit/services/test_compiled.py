@@ -65,6 +65,31 @@ def test_each_except_clause_of_a_compiled_function_has_a_name_of_its_own(path: s
         assert all(count == 1 for count in bound.values()), f"{function.name}: {bound}"
 
 
+FEW = {
+    "services/queue/core/entry.py": {"Counters", "Recovered"},
+    "services/queue/core/quotas.py": {"Held"},
+    "services/queue/core/workers.py": {"Worker"},
+    "services/queue/speaker.py": {"Link", "Greeting"},
+    "services/queue/watch.py": {"_Position", "_Pending"},
+    "services/scheduler/core/counters.py": {"Counters"},
+    "services/scheduler/core/fleet.py": {"Group", "Worker"},
+    "services/scheduler/core/lately.py": {"Lately"},
+    "services/scheduler/core/predictive.py": {"View"},
+    "services/scheduler/core/savings.py": {"Saving"},
+    "services/worker/core/entry.py": {"Counters"},
+}
+"""Data classes in compiled modules: none is made for every request, only for workers, channels and watchers, or for
+heads that fit nowhere."""
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_what_every_request_needs_is_no_data_class(path: str) -> None:
+    # The compiler leaves the methods of a data class to the interpreter: making one takes several times as long.
+    classes = [node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.ClassDef)]
+    found = {made.name for made in classes if any("dataclass" in ast.unparse(one) for one in made.decorator_list)}
+    assert found <= FEW.get(path, set())
+
+
 def test_sources_are_compiled_for_wheels_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_COMPILE", raising=False)
     assert SETUP["extensions"]() == []
