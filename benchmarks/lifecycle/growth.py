@@ -63,14 +63,16 @@ def by_workers(directory: Path, counts: Sequence[int], requests: int, policy: st
 def by_waiting(
     directory: Path, counts: Sequence[int], requests: int, rate_per_s: float, policy: str
 ) -> dict[int, Cost]:
-    """Answer `requests` at `rate_per_s` while so many more wait behind them."""
+    """Answer `requests` at `rate_per_s` while so many others wait: for each that ends another is submitted."""
     found = {}
     for count in counts:
         with penstock_without_workers(directory / f"waiting-{count}", policy) as stack:
             client = stack.system.client
-            client.ask(do="preload", requests=count + requests)
+            client.ask(do="preload", requests=count + SLOTS)
             stack.start_workers(FleetShape(1, SLOTS, rate_per_s=rate_per_s))
-            found[count] = charged(stack.system.children, requests, partial(client.ask, do="drain", requests=requests))
+            client.ask(do="turn_over", requests=SLOTS)  # what was granted before anything ran
+            turn_over = partial(client.ask, do="turn_over", requests=requests)
+            found[count] = charged(stack.system.children, requests, turn_over)
             _log("waiting", count, found[count])
     return found
 

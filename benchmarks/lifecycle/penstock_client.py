@@ -24,6 +24,11 @@ class Commands:
         """Use `client`."""
         self._client = client
         self._rounds = 0
+        self._seen = 0
+        """Results of the present watch."""
+        self._cursor = 0
+        """How far the present batch has been watched."""
+        self._news = asyncio.Event()
 
     async def flood(self, requests: int) -> dict[str, Any]:
         """Submit as fast as the queue takes them, watch all results; seconds from the first submit to the last one."""
@@ -42,10 +47,21 @@ class Commands:
         await self._submit(batch, requests)
         return {"seconds": time.perf_counter() - begin_s}
 
-    async def drain(self, requests: int) -> dict[str, Any]:
-        """Watch the batch that was submitted last until `requests` results have been seen."""
+    async def turn_over(self, requests: int) -> dict[str, Any]:
+        """Submit another request for each of the next `requests` results of the batch that was submitted last."""
+        batch = f"round-{self._rounds}"
         begin_s = time.perf_counter()
-        await self._watch(f"round-{self._rounds}", requests)
+        watching = asyncio.create_task(self._watch(batch, requests))
+        submitted = 0
+        while submitted < requests and not watching.done():
+            news = asyncio.create_task(self._news.wait())
+            await asyncio.wait([news, watching], return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            self._news.clear()
+            ended = self._seen - submitted
+            submitted = self._seen
+            await self._submit(batch, ended)
+        await watching
         return {"seconds": time.perf_counter() - begin_s}
 
     async def lone(self, requests: int) -> dict[str, Any]:
@@ -67,6 +83,7 @@ class Commands:
 
     def _next_batch(self) -> str:
         self._rounds += 1
+        self._cursor = 0
         return f"round-{self._rounds}"
 
     async def _submit(self, batch: str, requests: int) -> None:
@@ -75,13 +92,17 @@ class Commands:
                 raise SystemExit(f"refused: {submitted.error}")
 
     async def _watch(self, batch: str, requests: int) -> None:
-        seen = 0
-        async for event in self._client.wire_results(batch):
+        """Return once `requests` more results have been seen; raises SystemExit if there are fewer."""
+        self._seen = 0
+        async for event in self._client.wire_results(batch, self._cursor):
             if event.result.outcome != pb.OUTCOME_COMPLETED:
                 raise SystemExit(f"not completed: {event.result}")
-            seen += 1
-            if seen == requests:
+            self._seen += 1
+            self._cursor = event.cursor
+            self._news.set()
+            if self._seen == requests:
                 return
+        raise SystemExit(f"the batch ended after {self._seen} of {requests} results")
 
 
 def _requests(batch: str, requests: int) -> Iterator[pb.Request]:
@@ -97,7 +118,7 @@ async def main(queue: str, scheduler: str) -> None:
             {
                 "flood": commands.flood,
                 "preload": commands.preload,
-                "drain": commands.drain,
+                "turn_over": commands.turn_over,
                 "lone": commands.lone,
             }
         )
