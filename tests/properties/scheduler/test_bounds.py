@@ -31,12 +31,15 @@ def weights_and_largest(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, in
 @given(
     channels=weights_and_largest(),
     longest=st.tuples(st.integers(1, LONGEST_STEPS), st.integers(1, LONGEST_STEPS)),
+    later=st.integers(0, 2 * LONGEST_STEPS),
     seed=st.integers(0, 2**32),
 )
-@example(channels=((1, 1), (1, 1)), longest=(1, 2), seed=0).via("its estimates are wrong both ways")
+@example(channels=((1, 1), (1, 1)), longest=(1, 2), later=0, seed=0).via("its estimates are wrong both ways")
+@example(channels=((1, 1), (1, 1)), longest=(1, 1), later=1, seed=0).via("one ran alone while no time was known")
 def test_two_channels_with_work_never_drift_apart(
-    channels: tuple[tuple[int, int], tuple[int, int]], longest: tuple[int, int], seed: int
+    channels: tuple[tuple[int, int], tuple[int, int]], longest: tuple[int, int], later: int, seed: int
 ) -> None:
+    """From when both have work on: `b` comes some steps after `a`, to which all is new."""
     draw = random.Random(seed)
     names = ("a", "b")
     weights, largest = channels
@@ -44,6 +47,10 @@ def test_two_channels_with_work_never_drift_apart(
     costs = [blocks * steps / weight for blocks, steps, weight in zip(largest, longest, weights, strict=True)]
     running = CAPACITY * max(longest)
     bound = 2 * sum(costs) + 2 * running * sum(1 / weight for weight in weights)
+    for _ in range(later):
+        missing = CAPACITY + 20 - timeline.waiting["a"]
+        timeline.advance([drawn(draw, timeline.step, "a", largest[0], longest[0]) for _ in range(missing)])
+    before = [timeline.block_steps[name] for name in names]
     for _ in range(500):
         calls = [
             drawn(draw, timeline.step, name, size, steps)
@@ -51,7 +58,8 @@ def test_two_channels_with_work_never_drift_apart(
             for _ in range(CAPACITY + 20 - timeline.waiting[name])
         ]
         timeline.advance(calls)
-        had = [timeline.block_steps[name] / weight for name, weight in zip(names, weights, strict=True)]
+        since = [timeline.block_steps[name] - had for name, had in zip(names, before, strict=True)]
+        had = [block_steps / weight for block_steps, weight in zip(since, weights, strict=True)]
         assert abs(had[0] - had[1]) <= bound
 
 
