@@ -23,9 +23,9 @@ LINES = int(os.environ.get("GATEWAY_LINES", "3000"))
 SEQUENCES = 16
 """Of the engine: all that can run at once."""
 
-MOST_LINES_BEFORE = 4 * SEQUENCES
+MOST_LINES_BEFORE = 3 * SEQUENCES
 """Batch lines that may be answered between the question and its first byte: those that ran when it came, those that
-were granted meanwhile, and as many again for a machine that does something else. Thousands wait."""
+were granted meanwhile, and as many once more for a machine that does something else. Thousands wait."""
 
 STREAMS = 8
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "now", "max_tokens": 4, "ignore_eos": True, "stream": True}
