@@ -42,6 +42,14 @@ def test_numbers_beyond_belief(message: pb.WorkerToScheduler, field: str) -> Non
         wire.from_worker(message, 1)
 
 
+@pytest.mark.parametrize("name", ["", "r" * (wire.MAX_NAME_BYTES + 1)], ids=["empty", "too long"])
+@pytest.mark.parametrize("ack", ["tokenizer_ack", "completion_ack"])
+def test_acks_that_name_no_request(ack: str, name: str) -> None:
+    kind = {"tokenizer_ack": pb.TokenizerAck, "completion_ack": pb.CompletionAck}[ack]
+    with pytest.raises(wire.InvalidFieldError, match=rf"^{ack}\.request_id: "):
+        wire.from_worker(pb.WorkerToScheduler(**{ack: kind(request_id=name)}), 1)
+
+
 def test_holdings_beyond_belief() -> None:
     holding = pb.Holding(request_id="r", channel="batch", held_blocks=1 << 41)
     with pytest.raises(wire.InvalidFieldError, match=r"^open\.inventory\[0\]\.held_blocks: "):
