@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -42,10 +43,21 @@ class Response:
 
 
 @asynccontextmanager
-async def connected(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Yield a connection to "HOST:PORT"."""
+async def connected(
+    address: str, receive_bytes: int | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Yield a connection to "HOST:PORT"; `receive_bytes` is what its side may hold unread, otherwise many MiB."""
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    endpoint = socket.socket()
+    if receive_bytes is not None:
+        endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)  # before the window is agreed upon
+    endpoint.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(endpoint, (host, int(port)))
+    except BaseException:
+        endpoint.close()
+        raise
+    reader, writer = await asyncio.open_connection(sock=endpoint)
     try:
         yield reader, writer
     finally:
@@ -68,15 +80,17 @@ async def read_head(reader: asyncio.StreamReader) -> Response:
 
 
 @asynccontextmanager
-async def asked(address: str, method: str, path: str, body: Any = None, **headers: str) -> AsyncIterator[Response]:
-    """Send a request on a connection of its own; leaving hangs up."""
+async def asked(
+    address: str, method: str, path: str, body: Any = None, *, receive_bytes: int | None = None, **headers: str
+) -> AsyncIterator[Response]:
+    """Send a request on a connection of its own, which holds `receive_bytes` unread; leaving hangs up."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with connected(address) as (reader, writer):
+    async with connected(address, receive_bytes) as (reader, writer):
         writer.write(head(method, path, len(data), **headers) + data)
         yield await read_head(reader)
 
 
 async def ask(address: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
     """Return status and JSON body of one request."""
-    async with asked(address, method, path, body, **headers) as response:
+    async with asked(address, method, path, body, receive_bytes=None, **headers) as response:
         return response.status, await response.json()
