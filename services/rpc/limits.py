@@ -67,7 +67,11 @@ BACKOFF_FIRST_S = 0.05
 """First pause before a reconnect: a restarted service is back within a fraction of a second."""
 
 BACKOFF_MOST_S = 2.0
-"""Longest pause between reconnects: bounds how long a returned peer stays unnoticed."""
+"""Longest pause between reconnects, and longest attempt after some: how long a returned peer stays unnoticed."""
+
+CONNECT_S = 0.5
+"""Longest the first attempts to connect may take, later ones as long as the pause after them: four round trips with
+TLS, and a link that loses what is sent is tried several times within the queue's worker_grace_s."""
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -78,7 +82,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnect pauses of the channel itself; without these gRPC waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
-    ("grpc.min_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),  # in spite of its name
     ("grpc.max_reconnect_backoff_ms", int(BACKOFF_MOST_S * 1000)),
 ]
 
