@@ -130,20 +130,24 @@ class Supervisor:
         A cancellation while services drain kills what still runs; the stop is then complete, and nothing is raised.
         """
         self._stopping = True
+        killed: set[asyncio.subprocess.Process | None] = set()
         try:
             for stage in self._stages():
                 await asyncio.gather(*(self._drain(service) for service in stage))
         except asyncio.CancelledError:
             for service in self._services:
                 _signal(service.process, signal.SIGKILL)
+                killed.add(service.process)
             self._say("killed what still ran")
         keepers = [service.keeper for service in self._services if service.keeper is not None]
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         for service in self._services:
-            # Also what was being started while the stop began, which nobody has told to end.
-            _signal(service.process, signal.SIGKILL)
+            # Also what was being started while the stop began, which nobody has told to end. Not twice: a signal to a
+            # process that has ended reaps it, and whoever waits for it is told of no status.
+            if service.process not in killed:
+                _signal(service.process, signal.SIGKILL)
             if service.process is not None:
                 await service.process.wait()
         if not self._failure.done():
