@@ -7,8 +7,8 @@ Durable submit, backlog, grant, claim, both ACKs, durable result, watch; 1 KiB p
 Streams (every write synced) and NATS JetStream alternates with it: submit, claim by a worker process, durable result,
 result seen by the client. Those two have no admission control, leases or cursors; they are the floor, not a twin.
 
-Then, for Penstock alone: how the figures grow with workers and with waiting requests, and how well many workers are
-kept full. Last line JSON.
+Then, for Penstock alone: how the figures grow with workers and with waiting requests, how well many workers are kept
+full, and how long a lone request takes while another client submits as fast as it can. Last line JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lifecycle import report
+from benchmarks.lifecycle.beside import beside_a_flood
 from benchmarks.lifecycle.growth import Growth, by_waiting, by_workers, fleet_usage
 from benchmarks.lifecycle.measure import alternate, opened_systems
 
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--only", default="penstock,redis,nats", help="systems to compare")
     parser.add_argument("--workers", type=_counts, default=WORKERS, help="numbers of workers to compare")
     parser.add_argument("--waiting", type=_counts, default=WAITING, help="numbers of waiting requests to compare")
-    parser.add_argument("--parts", default="compare,workers,waiting,fleet", help="parts to run")
+    parser.add_argument("--parts", default="compare,workers,waiting,fleet,beside", help="parts to run")
     options = parser.parse_args()
     parts = options.parts.split(",")
     answer: dict[str, Any] = {"benchmark": "lifecycle"}
@@ -68,6 +69,9 @@ def main() -> None:
             )
         if "fleet" in parts:
             answer["fleet"] = report.usage(FLEET, fleet_usage(directory, FLEET, options.policy))
+        if "beside" in parts:
+            found = beside_a_flood(directory, options.requests, options.lone, options.rounds, options.policy)
+            answer["beside"] = report.beside(found)
     print(json.dumps(answer))
 
 

@@ -64,15 +64,15 @@ class Commands:
         await watching
         return {"seconds": time.perf_counter() - begin_s}
 
-    async def lone(self, requests: int) -> dict[str, Any]:
-        """One request at a time: submit, wait for its result; and the same straight at the engine."""
+    async def lone(self, requests: int, channel: str = "") -> dict[str, Any]:
+        """One request at a time, in `channel`: submit, wait for its result; and the same straight at the engine."""
         through: list[float] = []
         direct: list[float] = []
         renderer, engine = ByteRenderer(WINDOW_TOKENS), InstantEngine(1, 64, None)
         for number in range(requests):
             text = prompt(number)
             begin_s = time.perf_counter()
-            await self._client.generate(prompt=text, max_tokens=1)
+            await self._client.generate(prompt=text, max_tokens=1, channel=channel)
             middle_s = time.perf_counter()
             ids = renderer.render(PromptSpec(text=text)).token_ids
             async for _ in engine.generate(EngineRequest("r", ids, 1, pb.SamplingParams(max_tokens=1))):

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.lifecycle.beside import Beside
 from benchmarks.lifecycle.growth import Growth, Usage, mean_held
 from benchmarks.lifecycle.measure import Cost, Round
 from benchmarks.lifecycle.systems import PENSTOCK, PENSTOCK_COMPILED
@@ -119,6 +120,19 @@ def usage(shape: Growth, found: Usage) -> dict[str, Any]:
         "per_s": round(found.completed / found.seconds),
         "cpu_us_by_process": by_process,
     }
+
+
+def beside(rounds: Sequence[Beside]) -> dict[str, Any]:
+    """Print how long lone requests took beside a flood, and alone; return the figures."""
+    answer: dict[str, Any] = {"per_s": _spread([run.per_s for run in rounds])}
+    for name, q in {"p50": 0.5, "p99": 0.99}.items():
+        pairs = [(quantile(run.beside_s, q), quantile(run.alone_s, q)) for run in rounds]
+        answer[f"lone_{name}_ms"] = _spread([beside_s * 1e3 for beside_s, _ in pairs])
+        answer[f"lone_{name}_vs_alone"] = _spread([beside_s / alone_s for beside_s, alone_s in pairs])
+    print("a lone request beside a flood, median [least, most] of the rounds:")
+    for what, figure in answer.items():
+        print(f"  {what:17} {figure['median']:.2f} [{figure['least']:.2f}, {figure['most']:.2f}]")
+    return answer
 
 
 def quantile(values: Sequence[float], q: float) -> float:
