@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Source: TypeAlias = AsyncIterable[request_pb2.Request] | Iterable[request_pb2.Request]
 
 WINDOW_REQUESTS = 4096
-"""Most requests without an ack: two group commits of the queue at full speed, so the stream never idles."""
+"""Most requests without an ack: what a queue takes in a fifth of a second, so the stream never idles."""
 
 WINDOW_BYTES = 32 * 1024 * 1024
 """Most bytes without an ack; they are kept until then, because a lost stream sends them again."""

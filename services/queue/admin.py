@@ -12,12 +12,13 @@ from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER
 from services.clock import Clock
 from services.queue import wire
-from services.queue.committer import Committer, Lookup, RefusedError
+from services.queue.committer import Committer, RefusedError
 from services.queue.core import records
 from services.queue.core.effects import Cancelled, Deleted, Inspected, QueueView, Requeued
 from services.queue.core.entry import parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
 from services.queue.core.messages import Cancel, Delete, EndedRow, Inspect, InspectQueue, RequeueDead
+from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics, age_ns
 from services.queue.read_faults import code_of
 from services.queue.reader import Reader

@@ -11,9 +11,10 @@ import grpc
 from penstock.queue.v1 import queue_pb2
 from services.clock import Clock
 from services.queue.backup import NAME, Backup, BackupError, BackupExistsError, make_backup
-from services.queue.committer import Committer, Lookup, RefusedError
+from services.queue.committer import Committer, RefusedError
 from services.queue.core.effects import QueueView
 from services.queue.core.messages import InspectQueue
+from services.queue.items import Lookup
 from services.queue.read_faults import code_of
 from services.queue.store import Store
 from services.rpc.strict import BadInputError

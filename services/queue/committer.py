@@ -1,9 +1,9 @@
 """The one loop that owns the machine: durable before visible, many requests to a sync.
 
-A wake-up takes everything that is ready, steps the machine through it, writes
-all that follows in one synced batch, and only then releases the effects. What
-arrives meanwhile gathers for the next batch: the slower the disk, the larger the
-batches.
+A wake-up takes everything that is ready, but only so many submits, steps the machine
+through it, writes all that follows in one synced batch, and only then releases the
+effects. What arrives meanwhile gathers for the next batch: the slower the disk, the
+larger the batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from services.clock import Clock
 from services.queue import wire
@@ -36,6 +36,7 @@ from services.queue.core.machine import Machine
 from services.queue.core.messages import (
     Adopt,
     BacklogClosed,
+    Cancel,
     Inspect,
     InspectQueue,
     Message,
@@ -45,10 +46,12 @@ from services.queue.core.messages import (
     WorkerClosed,
 )
 from services.queue.core.open_class import mypyc_attr
+from services.queue.items import Item, Lookup
 from services.queue.loading import Loading
 from services.queue.payloads import read_payloads
 from services.queue.read_faults import ReadFaults
 from services.queue.store import Store, StoreError, StoreUnusableError
+from services.queue.submit_turns import SubmitTurns
 
 log = logging.getLogger(__name__)
 
@@ -79,19 +82,6 @@ UNANSWERED = (WatchTokens, WorkerClosed, BacklogClosed)
 """Those of them that are answered with nothing: served even by a machine that may know what the disk does not."""
 
 T = TypeVar("T")
-
-
-class Lookup(NamedTuple):
-    """A message that needs the store first; `read` runs off the loop, unless `glance` knows enough without the disk."""
-
-    ticket: int
-    read: Callable[[Store], Message]
-    glance: Callable[[Store], Message | None] = lambda _store: None
-    submits: bool = False
-    """Whether the message is a Submit: it can be handled while the store is still being loaded."""
-
-
-Item: TypeAlias = Message | Lookup
 
 
 class RefusedError(Exception):
@@ -168,6 +158,7 @@ class Committer:
         self._last_short_ns = SHORT_WRITE_NS + 1
         """How long the last short write took."""
         self._inbox: list[Item] = []
+        self._submits: SubmitTurns[Item] = SubmitTurns()
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -181,7 +172,11 @@ class Committer:
 
     def post(self, item: Item) -> None:
         """Have `item` handled in the next batch."""
-        self._inbox.append(item)
+        if isinstance(item, Cancel) and self._submits:
+            # What was submitted before it is stored first: it may be what is to be cancelled.
+            self._submits.put_behind(item)
+        else:
+            self._inbox.append(item)
         if len(self._inbox) >= MAX_INBOX:
             self._room.clear()
         self._ready.set()
@@ -191,19 +186,30 @@ class Committer:
         await self._room.wait()
 
     async def ask(self, make: Callable[[int], Item]) -> Any:
-        """Post the item that `make` builds for a ticket, and return its durable answer.
-
-        Raises RefusedError if the queue cannot write now.
-        """
+        """Post the item that `make` builds for a ticket, return its durable answer; raises RefusedError."""
         return await self.promise(make)
 
     def promise(self, make: Callable[[int], Item]) -> asyncio.Future[Any]:
         """Post the item that `make` builds for a ticket; the future gets its durable answer, or RefusedError."""
+        ticket, answer = self._expect()
+        self.post(make(ticket))
+        return answer
+
+    def submit(self, source: int, weight: int, make: Callable[[int], Item]) -> asyncio.Future[Submitted]:
+        """Have the submit that `make` builds for a ticket committed when it is the turn of `source`.
+
+        Its `weight` is in small requests. The future gets its durable answer, or RefusedError.
+        """
+        ticket, answer = self._expect()
+        self._submits.put(source, weight, make(ticket))
+        self._ready.set()
+        return answer
+
+    def _expect(self) -> tuple[int, asyncio.Future[Any]]:
         ticket = next(self._tickets)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answers[ticket] = answer
-        self.post(make(ticket))
-        return answer
+        return ticket, answer
 
     def check_disk(self) -> None:
         """Look at the free disk space, unless that was done a moment ago."""
@@ -223,19 +229,27 @@ class Committer:
         """Handle batches until `stop`; then handle what is left and return."""
         if self._loading is not None:
             self._read_on(self._loading)
-        while not (self._stopping and not self._inbox):
+        while not (self._stopping and not self._inbox and not self._submits):
             await self._ready.wait()
             self._ready.clear()
-            items, self._inbox = self._inbox, []
+            items = self._gathered()
             self._room.set()
             if self._loading is not None:
                 items = self._loading.admit(items)
                 await self._load(self._loading)
             if items:
                 await self._handle(items)
+            if self._submits:
+                self._ready.set()
+                await asyncio.sleep(0)  # a short commit is written on this thread: let readers and answers go on
         if self._page is not None:
             await asyncio.wait([self._page])
         self._disk.shutdown()
+
+    def _gathered(self) -> list[Item]:
+        """Return what the next batch handles: all that has come, but only so many submits."""
+        items, self._inbox = self._inbox, []
+        return items + self._submits.take(all_of_it=self._stopping)
 
     def _read_on(self, loading: Loading) -> None:
         # Not on the thread of the commits: one reads while the other waits for its sync.
@@ -337,18 +351,19 @@ class Committer:
 
     async def _written(self, write: Callable[[], T], short: bool) -> T:
         """Do a write where it costs least, and return what it returns."""
-        if not short:
-            return await self._off_loop(write)
-        if self._last_short_ns > SHORT_WRITE_NS:
-            return await self._off_loop(lambda: self._timed(write))
-        return self._timed(write)
+        if short and self._last_short_ns <= SHORT_WRITE_NS:
+            return self._timed(write, short)
+        return await self._off_loop(lambda: self._timed(write, short))
 
-    def _timed(self, write: Callable[[], T]) -> T:
+    def _timed(self, write: Callable[[], T], short: bool) -> T:
         began_ns = self._clock.now_ns()
         try:
             return write()
         finally:
-            self._last_short_ns = self._clock.now_ns() - began_ns
+            took_ns = self._clock.now_ns() - began_ns
+            self._submits.wrote(took_ns)
+            if short:
+                self._last_short_ns = took_ns
 
     def _write(self, rows: list[Write | PutResult], wanted: list[int]) -> dict[int, bytes]:
         # In the order of the steps: a dead letter may be revived, and its result deleted, in the batch it died in.

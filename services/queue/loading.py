@@ -14,7 +14,7 @@ from services.queue.core.messages import Adopt, Submit
 from services.queue.recovery import Recovery
 
 if TYPE_CHECKING:
-    from services.queue.committer import Item
+    from services.queue.items import Item
 
 FIRST_REQUESTS = 20_000
 """Requests read before the queue serves at all: in about a quarter of a second, and with every check of their rows done

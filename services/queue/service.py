@@ -17,7 +17,7 @@ from services.clock import SystemClock
 from services.queue.admin import Admin
 from services.queue.backup import backups_of
 from services.queue.backup_call import BackupCall
-from services.queue.committer import Committer, Lookup, RefusedError
+from services.queue.committer import Committer, RefusedError
 from services.queue.core import records
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Message, Reconfigure, SetQuotas, Tick
@@ -25,6 +25,7 @@ from services.queue.core.quotas import Quota
 from services.queue.core.workers import Rules
 from services.queue.files_servicer import FilesServicer
 from services.queue.following import Following
+from services.queue.items import Lookup
 from services.queue.loading import Loading
 from services.queue.metrics import QueueMetrics
 from services.queue.read_faults import ReadFaults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from services.queue.read_faults import code_of
 from services.queue.speaker import Greeting, Link, Speaker
 from services.queue.store import StoreError
 from services.queue.submit import Frame, Intake
+from services.queue.submit_turns import SUBMITS_AT_ONCE, weight_of
 from services.queue.watch import WatchHub
 from services.queue.watching import Watching
 from services.rpc.limits import MAX_REQUEST_BYTES
@@ -120,19 +121,19 @@ class QueueServicer:
         self, requests: AsyncIterator[queue_pb2.SubmitRequest], frames: asyncio.Queue[Frame | None]
     ) -> None:
         window = _Window(MAX_UNACKED)
+        source = next(self._streams)
         try:
             async for message in requests:
                 if message.WhichOneof("message") != "batch":
                     raise BadInputError("message: every message after the first must be `batch`")
                 await self._parts.committer.room()
-                tagged = [(item.tag, item.request) for item in message.batch.requests]
-                size_bytes = message.ByteSize()
-                await window.enter(len(tagged))
-                await self._bytes.enter(size_bytes)
-                frame = self._parts.intake.take(tagged)
-                frame.on_durable(partial(window.leave, len(tagged)))
-                frame.on_durable(partial(self._bytes.leave, size_bytes))
-                frames.put_nowait(frame)
+                for part, size_bytes in _parts(message.batch.requests):
+                    await window.enter(len(part))
+                    await self._bytes.enter(size_bytes)
+                    frame = self._parts.intake.take(source, [(item.tag, item.request) for item in part])
+                    frame.on_durable(partial(window.leave, len(part)))
+                    frame.on_durable(partial(self._bytes.leave, size_bytes))
+                    frames.put_nowait(frame)
         finally:
             frames.put_nowait(None)
 
@@ -144,7 +145,7 @@ class QueueServicer:
             raise BadInputError(f"requests: {len(request.requests)} given; at most {MAX_UNARY_REQUESTS} are allowed")
         if not request.requests:
             raise BadInputError("requests: at least one is needed")
-        frame = self._parts.intake.take(list(enumerate(request.requests)), all_or_none=True)
+        frame = self._parts.intake.take(next(self._streams), list(enumerate(request.requests)), all_or_none=True)
         acks = await frame.acks()
         if acks[0].status == queue_pb2.SUBMIT_STATUS_UNAVAILABLE:
             full = acks[0].error.code == "disk_full"
@@ -316,6 +317,23 @@ class _Window:
         self._count -= count
         if self._count < self._most:
             self._room.set()
+
+
+def _parts(
+    items: Iterable[queue_pb2.TaggedRequest],
+) -> Iterator[tuple[list[queue_pb2.TaggedRequest], int]]:
+    """Cut a frame into what a commit should take in at once, with the size of each part in bytes; at least one part."""
+    part: list[queue_pb2.TaggedRequest] = []
+    size_bytes = cut = 0
+    for item in items:
+        part.append(item)
+        size_bytes += item.ByteSize()
+        if weight_of(len(part), size_bytes) >= SUBMITS_AT_ONCE:
+            yield part, size_bytes
+            part, size_bytes = [], 0
+            cut += 1
+    if part or not cut:
+        yield part, size_bytes
 
 
 @asynccontextmanager

@@ -13,13 +13,15 @@ from services.auth.caller import CALLER, Caller
 from services.auth.keyring import NotAllowedError, Reason
 from services.clock import Clock
 from services.queue import wire
-from services.queue.committer import Committer, Item, Lookup, RefusedError
+from services.queue.committer import Committer, RefusedError
 from services.queue.core import records
 from services.queue.core.effects import Submitted
 from services.queue.core.entry import Failure
 from services.queue.core.messages import NewRequest, Submit
+from services.queue.items import Item, Lookup
 from services.queue.metrics import QueueMetrics
 from services.queue.store import Store
+from services.queue.submit_turns import weight_of
 from services.queue.validate import InvalidRequestError, check
 from services.rpc.strict import BadInputError
 from services.telemetry import Telemetry, traceparent_of
@@ -114,8 +116,8 @@ class Intake:
         self._channels = frozenset(channels)
         self._default_channel = default_channel
 
-    def take(self, tagged: Sequence[tuple[int, request_pb2.Request]], all_or_none: bool = False) -> Frame:
-        """Check the requests and post the good ones.
+    def take(self, source: int, tagged: Sequence[tuple[int, request_pb2.Request]], all_or_none: bool = False) -> Frame:
+        """Check the requests and post the good ones; those of one `source` are stored in the order they came in.
 
         With `all_or_none`, raises BadInputError or NotAllowedError about the first bad one and posts nothing.
         """
@@ -142,10 +144,14 @@ class Intake:
             payload = request.SerializeToString()
             good.append(NewRequest(wire.meta_of(request, len(payload)), payload))
             taken.append(_Taken(tag, None, span))
-        answer = self._committer.promise(lambda ticket: submit_item(ticket, tuple(good), all_or_none)) if good else None
+        answer = self._post(source, tuple(good), all_or_none) if good else None
         if answer is not None:
             answer.add_done_callback(lambda done: self._count_refusal(done, len(good)))
         return Frame(taken, answer, self._clock)
+
+    def _post(self, source: int, good: tuple[NewRequest, ...], all_or_none: bool) -> asyncio.Future[Submitted]:
+        weight = weight_of(len(good), sum(len(new.payload) for new in good))
+        return self._committer.submit(source, weight, lambda ticket: submit_item(ticket, good, all_or_none))
 
     def _persist_span(self, request: request_pb2.Request, now_ns: int) -> Span:
         """Start the span of persisting; it is the root of the trace if the client sent none."""

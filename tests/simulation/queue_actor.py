@@ -19,6 +19,7 @@ from services.queue.loading import Loading
 from services.queue.reader import Reader
 from services.queue.recovery import Recovery, recover
 from services.queue.store import StoreError, StoreUnusableError
+from services.queue.submit_turns import SUBMITS_AT_ONCE
 from services.queue.watch import WatchHub
 from tests.simulation.coverage import Coverage
 from tests.simulation.durable import STORE_ID, Durable
@@ -101,16 +102,19 @@ class SimCommitter(Committer):
         finally:
             self.committing = False
 
-    def ask_for(self, make: Callable[[int], Any], answer: Answer) -> None:
-        """Post the item that `make` builds for a ticket, and have `answer` told."""
+    def ask_for(self, source: int, make: Callable[[int], Any], answer: Answer) -> None:
+        """Post the item that `make` builds for a ticket, a submit in its turn, and have `answer` told."""
         ticket = next(self._tickets)
         self._answers[ticket] = answer  # type: ignore[assignment]
-        self.post(make(ticket))
+        item = make(ticket)
+        if isinstance(item, m.Submit) or getattr(item, "submits", False):
+            self._submits.put(source, SUBMITS_AT_ONCE // 2, item)  # so heavy that often some wait for the next batch
+        else:
+            self.post(item)
 
     def take_items(self) -> list[Any]:
         """Return what has gathered, as the committer's loop does at a wake-up."""
-        items, self._inbox = self._inbox, []
-        return items
+        return self._gathered()
 
     async def turn(self, items: Sequence[Any]) -> None:
         """Do what one turn of `run` does."""
@@ -372,11 +376,12 @@ class QueueActor(Process):
 
     def accept_calls(self, stream: Stream) -> None:
         """Take in a client's calls: what makes an item, and the name its answer is to have."""
-        stream.hear[UP] = lambda call: self.post(self._call, stream, *call)
+        source = next(self._numbers)
+        stream.hear[UP] = lambda call: self.post(self._call, source, stream, *call)
 
-    def _call(self, stream: Stream, name: object, make: Callable[[int], Any]) -> None:
+    def _call(self, source: int, stream: Stream, name: object, make: Callable[[int], Any]) -> None:
         answer = Answer(lambda told: stream.down((name, told)), lambda: stream.down((name, None)))
-        self.committer.ask_for(make, answer)
+        self.committer.ask_for(source, make, answer)
 
     def accept_watch(self, stream: Stream) -> None:
         """Take in a Watch stream; its first message says what it watches."""

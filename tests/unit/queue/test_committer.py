@@ -10,10 +10,16 @@ from unittest.mock import patch
 
 import pytest
 
-from services.queue.committer import SHORT_ROWS, SHORT_WRITE_NS, Committer, Lookup, RefusedError, Released
+from services.queue.committer import (
+    SHORT_ROWS,
+    SHORT_WRITE_NS,
+    Committer,
+    RefusedError,
+    Released,
+)
 from services.queue.core import records
 from services.queue.core.effects import Accepted, Deliver, Effect, Submitted, Write
-from services.queue.core.entry import LeaseRef
+from services.queue.core.entry import DEFAULT_TENANT, LeaseRef
 from services.queue.core.machine import Machine
 from services.queue.core.messages import (
     Cancel,
@@ -27,9 +33,11 @@ from services.queue.core.messages import (
     Tick,
     WorkerOpened,
 )
+from services.queue.items import Lookup
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
 from services.queue.store import StoreError
+from services.queue.submit_turns import SUBMITS_AT_ONCE, SUBMITS_WRITE_NS
 from tests.support.queueing import RULES, STORE_ID, meta
 
 WATERMARK_BYTES = 1000
@@ -106,6 +114,11 @@ class Rig:
         requests = tuple(NewRequest(meta(idempotency_key=key), b"p") for _ in range(count))
         return self.committer.promise(lambda ticket: Submit(ticket, requests))
 
+    def submit_from(self, source: int, count: int) -> list[asyncio.Future[Submitted]]:
+        """Submit requests one by one, as of one who submits many."""
+        new = (NewRequest(meta(), b"p"),)
+        return [self.committer.submit(source, 1, lambda ticket: Submit(ticket, new)) for _ in range(count)]
+
     async def settled(self, message: Message) -> None:
         """Have a message handled."""
         self.committer.post(message)
@@ -139,6 +152,69 @@ async def test_nothing_is_released_before_the_sync_and_what_comes_meanwhile_shar
     assert sum(isinstance(effect, Accepted) for effect in rig.ear.effects) == 51
 
 
+async def test_many_submits_hold_up_neither_other_messages_nor_others_submits(rig: Rig) -> None:
+    def hold_the_second() -> None:
+        if rig.store.batches:
+            rig.store.may_write.clear()
+
+    rig.store.on_write = hold_the_second
+    many = rig.submit_from(1, 3 * SUBMITS_AT_ONCE)
+    inspected = rig.committer.promise(lambda ticket: Inspect(ticket, ()))
+    (one,) = rig.submit_from(2, 1)
+    await asyncio.gather(inspected, one)
+    assert rig.store.batches == [SUBMITS_AT_ONCE]
+    rig.store.on_write = lambda: None
+    rig.store.may_write.set()
+    await asyncio.gather(*many)
+    assert rig.store.batches == [SUBMITS_AT_ONCE, SUBMITS_AT_ONCE, SUBMITS_AT_ONCE, 1]
+    names = [answer.result().acks[0][0] for answer in many]
+    assert names == sorted(names), "in the order they came in"
+
+
+async def test_between_two_short_commits_of_submits_others_go_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_AT_ONCE", 1)
+    await rig.submit()
+    begun = len(rig.store.batches)
+    answers = rig.submit_from(1, 4)
+    seen = []
+    for answer in answers:
+        await answer
+        seen.append(len(rig.store.batches) - begun)
+    assert rig.store.threads[-4:] == [threading.current_thread().name] * 4
+    assert seen == [1, 2, 3, 4], "each was answered before the next was written"
+
+
+async def test_submits_on_a_slow_disk_share_more_of_its_syncs(rig: Rig) -> None:
+    rig.store.on_write = lambda: rig.clock.pass_ns(3 * SUBMITS_WRITE_NS)
+    await rig.submit()
+    await asyncio.gather(*rig.submit_from(1, 4 * SUBMITS_AT_ONCE))
+    assert rig.store.batches == [1, 3 * SUBMITS_AT_ONCE, SUBMITS_AT_ONCE]
+
+
+async def test_a_cancel_does_not_overtake_what_was_submitted_before_it(rig: Rig) -> None:
+    many = rig.submit_from(1, 3 * SUBMITS_AT_ONCE)
+    cancelled = rig.committer.promise(lambda ticket: Cancel(ticket, None, (DEFAULT_TENANT, meta().batch)))
+    inspected = rig.committer.promise(lambda ticket: Inspect(ticket, ()))
+    later = rig.submit_from(2, 1)
+    inspected.add_done_callback(lambda _: assert_waiting())
+    waited: list[bool] = []
+
+    def assert_waiting() -> None:
+        waited.append(not cancelled.done())
+
+    assert (await cancelled).cancelled >= len(many)
+    assert all(answer.done() for answer in many)
+    assert waited == [True], "nothing else waits for them"
+    await asyncio.gather(*later)
+
+
+async def test_what_waits_for_its_turn_is_stored_before_the_end(rig: Rig) -> None:
+    answers = rig.submit_from(1, 2 * SUBMITS_AT_ONCE + 1)
+    rig.committer.stop()
+    await asyncio.gather(*answers)
+    assert rig.store.batches == [len(answers)], "at once: nobody is kept waiting by it any more"
+
+
 async def test_short_writes_to_a_fast_disk_are_made_on_the_loops_own_thread(rig: Rig) -> None:
     async def thread(submits: int) -> str:
         await rig.submit(submits)
@@ -147,7 +223,9 @@ async def test_short_writes_to_a_fast_disk_are_made_on_the_loops_own_thread(rig:
     loop = threading.current_thread().name
     assert await thread(1) != loop, "nothing is known of the disk yet"
     assert await thread(1) == loop
+    rig.store.on_write = lambda: rig.clock.pass_ns(SHORT_WRITE_NS + 1)
     assert await thread(SHORT_ROWS) != loop, "a long write"
+    rig.store.on_write = lambda: None
     assert await thread(1) == loop, "says nothing of short ones"
     rig.store.on_write = lambda: rig.clock.pass_ns(SHORT_WRITE_NS + 1)
     assert await thread(1) == loop, "it is slow, which is not known before"

@@ -18,6 +18,7 @@ from penstock.request.v1 import request_pb2
 from services.queue.core.effects import Write
 from services.queue.core.records import REQUESTS, seq_key
 from services.queue.store import StoreError
+from services.queue.submit_turns import SUBMITS_AT_ONCE
 from services.telemetry import Telemetry
 from tests.support.serving import COMPLETED, Peer, ids, refused, serving, text
 from tests.support.waiting import wait_for_async
@@ -70,6 +71,24 @@ async def test_a_submit_stream_acks_in_order_and_refuses_by_field(peer: Peer) ->
     again = await peer.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=[text(idempotency_key="k")]))
     assert again.acks[0].status == queue_pb2.SUBMIT_STATUS_DUPLICATE
     assert again.acks[0].request_id == acks[0].request_id
+
+
+async def test_a_large_frame_of_submits_is_taken_in_parts_and_acked_in_order(peer: Peer) -> None:
+    count = 2 * SUBMITS_AT_ONCE + 1
+    call = peer.stub.Submit()
+    await call.write(queue_pb2.SubmitRequest(open=queue_pb2.SubmitOpen(client_id="me")))
+    await call.read()
+    tagged = [queue_pb2.TaggedRequest(tag=tag, request=text(idempotency_key=f"{tag % 100}")) for tag in range(count)]
+    await call.write(queue_pb2.SubmitRequest(batch=queue_pb2.SubmitBatch(requests=tagged)))
+    parts = [list((await call.read()).acks.acks) for _ in range(3)]
+    assert [len(part) for part in parts] == [SUBMITS_AT_ONCE, SUBMITS_AT_ONCE, 1]
+    acks = [ack for part in parts for ack in part]
+    assert [ack.tag for ack in acks] == list(range(count))
+    assert [ack.status == queue_pb2.SUBMIT_STATUS_DUPLICATE for ack in acks] == [tag >= 100 for tag in range(count)]
+    assert peer.service.servicer._bytes._count == 0
+    await call.write(queue_pb2.SubmitRequest(batch=queue_pb2.SubmitBatch()))
+    assert list((await call.read()).acks.acks) == [], "an answer to each frame"
+    await call.done_writing()
 
 
 async def test_a_unary_submit_takes_all_or_none(peer: Peer) -> None:

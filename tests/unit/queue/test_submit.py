@@ -36,9 +36,9 @@ async def test_a_channel_that_is_not_for_the_caller_counts_once_however_it_is_su
     asked = [(7, request_pb2.Request(text="x", channel="b"))]
     if all_or_none:
         with pytest.raises(NotAllowedError):  # which the guard counts
-            intake.take(asked, all_or_none)
+            intake.take(1, asked, all_or_none)
         assert not registry.get_sample_value(REFUSED, {"reason": "channel"})
         return
-    (ack,) = await intake.take(asked).acks()
+    (ack,) = await intake.take(1, asked).acks()
     assert (ack.tag, ack.error.code) == (7, CHANNEL_DENIED)
     assert registry.get_sample_value(REFUSED, {"reason": "channel"}) == 1

@@ -1,9 +1,11 @@
-"""A client that submits faster than the disk syncs is read only as fast as it does."""
+"""A client that submits faster than the disk syncs is read only as fast as it does, and keeps nobody else waiting."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,13 +13,17 @@ from penstock.queue.v1 import queue_pb2
 from services.queue.core import records
 from services.queue.core.effects import Write
 from services.queue.memory_store import MemoryStore
+from services.queue.submit_turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE
 from services.telemetry import Telemetry
-from tests.support.serving import Request, serving
+from tests.support.serving import Peer, Request, serving
 from tests.support.waiting import wait_for_async
 
 FRAMES = 40
 FRAME_BYTES = 1_000_000
 MOST_BYTES = 5_000_000
+
+NEVER_NS = 1 << 60
+"""No write takes so long, also not the one that a test holds up: none counts as one of a slow disk."""
 
 
 class SlowStore(MemoryStore):
@@ -26,10 +32,15 @@ class SlowStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.may_write = threading.Event()
+        self.writing = threading.Event()
+        self.batches: list[int] = []
+        """How many requests each write stored, of those that stored any."""
 
     def write(self, writes: Sequence[Write]) -> None:
-        if any(write.family == records.PAYLOADS for write in writes):
+        if payloads := sum(write.family == records.PAYLOADS for write in writes):
+            self.writing.set()
             assert self.may_write.wait(30)
+            self.batches.append(payloads)
         super().write(writes)
 
 
@@ -52,6 +63,96 @@ async def test_unsynced_submits_are_bounded_over_all_streams(monkeypatch: pytest
             while acked < FRAMES:
                 acked += len((await call.read()).acks.acks)
         assert window._count == 0
+
+
+async def test_one_who_submits_much_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    store = SlowStore()
+    async with serving(Telemetry(None), store) as peer:
+        held_up = asyncio.ensure_future(_unary(peer))
+        await asyncio.to_thread(store.writing.wait, 30)
+        much, little = await _opened(peer), await _opened(peer)
+        await much.write(_batch(5 * SUBMITS_AT_ONCE))
+        await wait_for_async(lambda: _waiting(peer, 5), "much to wait")
+        await little.write(_batch(1))
+        await wait_for_async(lambda: _waiting(peer, 6), "little to wait")
+        singles = [asyncio.ensure_future(_unary(peer)) for _ in range(2)]
+        await wait_for_async(lambda: _waiting(peer, 8), "single ones to wait")
+        store.may_write.set()
+        await asyncio.gather(held_up, *singles, little.read())
+        for _ in range(5):
+            await much.read()
+        n = SUBMITS_AT_ONCE
+        assert store.batches == [1, n, 3 + n, n, n, n]
+
+
+async def test_large_requests_take_turns_for_what_they_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    store = SlowStore()
+    async with serving(Telemetry(None), store) as peer:
+        held_up = asyncio.ensure_future(_unary(peer))
+        await asyncio.to_thread(store.writing.wait, 30)
+        call = await _opened(peer)
+        for _ in range(3):
+            await call.write(_batch(1, SUBMITS_AT_ONCE * BYTES_LIKE_ONE_MORE))
+        await wait_for_async(lambda: _waiting(peer, 3), "all to wait")
+        store.may_write.set()
+        await held_up
+        for _ in range(3):
+            await call.read()
+        assert store.batches == [1, 1, 1, 1]
+
+
+async def test_a_frame_is_taken_in_parts_by_weight() -> None:
+    async with serving(Telemetry(None), MemoryStore()) as peer:
+        call = await _opened(peer)
+        await call.write(_batch(4, SUBMITS_AT_ONCE * BYTES_LIKE_ONE_MORE // 2))
+        await call.write(_batch(1))
+        parts = [len((await call.read()).acks.acks) for _ in range(3)]
+        assert parts == [2, 2, 1]
+
+
+async def test_what_a_dropped_stream_submitted_is_cancelled_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    store = SlowStore()
+    async with serving(Telemetry(None), store) as peer:
+        held_up = asyncio.ensure_future(_unary(peer))
+        await asyncio.to_thread(store.writing.wait, 30)
+        call = await _opened(peer)
+        await call.write(_batch(5 * SUBMITS_AT_ONCE, batch="b"))
+        await wait_for_async(lambda: _waiting(peer, 5), "all to wait")
+        call.cancel()
+        cancelling = asyncio.ensure_future(peer.stub.Cancel(queue_pb2.CancelRequest(batch="b")))
+        await wait_for_async(lambda: _behind(peer), "the cancel to wait")
+        store.may_write.set()
+        assert (await cancelling).cancelled == 5 * SUBMITS_AT_ONCE
+        await held_up
+
+
+async def _opened(peer: Peer) -> Any:
+    call = peer.stub.Submit()
+    await call.write(queue_pb2.SubmitRequest(open=queue_pb2.SubmitOpen(client_id="c")))
+    await call.read()
+    return call
+
+
+async def _unary(peer: Peer) -> None:
+    await peer.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=[Request(text="x")]))
+
+
+def _batch(count: int, text_bytes: int = 1, batch: str = "") -> queue_pb2.SubmitRequest:
+    request = Request(text="x" * text_bytes, batch=batch)
+    tagged = [queue_pb2.TaggedRequest(tag=tag, request=request) for tag in range(count)]
+    return queue_pb2.SubmitRequest(batch=queue_pb2.SubmitBatch(requests=tagged))
+
+
+async def _waiting(peer: Peer, items: int) -> bool:
+    """Return whether so many parts of frames wait for their turn."""
+    return sum(len(line) for line in peer.service.committer._submits._lines.values()) == items
+
+
+async def _behind(peer: Peer) -> bool:
+    return bool(peer.service.committer._submits._behind)
 
 
 async def _full(window: object) -> bool:

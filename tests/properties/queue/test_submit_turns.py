@@ -1,0 +1,119 @@
+"""Submits take turns: none is lost, each source keeps its order, and between two turns comes one of each other."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from services.queue.submit_turns import (
+    BYTES_LIKE_ONE_MORE,
+    SUBMITS_AT_MOST,
+    SUBMITS_AT_ONCE,
+    SUBMITS_WRITE_NS,
+    WRITES_KEPT,
+    SubmitTurns,
+    weight_of,
+)
+
+puts = st.tuples(st.integers(0, 4), st.integers(1, SUBMITS_AT_ONCE // 2))
+BEHIND = -1
+"""Source of what must not overtake; it is no source that takes turns."""
+
+Name = tuple[int, int]
+
+
+class Watched:
+    """Turns, with what the rules say about them."""
+
+    def __init__(self) -> None:
+        self.turns: SubmitTurns[Name] = SubmitTurns()
+        self.numbers = count()
+        self.waiting: dict[Name, int] = {}
+        self.behind: list[Name] = []
+        self.passed: dict[Name, set[int]] = {}
+        """Of each item that is the first of its source: who has had a turn since it became that."""
+
+    def put(self, source: int, weight: int) -> None:
+        item = (source, next(self.numbers))
+        self.turns.put(source, weight, item)
+        if not any(other[0] == source for other in self.waiting):
+            self.passed[item] = set()
+        self.waiting[item] = weight
+
+    def put_behind(self) -> None:
+        item = (BEHIND, next(self.numbers))
+        self.turns.put_behind(item)
+        self.behind.append(item)
+        assert self.turns, "also if it waits for nothing"
+
+    def take(self, all_of_it: bool = False) -> None:
+        taken = self.turns.take(all_of_it)
+        submits = [item for item in taken if item[0] != BEHIND]
+        weights = [self.waiting[item] for item in submits]
+        assert all_of_it or sum(weights[:-1]) < SUBMITS_AT_ONCE, "the last one was not needed"
+        assert len(submits) == len(self.waiting) or (sum(weights) >= SUBMITS_AT_ONCE and not all_of_it)
+        for item in submits:
+            self.take_one(item)
+        released = taken[len(submits) :]
+        first = min((number for _, number in self.waiting), default=1 << 60)
+        assert released == [item for item in self.behind if item[1] < first], "in order, last, and as soon as may be"
+        self.behind = self.behind[len(released) :]
+        assert bool(self.turns) == bool(self.waiting or self.behind)
+
+    def take_one(self, item: Name) -> None:
+        source = item[0]
+        assert item == min(other for other in self.waiting if other[0] == source), "the first of its source"
+        del self.waiting[item]
+        self.passed.pop(item, None)
+        for first, others in self.passed.items():
+            assert source not in others, f"{source} had a second turn before {first} had one"
+            others.add(source)
+        following = [other for other in self.waiting if other[0] == source]
+        if following:
+            self.passed[min(following)] = set()
+
+
+@settings(max_examples=300)
+@given(st.lists(st.one_of(puts, st.just("take"), st.just("behind")), max_size=60))
+@example([(0, 32), (0, 32), (0, 32), (1, 1), "behind", "take", (1, 1), "behind", "take", "take"])
+def test_every_item_is_taken_once_and_in_turn(steps: list[tuple[int, int] | str]) -> None:
+    watched = Watched()
+    for step in steps:
+        if isinstance(step, tuple):
+            watched.put(*step)
+        elif step == "take":
+            watched.take()
+        else:
+            watched.put_behind()
+    watched.take(all_of_it=True)
+    assert not watched.waiting
+    assert not watched.behind
+
+
+@pytest.mark.parametrize(
+    ("writes_ns", "taken"),
+    [
+        ([], SUBMITS_AT_ONCE),
+        ([SUBMITS_WRITE_NS // 2], SUBMITS_AT_ONCE),
+        ([3 * SUBMITS_WRITE_NS] * WRITES_KEPT, 3 * SUBMITS_AT_ONCE),
+        ([1000 * SUBMITS_WRITE_NS] * WRITES_KEPT, SUBMITS_AT_MOST),
+        ([0] + [1000 * SUBMITS_WRITE_NS] * (WRITES_KEPT - 1), SUBMITS_AT_ONCE),
+        ([0] + [2 * SUBMITS_WRITE_NS] * WRITES_KEPT, 2 * SUBMITS_AT_ONCE),
+    ],
+    ids=["unknown", "fast", "slow", "very slow", "stood still for a while", "has become slow"],
+)
+def test_more_are_taken_where_no_write_is_fast(writes_ns: list[int], taken: int) -> None:
+    turns: SubmitTurns[int] = SubmitTurns()
+    for took_ns in writes_ns:
+        turns.wrote(took_ns)
+    for number in range(2 * SUBMITS_AT_MOST):
+        turns.put(1, 1, number)
+    assert len(turns.take()) == taken
+
+
+def test_large_payloads_weigh_more() -> None:
+    assert weight_of(3, 0) == weight_of(3, BYTES_LIKE_ONE_MORE - 1) == 3
+    assert weight_of(3, 10 * BYTES_LIKE_ONE_MORE) == 13
