@@ -69,10 +69,15 @@ async def trouble(fleet: Fleet, prometheus: Prometheus) -> None:
     await asyncio.to_thread(queue.start)
     say("kill -9 of a worker")
     async with penstock.Client(queue.address) as client:
-        longs = [await client.submit(prompt="x", max_tokens=1000, ignore_eos=True, model="tiny") for _ in range(16)]
+        longs: list[str] = []
 
         async def on_the_worker() -> bool:
-            return any([(await client.get(long)).worker_id == "w2" for long in longs])
+            found = [await client.get(long) for long in longs]
+            if all(info.result is not None for info in found):  # the other worker may have come back first, and run all
+                longs[:] = [
+                    await client.submit(prompt="x", max_tokens=1000, ignore_eos=True, model="tiny") for _ in range(16)
+                ]
+            return any(info.worker_id == "w2" for info in found if info.result is None)
 
         await wait_for_async(on_the_worker, "a request to run on the worker", 120)
         worker.kill()
