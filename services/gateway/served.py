@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -11,8 +13,14 @@ from penstock.errors import PenstockError
 from penstock.scheduler.v1 import scheduler_pb2
 from services.gateway.problem import Problem
 
+log = logging.getLogger(__name__)
+
 STALE_S = 5.0
-"""A view is used this long: a model that was served a moment ago is worth waiting for."""
+"""A view is renewed after this long: a model that was served a moment ago is worth waiting for."""
+
+WORN_S = 15.0
+"""A request for a model that is in the view does not wait for a newer one, unless the scheduler was last asked so long
+ago: after a pause, a model that is served no more is refused and not waited for."""
 
 FRESH_S = 0.25
 """Before a model is called unknown the view must be this fresh; bounds how often unknown names ask the scheduler."""
@@ -57,6 +65,7 @@ class Served:
         self._view = View()
         self._tried_s = self._seen_s = float("-inf")
         self._looking = asyncio.Lock()
+        self._renewal: asyncio.Task[None] | None = None
 
     async def view(self, fresh_s: float = STALE_S) -> View:
         """Return what is served, as of at most `fresh_s` seconds ago if the scheduler answers."""
@@ -68,7 +77,7 @@ class Served:
 
     async def check(self, name: str) -> View:
         """Return the view; raises Problem if other models are served than the one called `name`."""
-        view = await self.view()
+        view = self._at_hand(name) or await self.view()
         if not name or name in view.names:
             return view
         view = await self.view(FRESH_S)
@@ -76,6 +85,23 @@ class Served:
             return view
         text = f"The model `{name[:200]}` does not exist. Served now: {', '.join(sorted(view.names))}."
         raise Problem(404, text, "model", "model_not_found")
+
+    def _at_hand(self, name: str) -> View | None:
+        """Return the view if the request can go on with it, and have it renewed beside the request if it is time."""
+        age_s = self._now_s() - self._tried_s
+        if name not in self._view.names or age_s > WORN_S:
+            return None
+        if age_s > STALE_S and (self._renewal is None or self._renewal.done()):
+            # In a context of its own: the caller's has its key, which is to go when its request ends.
+            self._renewal = asyncio.create_task(self._renew(), name="served", context=contextvars.Context())
+        return self._view
+
+    async def _renew(self) -> None:
+        try:
+            await self.view()
+        except Exception:
+            log.exception("what is served cannot be looked at")
+            self._tried_s = self._now_s()
 
     async def _look(self) -> None:
         try:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
 
 import pytest
 
+from penstock.credentials import Credentials, pass_on
 from penstock.errors import Unavailable
 from penstock.scheduler.v1 import scheduler_pb2 as pb
 from services.gateway.problem import Problem
-from services.gateway.served import FRESH_S, STALE_S, Served, view_of
+from services.gateway.served import FRESH_S, STALE_S, WORN_S, Served, view_of
+
+STRANGERS: ContextVar[str] = ContextVar("strangers", default="")
+"""What a caller has in its context."""
 
 
 class Scheduler:
@@ -19,12 +25,19 @@ class Scheduler:
         self.status = pb.StatusResponse(workers=workers)
         self.asked = 0
         self.away = False
+        self.looked: Callable[[], object] = lambda: None
+        self.failure: Exception | None = None
+        self.answering = asyncio.Event()
+        self.answering.set()
         self.now_s = 100.0
         self.served = Served(self.answer, lambda: self.now_s)
 
     async def answer(self) -> pb.StatusResponse:
         self.asked += 1
-        await asyncio.sleep(0)
+        self.looked()
+        await self.answering.wait()
+        if self.failure is not None:
+            raise self.failure
         if self.away:
             raise Unavailable("away")
         return self.status
@@ -45,8 +58,82 @@ async def test_many_requests_ask_once_in_a_while() -> None:
     await asyncio.gather(*(scheduler.served.check("m") for _ in range(50)))
     assert scheduler.asked == 1
     scheduler.now_s += STALE_S + 1
-    await scheduler.served.check("m")
+    await asyncio.gather(*(scheduler.served.check("m") for _ in range(50)))
+    await scheduler.served.view()
     assert scheduler.asked == 2
+
+
+async def test_a_known_model_waits_for_no_look() -> None:
+    scheduler = Scheduler(worker("a", "m"))
+    await scheduler.served.check("m")
+    answers = scheduler.answering = asyncio.Event()
+    scheduler.now_s += STALE_S + 1
+    before = len(asyncio.all_tasks())
+    async with asyncio.timeout(5):
+        for _ in range(50):
+            await scheduler.served.check("m")
+        assert len(asyncio.all_tasks()) == before + 1
+        await asyncio.sleep(0)
+    assert scheduler.asked == 2, "it is looked beside the requests"
+    scheduler.status.workers[0].model = "next"
+    answers.set()
+    assert (await scheduler.served.view()).models == ["next"]
+    assert scheduler.asked == 2, "who wants a newer view waits for the look under way"
+    before = len(asyncio.all_tasks())
+    await scheduler.served.check("next")
+    assert len(asyncio.all_tasks()) == before, "a fresh view is left alone"
+
+
+async def test_no_request_waits_for_a_scheduler_that_is_away() -> None:
+    scheduler = Scheduler(worker("a", "m"))
+    await scheduler.served.check("m")
+    scheduler.away = True
+    scheduler.now_s += STALE_S + 1
+    for _ in range(50):
+        await scheduler.served.check("m")
+        await asyncio.sleep(0)
+    assert scheduler.asked == 2, "it is asked again only after a while"
+
+
+async def test_a_look_that_fails_in_another_way_is_logged_and_not_repeated_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scheduler = Scheduler(worker("a", "m"))
+    await scheduler.served.check("m")
+    scheduler.status.Clear()
+    scheduler.failure = RuntimeError("a defect")
+    scheduler.now_s += STALE_S + 1
+    for _ in range(50):
+        await scheduler.served.check("m")
+        await asyncio.sleep(0)
+    assert scheduler.asked == 2
+    assert [record.message for record in caplog.records] == ["what is served cannot be looked at"]
+
+
+async def test_a_look_is_the_gateways_own_and_keeps_no_clients_key() -> None:
+    own, seen = Credentials("own").metadata(), []
+    scheduler = Scheduler(worker("a", "m"))
+    scheduler.looked = lambda: seen.append((Credentials("own").metadata(), STRANGERS.get()))
+
+    async def ask() -> None:
+        pass_on("Bearer a-client")
+        STRANGERS.set("the client's")
+        await scheduler.served.check("m")
+
+    await asyncio.create_task(ask())
+    scheduler.now_s += STALE_S + 1
+    await asyncio.create_task(ask())
+    await scheduler.served.view()
+    assert seen == [(own, "the client's"), (own, "")], "the first is waited for by the request itself"
+
+
+async def test_an_old_view_is_renewed_before_it_is_used() -> None:
+    scheduler = Scheduler(worker("a", "m"))
+    await scheduler.served.check("m")
+    scheduler.status.workers[0].model = "next"
+    scheduler.now_s += WORN_S + 1
+    with pytest.raises(Problem, match="`m` does not exist"):
+        await scheduler.served.check("m")
 
 
 async def test_an_unknown_model_is_refused_after_a_fresh_look() -> None:
