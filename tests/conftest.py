@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
+import grpc  # noqa: F401 (first, so that the tests' own clients have gRPC as a user's process has it)
 from hypothesis import HealthCheck, settings
+
+NAMED = os.environ.get("GRPC_EXPERIMENTS")
+
+import services  # noqa: E402, F401
+
+if NAMED is None:
+    # The services that tests start choose for themselves.
+    del os.environ["GRPC_EXPERIMENTS"]
 
 # Tests share two cores with real services: how long an example takes says nothing about the code.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.lifecycle.processes import role
+from benchmarks.lifecycle.processes import client_role
 from benchmarks.lifecycle.systems import FleetShape, penstock_without_workers
 
 REQUESTS_AT_ONCE = 128
@@ -30,10 +30,7 @@ def beside_a_flood(directory: Path, requests: int, lone: int, rounds: int, polic
     with penstock_without_workers(directory / "beside", policy) as stack:
         stack.start_workers(FleetShape(1, REQUESTS_AT_ONCE))
         flooding = stack.system.client
-        asking = role(
-            "asking", "penstock_client", directory / "asking.log", stack.queue, stack.scheduler,
-            environment=stack.environment,
-        )  # fmt: skip
+        asking = client_role("asking", directory / "asking.log", stack.queue, stack.scheduler, stack.environment)
         stack.system.children.append(asking)
         flooding.ask(do="flood", requests=min(requests, 2_000))
         with ThreadPoolExecutor(1) as pool:

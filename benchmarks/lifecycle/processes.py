@@ -135,6 +135,11 @@ def role(name: str, module: str, log: Path, *arguments: str, environment: dict[s
     return child
 
 
+def client_role(name: str, log: Path, queue: str, scheduler: str, environment: dict[str, str]) -> Child:
+    """Start a client with gRPC as a user's process has it: this one, where `services` is imported, chose its I/O."""
+    return role(name, "penstock_client", log, queue, scheduler, environment={**environment, "GRPC_EXPERIMENTS": ""})
+
+
 def cpu_s(children: Sequence[Child]) -> dict[str, float]:
     """Return the CPU seconds used so far by each process."""
     used: dict[str, float] = {}

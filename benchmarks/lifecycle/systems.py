@@ -9,7 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lifecycle.processes import Child, compiled_modules, free_port, listening, python, role, wait_for
+from benchmarks.lifecycle.processes import (
+    Child,
+    client_role,
+    compiled_modules,
+    free_port,
+    listening,
+    python,
+    role,
+    wait_for,
+)
 
 PENSTOCK, PENSTOCK_COMPILED = "penstock", "penstock-compiled"
 """Names of Penstock's systems: from the sources, and from build/compiled."""
@@ -91,7 +100,7 @@ def penstock_without_workers(directory: Path, policy: str = "", compiled: bool =
         scheduler = Child("scheduler", python("services.scheduler", *flags), log, where)
         children.append(scheduler)
         scheduler_address = scheduler.ready_on()
-        client = role("client", "penstock_client", log, queue_address, scheduler_address, environment=where)
+        client = client_role("client", log, queue_address, scheduler_address, where)
         children.append(client)
         system = System(PENSTOCK_COMPILED if compiled else PENSTOCK, client, children)
         yield PenstockStack(queue_address, scheduler_address, system, directory, where)
