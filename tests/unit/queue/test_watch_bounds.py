@@ -166,7 +166,7 @@ RESULTS = 4_000
 def store_with_results() -> tuple[CountingStore, list[str]]:
     """Return a store in which every request of a batch has ended with a result of 16 KiB, last submitted first.
 
-    64 MiB: four times what gRPC lets a connection grow to before its reader has taken anything.
+    64 MiB: far more than gRPC takes for a reader that has taken nothing.
     """
     queue = Queue()
     queue.now_ns = time.time_ns()  # results from long ago would be swept
