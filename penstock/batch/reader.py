@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.openai.bodies import MODELS, BodyError, ChatBody, CompletionBody, parse_body
+from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 
 LINE_LIMIT_BYTES = 16 * 1024 * 1024
 """Longest line that is read: what one gRPC frame carries. A longer one is answered with an error, unread."""
@@ -137,6 +138,7 @@ def parse_line(data: bytes, line: int) -> Ask:
         _refuse(line, record, "custom_id", "must be a non-empty text")
     if not custom_id.isprintable() and not _encodable(custom_id):
         _refuse(line, {}, "custom_id", "has half a surrogate pair, which UTF-8 cannot say")
+    _check_speakable(data, record, line)
     for name in record:
         if name not in LINE_FIELDS:
             _refuse(line, record, name, f"there is no such field; a line has {', '.join(LINE_FIELDS)}")
@@ -170,6 +172,17 @@ def _record(data: bytes, line: int) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise LineError(line, "invalid_json_line", f"line {line} is not a JSON object")
     return record
+
+
+def _check_speakable(data: bytes, record: dict[str, Any], line: int) -> None:
+    """Refuse a line with half a surrogate pair, and name the field, in the body too."""
+    field = unspeakable_field(data, record)
+    if field is None:
+        return
+    body = record.get("body")
+    if field == "body" and isinstance(body, dict):
+        field = f"body.{unspeakable_field(data, body)}"
+    raise LineError(line, "invalid_field", f"{field}: {UNSPEAKABLE}", field, record["custom_id"])
 
 
 def _encodable(text: str) -> bool:

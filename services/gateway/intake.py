@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from starlette.types import Receive
 
+from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from services.gateway.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, RETRY_AFTER_S
 from services.gateway.problem import Problem
 
@@ -79,6 +80,8 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
         raise Problem(400, f"the body is not JSON: {error}", "", "invalid_json") from None
     if not isinstance(found, dict):
         raise Problem(400, "the body must be a JSON object", "", "invalid_json")
+    if (field := unspeakable_field(data, found)) is not None:
+        raise Problem(400, f"{field}: {UNSPEAKABLE}", field, "invalid_value")
     return found
 
 

@@ -54,6 +54,10 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
         (encoded({**completion("x", "p"), "body": []}), "invalid_field", "body", "object"),
         (encoded(completion("x", "p", max_tokens=-1)), "invalid_value", "body.max_tokens", "max_tokens"),
         (encoded(chat("x", "p", shiny=1)), "unknown_parameter", "body.shiny", "shiny"),
+        (encoded(completion("x", "\ud83d")), "invalid_field", "body.prompt", "surrogate"),
+        (encoded(chat("x", "p", tools=[{"\udc00": 1}])), "invalid_field", "body.tools", "surrogate"),
+        (encoded(chat("x", "p", **{"\ud83d": 1})), "invalid_field", r"body.\ud83d", "surrogate"),
+        (encoded({**completion("x", "p"), "\ud83d": 1}), "invalid_field", r"\ud83d", "surrogate"),
     ],
 )
 def test_a_wrong_line_is_named(line: bytes, code: str, param: str, text: str) -> None:

@@ -52,6 +52,18 @@ async def refused(reader: Intake, sender: Sender, **headers: str) -> int:
     return problem.value.status
 
 
+@pytest.mark.parametrize("text", [r"\ud83d\ude00", r"\\ud83d", r"\uD83D\uDE00", "\N{GRINNING FACE}"])
+def test_whole_characters_are_taken_however_they_are_spelt(text: str) -> None:
+    assert parse_object(f'{{"a": "{text}"}}'.encode())["a"].encode()
+
+
+@pytest.mark.parametrize("text", [r"\ud83d", r"\uDC00", r"\ude00\ud83d", r"\ud83d\\ude00"])
+def test_half_a_character_is_refused_wherever_it_is(text: str) -> None:
+    with pytest.raises(Problem, match="half a surrogate pair") as problem:
+        parse_object(f'{{"model": "tiny", "metadata": {{"a": ["{text}"]}}}}'.encode())
+    assert (problem.value.status, problem.value.error["param"]) == (400, "metadata")
+
+
 async def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "MAX_BODY_BYTES", 10)
     assert await refused(Intake(5), Sender(), content_length="11") == 413

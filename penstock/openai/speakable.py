@@ -1,0 +1,36 @@
+"""What JSON can say and UTF-8 cannot: half of a surrogate pair, such as `"\\ud83d"` alone (RFC 8259, section 8.2).
+
+Neither protobuf nor an answer in JSON has a way to write it, so whoever sends it hears of it before anything is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+ESCAPES = (b"\\ud", b"\\uD")
+"""How JSON writes either half; UTF-8 itself holds none."""
+
+UNSPEAKABLE = "has half a surrogate pair, which UTF-8 cannot say"
+
+
+def unspeakable_field(data: bytes | bytearray, fields: dict[str, Any]) -> str | None:
+    """Return the name of the first of `fields`, parsed from `data`, that holds half a surrogate pair; else None.
+
+    A name that holds one itself is returned with the half written out as JSON does.
+    """
+    if not any(escape in data for escape in ESCAPES):
+        return None
+    return next((_spelt(name) for name, value in fields.items() if not _speakable({name: value})), None)
+
+
+def _speakable(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _spelt(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()
