@@ -20,6 +20,7 @@ from services.gateway.group import Group
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import NO_RETRY, Problem, given_as
 from services.logs import about
+from services.rpc.limits import MAX_REQUEST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,9 @@ def understand(url: str, content: dict[str, Any], extras: Extras, now_ns: int) -
     shape = Shape.of(body)
     extras.put_into(request, now_ns)
     request.client_reference = shape.to_reference()
+    if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
+        text = f"the request takes {size} bytes; at most {MAX_REQUEST_BYTES} can be stored"
+        raise Problem(413, text, "", "request_too_large")
     return Asked(body, shape, request, extras.keep)
 
 

@@ -33,6 +33,9 @@ MAX_ERRORS = 100
 MAX_REFUSALS = 1000
 """Lines that the queue may refuse before it is the batch that is wrong; they are kept in its record."""
 
+MAX_ROW_BYTES = 768 * 1024
+"""What a batch's record may grow to by them: the queue takes 1 MiB, and what is told of the failure comes on top."""
+
 WINDOW_BYTES = 4 * 1024 * 1024
 """The same in bytes as WINDOW_LINES in lines."""
 
@@ -245,12 +248,12 @@ class Drive:
 
     async def _refuse(self, refusals: list[Refusal]) -> None:
         """Note lines that the queue does not take; raises RefusedError when there are too many of them."""
-        await self._held.change(lambda batch: with_refusals(batch, refusals))
         self._metrics.batch_lines.labels("failed").inc(len(refusals))
-        known = self._batch.refusals
-        if len(known) > MAX_REFUSALS:
-            named = known[:MAX_ERRORS]
+        grown = with_refusals(self._batch, refusals)
+        if len(grown.refusals) > MAX_REFUSALS or len(grown.to_row()) > MAX_ROW_BYTES:
+            named = grown.refusals[:MAX_ERRORS]
             raise RefusedError(*(LineError(one.code, one.message, one.param, one.line) for one in named))
+        await self._held.change(lambda batch: with_refusals(batch, refusals))
 
     async def _reached(self, raw: RawLine) -> None:
         await self._progress(line=raw.number, offset=raw.end)

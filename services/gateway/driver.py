@@ -68,6 +68,8 @@ class Driver:
                     await self._find()
                 except PenstockError as error:
                     log.warning("batches cannot be listed now: %s", error)
+                except Exception:  # nobody waits for this task: were it to end, batches would rest in silence
+                    log.exception("batches cannot be looked for now")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(self._lease_s / POLLS_OF_LEASE, MOST_POLL_S)):
                         await self._look.wait()

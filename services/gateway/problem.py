@@ -82,7 +82,7 @@ def of_error(error: PenstockError) -> Problem:
     param, text = _as_given(str(error))
     for kind, status, code, headers in ANSWERS:
         if isinstance(error, kind):
-            away = "the queue is away: " if status == 503 else ""
+            away = "the queue does not take this now: " if status == 503 else ""
             return Problem(status, f"{away}{text}", param, code, headers)
     return Problem(500, str(error), "", "internal_error")
 

@@ -257,6 +257,14 @@ async def test_a_queue_that_refuses_line_after_line_fails_the_batch(rig: Rig, mo
     assert (done.status, done.errors[0].line, rig.keys()) == (Status.FAILED, 1, [])
 
 
+async def test_refusals_that_outgrow_the_record_fail_the_batch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = await rig.batch(channel="nowhere")
+    monkeypatch.setattr(drive, "MAX_ROW_BYTES", len(batch.to_row()) + 2000)
+    await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.errors[0].line, done.refusals) == (Status.FAILED, 1, [])
+
+
 async def test_counts_grow_while_lines_are_still_submitted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drive, "WINDOW_LINES", 10)
     monkeypatch.setattr(drive, "SAVE_S", 0.0)
@@ -326,6 +334,28 @@ async def test_a_batch_that_cannot_be_read_does_not_stop_the_others(rig: Rig) ->
 
     await wait_for_async(over, "the good batch to end")
     assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_error_nobody_expected_does_not_end_the_search(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = await rig.batch(expires_at=int(time.time()) - 1)
+    found, failures = rig.records.open_ids, [RuntimeError("unexpected")]
+
+    async def open_ids() -> dict[str, str]:
+        if failures:
+            raise failures.pop()
+        return await found()
+
+    monkeypatch.setattr(rig.records, "open_ids", open_ids)
+    metrics = GatewayMetrics(CollectorRegistry())
+    driver = Driver(rig.client, rig.shelf, rig.records, Served(no_fleet, time.monotonic), metrics, 0.5)
+    running = asyncio.create_task(driver.run())
+
+    async def over() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].ended
+
+    await wait_for_async(over, "the batch to end")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

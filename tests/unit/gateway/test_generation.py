@@ -224,6 +224,8 @@ async def test_a_repeated_key_gets_the_first_answer(gateway: Gateway) -> None:
         ({"shiny": 1}, {}, 400, "shiny"),
         ({"max_tokens": -1}, {}, 400, "max_tokens"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, 400, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": "\ud83d"}}]}, {}, 400, "tools"),
+        ({"\ud83d": 1}, {}, 400, r"\ud83d"),
         ({"model": "other"}, {}, 404, "model"),
         ({}, {"x_penstock_channel": "nowhere"}, 400, "x-penstock-channel"),
         ({}, {"x_penstock_wish": "1"}, 400, "x-penstock-wish"),
@@ -236,6 +238,16 @@ async def test_what_is_wrong_is_named(
     assert (answer.status, answer.error["param"]) == (status, param)
     assert answer.error["type"] == "invalid_request_error"
     assert param in answer.error["message"]
+
+
+async def test_a_request_that_cannot_be_stored_is_not_asked_again(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.admission.MAX_REQUEST_BYTES", 1000)
+    answer = await post(gateway.app, CHAT_URL, {**CHAT, "chat_template": "x" * 1000}).whole()
+    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+    assert "at most 1000" in answer.error["message"]
+    assert not gateway.queue.requests
 
 
 async def test_a_queue_that_is_away() -> None:

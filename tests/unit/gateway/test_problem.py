@@ -45,7 +45,8 @@ def test_a_call_that_is_refused_for_a_field_names_its_header() -> None:
     text = "x-penstock-channel: 'vip' is not for this key; it may use: batch"
     assert (problem.status, problem.error["param"], problem.error["message"]) == (403, "x-penstock-channel", text)
     problem = of_error(Unavailable("no connection"))
-    assert (problem.error["param"], problem.error["message"]) == (None, "the queue is away: no connection")
+    text = "the queue does not take this now: no connection"
+    assert (problem.error["param"], problem.error["message"]) == (None, text)
 
 
 def test_a_list_is_not_begun_again_after_what_is_no_id() -> None:

@@ -234,6 +234,18 @@ async def test_a_damaged_row_does_not_stop_the_sweep(stub: Any, peer: Peer, stor
     assert await code_of(stub.GetFile(pb.GetFileRequest(file_id="bad"))) is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_damaged_row_refuses_its_own_changes_alone(stub: Any, store: Store) -> None:
+    await stub.CreateFile(pb.CreateFileRequest(file_id="good"))
+    store.write([Write(r.FILES, b"bad", b"\xff"), Write(r.RECORDS, record_key("batch", "bad"), b"\xff")])
+    delete = stub.DeleteFile(pb.DeleteFileRequest(file_id="bad"))
+    append = stub.AppendFile(pb.AppendFileRequest(file_id="bad", data=TAIL))
+    record = stub.PutRecords(pb.PutRecordsRequest(puts=[put("new", b""), put("bad", b"")]))
+    codes = [await code_of(call) for call in (delete, append, record)]
+    assert set(codes) == {grpc.StatusCode.UNAVAILABLE}
+    await stub.AppendFile(pb.AppendFileRequest(file_id="good", data=TAIL))
+    assert [key for key, _ in store.scan(r.RECORDS, b"", b"", 9)] == [record_key("batch", "bad")]
+
+
 async def test_content_is_refused_when_the_disk_is_nearly_full_and_records_are_not(
     stub: Any, peer: Peer, store: ShortStore
 ) -> None:
