@@ -62,6 +62,8 @@ def test_half_a_character_is_refused_wherever_it_is(text: str) -> None:
     with pytest.raises(Problem, match="half a surrogate pair") as problem:
         parse_object(f'{{"model": "tiny", "metadata": {{"a": ["{text}"]}}}}'.encode())
     assert (problem.value.status, problem.value.error["param"]) == (400, "metadata")
+    with pytest.raises(Problem, match="half a surrogate pair"):
+        parse_object(f'{{"": "{text}"}}'.encode())
 
 
 async def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
