@@ -266,9 +266,10 @@ class RocksdbStore:
 
     def close(self) -> None:
         """Flush and release the directory; never raises, and a second call does nothing."""
-        # The lock goes when the last handle does, so these go first.
-        self._families = {}
-        self._handles = {}
+        # The lock goes when the last handle does, so these go first; cleared, for a frame that an error keeps, as the
+        # one of a write that failed, may hold the dictionaries.
+        self._families.clear()
+        self._handles.clear()
         try:
             self._db.close()
         except rocksdict.DbClosedError:
