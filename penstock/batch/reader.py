@@ -176,12 +176,15 @@ def _record(data: bytes, line: int) -> dict[str, Any]:
 
 def _check_speakable(data: bytes, record: dict[str, Any], line: int) -> None:
     """Refuse a line with half a surrogate pair, and name the field, in the body too."""
-    field = unspeakable_field(data, record)
+    try:
+        field = unspeakable_field(data, record)
+        body = record.get("body")
+        if field == "body" and isinstance(body, dict):
+            field = f"body.{unspeakable_field(data, body)}"
+    except RecursionError as error:
+        raise LineError(line, "invalid_json_line", f"line {line} is not JSON: {error}") from None
     if field is None:
         return
-    body = record.get("body")
-    if field == "body" and isinstance(body, dict):
-        field = f"body.{unspeakable_field(data, body)}"
     raise LineError(line, "invalid_field", f"{field}: {UNSPEAKABLE}", field, record["custom_id"])
 
 

@@ -134,7 +134,8 @@ class BatchRun:
         try:
             request = to_request(ask.body)
         except InvalidRequest as error:
-            raise LineError(ask.line, error.code, str(error), f"body.{error.param}", ask.custom_id) from None
+            param = f"body.{error.param}" if error.param else "body"
+            raise LineError(ask.line, error.code, str(error), param, ask.custom_id) from None
         request.model = model
         request.batch = self._plan.batch
         request.channel = self._plan.channel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+from penstock.errors import InvalidRequest
 from penstock.fields import RequestFields, build_request
 from penstock.openai.bodies import Body, ChatBody, CompletionBody, NamedTool
 from penstock.request.v1 import request_pb2 as pb
@@ -47,6 +48,13 @@ def to_request(body: ChatBody | CompletionBody) -> pb.Request:
 
     Raises InvalidRequest.
     """
+    try:
+        return _request(body)
+    except RecursionError:  # what was parsed cannot be written again, as that takes a few levels more
+        raise InvalidRequest("the body is nested too deeply", "", "invalid_value") from None
+
+
+def _request(body: ChatBody | CompletionBody) -> pb.Request:
     fields: dict[str, Any] = {name: getattr(body, name) for name in SAME_NAME}
     fields["max_tokens"] = body.most_tokens
     fields["structured_outputs"] = _structure(body)

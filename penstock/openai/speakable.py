@@ -17,9 +17,10 @@ UNSPEAKABLE = "has half a surrogate pair, which UTF-8 cannot say"
 def unspeakable_field(data: bytes | bytearray, fields: dict[str, Any]) -> str | None:
     """Return the name of the first of `fields`, parsed from `data`, that holds half a surrogate pair; else None.
 
-    A name that holds one itself is returned with the half written out as JSON does.
+    A name that holds one itself is returned with the half written out as JSON does. Raises RecursionError where values
+    are nested so deeply that they could be parsed and no more.
     """
-    if not any(escape in data for escape in ESCAPES):
+    if not any(escape in data for escape in ESCAPES) or _speakable(fields):
         return None
     return next((_spelt(name) for name, value in fields.items() if not _speakable({name: value})), None)
 

@@ -58,10 +58,15 @@ def understand(url: str, content: dict[str, Any], extras: Extras, now_ns: int) -
     shape = Shape.of(body)
     extras.put_into(request, now_ns)
     request.client_reference = shape.to_reference()
+    _check_size(request)
+    return Asked(body, shape, request, extras.keep)
+
+
+def _check_size(request: pb.Request) -> None:
+    """Raise Problem if the queue cannot store a request."""
     if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
         text = f"the request takes {size} bytes; at most {MAX_REQUEST_BYTES} can be stored"
         raise Problem(413, text, "", "request_too_large")
-    return Asked(body, shape, request, extras.keep)
 
 
 class Admission:
@@ -99,9 +104,12 @@ class Admission:
             request_id = await self._client.submit_request(asked.request)
             return Submitted(request_id, (request_id,))
         group = Group.of(asked.request.idempotency_key, len(prompts))
+        requests = group.requests(asked.request, prompts)
+        for request in requests:
+            _check_size(request)
         ids = dict.fromkeys(range(len(prompts)), "")
         try:
-            async with aclosing(self._client.submit_many(group.requests(asked.request, prompts))) as acks:
+            async with aclosing(self._client.submit_many(requests)) as acks:
                 async for ack in acks:
                     if ack.error is not None:
                         raise refusal_of(ack.error.code, ack.error.message, ack.error.param)

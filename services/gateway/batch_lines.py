@@ -138,7 +138,8 @@ def request_of(ask: Ask, batch: Batch) -> pb.Request:
     try:
         request = to_request(ask.body)
     except InvalidRequest as error:
-        raise LineError(ask.line, error.code, str(error), f"body.{error.param}", ask.custom_id) from None
+        param = f"body.{error.param}" if error.param else "body"
+        raise LineError(ask.line, error.code, str(error), param, ask.custom_id) from None
     request.batch = batch.batch_id
     request.channel = batch.channel
     request.idempotency_key = key_of(batch.batch_id, ask.line)

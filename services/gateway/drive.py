@@ -34,7 +34,7 @@ MAX_REFUSALS = 1000
 """Lines that the queue may refuse before it is the batch that is wrong; they are kept in its record."""
 
 MAX_ROW_BYTES = 768 * 1024
-"""What a batch's record may grow to by them: the queue takes 1 MiB, and what is told of the failure comes on top."""
+"""What a batch's record may grow to by them: the queue takes 1 MiB."""
 
 WINDOW_BYTES = 4 * 1024 * 1024
 """The same in bytes as WINDOW_LINES in lines."""
@@ -161,7 +161,8 @@ class Drive:
         return total
 
     async def _fail(self, error: RefusedError) -> None:
-        await self._move(Event.REFUSED, replace(self._batch, errors=error.errors))
+        # Nobody is shown the refusals of a batch that failed; in its record the errors have their place.
+        await self._move(Event.REFUSED, replace(self._batch, errors=error.errors, refusals=[]))
 
     # ---- in progress ----
 
@@ -360,7 +361,7 @@ async def first_of(working: Coroutine[Any, Any, None], beside: Coroutine[Any, An
 
 def described(error: WrongLine) -> LineError:
     """Return what a batch says of a wrong line."""
-    return LineError(error.code, str(error)[:MAX_MESSAGE], error.param or None, error.line)
+    return LineError(error.code, str(error)[:MAX_MESSAGE], error.param[:MAX_MESSAGE] or None, error.line)
 
 
 def refused(error: RequestError, request: pb.Request) -> Refusal:
@@ -377,7 +378,7 @@ def with_refusals(batch: Batch, refusals: list[Refusal]) -> Batch:
 
 
 MAX_MESSAGE = 500
-"""Characters kept of what is wrong with a line: a hundred of them are in one record."""
+"""Characters kept of what is wrong with a line, and of the name of the field: a hundred of each are in one record."""
 
 
 def counted(counts: Counts, result: pb.Result) -> Counts:

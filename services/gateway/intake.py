@@ -76,11 +76,12 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object in `data`; raises Problem."""
     try:
         found = json.loads(data.decode(), parse_constant=_no_constant)
+        field = unspeakable_field(data, found) if isinstance(found, dict) else None
     except (ValueError, RecursionError) as error:
         raise Problem(400, f"the body is not JSON: {error}", "", "invalid_json") from None
     if not isinstance(found, dict):
         raise Problem(400, "the body must be a JSON object", "", "invalid_json")
-    if (field := unspeakable_field(data, found)) is not None:
+    if field is not None:
         raise Problem(400, f"{field}: {UNSPEAKABLE}", field, "invalid_value")
     return found
 

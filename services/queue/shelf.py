@@ -149,7 +149,7 @@ class Shelf:
         for waiting, answer in zip(taken, answers, strict=True):
             if waiting.answer.done():
                 continue  # its caller has gone
-            if isinstance(answer, ChangeError | DecodeError | ShelfRefusedError):
+            if isinstance(answer, ChangeError | DecodeError | StoreError | ShelfRefusedError):
                 waiting.answer.set_exception(answer)
             else:
                 waiting.answer.set_result(answer)
@@ -160,8 +160,10 @@ class Shelf:
         for waiting in taken:
             try:
                 answers.append(waiting.change(draft))
-            except (ChangeError, DecodeError) as error:
-                # Also where a row is damaged nothing has been changed: every change reads first and writes then.
+            except (ChangeError, DecodeError, StoreError) as error:
+                # Also where a row cannot be read nothing has been changed: what a caller asks for is read first.
+                if isinstance(error, StoreError):
+                    self._faults.note(error)
                 answers.append(error)
         if writes := draft.writes:
             self._store.write(writes)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, InputFile, LineError, asks, parse_line
+from penstock.openai.bodies import CHAT_URL
 from tests.support.batch_lines import chat, completion
 
 
@@ -106,3 +107,19 @@ def test_lines_are_found_by_number(tmp_path: Path) -> None:
 def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
     assert read(tmp_path / "in", b"") == []
     assert read(tmp_path / "in", b"\n \n") == []
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + r'"\ud83d\ude00"' + "]" * levels
+
+
+@pytest.mark.parametrize("field", ["tools", "shiny"])
+def test_a_line_is_taken_or_refused_however_deep_it_is(field: str) -> None:
+    outcomes = set()
+    for levels in range(850, 1000):
+        body = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "x"}}], "{field}": {nested(levels)}}}'
+        with pytest.raises(LineError) as refused:
+            parse_line(f'{{"custom_id": "x", "method": "POST", "url": "{CHAT_URL}", "body": {body}}}'.encode(), 7)
+        outcomes.add(refused.value.code)
+    assert "invalid_json_line" in outcomes
+    assert len(outcomes) == 2

@@ -250,11 +250,13 @@ async def test_a_refused_line_counts_once_and_does_not_hide_those_after_it(
 
 
 async def test_a_queue_that_refuses_line_after_line_fails_the_batch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "WINDOW_LINES", 10)
     monkeypatch.setattr(drive, "MAX_REFUSALS", LINES - 1)
     batch = await rig.batch(channel="nowhere")
     await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.errors[0].line, rig.keys()) == (Status.FAILED, 1, [])
+    assert done.refusals == [], "the record has room for the errors"
 
 
 async def test_refusals_that_outgrow_the_record_fail_the_batch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +265,18 @@ async def test_refusals_that_outgrow_the_record_fail_the_batch(rig: Rig, monkeyp
     await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.errors[0].line, done.refusals) == (Status.FAILED, 1, [])
+
+
+async def test_the_name_of_a_wrong_field_may_be_as_long_as_the_line(rig: Rig) -> None:
+    content = json.dumps(completion("a", "hi", **{"x" * 2**21: 1})).encode() + b"\n"
+    await rig.shelf.begin("file-2")
+    for at in range(0, len(content), 2**20):
+        await rig.shelf.append("file-2", at, content[at : at + 2**20])
+    await rig.shelf.end(files_pb2.CloseFileRequest(file_id="file-2", bytes=len(content), purpose="batch"))
+    batch = await rig.batch(input_file_id="file-2")
+    await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.errors[0].line, done.errors[0].param) == (Status.FAILED, 1, f"body.{'x' * 495}")
 
 
 async def test_counts_grow_while_lines_are_still_submitted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

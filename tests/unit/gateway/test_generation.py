@@ -247,6 +247,9 @@ async def test_a_request_that_cannot_be_stored_is_not_asked_again(
     answer = await post(gateway.app, CHAT_URL, {**CHAT, "chat_template": "x" * 1000}).whole()
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
     assert "at most 1000" in answer.error["message"]
+    body = {"model": "tiny", "prompt": ["a", "x" * 1000]}
+    answer = await post(gateway.app, COMPLETIONS_URL, body).whole()
+    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
     assert not gateway.queue.requests
 
 

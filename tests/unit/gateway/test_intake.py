@@ -99,3 +99,13 @@ async def test_somebody_elses_cancellation_stays_one() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def test_a_body_is_taken_or_refused_however_deep_it_is() -> None:
+    outcomes = set()
+    for levels in range(850, 1000):
+        try:
+            outcomes.add(type(parse_object(b'{"a": ' + b"[" * levels + rb'"\ud83d\ude00"' + b"]" * levels + b"}")))
+        except Problem as problem:
+            outcomes.add(problem.error["code"])
+    assert outcomes == {dict, "invalid_json"}

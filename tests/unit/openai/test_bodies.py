@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import InvalidRequest
 from penstock.openai.bodies import (
     CHAT_URL,
     COMPLETIONS_URL,
@@ -274,3 +275,17 @@ def test_what_a_stream_cannot_tell_is_refused_by_name(url: str, fields: dict[str
     with pytest.raises(BodyError) as refused:
         parse_body(url, {**prompt, **fields}, streams=True)
     assert refused.value.param == param
+
+
+def test_a_body_too_deep_to_be_written_again_is_refused() -> None:
+    outcomes: set[type] = set()
+    for levels in range(850, 1000):
+        text = '{"a": ' + "[" * levels + "]" * levels + "}"
+        try:
+            outcomes.add(type(chat(chat_template_kwargs=json.loads(text))))
+        except (InvalidRequest, BodyError) as error:
+            outcomes.add(type(error))
+        except RecursionError:
+            with pytest.raises(RecursionError):
+                json.loads(text)
+    assert {pb.Request, InvalidRequest} <= outcomes

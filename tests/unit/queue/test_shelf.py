@@ -24,7 +24,7 @@ from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
 from services.queue.rocksdb_store import RocksdbStore
 from services.queue.shelf import MAX_WAITING_BYTES, Shelf, ShelfRefusedError
-from services.queue.store import Store, StoreError, StoreUnusableError
+from services.queue.store import Store, StoreDamagedError, StoreError, StoreUnusableError
 from services.queue.verify import Verifier
 from services.telemetry import Telemetry
 from tests.support.queueing import Queue, meta
@@ -39,6 +39,13 @@ class ShortStore(MemoryStore):
 
     fails = False
     writes_seen = 0
+    damaged = b""
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """Read, unless the row is damaged."""
+        if self.damaged and key == self.damaged:
+            raise StoreDamagedError("Corruption: block checksum mismatch")
+        return super().get(family, key)
 
     def write(self, writes: Any) -> None:
         """Write, or fail."""
@@ -244,6 +251,22 @@ async def test_a_damaged_row_refuses_its_own_changes_alone(stub: Any, store: Sto
     assert set(codes) == {grpc.StatusCode.UNAVAILABLE}
     await stub.AppendFile(pb.AppendFileRequest(file_id="good", data=TAIL))
     assert [key for key, _ in store.scan(r.RECORDS, b"", b"", 9)] == [record_key("batch", "bad")]
+
+
+async def test_a_row_that_fails_its_checksum_refuses_its_own_change_alone(store: ShortStore) -> None:
+    store.damaged = file_key("bad")
+    shelf = Shelf(store, SystemClock(), lambda: None)
+
+    def create(name: str) -> Callable[[changes.Draft], pb.File]:
+        return lambda draft: changes.create(draft, pb.CreateFileRequest(file_id=name))
+
+    waiting = [asyncio.create_task(shelf.change(create(name))) for name in ("a", "bad", "b")]
+    await asyncio.sleep(0)
+    shelf.stop()
+    await shelf.run()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [pb.File, StoreDamagedError, pb.File]
+    assert [key for key, _ in store.scan(r.FILES, b"", b"", 9)] == [file_key("a"), file_key("b")]
 
 
 async def test_content_is_refused_when_the_disk_is_nearly_full_and_records_are_not(
