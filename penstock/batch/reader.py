@@ -182,7 +182,9 @@ def _check_speakable(data: bytes, record: dict[str, Any], line: int) -> None:
         if field == "body" and isinstance(body, dict):
             field = f"body.{unspeakable_field(data, body)}"
     except RecursionError as error:
-        raise LineError(line, "invalid_json_line", f"line {line} is not JSON: {error}") from None
+        raise LineError(
+            line, "invalid_json_line", f"line {line} is not JSON: {error}", "", record["custom_id"]
+        ) from None
     if field is None:
         return
     raise LineError(line, "invalid_field", f"{field}: {UNSPEAKABLE}", field, record["custom_id"])

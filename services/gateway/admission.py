@@ -132,7 +132,7 @@ class Admission:
     async def _undo(self, submitting: asyncio.Task[Submitted], keep: bool) -> None:
         try:
             submitted = await submitting
-        except PenstockError:
+        except (PenstockError, Problem):
             return
         if not keep:
             await self._cancel(submitted.name)

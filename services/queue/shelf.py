@@ -98,7 +98,9 @@ class Shelf:
     # ---- changes ----
 
     async def change(self, change: Change[T], size_bytes: int = 0) -> T:
-        """Return what `change` answers, once it is durable. Raises ChangeError or ShelfRefusedError.
+        """Return what `change` answers, once it is durable.
+
+        Raises ChangeError, ShelfRefusedError, and StoreError or DecodeError for what cannot be read.
 
         `size_bytes` is the content it brings; a change without any is made on a nearly full disk as well: a batch
         must be able to end, and a file to be deleted.
