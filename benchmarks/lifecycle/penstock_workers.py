@@ -21,6 +21,7 @@ from services.worker.engine import PromptSpec
 from services.worker.gen_ai import RunSpans
 from services.worker.links import queue_link, scheduler_link
 from services.worker.metrics import WorkerMetrics
+from services.worker.rendering import Rendering
 from services.worker.runner import Identity, Runner
 from services.worker.service import sizes_of
 from services.worker.simulated_engine import ByteRenderer
@@ -28,16 +29,16 @@ from services.worker.tokenizer import Answer, TokenizerPool, TokenizerProcess
 
 
 class SharedTokenizer:
-    """One tokenizer pool for many workers: a run's name is unique, so it tells whose answer it is."""
+    """One place to render for many workers: a run's name is unique, so it tells whose answer it is."""
 
-    def __init__(self, pool: TokenizerPool) -> None:
-        """Render with `pool`."""
-        self._pool = pool
+    def __init__(self, rendering: Rendering) -> None:
+        """Render with `rendering`."""
+        self._rendering = rendering
         self._asked: dict[str, Runner] = {}
 
     async def start(self) -> None:
         """Begin to work on the running loop."""
-        await self._pool.start(self._answered, lambda reason: logging.error("%s", reason))
+        await self._rendering.start(self._answered, lambda reason: logging.error("%s", reason))
 
     def of(self, runner_of: list[Runner]) -> Any:
         """Return the tokenizer of the runner that `runner_of` will hold."""
@@ -46,7 +47,7 @@ class SharedTokenizer:
         class Own:
             def render(self, name: str, spec: PromptSpec) -> None:
                 tokenizer._asked[name] = runner_of[0]
-                tokenizer._pool.render(name, spec)
+                tokenizer._rendering.render(name, spec)
 
         return Own()
 
@@ -57,12 +58,12 @@ class SharedTokenizer:
 class Fleet:
     """The workers of this process."""
 
-    def __init__(self, options: argparse.Namespace, pool: TokenizerPool) -> None:
+    def __init__(self, options: argparse.Namespace, rendering: Rendering) -> None:
         """Make them; nothing runs yet."""
         self._options = options
         paced = options.rate_per_s or options.service_s
         self._beat = Beat(options.rate_per_s, options.service_s) if paced else None
-        self._tokenizer = SharedTokenizer(pool)
+        self._tokenizer = SharedTokenizer(rendering)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def main() -> None:
     pool = TokenizerPool([TokenizerProcess.fork(lambda: ByteRenderer(WINDOW_TOKENS))])
 
     async def work() -> None:
-        await serve({"start": Fleet(options, pool).start})
+        await serve({"start": Fleet(options, Rendering(pool, ByteRenderer(WINDOW_TOKENS))).start})
 
     run(work())
 

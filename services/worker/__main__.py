@@ -9,6 +9,7 @@ from typing import TextIO
 from services.logs import start_logging
 from services.rpc.loop import run
 from services.worker.processes import children_die_with_us
+from services.worker.rendering import Rendering
 from services.worker.service import Parts, serve
 from services.worker.settings import WorkerSettings, load_arguments
 from services.worker.tokenizer import TokenizerPool, TokenizerProcess
@@ -47,7 +48,8 @@ def _simulated(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
     processes = [
         TokenizerProcess.fork(lambda: ByteRenderer(size.max_model_len)) for _ in range(settings.tokenizer_processes)
     ]
-    return Parts(lambda: SimulatedEngine(size), TokenizerPool(processes))
+    own = ByteRenderer(size.max_model_len)
+    return Parts(lambda: SimulatedEngine(size), Rendering(TokenizerPool(processes), own))
 
 
 def _vllm(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
@@ -58,7 +60,7 @@ def _vllm(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
     # The tokenizer is forked first: it must inherit neither the engine's connections nor its threads.
     processes = [TokenizerProcess.fork(prepared.make_renderer) for _ in range(settings.tokenizer_processes)]
     engine = prepared.build(metrics_read=bool(settings.metrics_listen))
-    return Parts(lambda: engine, TokenizerPool(processes))
+    return Parts(lambda: engine, Rendering(TokenizerPool(processes), prepared.make_renderer_of(engine)))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from services.worker.engine import Engine, EngineShape
 from services.worker.gen_ai import RunSpans
 from services.worker.links import Link, queue_link, scheduler_link
 from services.worker.metrics import WorkerMetrics
+from services.worker.rendering import Rendering
 from services.worker.runner import Identity, Runner
 from services.worker.settings import PROGRAM, WorkerSettings
-from services.worker.tokenizer import TokenizerPool
 
 EX_SOFTWARE = 70
 """Exit status of a worker whose engine or tokenizer died (sysexits.h)."""
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
     """What is made before the event loop runs."""
 
     make_engine: Callable[[], Engine]
-    tokenizer: TokenizerPool
+    tokenizer: Rendering
 
 
 def capacity_of(shape: EngineShape, watermark_blocks: int) -> int:
@@ -74,7 +74,7 @@ def sizes_of(shape: EngineShape, capacity_blocks: int) -> Sizes:
 class Service:
     """One worker between its engine and its two peers."""
 
-    def __init__(self, settings: WorkerSettings, engine: Engine, tokenizer: TokenizerPool, telemetry: Telemetry):
+    def __init__(self, settings: WorkerSettings, engine: Engine, tokenizer: Rendering, telemetry: Telemetry):
         """Put the parts together; nothing runs yet."""
         shape = engine.shape
         worker_id = settings.the_worker_id()

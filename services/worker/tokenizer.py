@@ -204,20 +204,27 @@ def _serve(theirs: socket.socket, renderer: Renderer) -> None:
             if len(header) < FRAME.size:
                 return
             todo.extend(pickle.loads(stream.read(FRAME.unpack(header)[0])))
-        answers = [_answer(renderer, *todo.popleft()) for _ in range(min(len(todo), ANSWER_BATCH))]
+        batch = [todo.popleft() for _ in range(min(len(todo), ANSWER_BATCH))]
+        answers = [(name, _packed(answer_to(renderer, name, spec))) for name, spec in batch]
         body = pickle.dumps(answers, protocol=pickle.HIGHEST_PROTOCOL)
         stream.write(FRAME.pack(len(body)))
         stream.write(body)
         stream.flush()
 
 
-def _answer(renderer: Renderer, name: str, spec: PromptSpec) -> tuple[str, tuple[bytes, str | None] | Refusal]:
+def answer_to(renderer: Renderer, name: str, spec: PromptSpec) -> Answer:
+    """Return the rendered prompt, or why it is refused; never raises."""
     try:
-        rendered = renderer.render(spec)
+        return renderer.render(spec)
     except RequestRefusedError as error:
-        return name, Refusal(error.code, error.message, error.param)
+        return Refusal(error.code, error.message, error.param)
     except Exception as error:
         # A prompt that breaks the renderer must not take the process, and every other prompt, with it.
-        logging.getLogger("worker.tokenizer").exception("cannot render %s", name)
-        return name, Refusal("invalid_prompt", f"the prompt cannot be rendered: {error}", "prompt")
-    return name, (array("I", rendered.token_ids).tobytes(), rendered.text)
+        log.exception("cannot render %s", name)
+        return Refusal("invalid_prompt", f"the prompt cannot be rendered: {error}", "prompt")
+
+
+def _packed(answer: Answer) -> tuple[bytes, str | None] | Refusal:
+    if isinstance(answer, Refusal):
+        return answer
+    return array("I", answer.token_ids).tobytes(), answer.text

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +25,7 @@ from services.worker.engine import (
 )
 from services.worker.processes import guard_process_group, yield_to_engine
 from services.worker.vllm_pace import Pace
+from services.worker.vllm_stats import EngineStats, no_metrics
 
 EX_SOFTWARE = 70
 """Exit status when the engine cannot be started (sysexits.h)."""
@@ -79,6 +79,17 @@ class Prepared:
         if self._on_cpu:
             yield_to_engine()
         return VllmRenderer(self._config, bool(self._tool_parser), self._trusts_templates)
+
+    def make_renderer_of(self, engine: VllmEngine) -> Any:
+        """Return a renderer that shares the tokenizer of the engine's front-end, for the thread of its event loop.
+
+        None where clients' templates are run: how long one takes is nobody's to foresee.
+        """
+        if self._trusts_templates:
+            return None
+        from services.worker.vllm_renderer import VllmRenderer
+
+        return VllmRenderer(self._config, bool(self._tool_parser), self._trusts_templates, engine.vllm_renderer)
 
     def build(self, metrics_read: bool = True) -> VllmEngine:
         """Start the engine core; vLLM keeps its own metrics if they are read. Raises SystemExit(70) on failure."""
@@ -198,107 +209,6 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-class EngineStats:
-    """Per-step stats of every engine core of one AsyncLLM, as one report."""
-
-    def __init__(self, config: Any) -> None:
-        """Read block numbers from vLLM's `config` once the engine has set them."""
-        self._config = config
-        self._cores: dict[int, Any] = {}
-        self._preemptions = 0
-        self._prefill_ns = 0
-        self._prefill_tokens = 0
-        self._last_s = 0.0
-        self.sink: Callable[[EngineReported], None] = lambda _: None
-        self.token_sink: Callable[[StepTokens], None] = lambda _: None
-
-    @property
-    def blocks_total(self) -> int:
-        """Usable blocks: vLLM keeps one per core as its null block."""
-        cores: int = self._config.parallel_config.data_parallel_size
-        blocks: int = self._config.cache_config.num_gpu_blocks
-        return blocks - cores
-
-    def logger(self, *_: Any, **__: Any) -> Any:
-        """Return a stat logger; vLLM calls this once per core, with its configuration and the core's number."""
-        from vllm.v1.metrics.loggers import StatLoggerBase
-
-        stats = self
-
-        class Logger(StatLoggerBase):  # type: ignore[misc]
-            """Hands every record to the collector."""
-
-            def __init__(self, *_: Any, **__: Any) -> None:
-                """Keep nothing: the records name their core."""
-
-            def record(
-                self, scheduler_stats: Any, iteration_stats: Any, *_: Any, engine_idx: int = 0, **__: Any
-            ) -> None:
-                stats.record(engine_idx, scheduler_stats, iteration_stats)
-
-            def log_engine_initialized(self) -> None:
-                """Nothing to say: the service logs the engine's size itself."""
-
-        return Logger()
-
-    def record(self, core: int, scheduler_stats: Any, iteration_stats: Any) -> None:
-        """Take one step's stats of one core; either part may be None."""
-        if iteration_stats is not None:
-            self._preemptions += iteration_stats.num_preempted_reqs
-            for ended in iteration_stats.finished_requests:
-                self._prefill_ns += int(ended.prefill_time * 1e9)
-                self._prefill_tokens += ended.num_prompt_tokens - ended.num_cached_tokens
-            generated = iteration_stats.num_generation_tokens
-            if generated:
-                self.token_sink(StepTokens(generated, iteration_stats.inter_token_latencies_iter))
-        if scheduler_stats is None:
-            return
-        self._cores[core] = scheduler_stats
-        now_s = time.monotonic()
-        step_ns = int((now_s - self._last_s) * 1e9) if self._last_s else 0
-        running = sum(stats.num_running_reqs for stats in self._cores.values())
-        # The pause before the next step of an idle engine is no step.
-        self._last_s = now_s if running else 0.0
-        usage = sum(stats.kv_cache_usage for stats in self._cores.values()) / len(self._cores)
-        waiting = sum(
-            stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0) for stats in self._cores.values()
-        )
-        free = round((1 - usage) * self.blocks_total)
-        self.sink(
-            EngineReported(
-                free, running, waiting, self._preemptions, step_ns, usage, self._prefill_ns, self._prefill_tokens
-            )
-        )
-
-
-def no_metrics() -> Any:
-    """Return a logger that takes the place of vLLM's own for Prometheus, and keeps nothing.
-
-    vLLM counts a dozen series, some of them for every sequence, in every step, whether anybody reads them or not.
-    """
-    from vllm.v1.metrics.loggers import PrometheusStatLogger
-
-    class NoMetrics(PrometheusStatLogger):  # type: ignore[misc]
-        """vLLM adds its own logger unless it is given one of this kind."""
-
-        def __init__(self, *_: Any, **__: Any) -> None:
-            """Register nothing."""
-
-        def record(self, *_: Any, **__: Any) -> None:
-            """Keep nothing of a step."""
-
-        def record_sleep_state(self, *_: Any, **__: Any) -> None:
-            """Keep nothing of a pause."""
-
-        def record_admission_rejection(self, *_: Any, **__: Any) -> None:
-            """Keep nothing of a refusal."""
-
-        def log_engine_initialized(self) -> None:
-            """Say nothing."""
-
-    return NoMetrics
-
-
 class VllmEngine:
     """AsyncLLM behind the worker's engine protocol."""
 
@@ -318,6 +228,11 @@ class VllmEngine:
         from services.worker.vllm_tools import parser_class
 
         return parser_class(name, self._llm.get_tokenizer())
+
+    @property
+    def vllm_renderer(self) -> Any:
+        """vLLM's own renderer of the front-end."""
+        return self._llm.renderer
 
     @property
     def shape(self) -> EngineShape:

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
 from vllm.exceptions import VLLMError, VLLMValidationError
-from vllm.renderers import renderer_from_config
+from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.renderers.params import ChatParams, TokenizeParams, merge_kwargs
 
@@ -21,15 +21,21 @@ from services.worker.vllm_sampling import refusal
 class VllmRenderer:
     """Renders completions and chats for one model."""
 
-    def __init__(self, config: VllmConfig, has_tool_parser: bool = False, trusts_templates: bool = False) -> None:
-        """Load the tokenizer of the model of `config`.
+    def __init__(
+        self,
+        config: VllmConfig,
+        has_tool_parser: bool = False,
+        trusts_templates: bool = False,
+        shared: BaseRenderer[Any] | None = None,
+    ) -> None:
+        """Load the tokenizer of the model of `config`, or use that of a renderer that is `shared`.
 
         Chats that need a tool parser are refused without one, and those with a template of their own unless trusted.
         """
         self._has_tool_parser = has_tool_parser
         self._trusts_templates = trusts_templates
         self._model_config = config.model_config
-        self._renderer = renderer_from_config(config)
+        self._renderer = renderer_from_config(config) if shared is None else shared
 
     def render(self, spec: PromptSpec) -> Rendered:
         """Render one prompt. Raises RequestRefusedError with vLLM's message."""

@@ -12,9 +12,10 @@ import pytest
 import pytest_asyncio
 
 from services.worker.core.messages import EngineReported
-from services.worker.engine import Engine, Renderer, StepTokens
+from services.worker.engine import Engine, PromptSpec, Rendered, Renderer, StepTokens
 from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
 from services.worker.simulated_settings import SimulatedSettings
+from services.worker.tokenizer import answer_to
 from tests.support.fleet import penstock
 
 BLOCKS = 64
@@ -53,6 +54,17 @@ async def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     await asyncio.wait_for(engine.close(), 20)
 
 
+class Agreeing:
+    """The renderer of a tokenizer process, which must say what that on the worker's own thread says."""
+
+    def __init__(self, in_process: Renderer, on_thread: Renderer) -> None:
+        self._in_process, self._on_thread = in_process, on_thread
+
+    def render(self, spec: PromptSpec) -> Rendered:
+        assert answer_to(self._on_thread, "", spec) == answer_to(self._in_process, "", spec)
+        return self._in_process.render(spec)
+
+
 def vllm_engine(model: Path) -> tuple[Engine, Renderer]:
     assert penstock("tiny-model", str(model)).returncode == 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -60,4 +72,5 @@ def vllm_engine(model: Path) -> tuple[Engine, Renderer]:
     from services.worker.vllm_engine import prepare
 
     prepared = prepare(str(model), ("tiny", "alias"), VLLM_ARGUMENTS)
-    return prepared.build(metrics_read=False), prepared.make_renderer()
+    engine = prepared.build(metrics_read=False)
+    return engine, Agreeing(prepared.make_renderer(), prepared.make_renderer_of(engine))

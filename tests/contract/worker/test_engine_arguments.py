@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from services.worker.engine import ENGINE_WATERMARK
@@ -14,3 +17,16 @@ def test_newcomers_leave_growth_its_blocks_unless_told_otherwise() -> None:
     assert parse_engine_arguments(["--model", "m"], True).watermark == ENGINE_WATERMARK > 0
     assert parse_engine_arguments(["--model", "m", "--watermark", "0"], True).watermark == 0
     assert parse_engine_arguments(["--model", "m", "--watermark", "0.1"], True).watermark == 0.1
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("trusts", [False, True])
+def test_where_clients_templates_run_nothing_is_rendered_on_the_workers_own_thread(trusts: bool) -> None:
+    from services.worker.vllm_engine import Prepared, VllmEngine
+
+    class Front:
+        vllm_renderer = object()
+
+    config = SimpleNamespace(model_config=None)
+    prepared = Prepared(config, ("tiny",), True, "", trusts)
+    assert (prepared.make_renderer_of(cast(VllmEngine, Front())) is None) is trusts

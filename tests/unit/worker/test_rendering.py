@@ -1,0 +1,189 @@
+"""Which prompts are rendered on the event loop's thread, and that it makes no difference to the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from services.worker.engine import PromptSpec, Rendered
+from services.worker.rendering import SHORT_CHARACTERS, SLOW_NS, SLOW_PAUSE_NS, Rendering
+from services.worker.simulated_engine import ByteRenderer
+from services.worker.tokenizer import Answer, Refusal, TokenizerPool, TokenizerProcess
+
+
+class Own(ByteRenderer):
+    """Notes what is rendered here, and takes `takes_ns` for it; breaks, as a template might, on one word."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000_000)
+        self.rendered: list[str | None] = []
+        self.takes_ns = 0
+        self.now_ns = 0
+
+    def render(self, spec: PromptSpec) -> Rendered:
+        self.rendered.append(spec.text)
+        self.now_ns += self.takes_ns
+        if spec.text == "break":
+            raise ZeroDivisionError("broken template")
+        return super().render(spec)
+
+
+class Started:
+    """A rendering with its answers."""
+
+    def __init__(self, rendering: Rendering, own: Own) -> None:
+        self.rendering = rendering
+        self.own = own
+        self.answers: dict[str, Answer] = {}
+        self.deaths: list[str] = []
+        self.takes_answers = True
+        self._changed = asyncio.Event()
+
+    def answer(self, name: str, answer: Answer) -> None:
+        if not self.takes_answers:
+            raise TypeError("tuple object expected")
+        self.answers[name] = answer
+        self._changed.set()
+
+    def died(self, reason: str) -> None:
+        self.deaths.append(reason)
+        self._changed.set()
+
+    async def until(self, count: int = 0, deaths: int = 0) -> None:
+        while len(self.answers) < count or len(self.deaths) < deaths:
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), 20)
+
+
+@pytest_asyncio.fixture
+async def started() -> AsyncIterator[Started]:
+    own = Own()
+    pool = TokenizerPool([TokenizerProcess.fork(lambda: ByteRenderer(1_000_000))])
+    started = Started(Rendering(pool, own, lambda: own.now_ns), own)
+    await started.rendering.start(started.answer, started.died)
+    yield started
+    await started.rendering.close()
+
+
+async def test_a_short_prompt_alone_is_rendered_here_but_not_before_its_caller_has_gone_on(started: Started) -> None:
+    started.rendering.render("p", PromptSpec(text="alone", want_text=True))
+    assert not started.answers
+    await started.until(1)
+    assert started.answers["p"] == Rendered(list(b"alone"), "alone")
+    assert started.own.rendered == ["alone"]
+
+
+async def test_of_several_at_once_the_first_is_rendered_here_and_the_others_beside_it(started: Started) -> None:
+    for i in range(5):
+        started.rendering.render(f"p{i}", PromptSpec(text=f"prompt {i}"))
+    await started.until(5)
+    assert {name: bytes(answer.token_ids) for name, answer in started.answers.items() if isinstance(answer, Rendered)} \
+        == {f"p{i}": f"prompt {i}".encode() for i in range(5)}  # fmt: skip
+    assert started.own.rendered == ["prompt 0"]
+
+
+async def test_while_the_processes_render_one_nothing_is_rendered_here(started: Started) -> None:
+    started.rendering.render("long", PromptSpec(text="x" * 500_000))
+    started.rendering.render("short", PromptSpec(text="y"))
+    await started.until(2)
+    assert started.own.rendered == []
+    started.rendering.render("after", PromptSpec(text="z"))
+    await started.until(3)
+    assert started.own.rendered == ["z"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PromptSpec(text="x" * (SHORT_CHARACTERS + 1)),
+        PromptSpec(token_ids=(120,) * (SHORT_CHARACTERS + 1)),
+        PromptSpec(messages_json='[{"role": "user", "content": "' + "x" * SHORT_CHARACTERS + '"}]'),
+        PromptSpec(text="x", chat_template_kwargs_json='{"a": "' + "x" * SHORT_CHARACTERS + '"}'),
+    ],
+)
+async def test_what_is_long_in_any_of_its_parts_is_not_rendered_here(started: Started, spec: PromptSpec) -> None:
+    started.rendering.render("p", spec)
+    await started.until(1)
+    assert isinstance(started.answers["p"], Rendered)
+    assert started.own.rendered == []
+
+
+async def test_offered_functions_count_too(started: Started) -> None:
+    tools = '[{"type": "function", "function": {"name": "' + "x" * SHORT_CHARACTERS + '"}}]'
+    started.rendering.render("p", PromptSpec(messages_json="[]", tools_json=tools, tool_choice_json='"none"'))
+    await started.until(1)
+    assert started.own.rendered == []
+
+
+async def test_as_long_as_a_short_one_may_be(started: Started) -> None:
+    started.rendering.render("p", PromptSpec(text="x" * SHORT_CHARACTERS))
+    await started.until(1)
+    assert started.own.rendered == ["x" * SHORT_CHARACTERS]
+
+
+async def test_after_a_slow_one_the_processes_render_everything_for_a_while(started: Started) -> None:
+    started.own.takes_ns = SLOW_NS + 1
+    started.rendering.render("slow", PromptSpec(text="slow"))
+    await started.until(1)
+    started.own.now_ns += SLOW_PAUSE_NS - 1
+    started.rendering.render("soon", PromptSpec(text="soon"))
+    await started.until(2)
+    assert started.own.rendered == ["slow"]
+    started.own.now_ns += 1
+    started.rendering.render("later", PromptSpec(text="later"))
+    await started.until(3)
+    assert started.own.rendered == ["slow", "later"]
+
+
+async def test_one_that_takes_just_as_long_as_it_may_is_not_slow(started: Started) -> None:
+    started.own.takes_ns = SLOW_NS
+    for i in range(3):
+        started.rendering.render(f"p{i}", PromptSpec(text=f"{i}"))
+        await started.until(i + 1)
+    assert started.own.rendered == ["0", "1", "2"]
+
+
+async def test_a_refused_and_a_broken_prompt_are_answered_and_others_go_on(started: Started) -> None:
+    started.rendering.render("bad", PromptSpec(text=""))
+    await started.until(1)
+    started.rendering.render("worse", PromptSpec(text="break"))
+    await started.until(2)
+    started.rendering.render("good", PromptSpec(text="x"))
+    await started.until(3)
+    assert started.answers["bad"] == Refusal("empty_prompt", "the prompt has no tokens", "prompt")
+    worse = started.answers["worse"]
+    assert isinstance(worse, Refusal)
+    assert "broken template" in worse.message
+    assert started.answers["good"] == Rendered([ord("x")], None)
+    assert started.own.rendered == ["", "break", "x"]
+
+
+async def test_an_answer_nobody_can_take_is_a_death_with_a_stack_trace(
+    started: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    started.takes_answers = False
+    started.rendering.render("p", PromptSpec(text="x"))
+    await started.until(deaths=1)
+    assert started.deaths == ["a rendered prompt cannot be taken"]
+    assert "tuple object expected" in caplog.text
+
+
+async def test_nothing_is_rendered_after_the_end(started: Started) -> None:
+    started.rendering.render("p", PromptSpec(text="x"))
+    await started.rendering.close()
+    assert started.own.rendered == []
+    assert not started.answers
+
+
+async def test_without_a_renderer_of_its_own_the_processes_render_everything() -> None:
+    own = Own()
+    rendering = Rendering(TokenizerPool([TokenizerProcess.fork(lambda: ByteRenderer(100))]), None)
+    started = Started(rendering, own)
+    await rendering.start(started.answer, started.died)
+    rendering.render("p", PromptSpec(text="x"))
+    await started.until(1)
+    assert started.answers["p"] == Rendered([ord("x")], None)
+    await rendering.close()
