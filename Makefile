@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make run`, `make test`. `make help` lists the rest.
 # Each target sets up what it needs; a second call finds it done.
 
-PYTHON ?= python3
+PYTHON ?= $(shell sh tools/find_python.sh)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 BUF_VERSION := 1.75.0
