@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from penstock.client import Client
 from penstock.credentials import act_for
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, ServiceError
 from services.gateway.batch_records import BatchRecords, DamagedError, Held, LostError
 from services.gateway.drive import Drive
 from services.gateway.metrics import GatewayMetrics
@@ -86,7 +86,7 @@ class Driver:
                 continue
             try:
                 held = await Held.take(self._records, batch_id, self._owner, self._lease_s)
-            except DamagedError:  # the other batches go on
+            except (DamagedError, ServiceError):  # its row is no record, or fails its checksum: the other batches go on
                 log.exception("%s cannot be read", batch_id)
                 continue
             if held is not None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import re
 import struct
 
+from google.protobuf.message import DecodeError
+
 from penstock.files.v1 import files_pb2
 from services.queue.core.entry import DEFAULT_TENANT
+from services.queue.store import StoreDamagedError
 
 PART_BYTES = 1024 * 1024
 """Content of a part. A part is one row and one call: large enough that a file of 200 MiB takes 200 syncs, small enough
@@ -58,16 +61,22 @@ def after_records(kind: str) -> bytes:
 
 
 def read_file(row: bytes) -> files_pb2.File:
-    """Read a row of `files`; raises DecodeError if it is not one."""
-    file = files_pb2.File.FromString(row)
+    """Read a row of `files`; raises StoreDamagedError if it is not one."""
+    try:
+        file = files_pb2.File.FromString(row)
+    except DecodeError as error:
+        raise StoreDamagedError(f"a row of files is none: {error}") from error
     # A file that was put before there were tenants.
     file.tenant = file.tenant or DEFAULT_TENANT
     return file
 
 
 def read_record(row: bytes) -> files_pb2.Record:
-    """Read a row of `records`; raises DecodeError if it is not one."""
-    record = files_pb2.Record.FromString(row)
+    """Read a row of `records`; raises StoreDamagedError if it is not one."""
+    try:
+        record = files_pb2.Record.FromString(row)
+    except DecodeError as error:
+        raise StoreDamagedError(f"a row of records is none: {error}") from error
     record.tenant = record.tenant or DEFAULT_TENANT  # as above
     return record
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from penstock.files.v1 import files_pb2 as pb
 from services.auth.caller import CALLER
@@ -158,7 +157,7 @@ async def _answered(context: Context) -> AsyncIterator[None]:
     except ShelfRefusedError as error:
         code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.full else grpc.StatusCode.UNAVAILABLE
         await context.abort(code, str(error))
-    except (StoreError, DecodeError) as error:
+    except StoreError as error:
         await context.abort(code_of(error), f"the store cannot be read: {error}")
 
 

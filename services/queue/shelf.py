@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-from google.protobuf.message import DecodeError
-
 from penstock.files.v1 import files_pb2 as pb
 from services.clock import Clock
 from services.queue import file_changes
@@ -32,7 +30,7 @@ from services.queue.file_rows import (
     seen_record,
 )
 from services.queue.read_faults import ReadFaults
-from services.queue.store import Row, Store, StoreError
+from services.queue.store import Row, Store, StoreDamagedError, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +98,7 @@ class Shelf:
     async def change(self, change: Change[T], size_bytes: int = 0) -> T:
         """Return what `change` answers, once it is durable.
 
-        Raises ChangeError, ShelfRefusedError, and StoreError or DecodeError for what cannot be read.
+        Raises ChangeError, ShelfRefusedError, and StoreError for what cannot be read.
 
         `size_bytes` is the content it brings; a change without any is made on a nearly full disk as well: a batch
         must be able to end, and a file to be deleted.
@@ -151,7 +149,7 @@ class Shelf:
         for waiting, answer in zip(taken, answers, strict=True):
             if waiting.answer.done():
                 continue  # its caller has gone
-            if isinstance(answer, ChangeError | DecodeError | StoreError | ShelfRefusedError):
+            if isinstance(answer, ChangeError | StoreError | ShelfRefusedError):
                 waiting.answer.set_exception(answer)
             else:
                 waiting.answer.set_result(answer)
@@ -162,7 +160,7 @@ class Shelf:
         for waiting in taken:
             try:
                 answers.append(waiting.change(draft))
-            except (ChangeError, DecodeError, StoreError) as error:
+            except (ChangeError, StoreError) as error:
                 # Also where a row cannot be read nothing has been changed: what a caller asks for is read first.
                 if isinstance(error, StoreError):
                     self._faults.note(error)
@@ -181,7 +179,7 @@ class Shelf:
 
     async def file(self, file_id: str, sees: str | None = None) -> pb.File | None:
         """Return a file, or None."""
-        return seen_file(await self._read(lambda: self._store.get(FILES, file_key(file_id))), sees)
+        return await self._read(lambda: seen_file(self._store.get(FILES, file_key(file_id)), sees))
 
     async def content(self, file_id: str, offset: int, sees: str | None = None) -> bytes:
         """Return the content from `offset` to the end of its part; raises UnknownError."""
@@ -209,7 +207,7 @@ class Shelf:
 
     async def record(self, kind: str, record_id: str, sees: str | None = None) -> pb.Record | None:
         """Return a record, or None."""
-        return seen_record(await self._read(lambda: self._store.get(RECORDS, record_key(kind, record_id))), sees)
+        return await self._read(lambda: seen_record(self._store.get(RECORDS, record_key(kind, record_id)), sees))
 
     async def records(
         self, request: pb.ListRecordsRequest, limit: int, sees: str | None = None
@@ -280,5 +278,5 @@ def readable(read: Callable[[bytes], T], rows: Iterable[Row]) -> Iterator[T]:
     for _, row in rows:
         try:
             yield read(row)
-        except DecodeError:
+        except StoreDamagedError:
             continue

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from google.protobuf.message import DecodeError
-
 from penstock.files.v1 import files_pb2
 from services.queue.core.records import FILES, PARTS, RECORDS
 from services.queue.file_rows import (
@@ -19,7 +17,7 @@ from services.queue.file_rows import (
     read_record,
     record_key,
 )
-from services.queue.store import Row, Store
+from services.queue.store import Row, Store, StoreDamagedError
 
 Finding = tuple[str, bytes, str]
 """Family, key and text of a violation."""
@@ -80,12 +78,12 @@ class FileVerifier:
 def _file(row: bytes) -> files_pb2.File | None:
     try:
         return read_file(row)
-    except DecodeError:
+    except StoreDamagedError:
         return None
 
 
 def _record(row: bytes) -> files_pb2.Record | None:
     try:
         return read_record(row)
-    except DecodeError:
+    except StoreDamagedError:
         return None

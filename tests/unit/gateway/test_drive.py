@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +45,10 @@ from services.gateway.shelf import Shelf
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.messages import SetQuotas
 from services.queue.core.quotas import Quota
+from services.queue.file_rows import record_key
+from services.queue.memory_store import MemoryStore
 from services.queue.service import Service
+from services.queue.store import StoreDamagedError
 from services.telemetry import Telemetry
 from tests.support.asgi import get, post
 from tests.support.batch_lines import completion
@@ -334,22 +338,52 @@ async def test_a_damaged_batch_is_named_among_the_others(rig: Rig) -> None:
     assert (await get(app, "/v1/batches").whole()).json()["first_id"] == "batch_f"
 
 
+@asynccontextmanager
+async def searching(rig: Rig) -> AsyncIterator[asyncio.Task[None]]:
+    """Have a driver look for batches."""
+    metrics = GatewayMetrics(CollectorRegistry())
+    driver = Driver(rig.client, rig.shelf, rig.records, Served(no_fleet, time.monotonic), metrics, 0.5)
+    running = asyncio.create_task(driver.run())
+    try:
+        yield running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until_ended(rig: Rig, batch: Batch) -> None:
+    async def over() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].ended
+
+    await wait_for_async(over, f"{batch.batch_id} to end")
+
+
 async def test_a_batch_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> None:
     for kind, value in ((BATCHES, b'{"newer": 1}'), (OPEN, b"file-1")):
         record = files_pb2.Record(kind=kind, record_id="batch_0", value=value)
         await rig.shelf.put([files_pb2.PutRecord(record=record)])
     batch = await rig.batch(expires_at=int(time.time()) - 1)
-    metrics = GatewayMetrics(CollectorRegistry())
-    driver = Driver(rig.client, rig.shelf, rig.records, Served(no_fleet, time.monotonic), metrics, 0.5)
-    running = asyncio.create_task(driver.run())
+    async with searching(rig) as running:
+        await until_ended(rig, batch)
+        assert not running.done()
 
-    async def over() -> bool:
-        return (await rig.records.get(batch.batch_id))[0].ended
 
-    await wait_for_async(over, "the good batch to end")
-    assert not running.done()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+async def test_nor_does_one_whose_row_fails_its_checksum(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = files_pb2.Record(kind=OPEN, record_id="batch_0", value=b"file-1")
+    await rig.shelf.put([files_pb2.PutRecord(record=marker)])
+    batch = await rig.batch(expires_at=int(time.time()) - 1)
+    read, damaged = MemoryStore.get, []
+
+    def get(store: MemoryStore, family: str, key: bytes) -> bytes | None:
+        if key == record_key(BATCHES, "batch_0"):
+            damaged.append(key)
+            raise StoreDamagedError("Corruption: block checksum mismatch")
+        return read(store, family, key)
+
+    monkeypatch.setattr(MemoryStore, "get", get)
+    async with searching(rig):
+        await until_ended(rig, batch)
+    assert damaged
 
 
 async def test_an_error_nobody_expected_does_not_end_the_search(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,16 +396,8 @@ async def test_an_error_nobody_expected_does_not_end_the_search(rig: Rig, monkey
         return await found()
 
     monkeypatch.setattr(rig.records, "open_ids", open_ids)
-    metrics = GatewayMetrics(CollectorRegistry())
-    driver = Driver(rig.client, rig.shelf, rig.records, Served(no_fleet, time.monotonic), metrics, 0.5)
-    running = asyncio.create_task(driver.run())
-
-    async def over() -> bool:
-        return (await rig.records.get(batch.batch_id))[0].ended
-
-    await wait_for_async(over, "the batch to end")
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with searching(rig):
+        await until_ended(rig, batch)
 
 
 async def test_lines_that_a_quota_does_not_let_in_wait_for_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,7 +238,16 @@ async def test_a_damaged_row_does_not_stop_the_sweep(stub: Any, peer: Peer, stor
     while await peer.service._shelf.sweep():
         pass
     assert [key for key, _ in store.scan(r.FILES, b"", b"", 9)] == [b"bad"]
-    assert await code_of(stub.GetFile(pb.GetFileRequest(file_id="bad"))) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_damaged_row_is_told_from_a_disk_that_does_not_answer_and_noted(
+    stub: Any, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.write([Write(r.FILES, b"bad", b"\xff"), Write(r.RECORDS, record_key("batch", "bad"), b"\xff")])
+    record = pb.GetRecordRequest(kind="batch", record_id="bad")
+    for call in (stub.GetFile(pb.GetFileRequest(file_id="bad")), stub.GetRecord(record)):
+        assert await code_of(call) is grpc.StatusCode.DATA_LOSS
+    assert caplog.text.count("the store cannot be read: a row of") == 2
 
 
 async def test_a_damaged_row_refuses_its_own_changes_alone(stub: Any, store: Store) -> None:
@@ -248,7 +257,7 @@ async def test_a_damaged_row_refuses_its_own_changes_alone(stub: Any, store: Sto
     append = stub.AppendFile(pb.AppendFileRequest(file_id="bad", data=TAIL))
     record = stub.PutRecords(pb.PutRecordsRequest(puts=[put("new", b""), put("bad", b"")]))
     codes = [await code_of(call) for call in (delete, append, record)]
-    assert set(codes) == {grpc.StatusCode.UNAVAILABLE}
+    assert set(codes) == {grpc.StatusCode.DATA_LOSS}
     await stub.AppendFile(pb.AppendFileRequest(file_id="good", data=TAIL))
     assert [key for key, _ in store.scan(r.RECORDS, b"", b"", 9)] == [record_key("batch", "bad")]
 
