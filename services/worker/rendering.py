@@ -69,16 +69,18 @@ class Rendering:
 
     def _render(self, own: Renderer, name: str, spec: PromptSpec) -> None:
         self._lone = None
-        began_ns = self._now_ns()
-        answer = answer_to(own, name, spec)
-        ended_ns = self._now_ns()
-        if ended_ns - began_ns > SLOW_NS:
-            self._not_before_ns = ended_ns + SLOW_PAUSE_NS
         try:
+            began_ns = self._now_ns()
+            answer = answer_to(own, name, spec)
+            ended_ns = self._now_ns()
+            if ended_ns - began_ns > SLOW_NS:
+                self._not_before_ns = ended_ns + SLOW_PAUSE_NS
             self._on_answer(name, answer)
-        except Exception:
-            log.exception("a rendered prompt cannot be taken")
-            self._on_death("a rendered prompt cannot be taken")
+        except BaseException as error:  # a panic of the tokenizer's Rust is no Exception; it ends a process, too
+            log.exception("a prompt could not be rendered, or its tokens not be taken")
+            self._on_death("a prompt could not be rendered, or its tokens not be taken")
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
 
     def _answered(self, name: str, answer: Answer) -> None:
         self._in_pool -= 1
@@ -91,6 +93,8 @@ def characters(spec: PromptSpec) -> int:
         len(spec.text or "")
         + len(spec.token_ids or ())
         + len(spec.messages_json or "")
+        + len(spec.chat_template)
         + len(spec.chat_template_kwargs_json)
         + len(spec.tools_json)
+        + len(spec.tool_choice_json)
     )

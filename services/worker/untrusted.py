@@ -7,6 +7,10 @@ from typing import Any
 from penstock.openai.parts import wrong_part
 from services.worker.engine import PromptSpec, RequestRefusedError
 
+TOKENIZING = ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs",
+              "return_assistant_tokens_mask")  # fmt: skip
+"""Parameters of `apply_chat_template` that are no variables of the template."""
+
 
 def refuse_template(spec: PromptSpec, kwargs: dict[str, Any], trusted: bool) -> None:
     """Raise RequestRefusedError, in the words of vLLM's server, if a chat brings its own template untrusted.
@@ -19,6 +23,17 @@ def refuse_template(spec: PromptSpec, kwargs: dict[str, Any], trusted: bool) -> 
     raise RequestRefusedError(
         "unsupported_parameter", f"{text} Refused request with untrusted chat template.", "chat_template"
     )
+
+
+def refuse_tokenizing(kwargs: dict[str, Any]) -> None:
+    """Raise RequestRefusedError if a chat says how its template's text is to be tokenized.
+
+    Hugging Face takes these beside a template's own variables, and fills up to a length the client names.
+    """
+    named = next((name for name in TOKENIZING if name in kwargs), None)
+    if named is not None:
+        text = f"chat_template_kwargs.{named} is no variable of a template"
+        raise RequestRefusedError("unsupported_parameter", text, "chat_template_kwargs")
 
 
 def refuse_media(messages: Any) -> None:

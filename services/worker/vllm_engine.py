@@ -78,18 +78,23 @@ class Prepared:
 
         if self._on_cpu:
             yield_to_engine()
-        return VllmRenderer(self._config, bool(self._tool_parser), self._trusts_templates)
+        renderer = VllmRenderer(self._config, bool(self._tool_parser), self._trusts_templates)
+        renderer.warm_up()
+        return renderer
 
     def make_renderer_of(self, engine: VllmEngine) -> Any:
         """Return a renderer that shares the tokenizer of the engine's front-end, for the thread of its event loop.
 
-        None where clients' templates are run: how long one takes is nobody's to foresee.
+        None where clients' templates are run, for how long one takes is nobody's to foresee, and for a tokenizer that
+        is slow.
         """
-        if self._trusts_templates:
+        if self._trusts_templates or not getattr(engine.vllm_renderer.tokenizer, "is_fast", False):
             return None
         from services.worker.vllm_renderer import VllmRenderer
 
-        return VllmRenderer(self._config, bool(self._tool_parser), self._trusts_templates, engine.vllm_renderer)
+        renderer = VllmRenderer(self._config, bool(self._tool_parser), False, engine.vllm_renderer)
+        renderer.warm_up()
+        return renderer
 
     def build(self, metrics_read: bool = True) -> VllmEngine:
         """Start the engine core; vLLM keeps its own metrics if they are read. Raises SystemExit(70) on failure."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -14,7 +15,7 @@ from vllm.renderers.params import ChatParams, TokenizeParams, merge_kwargs
 
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.tools import refuse_calls
-from services.worker.untrusted import refuse_media, refuse_template
+from services.worker.untrusted import refuse_media, refuse_template, refuse_tokenizing
 from services.worker.vllm_sampling import refusal
 
 
@@ -36,6 +37,12 @@ class VllmRenderer:
         self._trusts_templates = trusts_templates
         self._model_config = config.model_config
         self._renderer = renderer_from_config(config) if shared is None else shared
+
+    def warm_up(self) -> None:
+        """Render a completion and a chat: the first chat looks for a template, imports, and compiles what it finds."""
+        for spec in (PromptSpec(text="warm"), PromptSpec(messages_json='[{"role": "user", "content": "warm"}]')):
+            with suppress(Exception):  # a model need not have a template; who sends such a prompt is told
+                self.render(spec)
 
     def render(self, spec: PromptSpec) -> Rendered:
         """Render one prompt. Raises RequestRefusedError with vLLM's message."""
@@ -63,6 +70,7 @@ class VllmRenderer:
                 "chat_template_kwargs is not a JSON object", parameter="chat.chat_template_kwargs_json"
             )
         refuse_template(spec, asked, self._trusts_templates)
+        refuse_tokenizing(asked)
         refuse_media(messages)
         fixed = {
             "add_generation_prompt": spec.add_generation_prompt,

@@ -73,4 +73,6 @@ def vllm_engine(model: Path) -> tuple[Engine, Renderer]:
 
     prepared = prepare(str(model), ("tiny", "alias"), VLLM_ARGUMENTS)
     engine = prepared.build(metrics_read=False)
-    return engine, Agreeing(prepared.make_renderer(), prepared.make_renderer_of(engine))
+    on_thread = prepared.make_renderer_of(engine)
+    assert on_thread is not None
+    return engine, Agreeing(prepared.make_renderer(), on_thread)

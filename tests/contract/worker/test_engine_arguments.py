@@ -20,13 +20,10 @@ def test_newcomers_leave_growth_its_blocks_unless_told_otherwise() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("trusts", [False, True])
-def test_where_clients_templates_run_nothing_is_rendered_on_the_workers_own_thread(trusts: bool) -> None:
+@pytest.mark.parametrize(("trusts", "is_fast"), [(True, True), (False, False)])
+def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thread(trusts: bool, is_fast: bool) -> None:
     from services.worker.vllm_engine import Prepared, VllmEngine
 
-    class Front:
-        vllm_renderer = object()
-
-    config = SimpleNamespace(model_config=None)
-    prepared = Prepared(config, ("tiny",), True, "", trusts)
-    assert (prepared.make_renderer_of(cast(VllmEngine, Front())) is None) is trusts
+    engine = SimpleNamespace(vllm_renderer=SimpleNamespace(tokenizer=SimpleNamespace(is_fast=is_fast)))
+    prepared = Prepared(SimpleNamespace(model_config=None), ("tiny",), True, "", trusts)
+    assert prepared.make_renderer_of(cast(VllmEngine, engine)) is None

@@ -17,6 +17,7 @@ from services.worker.core.sizing import Sizes, need_blocks
 from services.worker.engine import EngineRequest, EngineStep, PromptSpec, RequestRefusedError
 from services.worker.outputs import RunOutput
 from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
+from services.worker.untrusted import TOKENIZING
 from tests.contract.worker.conftest import BLOCKS, UnderTest
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120)]
@@ -316,6 +317,16 @@ async def test_a_template_of_the_clients_is_not_run(made: UnderTest, spec: Promp
     with pytest.raises(RequestRefusedError, match="untrusted chat template") as caught:
         made.renderer.render(spec)
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "chat_template")
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", TOKENIZING)
+async def test_how_a_chat_is_tokenized_is_not_the_clients_to_say(made: UnderTest, name: str) -> None:
+    if isinstance(made.renderer, ByteRenderer):
+        pytest.skip("the simulated engine has no template that could be told anything")
+    with pytest.raises(RequestRefusedError, match=f"chat_template_kwargs.{name} is no variable") as caught:
+        made.renderer.render(PromptSpec(messages_json=CHAT, chat_template_kwargs_json=json.dumps({name: True})))
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "chat_template_kwargs")
 
 
 async def test_no_address_in_a_message_is_opened(made: UnderTest) -> None:

@@ -14,6 +14,10 @@ from services.worker.simulated_engine import ByteRenderer
 from services.worker.tokenizer import Answer, Refusal, TokenizerPool, TokenizerProcess
 
 
+class PanicError(BaseException):
+    """What Python gets of a panic in Rust."""
+
+
 class Own(ByteRenderer):
     """Notes what is rendered here, and takes `takes_ns` for it; breaks, as a template might, on one word."""
 
@@ -26,6 +30,8 @@ class Own(ByteRenderer):
     def render(self, spec: PromptSpec) -> Rendered:
         self.rendered.append(spec.text)
         self.now_ns += self.takes_ns
+        if spec.text == "panic":
+            raise PanicError("retry-limit-in-match over")
         if spec.text == "break":
             raise ZeroDivisionError("broken template")
         return super().render(spec)
@@ -76,7 +82,7 @@ async def test_a_short_prompt_alone_is_rendered_here_but_not_before_its_caller_h
     assert started.own.rendered == ["alone"]
 
 
-async def test_of_several_at_once_the_first_is_rendered_here_and_the_others_beside_it(started: Started) -> None:
+async def test_of_several_at_once_the_first_alone_is_rendered_here(started: Started) -> None:
     for i in range(5):
         started.rendering.render(f"p{i}", PromptSpec(text=f"prompt {i}"))
     await started.until(5)
@@ -102,12 +108,13 @@ async def test_while_the_processes_render_one_nothing_is_rendered_here(started: 
         PromptSpec(token_ids=(120,) * (SHORT_CHARACTERS + 1)),
         PromptSpec(messages_json='[{"role": "user", "content": "' + "x" * SHORT_CHARACTERS + '"}]'),
         PromptSpec(text="x", chat_template_kwargs_json='{"a": "' + "x" * SHORT_CHARACTERS + '"}'),
+        PromptSpec(text="x", tool_choice_json='"' + "x" * SHORT_CHARACTERS + '"'),
+        PromptSpec(text="x", chat_template="x" * SHORT_CHARACTERS),
     ],
 )
 async def test_what_is_long_in_any_of_its_parts_is_not_rendered_here(started: Started, spec: PromptSpec) -> None:
     started.rendering.render("p", spec)
     await started.until(1)
-    assert isinstance(started.answers["p"], Rendered)
     assert started.own.rendered == []
 
 
@@ -167,8 +174,14 @@ async def test_an_answer_nobody_can_take_is_a_death_with_a_stack_trace(
     started.takes_answers = False
     started.rendering.render("p", PromptSpec(text="x"))
     await started.until(deaths=1)
-    assert started.deaths == ["a rendered prompt cannot be taken"]
+    assert started.deaths == ["a prompt could not be rendered, or its tokens not be taken"]
     assert "tuple object expected" in caplog.text
+
+
+async def test_a_panic_of_the_tokenizer_is_a_death_as_it_is_in_a_process(started: Started) -> None:
+    started.rendering.render("p", PromptSpec(text="panic"))
+    await started.until(deaths=1)
+    assert started.deaths == ["a prompt could not be rendered, or its tokens not be taken"]
 
 
 async def test_nothing_is_rendered_after_the_end(started: Started) -> None:
