@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 import socket
@@ -317,6 +318,23 @@ async def test_a_template_of_the_clients_is_not_run(made: UnderTest, spec: Promp
     with pytest.raises(RequestRefusedError, match="untrusted chat template") as caught:
         made.renderer.render(spec)
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "chat_template")
+
+
+@pytest.mark.vllm
+def test_every_parameter_of_transformers_that_is_no_variable_of_a_template_is_known() -> None:
+    from transformers import PreTrainedTokenizerBase
+
+    parameters = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    ours = {
+        "self",
+        "conversation",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tools",
+        "kwargs",
+    }
+    assert parameters - ours - {"documents"} == set(TOKENIZING)
 
 
 @pytest.mark.vllm
