@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,7 +10,8 @@ import pytest_asyncio
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.rendering import SHORT_CHARACTERS, SLOW_NS, SLOW_PAUSE_NS, Rendering
 from services.worker.simulated_engine import ByteRenderer
-from services.worker.tokenizer import Answer, Refusal, TokenizerPool, TokenizerProcess
+from services.worker.tokenizer import Refusal, TokenizerPool, TokenizerProcess
+from tests.support.answered import Answered
 
 
 class PanicError(BaseException):
@@ -37,31 +37,13 @@ class Own(ByteRenderer):
         return super().render(spec)
 
 
-class Started:
+class Started(Answered):
     """A rendering with its answers."""
 
     def __init__(self, rendering: Rendering, own: Own) -> None:
+        super().__init__()
         self.rendering = rendering
         self.own = own
-        self.answers: dict[str, Answer] = {}
-        self.deaths: list[str] = []
-        self.takes_answers = True
-        self._changed = asyncio.Event()
-
-    def answer(self, name: str, answer: Answer) -> None:
-        if not self.takes_answers:
-            raise TypeError("tuple object expected")
-        self.answers[name] = answer
-        self._changed.set()
-
-    def died(self, reason: str) -> None:
-        self.deaths.append(reason)
-        self._changed.set()
-
-    async def until(self, count: int = 0, deaths: int = 0) -> None:
-        while len(self.answers) < count or len(self.deaths) < deaths:
-            self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 20)
 
 
 @pytest_asyncio.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
@@ -15,6 +14,7 @@ import pytest_asyncio
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.simulated_engine import ByteRenderer
 from services.worker.tokenizer import Answer, Refusal, TokenizerProcess
+from tests.support.answered import Answered
 
 
 class Brittle(ByteRenderer):
@@ -33,27 +33,12 @@ class Frozen(ByteRenderer):
         return Rendered([gc.get_freeze_count()], None)
 
 
-class Started:
+class Started(Answered):
     """A process with its answers."""
 
     def __init__(self, process: TokenizerProcess) -> None:
+        super().__init__()
         self.process = process
-        self.answers: dict[str, Answer] = {}
-        self.deaths: list[str] = []
-        self._changed = asyncio.Event()
-
-    def answer(self, name: str, answer: Answer) -> None:
-        self.answers[name] = answer
-        self._changed.set()
-
-    def died(self, reason: str) -> None:
-        self.deaths.append(reason)
-        self._changed.set()
-
-    async def until(self, count: int = 0, deaths: int = 0) -> None:
-        while len(self.answers) < count or len(self.deaths) < deaths:
-            self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 20)
 
 
 @pytest_asyncio.fixture
