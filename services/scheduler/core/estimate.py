@@ -29,13 +29,14 @@ def prompt_bound_tokens(request: Announced, shape: EngineShape) -> int:
     """Return a number of tokens the prompt cannot exceed if the request can run at all.
 
     Exact for token ids; bytes plus special tokens for plain text under a tokenizer
-    proven to make no more tokens than bytes; else whatever the output leaves of the window.
+    proven to make no more tokens than bytes; else whatever the output leaves of the window: what
+    `max_tokens` asks for is kept free, and one token where it asks for no number.
     """
     if request.prompt_tokens:
         return request.prompt_tokens
     if shape.byte_bounded_tokenizer and not request.chat and request.prompt_bytes:
         return request.prompt_bytes + shape.special_tokens
-    return shape.max_model_len - output_tokens(request, shape)
+    return max(shape.max_model_len - max(request.max_tokens, 1), 1)
 
 
 def peak_blocks(prompt_tokens: int, request: Announced, shape: EngineShape) -> int:

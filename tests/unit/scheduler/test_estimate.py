@@ -35,7 +35,9 @@ def test_need(tokens: int, blocks: int) -> None:
         (BYTES, {"prompt_bytes": 10}, 12),
         (BYTES, {"prompt_bytes": 10, "chat": True}, 2048 - 50),
         (BYTES, {"prompt_tokens": 100, "prompt_bytes": 10}, 100),
-        (SHAPE, {"prompt_bytes": 10, "max_tokens": 0}, 0),
+        (SHAPE, {"prompt_bytes": 10, "max_tokens": 0}, 2047),
+        (SHAPE, {"prompt_bytes": 10, "max_tokens": 2048}, 1),
+        (SHAPE, {"prompt_bytes": 10, "max_tokens": 9999}, 1),
     ],
 )
 def test_the_bound_of_a_prompt_is_exact_proven_or_the_rest_of_the_window(
