@@ -139,7 +139,7 @@ def _channels(snapshot: Snapshot) -> Iterator[Metric]:
         blocks.add_metric([channel, model], needed)
     yield blocks
     unserved = GaugeMetricFamily(
-        f"{PREFIX}unserved_requests", "Requests that wait for a model no worker serves.", labels=["model"]
+        f"{PREFIX}unserved_requests", "Announced requests that wait for a model no worker serves.", labels=["model"]
     )
     for model, count in snapshot.unserved.items():
         unserved.add_metric([model], count)

@@ -1438,7 +1438,7 @@ class Window(_message.Message):
     channel: _builtins.str
     """The channel."""
     limit: _builtins.int
-    """Most requests that may be announced and still waiting at once, in requests."""
+    """Most requests for one model that may be announced and still waiting at once, in requests."""
     def __init__(
         self,
         *,

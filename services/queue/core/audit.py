@@ -78,7 +78,7 @@ def faults_of(book: Book, entry: Entry) -> list[str]:
     seq, state = entry.seq, entry.state
     line = book.lines.get(entry.meta.channel)
     places = {
-        "its line": (line is not None and seq in line, state is State.READY),
+        "its line": (line is not None and line.holds(seq, entry.meta.model), state is State.READY),
         "the leases": (seq in book.leases, state in LEASED_STATES),
         "its worker's leases": (seq in book.holdings.get(entry.worker_id, ()), state in LEASED_STATES),
         "the dead letters": (seq in book.dead, state is State.DEAD),

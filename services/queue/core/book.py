@@ -271,7 +271,7 @@ class Book:
         line = self.lines.get(channel)
         if line is None:  # a channel that is no longer configured but still has requests
             line = self.open_line(channel)
-        line.enter(entry.seq, entry.meta.priority)
+        line.enter(entry.seq, entry.meta.priority, entry.meta.model)
         self.waiting.enter(entry.meta)
         self._touched_lines.add(channel)
         self.batches[entry.meta.batch_key].add(entry.seq)
@@ -279,7 +279,7 @@ class Book:
 
     def _leave_line(self, entry: Entry, reason: GoneReason) -> None:
         self._write(records.READY, records.ready_key(entry), None)
-        announced = self.lines[entry.meta.channel].leave(entry.seq)
+        announced = self.lines[entry.meta.channel].leave(entry.seq, entry.meta.model)
         self.waiting.leave(entry.meta)
         self._touched_lines.add(entry.meta.channel)
         self._leave_batch(entry)

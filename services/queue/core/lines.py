@@ -1,7 +1,11 @@
 """The waiting line of one channel: who waits, in which order, and which of them the scheduler knows.
 
 Order is (priority, seq). A requeued request keeps its seq, and so returns to
-the front. Heaps are lazy: an element whose request has left is skipped when it
+the front. Requests for different models do not compete for the same engines, so each
+model asked for has a part of the line, and a window, of its own: what waits for one
+that is busy, or that nobody serves, keeps nobody else from being announced.
+
+Heaps are lazy: an element whose request has left is skipped when it
 comes up, and a heap that is mostly such elements is rebuilt.
 """
 
@@ -13,75 +17,147 @@ from collections.abc import Iterator
 HEAP_SLACK = 64
 """Elements a heap may have beyond twice what it needs before it is rebuilt: keeps rebuilding O(1) per change."""
 
+MOST_BESIDE = 16_384
+"""Requests beyond one window that a channel may have announced over all models: bounds what made-up names make the
+scheduler remember. Where they take it all, those that have waited longest for room are announced first."""
+
 
 class Line:
     """Requests of one channel that are ready."""
 
-    __slots__ = ("_announced", "_by_age", "_unannounced", "_waiting", "limit")
+    __slots__ = ("_announced", "_due", "_length", "_limit", "_parts")
 
     def __init__(self) -> None:
-        """Make an empty line with a closed window."""
-        self.limit = 0
-        """Most requests that may be announced and still waiting at once."""
-        self._waiting: dict[int, int] = {}
-        self._announced: set[int] = set()
-        self._unannounced: list[tuple[int, int]] = []
-        self._by_age: list[int] = []
+        """Make an empty line with closed windows."""
+        self._limit = 0
+        self._parts: dict[str, Part] = {}
+        self._due: dict[str, None] = {}
+        """Models of which more may be announced now, the longest waiting first."""
+        self._length = 0
+        self._announced = 0
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
-        return len(self._waiting)
+        return self._length
 
-    def __contains__(self, seq: int) -> bool:
-        """Return whether request `seq` waits here."""
-        return seq in self._waiting
+    def holds(self, seq: int, model: str) -> bool:
+        """Return whether request `seq`, which asks for `model`, waits here."""
+        part = self._parts.get(model)
+        return part is not None and seq in part.waiting
 
     @property
     def announced(self) -> int:
         """Number of waiting requests that the scheduler knows."""
-        return len(self._announced)
+        return self._announced
+
+    def set_limit(self, limit: int) -> None:
+        """Let at most `limit` requests for each model be announced and still waiting at once."""
+        self._limit = limit
+        self._due = dict.fromkeys(self._parts)
+
+    def enter(self, seq: int, priority: int, model: str) -> None:
+        """Let request `seq` wait; it is not announced yet."""
+        part = self._parts.get(model)
+        if part is None:
+            part = self._parts[model] = Part()
+        part.enter(seq, priority)
+        self._length += 1
+        self._due[model] = None
+
+    def leave(self, seq: int, model: str) -> bool:
+        """Take request `seq` out; return whether it was announced."""
+        part = self._parts[model]
+        announced = part.leave(seq)
+        self._length -= 1
+        if announced:
+            self._announced -= 1
+        if part.waiting:
+            self._due[model] = None
+        else:
+            del self._parts[model]
+        return announced
+
+    def forget_announcements(self) -> None:
+        """Start over with a scheduler that knows nothing: no window, nothing announced."""
+        self._limit = 0
+        self._announced = 0
+        for part in self._parts.values():
+            part.forget_announcements()
+
+    def announce(self) -> Iterator[int]:
+        """Yield the requests that the windows let through now, of each model in order, and mark them announced."""
+        while self._due:
+            model = next(iter(self._due))
+            part = self._parts.get(model)
+            while part is not None and self._announced < self._limit + MOST_BESIDE:
+                seq = part.announce_one(self._limit)
+                if seq is None:
+                    break
+                self._announced += 1
+                yield seq
+            if self._announced >= self._limit + MOST_BESIDE:
+                return
+            del self._due[model]
+
+    def oldest(self) -> int | None:
+        """Return the waiting request that was submitted first, or None."""
+        return min((part.oldest() for part in self._parts.values()), default=None)
+
+
+class Part:
+    """Requests of a line that ask for one model; there is one at least."""
+
+    __slots__ = ("_announced", "_by_age", "_unannounced", "waiting")
+
+    def __init__(self) -> None:
+        """Make it empty; somebody enters at once."""
+        self.waiting: dict[int, int] = {}
+        """Priorities by request."""
+        self._announced: set[int] = set()
+        self._unannounced: list[tuple[int, int]] = []
+        self._by_age: list[int] = []
 
     def enter(self, seq: int, priority: int) -> None:
-        """Let request `seq` wait; it is not announced yet."""
-        self._waiting[seq] = priority
+        """Let request `seq` wait."""
+        self.waiting[seq] = priority
         heapq.heappush(self._unannounced, (priority, seq))
         heapq.heappush(self._by_age, seq)
         self._trim()
 
     def leave(self, seq: int) -> bool:
         """Take request `seq` out; return whether it was announced."""
-        del self._waiting[seq]
+        del self.waiting[seq]
         announced = seq in self._announced
         self._announced.discard(seq)
         return announced
 
     def forget_announcements(self) -> None:
-        """Start over with a scheduler that knows nothing: no window, nothing announced."""
-        self.limit = 0
+        """Have nothing announced."""
         self._announced.clear()
         self._rebuild_unannounced()
 
-    def announce(self) -> Iterator[int]:
-        """Yield, in order, the requests that the window lets through now, and mark them announced."""
-        while len(self._announced) < self.limit and self._unannounced:
+    def announce_one(self, limit: int) -> int | None:
+        """Return the first request that is not announced, and mark it, if fewer than `limit` are; else None."""
+        while len(self._announced) < limit and self._unannounced:
             _, seq = heapq.heappop(self._unannounced)
-            if seq in self._waiting and seq not in self._announced:
+            if seq in self.waiting and seq not in self._announced:
                 self._announced.add(seq)
-                yield seq
+                return seq
+        return None
 
-    def oldest(self) -> int | None:
-        """Return the waiting request that was submitted first, or None."""
-        while self._by_age and self._by_age[0] not in self._waiting:
+    def oldest(self) -> int:
+        """Return the request that was submitted first."""
+        while self._by_age[0] not in self.waiting:
             heapq.heappop(self._by_age)
-        return self._by_age[0] if self._by_age else None
+        return self._by_age[0]
 
     def _trim(self) -> None:
-        most = 2 * len(self._waiting) + HEAP_SLACK
+        most = 2 * len(self.waiting) + HEAP_SLACK
         if len(self._by_age) > most:
-            self._by_age = sorted(self._waiting)
+            self._by_age = sorted(self.waiting)
         if len(self._unannounced) > most:
             self._rebuild_unannounced()
 
     def _rebuild_unannounced(self) -> None:
-        waiting = self._waiting.items()
+        waiting = self.waiting.items()
         self._unannounced = sorted((priority, seq) for seq, priority in waiting if seq not in self._announced)

@@ -25,16 +25,11 @@ from services.scheduler.core.roster import Roster
 from services.scheduler.core.waiting import waiting_blocks
 
 LEAST_WINDOW_REQUESTS = 64
-"""Announcements a channel may have waiting even for a tiny fleet, so that lines stay visible before a worker comes."""
+"""Announcements for one model that a channel may have waiting even for a tiny fleet, so that lines stay visible before
+a worker comes."""
 
 WINDOW_FACTOR = 2
 """Windows hold this many times what the fleet runs at once: if all of it ended in one step, as many more are known."""
-
-PARKED_STEP_REQUESTS = 64
-"""Windows grow in steps of this many for requests that wait for a model nobody serves, so that they change rarely."""
-
-MOST_PARKED_REQUESTS = 16_384
-"""Requests for models nobody serves that a window makes room for; beyond it they hold their channel up."""
 
 UNCLAIMED_PAUSE_NS = 500_000_000
 """A worker that handed a grant back unclaimed cannot reach the queue; granting at once again would only spin."""
@@ -183,15 +178,14 @@ class Machine:
 
     def _set_windows(self) -> None:
         """Tell the queue each channel's window if it has changed."""
-        base = max(LEAST_WINDOW_REQUESTS, WINDOW_FACTOR * self.fleet.sequences())
+        limit = max(LEAST_WINDOW_REQUESTS, WINDOW_FACTOR * self.fleet.sequences())
         for name in self._queue_channels:
-            limit = base + self._parked(self.channel(name))
             if self._windows.get(name) != limit:
                 self._windows[name] = limit
                 self._effects.append(m.SetWindow(name, limit))
 
     def unserved(self) -> dict[str, int]:
-        """Return how many requests wait for each model that no worker serves; "" is any model."""
+        """Return how many announced requests wait for each model that no worker serves; "" is any model."""
         counts: dict[str, int] = {}
         for channel in self._roster.channels.values():
             for line in channel.lines.values():
@@ -203,14 +197,6 @@ class Machine:
         """Return the blocks that what waits is expected to need, by channel and model asked for; "" is any model."""
         lines = [line for channel in self._roster.channels.values() for line in channel.lines.values()]
         return waiting_blocks(lines, self.fleet, self.policy)
-
-    def _parked(self, channel: Channel) -> int:
-        """Return how many requests wait for a model nobody serves, rounded up to a step."""
-        if not len(self.fleet):
-            return 0
-        parked = sum(len(line) for line in channel.lines.values() if not self.fleet.serving(line.model))
-        steps = -(-parked // PARKED_STEP_REQUESTS)
-        return min(steps * PARKED_STEP_REQUESTS, MOST_PARKED_REQUESTS)
 
     # ---- what can never fit ----
 

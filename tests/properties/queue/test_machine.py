@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.queue.core import records
 from services.queue.core.effects import Announce, Effect, Ended, Gone, StopRun
-from services.queue.core.entry import Failure, LeaseRef
+from services.queue.core.entry import Entry, Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.core.messages import (
     BacklogClosed,
@@ -29,6 +31,10 @@ from tests.support.queueing import LEASE_NS, RULES, Queue, meta
 
 INDEX = st.integers(0, 30)
 WORKERS = ("a", "b")
+
+
+def ready(entry: Entry) -> bool:
+    return entry.state is State.READY
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -80,11 +86,28 @@ class QueueMachine(RuleBasedStateMachine):
     def the_store_is_sound(self) -> None:
         assert [found.line() for found in Verifier(self.queue.store).violations()] == []
 
-    @rule(priority=st.integers(-1, 1), batch=st.sampled_from(["", "b"]), wait=st.none() | st.integers(1, 200))
-    def submit(self, priority: int, batch: str, wait: int | None) -> None:
+    @invariant()
+    def every_model_has_a_window_of_its_own(self) -> None:
+        if self.backlog is not None:
+            waiting = Counter(entry.meta.model for entry in self.queue.machine.book.entries.values() if ready(entry))
+            known = Counter(self.model_of(request_id) for request_id in self.announced)
+            assert all(known[model] >= min(count, self.limit) for model, count in waiting.items())
+
+    def model_of(self, request_id: str) -> str:
+        entry = self.queue.machine.book.find(request_id)
+        assert entry is not None
+        return entry.meta.model
+
+    @rule(
+        priority=st.integers(-1, 1),
+        batch=st.sampled_from(["", "b"]),
+        wait=st.none() | st.integers(1, 200),
+        model=st.sampled_from(["", "a", "b"]),
+    )
+    def submit(self, priority: int, batch: str, wait: int | None, model: str) -> None:
         deadline_ns = self.queue.now_ns + wait if wait else 0
         name = f"key-{len(self.names)}"
-        made = meta(priority=priority, batch=batch, deadline_ns=deadline_ns, idempotency_key=name)
+        made = meta(priority=priority, batch=batch, deadline_ns=deadline_ns, idempotency_key=name, model=model)
         (request_id,) = self.queue.submit(made)
         self.see(self.queue.tick(0))
         self.resync()
@@ -137,11 +160,11 @@ class QueueMachine(RuleBasedStateMachine):
         if worker not in self.streams:
             return
         entry = self.queue.machine.book.find(self.pick(index))
-        ready = entry is not None and entry.state is State.READY
+        waits = entry is not None and ready(entry)
         lease = self.queue.claim(self.streams[worker], self.pick(index))
         self.resync()
         if lease is not None:
-            assert ready
+            assert waits
             assert lease.fencing_token > self.last_token
             self.last_token = lease.fencing_token
             self.leases.append(lease)

@@ -63,12 +63,18 @@ def lose_entry(book: Book) -> None:
 
 
 def break_announced(book: Book) -> None:
-    book.lines["batch"]._announced.update({READY, 77})
+    book.lines["batch"]._announced = 2
 
 
 DAMAGE: list[tuple[Callable[[Book], object], str]] = [
-    (lambda book: book.lines["batch"].leave(READY), "request 1 (ready) is not in its line"),
-    (lambda book: book.lines["batch"].enter(LEASED, 0), "request 2 (leased) is in its line"),
+    (
+        lambda book: book.lines["batch"].leave(READY, book.entries[READY].meta.model),
+        "request 1 (ready) is not in its line",
+    ),
+    (
+        lambda book: book.lines["batch"].enter(LEASED, 0, book.entries[LEASED].meta.model),
+        "request 2 (leased) is in its line",
+    ),
     (lambda book: book.leases.pop(LEASED), "request 2 (leased) is not in the leases"),
     (lambda book: book.leases.update({READY: 9}), "request 1 (ready) is in the leases"),
     (lambda book: book.holdings["w"].discard(LEASED), "request 2 (leased) is not in its worker's leases"),
@@ -111,7 +117,7 @@ def test_every_request_comes_round_while_a_look_stays_bounded() -> None:
     queue.submit(*(meta() for _ in range(3 * ENTRIES_PER_LOOK)))
     queue.tick(1)
     oldest = queue.machine.book.entries[1]
-    queue.machine.book.lines["batch"].leave(oldest.seq)
+    queue.machine.book.lines["batch"].leave(oldest.seq, oldest.meta.model)
     by_look = [any("request 1 " in text for text in queue.machine.audit.look()) for _ in range(6)]
     assert by_look.count(True) == 2
 

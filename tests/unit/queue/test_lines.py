@@ -1,61 +1,106 @@
 """The waiting line: order, window, age, and heaps that do not grow."""
 
-from services.queue.core.lines import HEAP_SLACK, Line
+from services.queue.core.lines import HEAP_SLACK, MOST_BESIDE, Line
 
 
 def test_announces_in_order_of_priority_then_seq_within_the_window() -> None:
     line = Line()
     for seq, priority in ((1, 0), (2, -5), (3, 0), (4, 7)):
-        line.enter(seq, priority)
+        line.enter(seq, priority, "m")
     assert list(line.announce()) == []
-    line.limit = 2
+    line.set_limit(2)
     assert list(line.announce()) == [2, 1]
     assert list(line.announce()) == []
-    assert line.leave(2)
+    assert line.leave(2, "m")
     assert list(line.announce()) == [3]
 
 
 def test_a_request_that_returns_is_first_again() -> None:
     line = Line()
-    line.limit = 1
+    line.set_limit(1)
     for seq in (1, 2, 3):
-        line.enter(seq, 0)
+        line.enter(seq, 0, "m")
     assert list(line.announce()) == [1]
-    line.leave(1)
-    line.enter(1, 0)
+    line.leave(1, "m")
+    line.enter(1, 0, "m")
     assert list(line.announce()) == [1]
 
 
 def test_a_new_scheduler_gets_everything_again_within_its_own_window() -> None:
     line = Line()
-    line.limit = 3
+    line.set_limit(3)
     for seq in (1, 2, 3):
-        line.enter(seq, 0)
+        line.enter(seq, 0, "m")
     assert list(line.announce()) == [1, 2, 3]
     line.forget_announcements()
     assert list(line.announce()) == []
-    line.limit = 2
+    line.set_limit(2)
     assert list(line.announce()) == [1, 2]
-    assert line.leave(1)
-    assert not line.leave(3)
+    assert line.leave(1, "m")
+    assert not line.leave(3, "m")
 
 
 def test_oldest_is_the_first_submitted_whatever_its_priority() -> None:
     line = Line()
     assert line.oldest() is None
-    line.enter(5, 9)
-    line.enter(6, -9)
+    line.enter(5, 9, "m")
+    line.enter(6, -9, "m")
     assert line.oldest() == 5
-    line.leave(5)
+    line.leave(5, "m")
     assert line.oldest() == 6
 
 
 def test_heaps_stay_small_while_requests_come_and_go_behind_one_that_stays() -> None:
     line = Line()
-    line.enter(1, 0)
+    line.enter(1, 0, "m")
     for seq in range(2, 5000):
-        line.enter(seq, 1)
-        line.leave(seq)
-    assert len(line._by_age) <= 2 * len(line) + HEAP_SLACK + 2
-    assert len(line._unannounced) <= 2 * len(line) + HEAP_SLACK + 2
+        line.enter(seq, 1, "m")
+        line.leave(seq, "m")
+    part = line._parts["m"]
+    assert len(part._by_age) <= 2 * len(line) + HEAP_SLACK + 2
+    assert len(part._unannounced) <= 2 * len(line) + HEAP_SLACK + 2
     assert line.oldest() == 1
+
+
+def test_what_waits_for_one_model_takes_no_room_of_another() -> None:
+    line = Line()
+    line.set_limit(2)
+    for seq in range(1, 100):
+        line.enter(seq, -1, "busy")
+    line.enter(100, 0, "idle")
+    assert list(line.announce()) == [1, 2, 100]
+    assert line.oldest() == 1
+    line.leave(100, "idle")
+    line.enter(101, 0, "idle")
+    assert list(line.announce()) == [101]
+    assert (len(line), line.announced) == (100, 3)
+
+
+def test_models_that_are_gone_are_forgotten() -> None:
+    line = Line()
+    line.set_limit(2)
+    for seq in range(1, 100):
+        line.enter(seq, 0, f"made-up-{seq}")
+        assert list(line.announce()) == [seq]
+        line.leave(seq, f"made-up-{seq}")
+    assert not line._parts
+    assert not list(line.announce())
+    assert not line._due
+    assert line.oldest() is None
+
+
+def test_all_models_together_have_a_bound_and_those_who_wait_longest_come_first() -> None:
+    line = Line()
+    line.set_limit(2)
+    most = 2 + MOST_BESIDE
+    for seq in range(most):
+        line.enter(seq, 0, f"made-up-{seq}")
+    assert len(list(line.announce())) == most
+    line.enter(most, 0, "a")
+    line.enter(most + 1, 0, "b")
+    assert list(line.announce()) == []
+    line.leave(0, "made-up-0")
+    assert list(line.announce()) == [most]
+    line.set_limit(3)
+    assert list(line.announce()) == [most + 1]
+    assert line.announced == 3 + MOST_BESIDE
