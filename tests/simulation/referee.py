@@ -13,6 +13,7 @@ from services.queue.core.entry import parse_request_id
 from services.queue.core.machine import Machine as QueueMachine
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry, State
+from services.scheduler.core.estimate import needed_blocks
 from services.scheduler.core.line import FRONT_REQUESTS
 from services.scheduler.core.machine import Machine as SchedulerMachine
 from tests.simulation.durable import STORE_ID, Durable
@@ -167,12 +168,14 @@ class SchedulerReferee:
         """In its line (one channel, one model) a request is granted first, or it passes a head that saves.
 
         Lines are ordered by (priority, submit). Nobody passes more than FRONT_REQUESTS - 1 others, and only a head
-        with a booked start, or one that was granted itself in the same pass, may have been passed.
+        with a booked start, or one that was granted itself in the same pass, may have been passed. Those out of reach
+        of the workers that take grants do not count.
         """
         lines: dict[tuple[str, str], list[Entry]] = {}
         granted = {grant.request_id for grant in grants}
         for entry in self._machine.backlog.entries():
-            if entry.request is not None and (entry.state is State.WAITING or entry.request_id in granted):
+            waits = entry.state is State.WAITING and not self._is_out_of_reach(entry)
+            if entry.request is not None and (waits or entry.request_id in granted):
                 lines.setdefault(self._line_of(entry), []).append(entry)
         for line in lines.values():
             line.sort(key=_turn)
@@ -187,6 +190,16 @@ class SchedulerReferee:
             passed = rank > 0 and head.state is State.WAITING
             demand(not passed or head.request_id in saving, f"{grant.request_id} passed a head without a booked start")
             line.remove(known)
+
+    def _is_out_of_reach(self, entry: Entry) -> bool:
+        """Return whether the largest workers that serve the entry take no grants, or not even they could hold it."""
+        request, now_ns = entry.announced, self._machine._arbiter._now_ns
+        shapes = {w: w.shape for w in self._machine.fleet if w.group.serves(request.model)}
+        largest = max((shape.capacity_blocks for shape in shapes.values()), default=0)
+        return not any(
+            worker.takes_grants(now_ns) and largest == shape.capacity_blocks >= needed_blocks(request, shape)
+            for worker, shape in shapes.items()
+        )
 
     def _line_of(self, entry: Entry) -> tuple[str, str]:
         channel = entry.announced.channel if self._machine.policy.channels_apart else ""

@@ -113,9 +113,7 @@ class Arbiter:
 
     def opened(self, worker: Worker) -> None:
         """Note a new worker."""
-        for channel in self._ring:
-            channel.room_grew(worker)
-        self._look_again()
+        self.came_back(worker)
 
     def ended(self, worker: Worker, now_ns: int) -> None:
         """Note that an epoch is over; its worker is no longer in the fleet."""
@@ -128,6 +126,17 @@ class Arbiter:
         self._paused.discard(worker)
         for channel in self._ring:
             channel.worker_left(worker)
+            channel.bring_back()
+        self._look_again()
+
+    def came_back(self, worker: Worker) -> None:
+        """Note that the worker takes grants again, or for the first time."""
+        for channel in self._ring:
+            channel.bring_back()
+        self.room_grew(worker)
+
+    def went_away(self) -> None:
+        """Note that some worker takes no grants for a while."""
         self._look_again()
 
     def settled(self, worker: Worker, request_id: str, held_blocks: int, now_ns: int) -> None:
@@ -164,7 +173,7 @@ class Arbiter:
                 self._cancel(saving)
         for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
             self._paused.discard(worker)
-            self.room_grew(worker)
+            self.came_back(worker)
         for channel in self._ring:
             if channel.changed or channel.line_ended:
                 self._look_again()
@@ -245,13 +254,25 @@ class Arbiter:
         return bid
 
     def _find_bid(self, channel: Channel) -> Bid:
-        """Look at the heads in order until one can be placed, may save or cannot pay."""
+        """Return what the channel would do next; whoever nobody could run meanwhile is set aside."""
+        while (bid := self._look_at_heads(channel)) is None:
+            pass
+        return bid
+
+    def _look_at_heads(self, channel: Channel) -> Bid | None:
+        """Look at the heads in order until one can be placed, may save or cannot pay; None if one was set aside."""
         takes_part = payer_waits = False
         for line, head in channel.heads():
+            if not self._fleet.serving(line.model):
+                channel.set_line_aside(line)
+                continue
             placement = self._place(channel, head)
             paid = self._savings.of(head) is not None
             if placement is None and not paid:
                 worker, blocks = self._where_to_save(channel, head)
+                if not blocks and self._is_out_of_reach(head):
+                    channel.set_head_aside(line)
+                    return None
                 if not blocks:
                     continue
                 cost_block_ns = self._holds.cost_block_ns(channel, blocks)
@@ -283,6 +304,21 @@ class Arbiter:
             if placement is not None:
                 return placement
         return None
+
+    def _is_out_of_reach(self, entry: Entry) -> bool:
+        """Return whether there are workers that take grants now, none of which could ever hold the entry.
+
+        Without any, nobody behind it could have its turn either, and all stay where they are.
+        """
+        needed = {group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings(entry)}
+        others = False
+        for group in self._fleet.serving(entry.announced.model):
+            for worker in group.workers.values():
+                if worker.takes_grants(self._now_ns):
+                    if group in needed and needed[group] <= worker.shape.capacity_blocks:
+                        return False
+                    others = True
+        return others
 
     # ---- savings ----
 

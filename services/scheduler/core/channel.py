@@ -26,6 +26,9 @@ class Channel:
 
     `changed` tells the arbiter that the front of a line is another than at its last pass, `line_ended` that a line is
     empty now. An empty channel does not save, but it still owes, at most its last charge when it returns.
+
+    Whoever no present worker could run, a line whose model none serves or a head that only workers that are away can
+    hold, is set *aside*: it is not looked at until it is brought back because the fleet has changed.
     """
 
     def __init__(self, name: str, share: Share, quantum_block_ns: int) -> None:
@@ -37,6 +40,8 @@ class Channel:
         self.last_charge_block_ns = 0
         self.hold_time = HoldTime()
         self.lines: dict[str, Line] = {}
+        self._looked_at: dict[str, Line] = {}
+        """Those of the lines that are not aside."""
         self.changed = False
         self.line_ended = False
         self._openings: dict[Group, Openings] = {}
@@ -58,7 +63,7 @@ class Channel:
         model = entry.announced.model
         line = self.lines.get(model)
         if line is None:
-            line = self.lines[model] = Line(model)
+            line = self.lines[model] = self._looked_at[model] = Line(model)
         if line.enter(entry):
             self.changed = True
         if not self._waiting:
@@ -74,20 +79,38 @@ class Channel:
         self._waiting -= 1
         if not line:
             del self.lines[line.model]
+            self._looked_at.pop(line.model, None)
             self.line_ended = True
         if not self._waiting:
             self.deficit_block_ns = min(self.deficit_block_ns, 0)
 
     def heads(self) -> list[tuple[Line, Entry]]:
-        """Return each line with its head, in the order in which the heads would leave."""
-        found = [(line, head) for line in self.lines.values() if (head := line.head()) is not None]
+        """Return each line that is looked at with its head, in the order in which the heads would leave."""
+        found = [(line, head) for line in self._looked_at.values() if (head := line.head()) is not None]
         if len(found) > 1:
             found.sort(key=lambda pair: order(pair[1]))
         return found
 
     def has_work_for(self, models: tuple[str, ...]) -> bool:
-        """Return whether a request waits that a worker answering to `models` could serve."""
-        return any(not model or model in models for model in self.lines)
+        """Return whether a request waits, and not aside, that a worker answering to `models` could serve."""
+        lines = self._looked_at.items()
+        return any((not model or model in models) and line.head() is not None for model, line in lines)
+
+    def set_line_aside(self, line: Line) -> None:
+        """Do not look at a line that no worker serves."""
+        del self._looked_at[line.model]
+
+    def set_head_aside(self, line: Line) -> None:
+        """Let the one behind the line's head have its turn."""
+        line.set_head_aside()
+        self.line_ended |= line.head() is None
+
+    def bring_back(self) -> None:
+        """Look at every line and entry again."""
+        if len(self._looked_at) < len(self.lines):
+            self._looked_at = dict(self.lines)
+        for line in self.lines.values():
+            line.bring_back()
 
     # ---- standing ----
 

@@ -31,6 +31,8 @@ class Line:
     The first few are kept sorted in front, and none behind comes before them. Behind, those that enter in order, as
     nearly all do, are a queue, the others a heap, all of them before the queue's last. Leaving from behind only
     forgets the name; the key left there is skipped when it surfaces. Every operation takes O(log n), one in order O(1).
+
+    An entry can be set *aside*: it is in line, but its turn does not come until it is brought back.
     """
 
     def __init__(self, model: str) -> None:
@@ -40,6 +42,7 @@ class Line:
         self._rising: deque[Key] = deque()
         self._heap: list[Key] = []
         self._live: dict[str, Entry] = {}
+        self._aside: dict[str, Entry] = {}
 
     def __len__(self) -> int:
         """Return the number of requests in line."""
@@ -55,8 +58,11 @@ class Line:
 
     def enter(self, entry: Entry) -> bool:
         """Put the entry at its position; return whether that is (or may be) in front."""
-        key = order(entry)
         self._live[entry.request_id] = entry
+        return self._insert(order(entry))
+
+    def _insert(self, key: Key) -> bool:
+        """Put a key at its position; return whether that is (or may be) in front."""
         if not self._front or key > self._front[-1]:
             self._put_behind(key)
             return len(self._front) < FRONT_REQUESTS
@@ -70,6 +76,8 @@ class Line:
     def leave(self, entry: Entry) -> bool:
         """Take the entry out, which must be in line; return whether it was in front."""
         del self._live[entry.request_id]
+        if self._aside and self._aside.pop(entry.request_id, None) is not None:
+            return False
         key = order(entry)
         index = bisect_left(self._front, key)
         if index < len(self._front) and self._front[index] == key:
@@ -87,6 +95,17 @@ class Line:
             self._fill()
         return self._live[self._front[0][2]] if self._front else None
 
+    def set_head_aside(self) -> None:
+        """Let the entry whose turn it is wait aside; there must be one."""
+        key = self._front.pop(0)
+        self._aside[key[2]] = self._live[key[2]]
+
+    def bring_back(self) -> None:
+        """Give those set aside their positions again."""
+        aside, self._aside = self._aside, {}
+        for entry in aside.values():
+            self._insert(order(entry))
+
     def behind(self) -> list[Entry]:
         """Return the few entries behind the head that may pass it, in order."""
         if len(self._front) < FRONT_REQUESTS:
@@ -100,7 +119,9 @@ class Line:
             key = self._take_first_behind()
             entry = self._live.get(key[2])
             # They surface in order, and none comes before one in front: the same key can only be the last there.
-            if entry is not None and order(entry) == key and (not front or front[-1] != key):
+            if entry is None or key[2] in self._aside or order(entry) != key:
+                continue
+            if not front or front[-1] != key:
                 front.append(key)
 
     def _put_behind(self, key: Key) -> None:

@@ -8,6 +8,8 @@ All state is soft: streams that open again rebuild it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 from services.scheduler.core import messages as m
@@ -33,6 +35,12 @@ WINDOW_FACTOR = 2
 
 UNCLAIMED_PAUSE_NS = 500_000_000
 """A worker that handed a grant back unclaimed cannot reach the queue; granting at once again would only spin."""
+
+MOST_UNSERVED_NAMES = 100
+"""Models nobody serves that are told apart; whoever makes names up shall not fill metrics and logs with them."""
+
+OTHER_MODELS = "(others)"
+"""What the rest of them is counted under."""
 
 CAUSE_NAMES = {cause: cause.name.lower() for cause in m.ReleaseCause}
 """What refunds are counted under."""
@@ -185,13 +193,19 @@ class Machine:
                 self._effects.append(m.SetWindow(name, limit))
 
     def unserved(self) -> dict[str, int]:
-        """Return how many announced requests wait for each model that no worker serves; "" is any model."""
+        """Return how many announced requests wait for each model that no worker serves; "" is any model.
+
+        Beyond MOST_UNSERVED_NAMES the ones with fewest are counted together under OTHER_MODELS.
+        """
         counts: dict[str, int] = {}
         for channel in self._roster.channels.values():
             for line in channel.lines.values():
                 if not self.fleet.serving(line.model):
                     counts[line.model] = counts.get(line.model, 0) + len(line)
-        return counts
+        if len(counts) <= MOST_UNSERVED_NAMES:
+            return counts
+        most = dict(nlargest(MOST_UNSERVED_NAMES, counts.items(), key=itemgetter(1)))
+        return most | {OTHER_MODELS: sum(counts.values()) - sum(most.values())}
 
     def waiting_blocks(self) -> dict[tuple[str, str], int]:
         """Return the blocks that what waits is expected to need, by channel and model asked for; "" is any model."""
@@ -246,6 +260,7 @@ class Machine:
         worker = self.fleet.get(closed.epoch)
         if worker is not None:
             worker.closed_ns = now_ns
+            self._arbiter.went_away()
             self._set_windows()
 
     def _end_epoch(self, worker: Worker, now_ns: int) -> None:
@@ -266,6 +281,7 @@ class Machine:
             self.counters.stale["draining"] += 1
         else:
             worker.draining = True
+            self._arbiter.went_away()
             self._recall_unclaimed(worker)
 
     def _drain_requested(self, request: m.DrainRequested, _now_ns: int) -> None:
@@ -276,10 +292,11 @@ class Machine:
             # One that is ending says so again, and returns what it is granted meanwhile.
             worker.draining = False
             self._effects.append(m.Undrain(worker.epoch))
-            self._arbiter.room_grew(worker)
+            self._arbiter.came_back(worker)
 
     def _drain(self, worker: Worker) -> None:
         worker.draining = True
+        self._arbiter.went_away()
         self._effects.append(m.Drain(worker.epoch))
         self._recall_unclaimed(worker)
 

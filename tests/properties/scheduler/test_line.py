@@ -25,7 +25,10 @@ def entry(name: str, place: tuple[int, int]) -> Entry:
 @given(
     places=st.lists(PLACES, min_size=len(NAMES), max_size=len(NAMES)),
     steps=st.lists(
-        st.tuples(st.sampled_from(["enter", "enter", "leave", "head"]), st.sampled_from(NAMES), PLACES), max_size=200
+        st.tuples(
+            st.sampled_from(["enter", "enter", "leave", "head", "aside", "back"]), st.sampled_from(NAMES), PLACES
+        ),
+        max_size=200,
     ),
     looks=st.booleans(),
 )
@@ -33,10 +36,10 @@ def test_requests_leave_in_order_whoever_comes_and_goes(
     places: list[tuple[int, int]], steps: list[tuple[str, str, tuple[int, int]]], looks: bool
 ) -> None:
     steps = [*(("enter", name, place) for name, place in zip(NAMES, places, strict=True)), *steps]
-    steps += [("head", "", (0, 0))] * len(NAMES)
-    line, waiting = Line("m"), dict[str, Entry]()
+    steps += [("back", "", (0, 0)), *[("head", "", (0, 0))] * len(NAMES)]
+    line, waiting, aside = Line("m"), dict[str, Entry](), dict[str, Entry]()
     for what, name, place in steps:
-        if what == "enter" and name not in waiting:
+        if what == "enter" and name not in waiting and name not in aside:
             waiting[name] = entry(name, place)
             line.enter(waiting[name])
         elif what == "leave" and name in waiting:
@@ -46,11 +49,22 @@ def test_requests_leave_in_order_whoever_comes_and_goes(
             assert first is min(waiting.values(), key=order)
             line.leave(first)
             del waiting[first.request_id]
+        elif what == "aside" and waiting:
+            first = min(waiting.values(), key=order)
+            assert line.head() is first
+            line.set_head_aside()
+            aside[first.request_id] = waiting.pop(first.request_id)
+        elif what == "leave" and name in aside:
+            line.leave(aside.pop(name))
+        elif what == "back":
+            line.bring_back()
+            waiting |= aside
+            aside.clear()
         if looks:
             in_order = sorted(waiting.values(), key=order)
             assert line.head() is (in_order[0] if in_order else None)
             assert line.behind() == in_order[1:FRONT_REQUESTS]
-        assert len(line) == len(waiting)
+        assert len(line) == len(waiting) + len(aside)
 
 
 @pytest.mark.parametrize("step", [1, -1])
@@ -80,3 +94,33 @@ def test_one_that_comes_back_to_its_place_stands_there_once() -> None:
         line.leave(one)
     assert line.head() is entries[-2]
     assert line.behind() == entries[-1:]
+
+
+def test_one_aside_does_not_stand_in_line_for_a_place_it_left_before() -> None:
+    line = Line("m")
+    entries = [entry(f"r{number}", (0, number)) for number in range(FRONT_REQUESTS)]
+    for one in entries:
+        line.enter(one)
+    line.leave(entries[-1])
+    line.enter(entries[-1])
+    for one in entries:
+        assert line.head() is one
+        line.set_head_aside()
+    assert line.head() is None
+    line.bring_back()
+    assert [line.head(), *line.behind()] == entries
+
+
+def test_one_aside_stays_there_while_others_come_and_go() -> None:
+    line = Line("m")
+    aside = entry("aside", (0, 0))
+    line.enter(aside)
+    assert line.head() is aside
+    line.set_head_aside()
+    for number in range(5000):
+        passing = entry(f"p{number}", (0, 10_000 - number))
+        line.enter(passing)
+        line.leave(passing)
+        assert line.head() is None
+    line.bring_back()
+    assert line.head() is aside

@@ -21,6 +21,7 @@ from services.scheduler.core.predictive import Predictive
 from tests.support.scheduling import SECOND_NS, announced, shape
 
 CAPACITY = 20
+CAPACITIES = {"w1": CAPACITY, "w2": CAPACITY // 2}
 REQUESTS = 12
 Cause = m.ReleaseCause
 
@@ -62,7 +63,7 @@ class World:
             f"r{n}": Request(chance.randint(1, CAPACITY), n, chance.choice(("interactive", "batch")))
             for n in range(REQUESTS)
         }
-        self.nodes = {name: Node(name) for name in ("w1", "w2")}
+        self.nodes = {name: Node(name) for name in CAPACITIES}
         self.listed: set[str] = set()
         self.backlog: deque[m.Input] = deque()
         self.restart_scheduler()
@@ -102,7 +103,9 @@ class World:
         inventory = tuple(
             m.Holding(name, self.requests[name].channel, blocks, self.seq) for name, (blocks, _) in node.held.items()
         )
-        opened = m.WorkerOpened(node.epoch, node.worker_id, f"i{node.instance}", ("m",), shape(CAPACITY), inventory)
+        opened = m.WorkerOpened(
+            node.epoch, node.worker_id, f"i{node.instance}", ("m",), shape(CAPACITIES[node.worker_id]), inventory
+        )
         node.to_scheduler.append(opened)
 
     def kill_worker(self, node: Node) -> None:
@@ -227,6 +230,7 @@ class World:
                     self.break_backlog,
                     lambda: self.break_credits(node),
                     lambda: self.kill_worker(node),
+                    lambda: self.tell(m.DrainRequested(node.worker_id, self.chance.random() < 0.5)),
                     self.lease_lost,
                     self.cancel,
                 )
@@ -254,6 +258,8 @@ class World:
             if all(request.state == "done" for request in self.requests.values()) and not self.busy():
                 return
             self.step(faults=False)
+            for name in CAPACITIES:
+                self.tell(m.DrainRequested(name, undo=True))
         raise AssertionError(f"stuck: {self.requests}")
 
     def busy(self) -> bool:
@@ -271,7 +277,7 @@ def test_after_any_faults_every_request_ends_and_every_credit_is_home(seed: int,
     for _ in range(100):
         world.step(faults=False)
     for worker in world.machine.fleet:
-        assert worker.ledger.free_blocks == CAPACITY
+        assert worker.ledger.free_blocks == CAPACITIES[worker.worker_id]
         assert worker.closed_ns is None
     assert len(world.machine.backlog) == 0
     assert sum(world.machine.backlog.waiting.values()) == 0

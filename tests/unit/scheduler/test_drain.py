@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
 from tests.support.scheduling import Rig, shape
@@ -65,3 +67,125 @@ def test_a_new_scheduler_learns_of_a_drain_from_the_worker() -> None:
     made.tell(m.WorkerDraining(1, "the worker is draining"))
     made.announce("batch", 5, 5, 5)
     assert set(granted(made)) == {"b"}
+
+
+AWAY: dict[str, m.Input] = {
+    "drained": m.DrainRequested("big"),
+    "draining": m.WorkerDraining(1, ""),
+    "closed": m.WorkerClosed(1),
+}
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+class TestWhoOnlyOneThatIsAwayCouldRun:
+    """Workers `big` and `small`; more requests that only `big` can hold than a line's front has, then small ones."""
+
+    BIG, SMALL = 20, 60
+
+    def rig(self, policy: str, **shares: Share) -> Rig:
+        made = Rig(shares or {"batch": Share()}, policy)
+        made.open("big", shape(200))
+        made.open("small", shape(50))
+        return made
+
+    def wait_for(self, made: Rig, channel: str = "batch") -> tuple[list[str], list[str]]:
+        """Have what `big` runs end, and all announced; return the names of the large and of the small ones."""
+        return made.announce(channel, *[150] * self.BIG), made.announce(channel, *[10] * self.SMALL)
+
+    def run_all(self, made: Rig) -> None:
+        """Have what is granted claimed and ended until nothing more is."""
+        ended = 0
+        while ended < len(made.grants):
+            made.wait(10)
+            made.finish(made.grants[ended])
+            ended += 1
+
+    @pytest.mark.parametrize("away", AWAY)
+    def test_holds_up_nobody_behind_it(self, policy: str, away: str) -> None:
+        made = self.rig(policy)
+        made.tell(AWAY[away])
+        large, small = self.wait_for(made)
+        self.run_all(made)
+        assert made.granted == small
+        assert made.machine.backlog.waiting["batch"] == len(large)
+        assert not [effect for effect in made.tell(m.Tick()) if isinstance(effect, m.AuditFailed)]
+
+    def test_comes_first_when_it_is_back(self, policy: str) -> None:
+        made = self.rig(policy)
+        made.tell(m.DrainRequested("big"))
+        large, _ = self.wait_for(made)
+        made.tell(m.Gone(large[1], m.GoneReason.ENDED))
+        made.grants.clear()
+        made.tell(m.DrainRequested("big", undo=True))
+        assert made.granted[0] == large[0]
+        self.run_all(made)
+        order = [name for name in made.granted if name in large]
+        assert order == [large[0], *large[2:]]
+        made.check()
+
+    def test_goes_to_another_that_comes(self, policy: str) -> None:
+        made = self.rig(policy)
+        made.tell(m.DrainRequested("big"))
+        large, _ = self.wait_for(made)
+        made.open("third", shape(200))
+        assert made.granted[-1] == large[0]
+
+    def test_keeps_no_blocks_for_its_channel(self, policy: str) -> None:
+        made = self.rig(policy, batch=Share(), large=Share(guaranteed_share=0.5))
+        made.tell(m.DrainRequested("big"))
+        made.announce("large", *[150] * self.BIG)
+        made.announce("batch", *[10] * 5)
+        assert len(made.granted) == 5
+
+    def test_gives_up_the_blocks_that_were_kept_for_its_channel(self, policy: str) -> None:
+        made = self.rig(policy, batch=Share(), large=Share(guaranteed_share=0.5))
+        made.announce("large", 150, 150)
+        made.announce("batch", *[10] * 8)
+        on_small = [grant for grant in made.grants if grant.worker_id == "small"]
+        assert len(on_small) == 2
+        made.tell(m.DrainRequested("big"))
+        made.tell(m.Tick())
+        assert len([grant for grant in made.grants if grant.worker_id == "small"]) == 5
+
+    @pytest.mark.parametrize("away", AWAY)
+    def test_is_passed_as_soon_as_its_worker_goes(self, policy: str, away: str) -> None:
+        made = self.rig(policy, batch=Share(ceiling_share=0.5))
+        held, waits, passes = made.announce("batch", 90, 90, 10)
+        assert made.granted == [held]
+        made.tell(AWAY[away])
+        assert made.granted == [held, passes]
+        assert waits in made.machine.backlog.names()
+
+    def test_takes_what_there_is_once_its_worker_is_gone(self, policy: str) -> None:
+        made = self.rig(policy)
+        made.tell(m.DrainRequested("big"))
+        (waits,) = made.announce("batch", 0, prompt_tokens=0, prompt_bytes=10, chat=True)
+        made.announce("batch", 10)
+        assert waits not in made.granted
+        made.tell(m.WorkerClosed(1))
+        made.wait(5000)
+        made.finish(made.grants[0])
+        made.tell(m.Tick())
+        assert made.granted[-1] == waits
+        assert made.grants[-1].worker_id == "small"
+
+    def test_stays_where_it_is_while_nobody_takes_grants(self, policy: str) -> None:
+        made = self.rig(policy)
+        made.tell(m.DrainRequested("big"), m.DrainRequested("small"))
+        large, _ = self.wait_for(made)
+        (head,) = [entry for _, entry in made.machine.channel("batch").heads()]
+        assert head.request_id == large[0]
+
+    def test_is_passed_also_by_what_was_known_before(self, policy: str) -> None:
+        made = self.rig(policy)
+        made.announce("batch", 150, 40)
+        held = dict(zip(made.granted, made.grants, strict=True))
+        large, small = self.wait_for(made)
+        made.tell(m.DrainRequested("big"))
+        for grant in held.values():
+            made.finish(grant)
+        del made.grants[:2]
+        self.run_all(made)
+        assert made.granted == small
+        made.tell(m.DrainRequested("big", undo=True))
+        assert made.granted[-1] == large[0]

@@ -7,6 +7,7 @@ import pytest
 from services.queue.core.lines import Line
 from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
+from services.scheduler.core.machine import MOST_UNSERVED_NAMES, OTHER_MODELS
 from tests.support.scheduling import Rig, announced, shape
 
 POLICIES = ["virtual-channels", "predictive"]
@@ -57,3 +58,43 @@ def test_a_backlog_for_one_model_leaves_the_workers_of_another_their_work(policy
     granted = [rig.models[int(name[1:])] for name in rig.granted]
     assert granted.count("b") == 10
     assert granted.index("b") <= 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_made_up_models_are_looked_at_once(policy: str) -> None:
+    rig = Rig({"batch": Share()}, policy)
+    rig.open("a", shape(max_num_seqs=8), model="a")
+    for number in range(300):
+        rig.announce("batch", 5, model=f"made-up-{number}")
+    names = rig.announce("batch", 5, 5, model="a")
+    assert rig.granted == names
+    looked_at = [line.model for line, _ in rig.machine.channel("batch").heads()]
+    rig.announce("batch", 5, model="made-up-7")
+    rig.finish(rig.grants[0])
+    assert [line.model for line, _ in rig.machine.channel("batch").heads()] == looked_at == []
+    assert not [effect for effect in rig.tell(m.Tick()) if isinstance(effect, m.AuditFailed)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_for_a_model_are_granted_when_a_worker_serves_it(policy: str) -> None:
+    rig = Rig({"batch": Share()}, policy)
+    rig.open("a", shape(), model="a")
+    (first,) = rig.announce("batch", 5, model="b")
+    (gone,) = rig.announce("batch", 5, model="c")
+    assert rig.granted == []
+    rig.tell(m.Gone(gone, m.GoneReason.ENDED))
+    rig.open("b", shape(), model="b")
+    assert rig.granted == [first]
+    rig.open("c", shape(), model="c")
+    (again,) = rig.announce("batch", 5, model="c")
+    assert rig.granted == [first, again]
+
+
+def test_made_up_models_are_counted_together_beyond_some() -> None:
+    rig = Rig({"batch": Share()})
+    for number in range(MOST_UNSERVED_NAMES + 20):
+        rig.announce("batch", *[1] * (1 + number % 2), model=f"made-up-{number}")
+    unserved = rig.machine.unserved()
+    assert len(unserved) == MOST_UNSERVED_NAMES + 1
+    assert sum(unserved.values()) == (MOST_UNSERVED_NAMES + 20) * 3 // 2
+    assert unserved[OTHER_MODELS] == 20
