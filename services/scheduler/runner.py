@@ -135,10 +135,13 @@ class Runner:
     async def run(self) -> None:
         """Run until cancelled; an exception is a defect, and the process must not go on with a ledger in doubt."""
         ticker = asyncio.create_task(self._tick())
+        ticker.add_done_callback(lambda _: self._ready.set())
         try:
             while True:
                 await self._ready.wait()
                 self._ready.clear()
+                if ticker.done():
+                    ticker.result()  # it ends by a defect only: grace periods and audits would stand still
                 self.wake()
         finally:
             ticker.cancel()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -201,3 +204,15 @@ def test_a_grant_and_its_acks_carry_what_a_growing_reservation_needs() -> None:
     release = scheduler_pb2.CompletionAck(epoch=7, request_id="r1", seq=4, cause=cause, output_tokens=17)
     released = wire.from_worker(scheduler_pb2.WorkerToScheduler(completion_ack=release), 7)
     assert released == m.CompletionAck(7, 7, "r1", 4, m.ReleaseCause.COMPLETED, 17)
+
+
+async def test_a_defect_in_what_is_done_by_the_clock_ends_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ArithmeticError("a defect")
+
+    shell = Shell()
+    shell.runner.feed([announced("r1", "batch", 1, 1, model="nope")])
+    monkeypatch.setattr(logging.getLogger("scheduler"), "warning", fail)
+    async with asyncio.timeout(10):
+        with pytest.raises(ArithmeticError):
+            await shell.runner.run()
