@@ -22,7 +22,7 @@ def unspeakable_field(data: bytes | bytearray, fields: dict[str, Any]) -> str | 
     """
     if not any(escape in data for escape in ESCAPES) or _speakable(fields):
         return None
-    return next((_spelt(name) for name, value in fields.items() if not _speakable({name: value})), None)
+    return next((spelt(name) for name, value in fields.items() if not _speakable({name: value})), None)
 
 
 def _speakable(value: Any) -> bool:
@@ -33,5 +33,6 @@ def _speakable(value: Any) -> bool:
     return True
 
 
-def _spelt(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()
+def spelt(text: str) -> str:
+    """Return `text` with half surrogate pairs written out as JSON does."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -6,6 +6,7 @@ from services.telemetry import Attribute, Telemetry
 from services.worker.core.messages import EndingKind
 from services.worker.engine import EngineShape
 from services.worker.run import Run
+from services.worker.wire import told
 
 SAMPLING_ATTRIBUTES = {
     "temperature": "gen_ai.request.temperature",
@@ -47,7 +48,7 @@ class RunSpans:
         if self._telemetry.enabled:
             attributes = self._common(run) | {"gen_ai.usage.input_tokens": len(run.prompt_ids)}
             self._telemetry.record(
-                "worker.tokenize", run.request.traceparent, run.delivered_ns, run.tokenized_ns, attributes, error
+                "worker.tokenize", run.request.traceparent, run.delivered_ns, run.tokenized_ns, attributes, told(error)
             )
 
     def generated(self, run: Run, prompt_tokens: int, end_ns: int) -> None:
@@ -64,7 +65,7 @@ class RunSpans:
             run.engine_started_ns,
             end_ns,
             attributes,
-            ending.message or ending.code if failed and ending is not None else "",
+            told(ending.message or ending.code) if failed and ending is not None else "",
         )
         if run.first_token_ns:
             common = self._common(run)

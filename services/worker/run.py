@@ -62,7 +62,10 @@ class Run:
         return 1 if self.watched or self.request.chat.tools.in_parts else self.tell_at_tokens
 
     def finish(self, ending: Ending, model: str, spent: Credits) -> bytes:
-        """Return the encoded Complete of this run; once, for what it is made of is not kept beside it."""
+        """Return the encoded Complete of this run; once, for what it is made of is not kept beside it.
+
+        Raises ValueError if what the run said cannot be written; a failed ending, which tells none of it, still can.
+        """
         self.ending = ending
         complete = wire.complete(self._complete(ending, model, spent))
         if len(complete) > MAX_REQUEST_BYTES:
@@ -79,7 +82,7 @@ class Run:
         """Return what only this worker knows; under which names it was asked for is what the queue knows."""
         complete = q.Complete(lease=wire.lease_ref(self.lease))
         if ending.kind is EndingKind.FAILED:
-            complete.failure.CopyFrom(_error(ending))
+            complete.failure.CopyFrom(wire.error_of(ending))
             return complete
         result = complete.result
         result.outcome = wire.OUTCOMES[ending.kind]
@@ -99,7 +102,7 @@ class Run:
         if ending.kind is EndingKind.COMPLETED:
             self.output.fill(result, self.prompt_text)
         else:
-            result.error.CopyFrom(_error(ending))
+            result.error.CopyFrom(wire.error_of(ending))
             usage.completion_tokens = self.output.tokens
         return complete
 
@@ -117,10 +120,6 @@ class Run:
                 message = wire.tokens(delta)
             messages.append(message)
         return messages
-
-
-def _error(ending: Ending) -> pb.RequestError:
-    return pb.RequestError(code=ending.code, message=ending.message, param=ending.param)
 
 
 def _too_large(size_bytes: int) -> Ending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock.openai.speakable import spelt
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
@@ -37,12 +38,21 @@ CANCEL_CAUSES = {
     q.CANCEL_REASON_LEASE_LOST: m.CancelCause.LEASE_LOST,
 }
 
+MAX_TOLD_CHARACTERS = 4096
+"""Of the text of an error: it may quote a prompt, a template or an output, and is stored and kept in memory."""
+
 _TOKENIZER_ACK = length_tag(s.WorkerToScheduler, "tokenizer_ack")
 _COMPLETION_ACK = length_tag(s.WorkerToScheduler, "completion_ack")
 _CLAIM = length_tag(q.WorkerToQueue, "claim")
 _CLAIM_REQUEST_ID = length_tag(q.Claim, "request_id")
 _COMPLETE = length_tag(q.WorkerToQueue, "complete")
 _TOKENS = length_tag(q.WorkerToQueue, "tokens")
+
+
+def told(text: str) -> str:
+    """Return a text of any origin as a message can carry it: so short, and half surrogate pairs written out."""
+    return spelt(text[:MAX_TOLD_CHARACTERS])
+
 
 # ---- scheduler ----
 
@@ -122,7 +132,7 @@ def engine_report(report: m.SendReport) -> s.WorkerToScheduler:
 
 def draining(reason: str) -> s.WorkerToScheduler:
     """Return a Draining."""
-    return s.WorkerToScheduler(draining=s.Draining(reason=reason))
+    return s.WorkerToScheduler(draining=s.Draining(reason=told(reason)))
 
 
 def granted(grant: s.Grant) -> m.Granted:
@@ -166,6 +176,11 @@ def complete(content: q.Complete) -> bytes:
     return wrapped(_COMPLETE, content.SerializeToString())
 
 
+def error_of(ending: m.Ending) -> pb.RequestError:
+    """Return why an attempt ended."""
+    return pb.RequestError(code=told(ending.code), message=told(ending.message), param=told(ending.param))
+
+
 def tokens(delta: pb.TokenDelta) -> bytes:
     """Return the encoded WorkerToQueue with a TokenDelta."""
     return wrapped(_TOKENS, delta.SerializeToString())
@@ -178,7 +193,8 @@ def renew(leases: Iterable[m.Lease]) -> q.WorkerToQueue:
 
 def give_back(leases: Iterable[m.Lease], reason: str) -> q.WorkerToQueue:
     """Return a GiveBack."""
-    return q.WorkerToQueue(give_back=q.GiveBack(leases=[lease_ref(lease) for lease in leases], reason=reason))
+    refs = [lease_ref(lease) for lease in leases]
+    return q.WorkerToQueue(give_back=q.GiveBack(leases=refs, reason=told(reason)))
 
 
 def delivered(deliver: q.Deliver) -> m.Delivered:

@@ -206,6 +206,21 @@ async def test_what_can_never_fit_is_rejected_with_both_numbers(
     assert {ack.cause for ack in peers.scheduler.released} == {s.RELEASE_CAUSE_REJECTED}
 
 
+async def test_a_refusal_that_quotes_what_no_message_can_carry_ends_its_request_alone(
+    tmp_path: Path, peers: Peers, started: list[Service]
+) -> None:
+    await start(started, tmp_path, peers, SIMULATED)
+    await until(lambda: peers.scheduler.opens and peers.queue.opens, "both opens")
+    tools = pb.ToolUse(tools_json="[{}]", tool_choice_json='{"function": {"name": "\\ud800"}}')
+    wrong = pb.Request(request_id="r1", channel="batch", chat=pb.ChatPrompt(messages_json="[{}]", tools=tools))
+    peers.scheduler.grant(peers.queue.add(wrong), blocks=10)
+    refused = await until(lambda: peers.queue.result("r1"), "the refusal")
+    assert (refused.outcome, refused.error.param) == (pb.OUTCOME_REJECTED, "tool_choice")
+    assert '"\\ud800"' in refused.error.message
+    peers.scheduler.grant(peers.queue.add(request("r2")), blocks=10)
+    await until(lambda: peers.queue.result("r2"), "the result of another")
+
+
 async def test_a_refused_claim_sends_the_credits_home(tmp_path: Path, peers: Peers, started: list[Service]) -> None:
     await start(started, tmp_path, peers, SIMULATED)
     await until(lambda: peers.scheduler.opens and peers.queue.opens, "both opens")

@@ -76,6 +76,20 @@ def test_a_rejection_names_the_field() -> None:
     assert (result.error.code, result.error.param) == ("invalid_parameter", "sampling.temperature")
 
 
+@pytest.mark.parametrize("kind", [EndingKind.FAILED, EndingKind.REJECTED])
+def test_an_error_that_quotes_what_utf8_cannot_say_is_told_all_the_same(kind: EndingKind) -> None:
+    complete = sent(made().finish(Ending(kind, "invalid_prompt", 'no "\ud800" here', "tools.\udfff"), "tiny", SPENT))
+    error = complete.failure if kind is EndingKind.FAILED else complete.result.error
+    assert (error.message, error.param) == ('no "\\ud800" here', "tools.\\udfff")
+
+
+def test_an_error_quotes_only_so_much() -> None:
+    ending = Ending(EndingKind.REJECTED, "invalid_prompt", "\ud800" * 10**6, "x" * 10**6)
+    error = sent(made().finish(ending, "tiny", SPENT)).result.error
+    assert error.message.startswith("\\ud800")
+    assert error.ByteSize() < 100_000
+
+
 def test_a_result_no_frame_can_carry_is_rejected_and_not_sent_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "MAX_REQUEST_BYTES", 2000)
     run = made()

@@ -51,6 +51,12 @@ def test_what_the_queue_says_is_heard(message: q.QueueToWorker, heard: m.Message
     assert wire.queue_message(message) == heard
 
 
+@pytest.mark.parametrize("said", [wire.draining("why \ud83d"), wire.give_back([LEASE], "why \ud83d")])
+def test_a_reason_is_told_whatever_it_quotes(said: s.WorkerToScheduler | q.WorkerToQueue) -> None:
+    told = said.draining.reason if isinstance(said, s.WorkerToScheduler) else said.give_back.reason
+    assert told == "why \\ud83d"
+
+
 def test_a_delivery_names_what_sizes_the_request() -> None:
     sampling = pb.SamplingParams(n=3, max_tokens=50)
     deliver = q.Deliver(lease=REF, request=pb.Request(sampling=sampling), watched=True)
