@@ -60,6 +60,7 @@ class WorkerMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens given to the engine.")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens taken from the prefix cache.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
+        self.unwritable_results = counter("unwritable_results", "Runs whose output no message could carry.")
         registry.register(SessionCollector(session, capacity_blocks))
 
 

@@ -37,6 +37,8 @@ from services.worker.metrics import WorkerMetrics
 from services.worker.run import Run
 from services.worker.tokenizer import Answer
 
+UNWRITABLE = m.Ending(EndingKind.FAILED, "internal_error", "the result cannot be written; the worker's log says why")
+
 log = logging.getLogger("worker")
 
 
@@ -270,7 +272,15 @@ class Runner:
         self._engine.tell_at(run.run_id, run.wanted_at_tokens)
 
     def _send_tokens(self, effect: m.SendTokens, _: int) -> None:
-        for message in self._runs[effect.run_id].token_messages():
+        run = self._runs[effect.run_id]
+        try:
+            messages = run.token_messages()
+        except Exception:
+            # The end will say the same; until then there is nothing to tell.
+            log.exception("%s: its tokens cannot be written", run.run_id, extra=run.about)
+            run.watched = False
+            return
+        for message in messages:
             self._queue.send(message)
 
     def _send_complete(self, effect: m.SendComplete, now_ns: int) -> None:
@@ -288,10 +298,19 @@ class Runner:
         run.completed_ns = now_ns
         self._metrics.request.observe((end_ns - run.delivered_ns) / 1e9)
         if ending.kind is EndingKind.FAILED:
-            log.warning("%s: the attempt failed: %s", run_id, ending.message, extra=run.about)
+            log.warning("%s: the attempt failed: %s", run_id, wire.told(ending.message), extra=run.about)
         run.ending = ending
         self._spans.generated(run, len(run.prompt_ids), end_ns)
-        self.completions.keep(run_id, run.finish(ending, self._model, spent))
+        self.completions.keep(run_id, self._completion(run, ending, spent))
+
+    def _completion(self, run: Run, ending: m.Ending, spent: m.Credits) -> bytes:
+        """Return the completion of a run; one that cannot be written fails that run, and no other."""
+        try:
+            return run.finish(ending, self._model, spent)
+        except Exception:
+            log.exception("%s: its result cannot be written", run.run_id, extra=run.about)
+            self._metrics.unwritable_results.inc()
+            return run.finish(UNWRITABLE, self._model, spent)
 
     def _forget(self, effect: m.Forget, now_ns: int) -> None:
         self.completions.forget(effect.run_id)

@@ -1,0 +1,162 @@
+"""A run whose text no message can carry ends by itself: the worker's loop, and every other run, goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from penstock.queue.v1 import queue_pb2 as q
+from penstock.request.v1 import request_pb2 as pb
+from penstock.scheduler.v1 import scheduler_pb2 as s
+from services.clock import SystemClock
+from services.telemetry import Telemetry
+from services.worker.core import messages as m
+from services.worker.core.session import Session
+from services.worker.engine import (
+    ChoiceStep,
+    EngineRequest,
+    EngineShape,
+    EngineStep,
+    PromptSpec,
+    Rendered,
+    RequestRefusedError,
+)
+from services.worker.gen_ai import RunSpans
+from services.worker.metrics import WorkerMetrics
+from services.worker.runner import Identity, Runner
+from services.worker.service import sizes_of
+from services.worker.tokenizer import answer_to
+from tests.support.fake_peers import until
+
+SHAPE = EngineShape("test", 64, 16, 512, 8, 0, "tiny")
+
+HALF = "half"
+"""A prompt that the engine answers with half a surrogate pair."""
+
+REFUSED = "refused"
+"""A prompt whose refusal quotes half a surrogate pair."""
+
+
+class Engine:
+    """Says the prompt, in two steps."""
+
+    shape = SHAPE
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
+        yield EngineStep([ChoiceStep(0, (1,), "".join(map(chr, request.prompt_ids)))], False)
+        await asyncio.sleep(0)
+        yield EngineStep([ChoiceStep(0, (2,), "!", finish_reason="stop")], True)
+
+    def tell_at(self, run_id: str, tokens: int) -> None: ...
+
+
+class Renderer:
+    """A token for each character."""
+
+    def render(self, spec: PromptSpec) -> Rendered:
+        if spec.text == REFUSED:
+            raise RequestRefusedError("invalid_prompt", "cannot read \ud800", "prompt")
+        return Rendered([0xD800] if spec.text == HALF else [ord(c) for c in spec.text or ""])
+
+
+class Tokenizer:
+    """Renders at once."""
+
+    def __init__(self) -> None:
+        self.runner: Runner
+
+    def render(self, name: str, spec: PromptSpec) -> None:
+        self.runner.tokenized(name, answer_to(Renderer(), name, spec))
+
+
+class Scheduler:
+    """Hears nothing."""
+
+    def open(self, message: s.WorkerToScheduler) -> None: ...
+
+    def send(self, message: s.WorkerToScheduler | bytes) -> None: ...
+
+
+class Queue:
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[q.WorkerToQueue] = []
+
+    def open(self, message: q.WorkerToQueue) -> None: ...
+
+    def send(self, message: q.WorkerToQueue | bytes) -> None:
+        self.heard.append(q.WorkerToQueue.FromString(message) if isinstance(message, bytes) else message)
+
+    def send_later(self, make: Callable[[], bytes]) -> None:
+        self.send(make())
+
+    def completion(self, name: str) -> q.Complete | None:
+        return next((h.complete for h in self.heard if h.complete.lease.request_id == name), None)
+
+    def said(self, name: str) -> str:
+        return "".join(h.tokens.text for h in self.heard if h.tokens.request_id == name)
+
+
+class Bench:
+    """A runner between its peers."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.queue = Queue()
+        session, tokenizer = Session(sizes_of(SHAPE, 64)), Tokenizer()
+        metrics, spans = WorkerMetrics(session, 64, self.registry), RunSpans(Telemetry(None), SHAPE, "w1")
+        who = Identity("w1", "i1", 64)
+        self.runner = Runner(who, session, Engine(), tokenizer, SystemClock(), metrics, spans)  # type: ignore[arg-type]
+        tokenizer.runner = self.runner
+        self.runner.connect(Scheduler(), self.queue)
+        for message in (m.SchedulerReached(), m.SchedulerUp(1, 0), m.QueueReached(), m.QueueUp(10**15, 8)):
+            self.runner.post(message)
+
+    async def complete(self, name: str, text: str, watched: bool = False) -> q.Complete:
+        """Run a request; return how its attempt ended."""
+        self.runner.grant_arrived(s.Grant(request_id=name, channel="batch", booked_blocks=9, settles=True, attempt=1))
+        await until(lambda: any(h.claim.request_id == name for h in self.queue.heard), f"the claim of {name}")
+        lease = q.LeaseRef(request_id=name, attempt=1, fencing_token=1)
+        request = pb.Request(request_id=name, text=text, sampling=pb.SamplingParams(max_tokens=4))
+        self.runner.deliver_arrived(q.Deliver(lease=lease, request=request, watched=watched))
+        return await until(lambda: self.queue.completion(name), f"the completion of {name}", 10)
+
+    @property
+    def unwritable(self) -> float | None:
+        return self.registry.get_sample_value("penstock_worker_unwritable_results_total")
+
+
+@pytest_asyncio.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    loop = asyncio.get_running_loop().create_task(bench.runner.run())
+    yield bench
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop  # an error of its own would come out here
+
+
+@pytest.mark.parametrize("watched", [False, True])
+async def test_a_result_that_cannot_be_written_fails_its_own_attempt(
+    bench: Bench, watched: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = await bench.complete("r1", HALF, watched)
+    assert failed.failure.code == "internal_error"
+    assert bench.unwritable == 1
+    assert any(r.exc_info and "r1" in r.getMessage() for r in caplog.records)
+    well = await bench.complete("r2", "well", watched)
+    assert [choice.text for choice in well.result.choices] == ["well!"]
+    assert bench.unwritable == 1
+    assert bench.queue.said("r2") == ("well!" if watched else "")
+
+
+async def test_a_refusal_that_quotes_half_a_surrogate_pair_reaches_the_client(bench: Bench) -> None:
+    refused = await bench.complete("r1", REFUSED)
+    assert refused.result.outcome == pb.OUTCOME_REJECTED
+    assert "\\ud800" in refused.result.error.message
+    assert (await bench.complete("r2", "well")).result.outcome == pb.OUTCOME_COMPLETED
