@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 from typing import Any, cast
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from penstock.request.v1 import request_pb2
+from services.config import shown
 from services.queue.core.entry import Failure
 from services.rpc.limits import MAX_REQUEST_BYTES
 from services.rpc.strict import BadInputError
@@ -23,6 +26,9 @@ MAX_REFERENCE_BYTES = 4096
 
 MAX_COMPLETIONS = 16384
 """Of `n`: vLLM's own bound on the sequences of one request."""
+
+MAX_UNKNOWN_NAMED = 10
+"""Of the unknown fields of a request: each takes two bytes, and a refusal that named them all could not be sent."""
 
 NAMES = ("tenant", "idempotency_key", "model", "batch", "traceparent", "tracestate")
 
@@ -61,7 +67,7 @@ def check(request: request_pb2.Request, channels: Collection[str], now_ns: int) 
         raise InvalidRequestError("request_id", "must be empty on submit; the queue gives the name")
     if request.channel not in channels:
         known = ", ".join(sorted(channels))
-        raise InvalidRequestError("channel", f"{request.channel!r} is unknown; known: {known}", "unknown_channel")
+        raise InvalidRequestError("channel", f"{shown(request.channel)} is unknown; known: {known}", "unknown_channel")
     _check_sizes(request)
     _check_deadline(request.deadline_unix_ns, now_ns)
     _check_prompt(request)
@@ -109,11 +115,18 @@ def _check_prompt(request: request_pb2.Request) -> None:
 
 
 def _check_chat(chat: request_pb2.ChatPrompt) -> None:
-    messages = _json("chat.messages_json", chat.messages_json)
-    objects = isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
-    if not messages or not objects:
-        raise InvalidRequestError("chat.messages_json", "must be a JSON array of at least one object")
+    _check_objects("chat.messages_json", chat.messages_json)
     _check_object("chat.chat_template_kwargs_json", chat.chat_template_kwargs_json)
+    if chat.HasField("tools"):
+        _check_tools(chat.tools)
+
+
+def _check_tools(tools: request_pb2.ToolUse) -> None:
+    _check_objects("chat.tools.tools_json", tools.tools_json)
+    if tools.tool_choice_json:
+        choice = _json("chat.tools.tool_choice_json", tools.tool_choice_json)
+        if not isinstance(choice, str | dict):
+            raise InvalidRequestError("chat.tools.tool_choice_json", "must be a JSON string or object")
 
 
 def _check_sampling(sampling: request_pb2.SamplingParams) -> None:
@@ -184,10 +197,22 @@ def _check_structured(outputs: request_pb2.StructuredOutputs) -> None:
 
 
 def _json(param: str, text: str) -> Any:
+    """Return what `text` says; what no message could repeat is refused here, before a worker has to quote it."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        speakable = unspeakable_field(text.encode(), {param: found}) is None
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(param, f"is not JSON: {error}") from None
+    if not speakable:
+        raise InvalidRequestError(param, UNSPEAKABLE)
+    return found
+
+
+def _check_objects(param: str, text: str) -> None:
+    found = _json(param, text)
+    objects = isinstance(found, list) and all(isinstance(entry, dict) for entry in found)
+    if not found or not objects:
+        raise InvalidRequestError(param, "must be a JSON array of at least one object")
 
 
 def _check_object(param: str, text: str) -> None:
@@ -208,7 +233,7 @@ def _check_unknown(request: request_pb2.Request, size_bytes: int) -> None:
     known.DiscardUnknownFields()  # type: ignore[no-untyped-call,unused-ignore]
     if known.ByteSize() == size_bytes:
         return
-    names = ", ".join(unknown_fields(request)) or "inside a submessage"
+    names = ", ".join(islice(unknown_fields(request), MAX_UNKNOWN_NAMED)) or "inside a submessage"
     raise InvalidRequestError("request", f"has fields this queue does not know: {names}", "unknown_field")
 
 

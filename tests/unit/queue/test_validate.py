@@ -1,11 +1,13 @@
 """Submit validation: each bad field is refused by its name, and good requests pass."""
 
 import math
+from contextlib import suppress
 
 import pytest
 
 from penstock.request.v1 import request_pb2
 from services.queue.validate import InvalidRequestError, check
+from tests.support.json_depth import levels_around_the_limit
 
 NOW_NS = 1_000_000_000_000
 
@@ -25,6 +27,11 @@ def chat(messages: str, **fields: object) -> request_pb2.Request:
     return request_pb2.Request(channel="batch", chat=prompt)
 
 
+def offering(tools: str, choice: str = "") -> request_pb2.Request:
+    use = request_pb2.ToolUse(tools_json=tools, tool_choice_json=choice)
+    return chat('[{"role": "user", "content": "hi"}]', tools=use)
+
+
 def structured(**fields: object) -> request_pb2.Request:
     return sampling(structured_outputs=request_pb2.StructuredOutputs(**fields))  # type: ignore[arg-type]
 
@@ -35,6 +42,10 @@ GOOD = [
     request(deadline_unix_ns=NOW_NS + 1),
     request_pb2.Request(channel="batch", token_ids=request_pb2.TokenIds(ids=[1])),
     chat('[{"role": "user", "content": "hi"}]', chat_template_kwargs_json='{"a": 1}'),
+    chat(r'[{"role": "user", "content": "\ud83d\ude00 \\ud83d"}]', chat_template_kwargs_json=r'{"a": "\ud83d\ude00"}'),
+    offering('[{"type": "function"}]'),
+    offering('[{"type": "function"}]', r'{"function": {"name": "\ud83d\ude00"}}'),
+    offering('[{"type": "function"}]', '"none"'),
     sampling(n=1, max_tokens=1, temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=0.5, logprobs=-1),
     sampling(logit_bias={5: -100.0}, extra_args_json="{}", min_tokens=3, max_tokens=3),
     structured(json_schema="{}"),
@@ -62,6 +73,19 @@ BAD = [
     (chat("[1]"), "chat.messages_json"),
     (chat("[" * 100_000), "chat.messages_json"),
     (chat('[{"role": "user"}]', chat_template_kwargs_json="[]"), "chat.chat_template_kwargs_json"),
+    (chat(r'[{"role": "user", "content": "\ud800"}]'), "chat.messages_json"),
+    (chat('[{"role": "user"}]', chat_template_kwargs_json=r'{"\uDFFF": 1}'), "chat.chat_template_kwargs_json"),
+    (offering(""), "chat.tools.tools_json"),
+    (offering("["), "chat.tools.tools_json"),
+    (offering("[" * 100_000), "chat.tools.tools_json"),
+    (offering("[]"), "chat.tools.tools_json"),
+    (offering("[1]"), "chat.tools.tools_json"),
+    (offering("{}"), "chat.tools.tools_json"),
+    (offering(r'[{"type": "\udead"}]'), "chat.tools.tools_json"),
+    (offering("[{}]", "auto"), "chat.tools.tool_choice_json"),
+    (offering("[{}]", "1"), "chat.tools.tool_choice_json"),
+    (offering("[{}]", "[" * 100_000), "chat.tools.tool_choice_json"),
+    (offering("[{}]", r'{"function": {"name": "\ud800"}}'), "chat.tools.tool_choice_json"),
     (sampling(n=0), "sampling.n"),
     (sampling(n=1 << 20), "sampling.n"),
     (sampling(max_tokens=0), "sampling.max_tokens"),
@@ -82,9 +106,11 @@ BAD = [
     (sampling(truncate_prompt_tokens=-2), "sampling.truncate_prompt_tokens"),
     (sampling(stop=["a", ""]), "sampling.stop"),
     (sampling(extra_args_json="1"), "sampling.extra_args_json"),
+    (sampling(extra_args_json=r'{"a": "\ud800"}'), "sampling.extra_args_json"),
     (structured(), "sampling.structured_outputs"),
     (structured(json_object=False), "sampling.structured_outputs.json_object"),
     (structured(json_schema="{"), "sampling.structured_outputs.json_schema"),
+    (structured(json_schema=r'{"title": "\ud800"}'), "sampling.structured_outputs.json_schema"),
     (structured(choice=request_pb2.StructuredOutputs.Choices()), "sampling.structured_outputs.choice.values"),
 ]
 
@@ -105,6 +131,23 @@ def test_bad_requests_are_refused_by_field(bad: request_pb2.Request, param: str)
 def test_an_unknown_channel_is_answered_with_the_known_ones() -> None:
     with pytest.raises(InvalidRequestError, match="known: batch, interactive"):
         check(request(channel="x"), {"interactive", "batch"}, NOW_NS)
+
+
+def test_what_is_nested_almost_too_deeply_passes_or_is_refused() -> None:
+    for levels in levels_around_the_limit():
+        choice = '{"a": "\\ud83d\\ude00", "b": ' + "[" * levels + "]" * levels + "}"
+        with suppress(InvalidRequestError):  # nothing else
+            check(offering("[{}]", choice), {"batch"}, NOW_NS)
+
+
+def test_a_refusal_is_short_however_long_what_it_quotes() -> None:
+    with pytest.raises(InvalidRequestError, match="known: batch") as refusal:
+        check(request(channel="\x01" * 1_000_000), {"batch"}, NOW_NS)
+    assert len(refusal.value.failure.message) < 1000
+    unknown = b"\xa0\x38\x01" * 100_000
+    with pytest.raises(InvalidRequestError, match="does not know: 900") as refusal:
+        check(request_pb2.Request.FromString(request().SerializeToString() + unknown), {"batch"}, NOW_NS)
+    assert len(refusal.value.failure.message) < 1000
 
 
 def test_unknown_fields_are_refused_with_their_numbers_at_every_depth() -> None:
