@@ -67,6 +67,10 @@ class ConfigFile:
             raise ConfigFileError(f"{path}:{line}: not UTF-8") from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigFileError(f"{path}{_where(str(error), len(decoded.splitlines()))}") from None
+        except RecursionError:
+            raise ConfigFileError(f"{path}: nested too deeply") from None
+        except ValueError as error:  # a number with more digits than Python converts
+            raise ConfigFileError(f"{path}: {error}") from None
         found._check_top()
         return found
 

@@ -122,7 +122,7 @@ def parse(text: str) -> Keys:
     """Read a keys file's text; raises KeysError."""
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise KeysError(f"is not TOML: {error}") from None
     _known(found, TOP, "")
     tables = {name: _table(found.get(name, {}), name) for name in ("tenants", "keys")}

@@ -10,7 +10,7 @@ import ipaddress
 import re
 import sys
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -37,12 +37,25 @@ EX_CONFIG = 78
 """Exit status of a service that was configured wrongly (sysexits.h)."""
 
 
+MOST_SECONDS = 1e9
+"""Of a duration: thirty years. Nanoseconds of it are still whole numbers of 64 bits, as the wire has them."""
+
+Seconds = Annotated[float, Field(le=MOST_SECONDS)]
+"""A duration among settings."""
+
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""Of a channel: what a turn gives is one weight divided by another, and has to stay a number that can be counted with.
+A channel that is to get less than a millionth of another's share belongs into a later tier."""
+
+
 class ChannelSettings(BaseModel):
     """One virtual channel: its weight, its guaranteed share, its ceiling and its tier."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    weight: float = Field(1.0, gt=0, description="Relative share of blocks when every channel has work.")
+    weight: float = Field(
+        1.0, ge=LEAST_WEIGHT, le=MOST_WEIGHT, description="Relative share of blocks when every channel has work."
+    )
     guaranteed_share: float = Field(
         0.0,
         ge=0,
@@ -93,6 +106,7 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(
         extra="forbid",
+        allow_inf_nan=False,
         cli_kebab_case=True,
         cli_hide_none_type=True,
         cli_avoid_json=False,
@@ -110,7 +124,7 @@ class ServiceSettings(BaseSettings):
     )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Least severity that is logged.")
     log_format: Form = Field("text", description="Log records as `text` or as `json`, one a line.")
-    shutdown_grace_s: float = Field(
+    shutdown_grace_s: Seconds = Field(
         20.0, gt=0, description="Seconds between SIGTERM and the end of what has not finished."
     )
     tls_cert: str = Field(
@@ -269,6 +283,8 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
             lines = [_wrong(kind, problem, record) for problem in error.errors()]
         except SettingsError as error:
             lines = _unreadable(kind, error).splitlines()
+        except RecursionError:
+            lines = ["settings: a value is nested too deeply"]
         except SystemExit as ending:
             if not ending.code:
                 raise  # --help
@@ -342,5 +358,8 @@ def _unreadable(kind: type[ServiceSettings], error: SettingsError) -> str:
 
 def shown(value: Any) -> str:
     """Return `value` for an error line, cut to a readable length."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "something nested too deeply"
     return text if len(text) <= 120 else text[:117] + "..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.config import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, LISTEN_PATTERN, ServiceSettings
+from services.config import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, LISTEN_PATTERN, Seconds, ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):
@@ -27,7 +27,7 @@ class GatewaySettings(ServiceSettings):
     scheduler_address: str = Field(
         DEFAULT_SCHEDULER_ADDRESS, min_length=1, description="HOST:PORT of the scheduler, asked for the models served."
     )
-    queue_patience_s: float = Field(
+    queue_patience_s: Seconds = Field(
         10.0,
         ge=0,
         description="Seconds an unreachable queue is waited for before a client is answered 503 or its stream ends;"
@@ -38,15 +38,15 @@ class GatewaySettings(ServiceSettings):
         [],
         description="Host names the console is served as, as a JSON list; addresses and localhost always are.",
     )
-    body_timeout_s: float = Field(30.0, gt=0, description="Seconds a client may take to send a request's body.")
-    head_timeout_s: float = Field(10.0, gt=0, description="Seconds a client may take to send a request's headers.")
+    body_timeout_s: Seconds = Field(30.0, gt=0, description="Seconds a client may take to send a request's body.")
+    head_timeout_s: Seconds = Field(10.0, gt=0, description="Seconds a client may take to send a request's headers.")
     max_file_bytes: int = Field(
         512 * 1024 * 1024,
         ge=1,
         le=4 * 1024 * 1024 * 1024,
         description="Largest file that is taken; OpenAI takes 200 MB for a batch. The queue keeps none above 4 GiB.",
     )
-    batch_lease_s: float = Field(
+    batch_lease_s: Seconds = Field(
         10.0,
         ge=0.5,
         description="Seconds after which another gateway goes on with the batches of one that was killed;"

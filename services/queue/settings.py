@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.config import DEFAULT_QUEUE_ADDRESS, LISTEN_PATTERN, ChannelledSettings
+from services.config import DEFAULT_QUEUE_ADDRESS, LISTEN_PATTERN, ChannelledSettings, Seconds
 
 
 class QueueSettings(ChannelledSettings):
@@ -24,8 +24,8 @@ class QueueSettings(ChannelledSettings):
     )
     default_channel: str = Field("interactive", description="Channel of requests that name none.")
     max_attempts: int = Field(3, ge=1, le=1000, description="Attempts before a request becomes a dead letter.")
-    lease_s: float = Field(60.0, ge=1, description="Seconds a lease lasts without a renewal.")
-    worker_grace_s: float = Field(
+    lease_s: Seconds = Field(60.0, ge=1, description="Seconds a lease lasts without a renewal.")
+    worker_grace_s: Seconds = Field(
         2.0, ge=0, description="Seconds a worker whose stream ended has to return before its leases are requeued."
     )
     max_inflight: int = Field(
@@ -33,7 +33,7 @@ class QueueSettings(ChannelledSettings):
         ge=1,
         description="Most leases one worker may hold; beyond what any engine runs at once, so only a runaway meets it.",
     )
-    result_ttl_s: float = Field(7 * 24 * 3600.0, gt=0, description="Seconds a result is kept.")
+    result_ttl_s: Seconds = Field(7 * 24 * 3600.0, gt=0, description="Seconds a result is kept.")
     disk_free_min_bytes: int = Field(
         256 * 1024 * 1024, ge=0, description="Submits are refused while the store's disk has less free than this."
     )

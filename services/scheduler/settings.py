@@ -5,7 +5,13 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.config import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, LISTEN_PATTERN, ChannelledSettings
+from services.config import (
+    DEFAULT_QUEUE_ADDRESS,
+    DEFAULT_SCHEDULER_ADDRESS,
+    LISTEN_PATTERN,
+    ChannelledSettings,
+    Seconds,
+)
 from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000
 from services.scheduler.core.policy import DEFAULT_POLICY, POLICIES
 
@@ -22,7 +28,7 @@ class SchedulerSettings(ChannelledSettings):
         DEFAULT_QUEUE_ADDRESS, min_length=1, description="Address of the queue service, as gRPC takes it."
     )
     policy: str = Field(DEFAULT_POLICY, description=f"Admission policy: {', '.join(POLICIES)}.")
-    epoch_grace_s: float = Field(
+    epoch_grace_s: Seconds = Field(
         5.0, ge=0, description="Seconds the credits of a broken worker stream wait for the worker's return."
     )
     report_interval_ms: int = Field(
@@ -31,6 +37,7 @@ class SchedulerSettings(ChannelledSettings):
     sequence_slack: float = Field(
         1.0,
         gt=0,
+        le=1_000_000,
         description="Completions reserved on a worker at once, as a multiple of its max_num_seqs;"
         " above 1 some wait inside the engine.",
     )

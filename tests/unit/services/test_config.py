@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from services.config import EX_CONFIG, ChannelledSettings, load_settings
+from services.config import (
+    EX_CONFIG,
+    ChannelledSettings,
+    ServiceSettings,
+    SettingsRefusedError,
+    load_settings,
+    read_settings,
+)
+from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
+from services.scheduler.settings import SchedulerSettings
+from services.worker.settings import WorkerSettings
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
@@ -28,6 +38,11 @@ def test_the_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ('{"a": {"weight": ', "PENSTOCK_CHANNELS: not valid JSON"),
         ('{"a": {"weight": 0}}', "PENSTOCK_CHANNELS.a.weight"),
+        ('{"a": {"weight": Infinity}}', "PENSTOCK_CHANNELS.a.weight"),
+        ('{"a": {"weight": NaN}}', "PENSTOCK_CHANNELS.a.weight"),
+        ('{"a": {"weight": 1e-320}}', "PENSTOCK_CHANNELS.a.weight"),
+        ('{"a": {"weight": 1e300}}', "PENSTOCK_CHANNELS.a.weight"),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
         ('{"a": {"wait": 1}}', "PENSTOCK_CHANNELS.a.wait"),
         ("{}", "at least one channel"),
         ('{"a": {"guaranteed_share": 0.6}, "b": {"guaranteed_share": 0.6}}', "adds up to 1.2"),
@@ -60,6 +75,23 @@ def test_unknown_flags_and_values_are_refused(capsys: pytest.CaptureFixture[str]
 )
 def test_a_switch_needs_no_value(flags: list[str], wanted: bool) -> None:
     assert load_settings(QueueSettings, "queue", flags).reflection is wanted
+
+
+NUMBERS = [
+    (kind, name)
+    for kind in (QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings)
+    for name, field in kind.model_fields.items()
+    if field.annotation is float
+]
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e300"])
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[f"{kind.__name__}.{name}" for kind, name in NUMBERS])
+def test_a_number_nobody_can_count_with_is_refused_by_name(kind: type[ServiceSettings], name: str, number: str) -> None:
+    with pytest.raises(SettingsRefusedError) as refused:
+        read_settings(kind, [f"--{name.replace('_', '-')}={number}"])
+    (line,) = refused.value.lines
+    assert line.startswith(f"{name}: Input should be ")
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7410", ":7410", "[::]:7410", "10.1.2.3:7410", "queue.internal:7410"])

@@ -202,6 +202,8 @@ def test_a_key_with_other_rights_is_another_one(ring: Ring) -> None:
 DAMAGE: list[Callable[[Path], object]] = [
     lambda path: path.write_text("[keys."),
     lambda path: path.write_bytes(b"\xff"),
+    lambda path: path.write_text("a = " + "[" * 5000),
+    lambda path: path.write_text("a = " + "1" * 5000),
     lambda path: path.unlink(),
 ]
 

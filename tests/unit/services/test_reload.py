@@ -62,11 +62,12 @@ async def test_new_channels_are_handed_over(rig: Rig) -> None:
 
 
 async def test_a_damaged_file_changes_nothing_is_told_and_counted(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    for damaged in ("0", "'", "1\nwaight = 2"):
+    many = ("0", "'", "1\nwaight = 2", "inf", "1e-320", "[" * 5000, "{a" + ".a" * 5000 + " = 1}", "1" * 5000)
+    for damaged in many:
         rig.write(damaged)
         assert await rig.reloader.reload() == REFUSED
     assert not rig.applied
-    assert rig.count(REFUSED) == 3
+    assert rig.count(REFUSED) == len(many)
     assert f"{rig.path}:4: channels[0].waight: unknown; did you mean weight?" in caplog.text
     rig.path.unlink()
     assert await rig.reloader.reload() == REFUSED
