@@ -69,7 +69,7 @@ def meta_of(request: request_pb2.Request, payload_bytes: int) -> RequestMeta:
     prompt = b""
     tokens = 0
     if kind == "token_ids":
-        tokens = len(request.token_ids.ids)
+        tokens = _tokens_left(len(request.token_ids.ids), sampling)
         prefix = array("I", request.token_ids.ids[: PREFIX_BYTES // 4]).tobytes()
     else:
         chat = request.chat
@@ -94,6 +94,15 @@ def meta_of(request: request_pb2.Request, payload_bytes: int) -> RequestMeta:
         prefix_digest=int.from_bytes(hashlib.blake2b(prefix, digest_size=8).digest(), "big"),
         payload_bytes=payload_bytes,
     )
+
+
+def _tokens_left(tokens: int, sampling: request_pb2.SamplingParams) -> int:
+    """Return how many of a prompt's tokens the worker keeps; 0 if that is for the window of its model to say."""
+    if not sampling.HasField("truncate_prompt_tokens"):
+        return tokens
+    most = sampling.truncate_prompt_tokens
+    # Of a prompt cut to nothing one is told: it ends on the worker, and must not pass for one of unknown length.
+    return min(tokens, max(most, 1)) if most >= 0 else 0
 
 
 def result_of(put: PutResult) -> request_pb2.Result:

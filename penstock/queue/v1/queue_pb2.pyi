@@ -1609,7 +1609,7 @@ class Announce(_message.Message):
     prompt_bytes: _builtins.int
     """Size of the prompt as text in UTF-8 bytes; 0 if given as token ids."""
     prompt_tokens: _builtins.int
-    """Exact number of prompt tokens if known, else 0."""
+    """Exact number of prompt tokens, after truncation, if known, else 0."""
     max_tokens: _builtins.int
     """Most output tokens per completion asked for; 0 means up to the window."""
     n: _builtins.int

@@ -374,6 +374,10 @@ async def test_a_prompt_is_rendered_alike_every_time_and_truncated_on_demand(mad
     assert made.renderer.render(PromptSpec(text="one two three four five")) == full
     cut = made.renderer.render(PromptSpec(text="one two three four five", truncate_prompt_tokens=3))
     assert len(cut.token_ids) == 3
+    ids = tuple(full.token_ids) * 200  # beyond the window
+    for most, left in ((3, 3), (400, 400), (-1, made.engine.shape.max_model_len - 1)):
+        spec = PromptSpec(token_ids=ids, truncate_prompt_tokens=most, max_tokens=1)
+        assert len(made.renderer.render(spec).token_ids) == left
     same = made.renderer.render(PromptSpec(token_ids=tuple(full.token_ids), want_text=True))
     assert same.token_ids == full.token_ids
     assert same.text is not None

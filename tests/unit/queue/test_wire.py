@@ -1,0 +1,39 @@
+"""What the queue says of a request whose prompt it does not pass on."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
+from services.queue import wire
+from services.queue.core.effects import Announce
+
+
+def announced(ids: int, **sampling: int) -> queue_pb2.Announce:
+    """Return what the scheduler hears of a prompt of so many token ids."""
+    request = request_pb2.Request(
+        channel="batch",
+        token_ids=request_pb2.TokenIds(ids=range(ids)),
+        sampling=request_pb2.SamplingParams(**sampling) if sampling else None,  # type: ignore[arg-type]
+    )
+    meta = wire.meta_of(request, 0)
+    return queue_pb2.QueueToScheduler.FromString(wire.announce(Announce(1, "r1", 1, 1, meta))).announce
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tokens"),
+    [
+        ({}, 10_000),
+        ({"max_tokens": 5}, 10_000),
+        ({"truncate_prompt_tokens": 4096}, 4096),
+        ({"truncate_prompt_tokens": 20_000}, 10_000),
+        # Nothing is left of it, which the worker says; 0 would mean that nothing is known.
+        ({"truncate_prompt_tokens": 0}, 1),
+        # As long as the window of a model that only its worker knows.
+        ({"truncate_prompt_tokens": -1}, 0),
+    ],
+)
+def test_a_prompt_of_token_ids_is_as_long_as_what_is_left_of_it(sampling: dict[str, int], tokens: int) -> None:
+    said = announced(10_000, **sampling)
+    assert (said.prompt_tokens, said.prompt_bytes) == (tokens, 0)
