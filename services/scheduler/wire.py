@@ -30,6 +30,8 @@ SHAPE_MOST = {
     "max_num_seqs": 1 << 20,
     "lookahead_tokens": 1 << 20,
     "special_tokens": 1 << 20,
+    "default_max_tokens": 1 << 31,
+    "ceiling_max_tokens": 1 << 31,
 }
 """Largest numbers of a worker's shape; what is larger is a mistake or a lie, and windows are computed from it."""
 
@@ -75,6 +77,8 @@ def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.Wor
             opened.lookahead_tokens,
             opened.byte_bounded_tokenizer,
             opened.special_tokens,
+            opened.default_max_tokens,
+            opened.ceiling_max_tokens,
         ),
         _inventory(opened.inventory),
     )

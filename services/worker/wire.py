@@ -79,8 +79,15 @@ def credits_open(
             byte_bounded_tokenizer=shape.byte_bounded_tokenizer,
             special_tokens=shape.special_tokens,
             model_aliases=shape.model_aliases,
+            default_max_tokens=_within_window(shape.default_max_tokens, shape),
+            ceiling_max_tokens=_within_window(shape.ceiling_max_tokens, shape),
         )
     )
+
+
+def _within_window(tokens: int | None, shape: EngineShape) -> int:
+    """Return a number of the model's configuration, which may be any, as the scheduler takes it; 0 for none."""
+    return min(max(tokens or 0, 0), shape.max_model_len)
 
 
 def tokenizer_ack(ack: m.SendTokenizerAck) -> bytes:

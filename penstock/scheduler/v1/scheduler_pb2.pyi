@@ -184,6 +184,8 @@ class CreditsOpen(_message.Message):
     BYTE_BOUNDED_TOKENIZER_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_ALIASES_FIELD_NUMBER: _builtins.int
+    DEFAULT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    CEILING_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker, stable over restarts."""
     instance_id: _builtins.str
@@ -206,6 +208,12 @@ class CreditsOpen(_message.Message):
     """True if no prompt of B UTF-8 bytes can have more than B + special_tokens tokens."""
     special_tokens: _builtins.int
     """Special tokens the tokenizer may add to a text prompt."""
+    default_max_tokens: _builtins.int
+    """Output tokens of a completion that is asked for without a number (the model's generation config); 0 means up to
+    the window.
+    """
+    ceiling_max_tokens: _builtins.int
+    """Most output tokens of a completion, whatever is asked for; 0 means the window."""
     @_builtins.property
     def inventory(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holding]:
         """Everything the worker still holds credits for."""
@@ -230,10 +238,12 @@ class CreditsOpen(_message.Message):
         byte_bounded_tokenizer: _builtins.bool = ...,
         special_tokens: _builtins.int = ...,
         model_aliases: _abc.Iterable[_builtins.str] | None = ...,
+        default_max_tokens: _builtins.int = ...,
+        ceiling_max_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "role", b"role", "special_tokens", b"special_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "role", b"role", "special_tokens", b"special_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,9 +20,15 @@ def need_blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
+def asked_tokens(request: Announced, shape: EngineShape) -> int:
+    """Return the output tokens of one completion that are asked for, by the request or in its place by the model."""
+    return request.max_tokens or shape.default_max_tokens or shape.max_model_len
+
+
 def output_tokens(request: Announced, shape: EngineShape) -> int:
     """Return the most output tokens of one completion."""
-    return min(request.max_tokens or shape.max_model_len, shape.max_model_len)
+    window = shape.max_model_len
+    return min(asked_tokens(request, shape), shape.ceiling_max_tokens or window, window)
 
 
 def prompt_bound_tokens(request: Announced, shape: EngineShape) -> int:
@@ -39,26 +45,30 @@ def prompt_bound_tokens(request: Announced, shape: EngineShape) -> int:
     return max(shape.max_model_len - max(request.max_tokens, 1), 1)
 
 
-def peak_blocks(prompt_tokens: int, request: Announced, shape: EngineShape) -> int:
-    """Return the blocks that all completions hold at their peak, for a prompt of `prompt_tokens`."""
-    total = min(prompt_tokens + output_tokens(request, shape), shape.max_model_len)
+def peak_blocks(prompt_tokens: int, output: int, request: Announced, shape: EngineShape) -> int:
+    """Return the blocks that all completions hold at their peak, for prompt and output of so many tokens each."""
+    total = min(prompt_tokens + output, shape.max_model_len)
     written = total - 1 + shape.lookahead_tokens
     return max(request.n, 1) * max(need_blocks(written, shape.block_size), 1)
 
 
 def worst_case_blocks(request: Announced, shape: EngineShape) -> int:
-    """Return the blocks the request can need at most, whatever its prompt turns out to be."""
-    return peak_blocks(prompt_bound_tokens(request, shape), request, shape)
+    """Return the blocks the request can need at most, whatever its prompt turns out to be.
+
+    The bound of a prompt that nobody has counted is what the tokens asked for leave of the window, so it is these that
+    go with it, also above the ceiling: a longer prompt has the rest of the window for its output.
+    """
+    return peak_blocks(prompt_bound_tokens(request, shape), asked_tokens(request, shape), request, shape)
 
 
 def window_blocks(request: Announced, shape: EngineShape) -> int:
     """Return the blocks of the model's whole window for each completion."""
-    return peak_blocks(shape.max_model_len, request, shape)
+    return peak_blocks(shape.max_model_len, 0, request, shape)
 
 
 def least_blocks(request: Announced, shape: EngineShape) -> int:
     """Return the blocks the request is proven to need at least: its prompt has one token or the number known."""
-    return peak_blocks(max(request.prompt_tokens, 1), request, shape)
+    return peak_blocks(max(request.prompt_tokens, 1), output_tokens(request, shape), request, shape)
 
 
 def needed_blocks(request: Announced, shape: EngineShape) -> int:

@@ -45,6 +45,10 @@ class EngineShape(NamedTuple):
     lookahead_tokens: int = 0
     byte_bounded_tokenizer: bool = False
     special_tokens: int = 0
+    default_max_tokens: int = 0
+    """Output tokens where a request asks for no number; 0 means up to the window."""
+    ceiling_max_tokens: int = 0
+    """Most output tokens whatever is asked for; 0 means the window."""
 
 
 class Holding(NamedTuple):

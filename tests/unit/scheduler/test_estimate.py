@@ -98,5 +98,37 @@ def test_a_request_larger_than_every_pool_is_rejected_with_both_numbers() -> Non
     assert "255" in reject.message
 
 
+CHAT = announced("r", "batch", 0)._replace(prompt_tokens=0, prompt_bytes=2000, chat=True, max_tokens=0, n=4)
+LONG = EngineShape(20_000, 16, 131_072, 64)
+
+
+@pytest.mark.parametrize(
+    ("shape", "max_tokens", "blocks"),
+    [
+        (LONG, 0, 4 * 8192),  # the worker has said nothing of its model
+        (LONG._replace(default_max_tokens=2048), 0, 4 * 128),
+        (LONG._replace(ceiling_max_tokens=2048), 0, 4 * 128),
+        (LONG._replace(default_max_tokens=2048, ceiling_max_tokens=1024), 0, 4 * 64),
+        (LONG._replace(default_max_tokens=2048), 100_000, 4 * 6250),
+        (LONG._replace(ceiling_max_tokens=2048), 100_000, 4 * 128),
+        (LONG._replace(default_max_tokens=1 << 20, ceiling_max_tokens=1 << 20), 0, 4 * 8192),
+    ],
+)
+def test_an_output_is_as_long_as_the_models_own_numbers_let_it(
+    shape: EngineShape, max_tokens: int, blocks: int
+) -> None:
+    request = CHAT._replace(max_tokens=max_tokens)
+    assert least_blocks(request, shape) == blocks
+    assert (rejection(request, [shape]) is None) == (blocks <= shape.capacity_blocks)
+
+
+def test_a_prompt_nobody_has_counted_is_booked_at_the_window_whatever_the_models_own_numbers() -> None:
+    for max_tokens in (0, 100, 100_000):
+        for shape in (LONG, LONG._replace(default_max_tokens=2048), LONG._replace(ceiling_max_tokens=50)):
+            assert worst_case_blocks(CHAT._replace(max_tokens=max_tokens), shape) == 4 * 8192
+    known = CHAT._replace(prompt_tokens=1000)
+    assert worst_case_blocks(known, LONG._replace(default_max_tokens=2048)) == 4 * 191
+
+
 def test_without_a_worker_of_the_model_nothing_is_rejected() -> None:
     assert rejection(announced("r", "batch", 0, prompt_tokens=10**6), []) is None

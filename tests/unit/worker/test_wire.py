@@ -7,8 +7,10 @@ import pytest
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
+from services.scheduler import wire as scheduler_wire
 from services.worker import wire
 from services.worker.core import messages as m
+from services.worker.engine import EngineShape
 
 LEASE = m.Lease("r1", 2, 9)
 REF = q.LeaseRef(request_id="r1", attempt=2, fencing_token=9)
@@ -62,6 +64,20 @@ def test_a_delivery_names_what_sizes_the_request() -> None:
     deliver = q.Deliver(lease=REF, request=pb.Request(sampling=sampling), watched=True)
     assert wire.delivered(deliver) == m.Delivered(LEASE, 3, 50, True)
     assert wire.delivered(q.Deliver(lease=REF)) == m.Delivered(LEASE, 1, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("default", "ceiling", "told"),
+    [(None, None, (0, 0)), (20, 25, (20, 25)), (1 << 40, 1 << 40, (512, 512))],
+)
+def test_the_scheduler_hears_how_long_outputs_are_that_name_no_length(
+    default: int | None, ceiling: int | None, told: tuple[int, int]
+) -> None:
+    shape = EngineShape("vllm", 64, 16, 512, 8, 0, "tiny", default_max_tokens=default, ceiling_max_tokens=ceiling)
+    opened = wire.credits_open("w1", "i1", shape, 60, []).open
+    assert (opened.default_max_tokens, opened.ceiling_max_tokens) == told
+    heard = scheduler_wire.worker_opened(s.WorkerToScheduler(open=opened), 1).shape
+    assert (heard.default_max_tokens, heard.ceiling_max_tokens) == told
 
 
 def test_unknown_free_blocks_stay_unset() -> None:
