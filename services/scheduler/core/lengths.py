@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from services.scheduler.core.estimate import output_tokens
 from services.scheduler.core.messages import Announced, EngineShape
 
 MOST_BINS: Final = 80
@@ -280,5 +281,4 @@ class PromptSizes:
 
 def limit_tokens(request: Announced, shape: EngineShape, prompt_tokens: int) -> int:
     """Return the most output tokens of one completion after a prompt of `prompt_tokens`; at least 1."""
-    room = max(shape.max_model_len - prompt_tokens, 1)
-    return min(request.max_tokens or room, room)
+    return min(output_tokens(request, shape), max(shape.max_model_len - prompt_tokens, 1))

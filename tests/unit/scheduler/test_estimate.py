@@ -14,6 +14,7 @@ from services.scheduler.core.estimate import (
     window_blocks,
     worst_case_blocks,
 )
+from services.scheduler.core.lengths import limit_tokens
 from services.scheduler.core.messages import EngineShape
 from services.scheduler.core.policy import POLICIES
 from tests.support.scheduling import announced
@@ -68,6 +69,16 @@ def test_lookahead_and_bytes_count() -> None:
     assert worst_case_blocks(request, SHAPE._replace(lookahead_tokens=1)) == 5
     text = announced("r", "batch", 0, prompt_tokens=0, prompt_bytes=126, max_tokens=1)
     assert worst_case_blocks(text, BYTES) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [({}, 300), ({"max_tokens": 50}, 50), ({"max_tokens": 900}, 700), ({"prompt_tokens": 2040}, 8)],
+)
+def test_a_forecast_ends_where_the_model_or_the_request_says(fields: dict[str, Any], limit: int) -> None:
+    shape = SHAPE._replace(default_max_tokens=300, ceiling_max_tokens=700)
+    request = announced("r", "batch", 0)._replace(**{"prompt_tokens": 100, "max_tokens": 0, **fields})
+    assert limit_tokens(request, shape, request.prompt_tokens) == limit
 
 
 def test_the_policies_book_what_their_names_say() -> None:
