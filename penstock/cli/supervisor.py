@@ -7,15 +7,16 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.errors import EX_SOFTWARE, EX_UNAVAILABLE, CommandError
+from penstock.cli.errors import EX_CANNOT_WRITE, EX_SOFTWARE, EX_UNAVAILABLE, CommandError
 
 READY = re.compile(rb"^ready: \S+ on (\S+)")
 
@@ -98,8 +99,14 @@ class Supervisor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def add(self, name: str, module: str, listen: str, flags: Sequence[str], niceness: int = 0) -> ServiceProcess:
-        """Start a service and keep it running; it listens on `listen`, port 0 picking a free one for all its lives."""
-        self._log_directory.mkdir(parents=True, exist_ok=True)
+        """Start a service and keep it running; it listens on `listen`, port 0 picking a free one for all its lives.
+
+        Raises CommandError if there can be no directory for its log.
+        """
+        try:
+            self._log_directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"cannot write {self._log_directory}: {error.strerror}", EX_CANNOT_WRITE) from None
         service = ServiceProcess(name, module, listen, flags, self._log_directory / f"{name}.log", niceness)
         service.keeper = asyncio.create_task(self._keep(service))
         self._services.append(service)
@@ -171,56 +178,105 @@ class Supervisor:
             await process.wait()
 
     async def _keep(self, service: ServiceProcess) -> None:
+        """Keep the service running; whatever ends that is a failure of the service, for nobody waits for this task."""
+        try:
+            failure = await self._live_again_and_again(service)
+        except Exception as error:
+            failure = CommandError(f"{service.name} is no longer supervised: {_reason(error)}", EX_SOFTWARE)
+        if failure is not None and not self._stopping and not self._failure.done():
+            self._failure.set_exception(failure)
+
+    async def _live_again_and_again(self, service: ServiceProcess) -> CommandError | None:
+        """Run the service until it is beyond help, and return why; None if everything is being stopped."""
         pause_s, failed_starts = FIRST_PAUSE_S, 0
         while True:
-            was_ready, status = await self._one_life(service)
+            end = await self._one_life(service)
             if self._stopping:
-                return
-            failed_starts = 0 if was_ready else failed_starts + 1
+                return None
+            failed_starts = 0 if end.was_ready else failed_starts + 1
             never_ready = not service.ready.is_set()
-            if never_ready or status in HOPELESS or failed_starts >= MOST_FAILED_STARTS:
-                self._fail(service, status)
-                return
-            if was_ready:
+            if never_ready or end.status in HOPELESS or failed_starts >= MOST_FAILED_STARTS:
+                return self._failure_of(service, end)
+            if end.was_ready:
                 pause_s = FIRST_PAUSE_S
-            self._say(f"{service.name} ended with status {status}; starting it again in {pause_s:.1f} s")
+            self._say(f"{service.name} {end.how}; starting it again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
             if self._stopping:
-                return
+                return None
             pause_s = min(pause_s * 2, MOST_PAUSE_S)
 
-    async def _one_life(self, service: ServiceProcess) -> tuple[bool, int]:
-        """Run the service to its end; return whether it became ready, and its exit status."""
-        with service.log_path.open("ab") as log:
-            service.log_start_bytes = log.tell()
-            service.process = await asyncio.create_subprocess_exec(
-                *service.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                # Ctrl-C in the terminal is for this command alone: it stops the services in order.
-                start_new_session=True,
-                preexec_fn=partial(begin_child, service.niceness),
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        stdout = service.process.stdout
+    async def _one_life(self, service: ServiceProcess) -> _End:
+        """Run the service to its end."""
+        try:
+            process = service.process = await _start(service)
+        except (OSError, subprocess.SubprocessError) as error:
+            return _End(f"could not be started: {_reason(error)}")
         was_ready = False
-        while stdout is not None and (line := await stdout.readline()):
+        async for line in _lines(process.stdout):
             found = READY.match(line)
             if found:
                 was_ready = True
                 service.listen = found.group(1).decode()
                 service.ready.set()
-        return was_ready, await service.process.wait()
+        status = await process.wait()
+        return _End(f"ended with status {status}", was_ready, status)
 
-    def _fail(self, service: ServiceProcess, status: int) -> None:
-        if self._failure.done():
-            return
-        tail = service.log_tail()
-        message = f"{service.name} ended with status {status}; {service.log_path} ends with:\n{tail}"
-        if status == EX_UNAVAILABLE and self._if_unavailable:
+    def _failure_of(self, service: ServiceProcess, end: _End) -> CommandError:
+        message = f"{service.name} {end.how}"
+        if end.status is None:
+            return CommandError(message, EX_SOFTWARE)
+        message += f"; {service.log_path} ends with:\n{service.log_tail()}"
+        if end.status == EX_UNAVAILABLE and self._if_unavailable:
             message += f"\n{self._if_unavailable}"
-        self._failure.set_exception(CommandError(message, status if status > 0 else EX_SOFTWARE))
+        return CommandError(message, end.status if end.status > 0 else EX_SOFTWARE)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How one life of a service ended."""
+
+    how: str
+    """What became of the service, to follow its name."""
+    was_ready: bool = False
+    status: int | None = None
+    """Exit status; None if there was no process."""
+
+
+async def _start(service: ServiceProcess) -> asyncio.subprocess.Process:
+    """Start the service's process, its stderr appended to its log. Raises OSError or SubprocessError."""
+    with service.log_path.open("ab") as log:
+        service.log_start_bytes = log.tell()
+        return await asyncio.create_subprocess_exec(
+            *service.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            # Ctrl-C in the terminal is for this command alone: it stops the services in order.
+            start_new_session=True,
+            preexec_fn=partial(begin_child, service.niceness),
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+
+
+async def _lines(stdout: asyncio.StreamReader | None) -> AsyncIterator[bytes]:
+    """Yield what a service prints, line by line, as long as it has its end of the pipe."""
+    while stdout is not None:
+        try:
+            line = await stdout.readline()
+        except ValueError:
+            continue  # longer than the reader keeps, and dropped by it: no line that is looked for
+        if not line:
+            return
+        yield line
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, subprocess.SubprocessError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _signal(process: asyncio.subprocess.Process | None, number: signal.Signals) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +32,10 @@ if sys.argv[4] == "taken":
 if sys.argv[4] == "stubborn":
     signal.signal(signal.SIGTERM, lambda number, frame: lives.write_text("asked to end"))
 print("ready: fake on " + sys.argv[2].replace(":0", ":4711"), flush=True)
+if sys.argv[4] == "talks":
+    print("x" * 1_000_000, flush=True)
+    Path(sys.argv[3]).write_text("talked")
+    sys.exit(70)
 if sys.argv[4] == "crashes" and len(lives.read_text()) < 3:
     sys.exit(70)
 while True:
@@ -101,6 +108,95 @@ async def test_a_failed_start_quotes_its_own_lines_only(service: Path) -> None:
     with pytest.raises(CommandError, match="the reason") as failed:
         await supervisor.ready(supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "broken")))
     assert "yesterday" not in str(failed.value)
+    await supervisor.stop()
+
+
+async def test_a_service_whose_log_cannot_be_written_fails_with_the_reason(service: Path) -> None:
+    (service / "logs" / "fake.log").mkdir(parents=True)
+    supervisor = Supervisor(service / "logs", print)
+    with pytest.raises(CommandError) as failed:
+        await supervisor.ready(supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "fine")))
+    assert str(failed.value) == f"fake could not be started: {service / 'logs' / 'fake.log'}: Is a directory"
+    assert failed.value.status == 70
+    await supervisor.stop()
+
+
+async def test_a_log_directory_that_cannot_be_made_is_named(service: Path) -> None:
+    (service / "data").write_text("a file")
+    supervisor = Supervisor(service / "data" / "logs", print)
+    with pytest.raises(CommandError) as failed:
+        supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "fine"))
+    assert str(failed.value) == f"cannot write {service / 'data' / 'logs'}: Not a directory"
+    assert failed.value.status == 73
+    await supervisor.stop()
+
+
+def failing_starts(monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> None:
+    """Make the starts after the first fail with these errors, one each; later ones succeed."""
+    start, waiting = asyncio.create_subprocess_exec, [None, *failures]
+
+    async def started(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        if waiting and (failure := waiting.pop(0)) is not None:
+            raise failure
+        return await start(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+
+
+async def test_a_restart_that_fails_is_tried_again(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_starts(
+        monkeypatch,
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        subprocess.SubprocessError("Exception occurred in preexec_fn."),
+    )
+    said: list[str] = []
+    supervisor = Supervisor(service / "logs", said.append)
+    supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "crashes"))
+    await eventually(lambda: (service / "lives").exists() and (service / "lives").read_text() == "xxx")
+    assert [text.partition(";")[0] for text in said] == [
+        "fake ended with status 70",
+        "fake could not be started: Cannot allocate memory",
+        "fake could not be started: Exception occurred in preexec_fn.",
+        "fake ended with status 70",
+    ]
+    await supervisor.stop()
+
+
+async def test_a_service_that_cannot_be_started_again_has_failed(
+    service: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.supervisor.MOST_PAUSE_S", 0.01)
+    failing_starts(monkeypatch, *[OSError(errno.EAGAIN, "Resource temporarily unavailable")] * 9)
+    said: list[str] = []
+    supervisor = Supervisor(service / "logs", said.append)
+    supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "crashes"))
+    with pytest.raises(CommandError) as failed:
+        await supervisor.failed()
+    assert str(failed.value) == "fake could not be started: Resource temporarily unavailable"
+    assert len(said) == 1 + 4, "five failed starts are the limit"
+    await supervisor.stop()
+
+
+async def test_whatever_ends_the_supervision_of_a_service_is_its_failure(service: Path) -> None:
+    def say(text: str) -> None:
+        raise ValueError("I/O operation on closed file.")
+
+    supervisor = Supervisor(service / "logs", say)
+    supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "crashes"))
+    with pytest.raises(CommandError) as failed:
+        await supervisor.failed()
+    assert str(failed.value) == "fake is no longer supervised: ValueError: I/O operation on closed file."
+    await supervisor.stop()
+
+
+async def test_a_very_long_line_of_a_service_is_passed_over(service: Path) -> None:
+    said: list[str] = []
+    supervisor = Supervisor(service / "logs", said.append)
+    started = supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "talks"))
+    assert await supervisor.ready(started) == "127.0.0.1:4711"
+    await eventually(lambda: bool(said))
+    assert (service / "lives").read_text().startswith("talked")
+    assert "ended with status 70" in said[0]
     await supervisor.stop()
 
 
