@@ -10,6 +10,8 @@ import fcntl
 import json
 import os
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +25,10 @@ NOT_ANSWERED = -1
 
 class JournalError(Exception):
     """The journal cannot be used; the text says why and what to do."""
+
+
+class JournalWriteError(JournalError):
+    """The disk does not take what the journal has to note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +77,13 @@ class Journal:
         self._load()
 
     def start(self, header: Header) -> None:
-        """Begin, or go on, with this header. Raises JournalError if the journal is of another input.
+        """Begin, or go on, with this header. Raises JournalError if the journal is of another input, JournalWriteError.
 
         In another store the cursor means nothing: watching starts over, and what is answered stays answered.
         """
         found = self.header
         if found is None:
-            self._file.truncate(0)
-            self._end = 0
+            self._empty()
             self._write(asdict(header))
         elif (found.key, found.batch) != (header.key, header.batch):
             raise JournalError(
@@ -89,11 +94,11 @@ class Journal:
         self.header = header
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything. Raises JournalWriteError."""
         self.header = None
-        self.cursor = self.answered = self._end = 0
+        self.cursor = self.answered = 0
         self._offsets = array("q", [NOT_ANSWERED]) * len(self._source)
-        self._file.truncate(0)
+        self._empty()
 
     def is_answered(self, line: int) -> bool:
         """Whether input line number `line` has its answer."""
@@ -101,7 +106,7 @@ class Journal:
         return at is not None and self._offsets[at] != NOT_ANSWERED
 
     def add(self, line: int, cursor: int, out: dict[str, Any]) -> None:
-        """Note the answer of line number `line`; a second answer of a line is ignored."""
+        """Note the answer of line number `line`; a second answer of a line is ignored. Raises JournalWriteError."""
         self.cursor = max(self.cursor, cursor)
         at = self._source.position(line)
         if at is None or self._offsets[at] != NOT_ANSWERED:
@@ -121,7 +126,9 @@ class Journal:
 
     def close(self) -> None:
         """Close the file and let others have it."""
-        self._file.close()
+        # Closing tries once more to write what could not be written, which has been said.
+        with suppress(OSError):
+            self._file.close()
 
     def remove(self) -> None:
         """Remove the file."""
@@ -129,10 +136,23 @@ class Journal:
 
     def _write(self, record: dict[str, Any]) -> None:
         data = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
-        self._file.write(data)
-        # To the page cache at once, so that a killed command loses at most the line it was writing.
-        self._file.flush()
+        with self._changing():
+            self._file.write(data)
+            # To the page cache at once, so that a killed command loses at most the line it was writing.
+            self._file.flush()
         self._end += len(data)
+
+    def _empty(self) -> None:
+        with self._changing():
+            self._file.truncate(0)
+        self._end = 0
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise JournalWriteError(f"cannot write {self.path}: {error.strerror}") from None
 
     def _load(self) -> None:
         for data in self._file:

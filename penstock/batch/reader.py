@@ -5,8 +5,10 @@ Nothing is kept of a line but where it is, so that files far larger than memory 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -48,17 +50,24 @@ class LineError(ValueError):
         self.custom_id = custom_id
 
 
+class InputReadError(Exception):
+    """A file that was indexed can no longer be read; the text says why."""
+
+
 class InputFile:
     """An indexed batch file. Lines are named by their number in the file, from 1; blank ones do not count as lines."""
 
     def __init__(self, path: Path) -> None:
-        """Index the file. Raises OSError if it cannot be read."""
+        """Index the file. Raises OSError if it cannot be read, or only once, as a pipe."""
+        self._path = path
         self._numbers = array("q")
         self._starts = array("q")
         self._lengths = array("q")
-        self._file = path.open("rb")
+        self._file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - closed by `close`
         digest = hashlib.sha256()
         try:
+            if not self._file.seekable():
+                raise OSError(errno.ESPIPE, "it can be read only once; write what it has to a file first")
             self._index(digest)
         except BaseException:
             self._file.close()
@@ -80,15 +89,19 @@ class InputFile:
         return at if at < len(self._numbers) and self._numbers[at] == line else None
 
     def ask(self, line: int) -> Ask:
-        """Return line number `line`, checked by itself. Raises LineError."""
+        """Return line number `line`, checked by itself. Raises LineError, or InputReadError."""
         at = self.position(line)
         if at is None:
             raise LineError(line, "missing_line", f"line {line} is not in the file")
         if self._lengths[at] > LINE_LIMIT_BYTES:
             size, limit = self._lengths[at], LINE_LIMIT_BYTES // 2**20
             raise LineError(line, "line_too_long", f"line {line} has {size} bytes; the limit is {limit} MiB")
-        self._file.seek(self._starts[at])
-        return parse_line(self._file.read(self._lengths[at]), line)
+        try:
+            self._file.seek(self._starts[at])
+            data = self._file.read(self._lengths[at])
+        except OSError as error:
+            raise InputReadError(f"cannot read {self._path}: {error.strerror}") from None
+        return parse_line(data, line)
 
     def close(self) -> None:
         """Close the file."""
@@ -112,6 +125,11 @@ class InputFile:
             self._numbers.append(number)
             self._starts.append(start)
             self._lengths.append(length)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open `path` without waiting for anybody who writes to it, as a FIFO would."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class CustomIds:

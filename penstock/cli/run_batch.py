@@ -14,8 +14,16 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.batch.journal import Header, Journal, JournalError, journal_path, write_output, writing_path
-from penstock.batch.reader import InputFile
+from penstock.batch.journal import (
+    Header,
+    Journal,
+    JournalError,
+    JournalWriteError,
+    journal_path,
+    write_output,
+    writing_path,
+)
+from penstock.batch.reader import InputFile, InputReadError
 from penstock.batch.runner import BatchRun, Plan, batch_name
 from penstock.batch.summary import EngineTotals, Summary, summarize, totals_of
 from penstock.cli.calls import QueueOption, SchedulerOption, call
@@ -127,8 +135,11 @@ def _with_journal(options: Options, source: InputFile) -> None:
         call(_run(options, source, journal))
     except Interrupted:
         raise CommandError(_interrupted(options, source, journal), EX_INTERRUPTED) from None
+    except InputReadError as error:
+        raise CommandError(str(error), EX_NO_INPUT) from None
     except JournalError as error:
-        raise CommandError(str(error), EX_USAGE) from None
+        status = EX_CANNOT_WRITE if isinstance(error, JournalWriteError) else EX_USAGE
+        raise CommandError(str(error), status) from None
     finally:
         journal.close()
         if journal.header is None:

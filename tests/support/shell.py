@@ -7,6 +7,9 @@ import sys
 
 from tests.support.fake_queue import FakeQueue
 
+LIMITED = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({0}, {0})); from penstock.cli.main import main; main()"
+"""Runs the command with a limit to the size of every file that it writes, in bytes."""
+
 
 class Ran:
     """How a command ended."""
@@ -22,13 +25,17 @@ class Shell:
         self.address = address
         self.queue = queue
 
-    async def run(self, *arguments: str, plain: bool = False) -> Ran:
-        """Run `penstock ARGUMENTS --queue ADDRESS`."""
+    async def run(
+        self, *arguments: str, plain: bool = False, stdin: bytes | None = None, largest_file_bytes: int | None = None
+    ) -> Ran:
+        """Run `penstock ARGUMENTS --queue ADDRESS`, with `stdin` in a pipe and a limit to what the disk takes."""
         flags = [] if plain else ["--queue", self.address]
+        program = ["-m", "penstock"] if largest_file_bytes is None else ["-c", LIMITED.format(largest_file_bytes)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock", *arguments, *flags,
+            sys.executable, *program, *arguments, *flags,
+            stdin=None if stdin is None else asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        out, err = await process.communicate()
+        out, err = await process.communicate(stdin)
         assert b"Traceback" not in err
         return Ran(process.returncode or 0, out.decode(), err.decode())

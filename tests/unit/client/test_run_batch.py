@@ -21,6 +21,24 @@ from tests.support.shell import Shell
 
 NO_SCHEDULER = ("--scheduler", "127.0.0.1:1")
 
+LOSES_ITS_INPUT = """
+import os
+from penstock.batch.reader import InputFile
+from penstock.cli.main import main
+
+index = InputFile.__init__
+
+def index_and_lose(self, path):
+    index(self, path)
+    for number in os.listdir("/proc/self/fd"):
+        if os.path.realpath(f"/proc/self/fd/{number}") == str(path):
+            os.dup2(os.open("/dev/null", os.O_WRONLY), int(number))
+
+InputFile.__init__ = index_and_lose
+main()
+"""
+"""The command, its input indexed and then no longer to be read."""
+
 
 @pytest.fixture
 async def shell() -> AsyncIterator[Shell]:
@@ -87,6 +105,41 @@ async def test_a_scheduler_restart_marks_the_refunds(shell: Shell, tmp_path: Pat
         source, target = lines_in(tmp_path / "in", 2), tmp_path / "out"
         ran = await shell.run("run-batch", "-i", str(source), "-o", str(target), "--scheduler", address)
     assert "2 at the tokenizer ACK (0 blocks), 0 at the completion ACK (0 blocks) since the scheduler" in ran.err
+
+
+@pytest.mark.parametrize("line", [json.dumps(completion("c", "p", model=None)), "{broken"])
+async def test_a_journal_that_cannot_grow_ends_the_run_in_one_line(shell: Shell, tmp_path: Path, line: str) -> None:
+    (tmp_path / "in").write_text(f"{line}\n" * 40)
+    command = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
+    ran = await shell.run(*command, largest_file_bytes=2000)
+    assert ran.status == 73, ran.err
+    assert ran.err.splitlines()[1:] == [f"penstock: cannot write {tmp_path / 'out.partial'}: File too large"]
+    none = await shell.run(*command, "--fresh", largest_file_bytes=0)
+    assert (none.status, "out.partial: File too large" in none.err) == (73, True)
+    assert (await shell.run(*command)).status == 0
+    assert len((tmp_path / "out").read_text().splitlines()) == 40
+
+
+async def test_an_input_that_can_be_read_only_once_is_refused_at_once(shell: Shell, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    content = lines_in(tmp_path / "in", 2).read_bytes()
+    for source, stdin in ((str(tmp_path / "fifo"), None), ("/dev/stdin", content)):
+        ran = await shell.run("run-batch", "-i", source, "-o", str(tmp_path / "out"), stdin=stdin)
+        assert ran.status == 66
+        assert ran.err.startswith(f"penstock: cannot read {source}: ")
+        assert ran.err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "in"]
+
+
+async def test_an_input_that_is_lost_ends_the_run_in_one_line(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(json.dumps(completion("c", "long " * 100_000, model=None)) + "\n")
+    command = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOSES_ITS_INPUT, *command, "--queue", shell.address, stderr=asyncio.subprocess.PIPE
+    )
+    said = (await process.communicate())[1].decode()
+    assert process.returncode == 66
+    assert said.splitlines()[1:] == [f"penstock: cannot read {tmp_path / 'in'}: Bad file descriptor"]
 
 
 async def test_an_interrupted_run_says_how_to_go_on_and_how_to_give_up(shell: Shell, tmp_path: Path) -> None:
