@@ -96,19 +96,35 @@ async def _submit(queue: str, fields: RequestFields, wait: bool, stream: bool, a
 
 async def _follow(client: Client, request_id: str) -> None:
     """Print the text of the first completion as it comes; a lost attempt starts a new line."""
-    attempt = 0
+    attempt, printed = 0, ""
     async with aclosing(client.events(request_ids=[request_id], tokens=True)) as events:
         async for event in events:
             if isinstance(event, TokenDelta) and event.index == 0:
                 if attempt and event.attempt != attempt:
-                    print(f"\n[attempt {event.attempt} begins again]")
+                    print(_begins_again(event.attempt), end="")
+                    printed = ""
                 attempt = event.attempt
+                printed += event.text
                 print(event.text, end="", flush=True)
             elif isinstance(event, Result):
-                if not attempt:
-                    print(event.text, end="")
-                print()
+                print(_rest(event, printed))
                 _check(event)
+
+
+def _rest(result: Result, printed: str) -> str:
+    """Return what is to follow `printed`, so that the whole text stands there.
+
+    Tokens that were generated while queue or worker did not reach each other come with the result alone.
+    """
+    if result.text.startswith(printed):
+        return result.text[len(printed) :]
+    if not result.choices:
+        return ""
+    return _begins_again(result.attempts) + result.text
+
+
+def _begins_again(attempt: int) -> str:
+    return f"\n[attempt {attempt} begins again]\n"
 
 
 def get(

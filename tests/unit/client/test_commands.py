@@ -12,7 +12,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2 as pb
 from tests.support.batch_lines import completion
-from tests.support.fake_queue import FakeQueue, serving
+from tests.support.fake_queue import Answerer, FakeQueue, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
 from tests.support.shell import Shell
 
@@ -37,7 +37,21 @@ async def test_submit_get_and_watch(shell: Shell) -> None:
     assert watched.out.count("completed") == 2
 
 
+def ending(text: str | None, attempts: int = 1) -> Answerer:
+    """Return what ends every request with `text` after so many attempts, or without one if it is None."""
+
+    def answer(request: request_pb2.Request) -> request_pb2.Result:
+        if text is None:
+            return request_pb2.Result(outcome=request_pb2.OUTCOME_CANCELLED, attempts=attempts)
+        return request_pb2.Result(
+            outcome=request_pb2.OUTCOME_COMPLETED, attempts=attempts, choices=[request_pb2.Choice(text=text)]
+        )
+
+    return answer
+
+
 async def test_a_stream_prints_text_as_it_comes(shell: Shell) -> None:
+    shell.queue.answer = ending("a b")
     shell.queue.tokens = [
         request_pb2.TokenDelta(request_id="r-0", attempt=1, offset=0, token_ids=[1], text="a "),
         request_pb2.TokenDelta(request_id="r-0", attempt=1, offset=1, token_ids=[2], text="b"),
@@ -45,6 +59,30 @@ async def test_a_stream_prints_text_as_it_comes(shell: Shell) -> None:
     assert (await shell.run("submit", "x", "--stream", "--chat", "--system", "s")).out == "a b\n"
     messages = json.loads(shell.queue.requests[0].chat.messages_json)
     assert [message["role"] for message in messages] == ["system", "user"]
+
+
+@pytest.mark.parametrize(
+    ("streamed", "answer", "status", "out"),
+    [
+        ([], ending("a b"), 0, "a b\n"),
+        ([(1, "a ")], ending("a b"), 0, "a b\n"),
+        ([(1, "a ")], ending("a b", attempts=2), 0, "a b\n"),
+        ([(1, "a c")], ending("a b", attempts=2), 0, "a c\n[attempt 2 begins again]\na b\n"),
+        ([(1, "a c")], ending("", attempts=2), 0, "a c\n[attempt 2 begins again]\n\n"),
+        ([(1, "a c"), (2, "a")], ending("a b", attempts=2), 0, "a c\n[attempt 2 begins again]\na b\n"),
+        ([(1, "a c")], ending(None), 1, "a c\n"),
+    ],
+)
+async def test_a_stream_ends_with_the_whole_text(
+    shell: Shell, streamed: list[tuple[int, str]], answer: Answerer, status: int, out: str
+) -> None:
+    shell.queue.answer = answer
+    shell.queue.tokens = [
+        request_pb2.TokenDelta(request_id="r-0", attempt=attempt, token_ids=[1], text=text)
+        for attempt, text in streamed
+    ]
+    ran = await shell.run("submit", "x", "--stream")
+    assert (ran.status, ran.out) == (status, out)
 
 
 async def test_user_errors_are_one_line_and_a_status(shell: Shell) -> None:
