@@ -12,13 +12,22 @@ import os
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.batch.reader import InputFile
 
 VERSION = 1
+
+IN_EVERY_VERSION = {"key", "batch", "version"}
+"""What the header has in a journal of any version, by which one is known."""
+
+BEGINNING = b'{"key": "'
+"""How a header that is torn begins."""
+
+HEADER_LIMIT_BYTES = 64 * 1024
+"""Most that is read of the first line of a file that may be anything; a header has a few hundred bytes."""
 
 NOT_ANSWERED = -1
 
@@ -45,6 +54,9 @@ class Header:
     version: int = VERSION
 
 
+HEADER_FIELDS = {field.name for field in fields(Header)}
+
+
 def journal_path(output: Path) -> Path:
     """Return where the journal of `output` is."""
     return output.with_name(output.name + ".partial")
@@ -58,8 +70,12 @@ def writing_path(output: Path) -> Path:
 class Journal:
     """An open, locked journal. `cursor` is where to go on watching; 0 is the beginning."""
 
-    def __init__(self, path: Path, source: InputFile) -> None:
-        """Open the journal at `path`, made if missing. Raises JournalError if another process has it, or OSError."""
+    def __init__(self, path: Path, source: InputFile, fresh: bool = False) -> None:
+        """Open the journal at `path`, made if missing; with `fresh` nothing is taken from it, and `start` begins anew.
+
+        Raises JournalError, the file being as it was, if another process has it or if it is no journal or, where
+        something is to be taken from it, of another version. Raises OSError.
+        """
         self.path = path
         self.header: Header | None = None
         self.cursor = 0
@@ -72,9 +88,14 @@ class Journal:
         except OSError:
             self._file.close()
             raise JournalError(f"another run is writing {path}") from None
-        self._file.seek(0)
         self._end = 0
-        self._load()
+        try:
+            self._check()
+            if not fresh:
+                self._load()
+        except BaseException:
+            self._file.close()
+            raise
 
     def start(self, header: Header) -> None:
         """Begin, or go on, with this header. Raises JournalError if the journal is of another input, JournalWriteError.
@@ -93,12 +114,10 @@ class Journal:
             self.cursor = 0
         self.header = header
 
-    def clear(self) -> None:
-        """Forget everything. Raises JournalWriteError."""
-        self.header = None
-        self.cursor = self.answered = 0
-        self._offsets = array("q", [NOT_ANSWERED]) * len(self._source)
-        self._empty()
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file holds nothing, so that nothing is to be gone on with."""
+        return os.fstat(self._file.fileno()).st_size == 0
 
     def is_answered(self, line: int) -> bool:
         """Whether input line number `line` has its answer."""
@@ -154,7 +173,14 @@ class Journal:
         except OSError as error:
             raise JournalWriteError(f"cannot write {self.path}: {error.strerror}") from None
 
+    def _check(self) -> None:
+        """Raise JournalError if the file is one that no version of this module has written."""
+        self._file.seek(0)
+        if not _may_begin_a_journal(self._file.readline(HEADER_LIMIT_BYTES)):
+            raise JournalError(f"{self.path} is not a journal; move it away or name another output file")
+
     def _load(self) -> None:
+        self._file.seek(0)
         for data in self._file:
             record = _whole(data)
             if record is None or not self._take(record):
@@ -165,12 +191,9 @@ class Journal:
     def _take(self, record: dict[str, Any]) -> bool:
         """Whether the record is part of a journal; note what it says."""
         if self.header is None:
-            if record.get("version") != VERSION:
-                raise JournalError(f"{self.path} is not a journal of this version; --fresh discards it")
-            try:
-                self.header = Header(**record)
-            except TypeError:
-                raise JournalError(f"{self.path} is not a journal; --fresh discards it") from None
+            if record["version"] != VERSION or record.keys() != HEADER_FIELDS:
+                raise JournalError(f"{self.path} is a journal of another version; --fresh discards it")
+            self.header = Header(**record)
             return True
         if not {"line", "cursor", "out"} <= record.keys():
             return False
@@ -180,6 +203,15 @@ class Journal:
             self.answered += 1
         self.cursor = max(self.cursor, record["cursor"])
         return True
+
+
+def _may_begin_a_journal(data: bytes) -> bool:
+    """Whether a journal's first line can be `data`: a header, or what is there of a torn one."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        return not data.endswith(b"\n") and data[: len(BEGINNING)] == BEGINNING[: len(data)]
+    return isinstance(record, dict) and record.keys() >= IN_EVERY_VERSION
 
 
 def _whole(data: bytes) -> dict[str, Any] | None:

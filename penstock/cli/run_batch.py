@@ -126,7 +126,7 @@ def _keep_the_input(options: Options) -> None:
 def _with_journal(options: Options, source: InputFile) -> None:
     path = journal_path(options.target)
     try:
-        journal = Journal(path, source)
+        journal = Journal(path, source, options.fresh)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}", EX_CANNOT_WRITE) from None
     except JournalError as error:
@@ -141,10 +141,9 @@ def _with_journal(options: Options, source: InputFile) -> None:
         status = EX_CANNOT_WRITE if isinstance(error, JournalWriteError) else EX_USAGE
         raise CommandError(str(error), status) from None
     finally:
-        journal.close()
-        if journal.header is None:
-            # Nothing was begun, so nothing is to be resumed.
+        if journal.is_empty:
             journal.remove()
+        journal.close()
 
 
 async def _run(options: Options, source: InputFile, journal: Journal) -> None:
@@ -198,7 +197,6 @@ def _header(options: Options, source: InputFile, journal: Journal, store_id: str
     """Return the journal's header; a run begun with --fresh is resumed under its own name."""
     key = batch_name(options.target, source, options.model)
     if options.fresh:
-        journal.clear()
         batch = batch_name(options.target, source, options.model, secrets.token_hex(8))
     elif journal.header is not None and journal.header.key == key:
         batch = journal.header.batch

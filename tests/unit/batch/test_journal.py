@@ -89,16 +89,67 @@ def test_the_journal_of_another_input_is_refused(tmp_path: Path, source: InputFi
     again = Journal(path, source)
     with pytest.raises(JournalError, match="--fresh"):
         again.start(Header("other", "rb-2", "store", "sha"))
-    again.clear()
-    again.start(Header("other", "rb-2", "store", "sha"))
     again.close()
 
 
-def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, source: InputFile) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"something": "else"}\n',
+        b'{"key": "of something else"}',
+        b'{"key": "is no JSON\n{}\n',
+        b"half of a download\n\x00\xff",
+        b"no line at all",
+        b"[" * 100_000 + b"\n",
+        b'["key", "batch", "version"]\n',
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused_and_kept(
+    tmp_path: Path, source: InputFile, content: bytes, fresh: bool
+) -> None:
     path = tmp_path / "j"
-    path.write_text('{"something": "else"}\n')
-    with pytest.raises(JournalError, match="not a journal"):
+    path.write_bytes(content)
+    with pytest.raises(JournalError, match=f"^{path} is not a journal"):
+        Journal(path, source, fresh=fresh)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("difference", [b'"version": 2', b'"version": 1, "more": true'])
+def test_the_journal_of_another_version_is_kept_until_a_fresh_run_begins(
+    tmp_path: Path, source: InputFile, difference: bytes
+) -> None:
+    path = tmp_path / "j"
+    content = b'{"key": "key", "batch": "rb-1", %b}\n{"line": 1}\n' % difference
+    path.write_bytes(content)
+    with pytest.raises(JournalError, match="of another version; --fresh discards it") as refused:
         Journal(path, source)
+    assert path.read_bytes() == content
+    journal = Journal(path, source, fresh=True)
+    assert refused.tb is not None, "the lock is free while the error keeps the frames"
+    assert (journal.header, journal.answered, journal.is_empty) == (None, 0, False)
+    assert path.read_bytes() == content
+    journal.start(HEADER)
+    journal.close()
+    again = Journal(path, source)
+    assert again.header == HEADER
+    again.close()
+
+
+def test_a_fresh_run_takes_nothing_from_the_journal(tmp_path: Path, source: InputFile) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path, source)
+    assert journal.is_empty
+    journal.start(HEADER)
+    journal.add(1, 7, {})
+    journal.close()
+    fresh = Journal(path, source, fresh=True)
+    assert (fresh.header, fresh.answered, fresh.cursor) == (None, 0, 0)
+    fresh.start(Header("other", "rb-2", "store", "sha"))
+    fresh.add(3, 1, {"b": 2})
+    assert fresh.out(3) == {"b": 2}
+    fresh.close()
+    assert len(path.read_text().splitlines()) == 2
 
 
 def test_two_runs_cannot_write_one_journal(tmp_path: Path, source: InputFile) -> None:

@@ -72,6 +72,30 @@ async def test_the_input_is_never_written_over(shell: Shell, tmp_path: Path) -> 
     assert shell.queue.requests == []
 
 
+async def test_a_file_of_something_else_is_not_taken_for_the_journal(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "out.partial").write_bytes(b"half of a download")
+    command = ["run-batch", "-i", str(lines_in(tmp_path / "in", 2)), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
+    for flags in ([], ["--fresh"]):
+        ran = await shell.run(*command, *flags)
+        assert (ran.status, ran.err.startswith(f"penstock: {tmp_path / 'out.partial'} is not a journal")) == (2, True)
+    assert (tmp_path / "out.partial").read_bytes() == b"half of a download"
+    assert shell.queue.requests == []
+
+
+async def test_fresh_discards_the_journal_of_another_version_once_it_begins(shell: Shell, tmp_path: Path) -> None:
+    later = b'{"key": "rb-1", "batch": "rb-1", "version": 99}\n'
+    (tmp_path / "out.partial").write_bytes(later)
+    command = ["run-batch", "-i", str(lines_in(tmp_path / "in", 2)), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
+    ran = await shell.run(*command)
+    assert (ran.status, "--fresh discards it" in ran.err) == (2, True)
+    nobody = await Shell("127.0.0.1:1", shell.queue).run(*command, "--fresh")
+    assert nobody.status == 69
+    assert (tmp_path / "out.partial").read_bytes() == later
+    assert (await shell.run(*command, "--fresh")).status == 0
+    assert len((tmp_path / "out").read_text().splitlines()) == 2
+    assert not (tmp_path / "out.partial").exists()
+
+
 async def test_a_run_with_nothing_to_do_says_so_in_one_line(shell: Shell, tmp_path: Path) -> None:
     def earlier(request: request_pb2.Request) -> request_pb2.Result:
         result = completed(request)
