@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import stat
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
@@ -94,9 +95,8 @@ def run_batch(
         raise CommandError(f"no such option: {flags[0]} (engine flags need --up)", EX_USAGE)
     told = take_config(config)
     stack = StackPlan(data_dir, workers, model, flags, base_port=0, told=told) if start else None
-    options = Options(input_file, output_file, queue, scheduler, channel, model, fresh, wait_s, summary_json, stack)
-    if not output_file.absolute().parent.is_dir():
-        raise CommandError(f"{output_file}: there is no directory {output_file.absolute().parent}", EX_CANNOT_WRITE)
+    target = _target(output_file)
+    options = Options(input_file, target, queue, scheduler, channel, model, fresh, wait_s, summary_json, stack)
     _keep_the_input(options)
     try:
         source = InputFile(input_file)
@@ -106,6 +106,33 @@ def run_batch(
         _with_journal(options, source)
     finally:
         source.close()
+
+
+def _target(output: Path) -> Path:
+    """Return the file that gets the answers: `output`, or where it leads, for a link is to stay one.
+
+    Raises CommandError if there can be no such file or none of the files beside it, which are put in its place.
+    """
+    _refuse_what_is_no_file(output)
+    target = output.resolve() if output.is_symlink() else output
+    directory = target.absolute().parent
+    if not directory.is_dir():
+        raise CommandError(f"{output}: there is no directory {directory}", EX_CANNOT_WRITE)
+    _refuse_what_is_no_file(journal_path(target))
+    _refuse_what_is_no_file(writing_path(target))
+    return target
+
+
+def _refuse_what_is_no_file(path: Path) -> None:
+    """Raise CommandError if there is something at `path`, links followed, that is no regular file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}", EX_CANNOT_WRITE) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise CommandError(f"cannot write {path}: it is no regular file", EX_CANNOT_WRITE)
 
 
 def _keep_the_input(options: Options) -> None:

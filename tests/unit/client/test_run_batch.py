@@ -96,6 +96,44 @@ async def test_fresh_discards_the_journal_of_another_version_once_it_begins(shel
     assert not (tmp_path / "out.partial").exists()
 
 
+async def test_an_output_that_is_a_link_is_written_where_it_leads(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "old").write_text("old\n")
+    (tmp_path / "link").symlink_to(Path("there") / "old")
+    (tmp_path / "ahead").symlink_to(Path("there") / "new")
+    source = lines_in(tmp_path / "in", 2)
+    for link, leads_to in (("link", "old"), ("ahead", "new")):
+        ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / link), *NO_SCHEDULER)
+        assert ran.status == 0, ran.err
+        assert (tmp_path / link).is_symlink()
+        assert len((tmp_path / "there" / leads_to).read_text().splitlines()) == 2
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["new", "old"]
+
+
+async def test_what_cannot_be_an_output_file_is_refused_by_name_and_kept(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
+    (tmp_path / "circle").symlink_to("circle")
+    os.mkfifo(tmp_path / "fifo")
+    os.mkfifo(tmp_path / "a.partial")
+    os.mkfifo(tmp_path / "b.writing")
+    source = lines_in(tmp_path / "in", 2)
+    before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
+    for target, named, why in (
+        ("directory", "directory", "it is no regular file"),
+        ("stdout", "stdout", "it is no regular file"),
+        ("fifo", "fifo", "it is no regular file"),
+        ("a", "a.partial", "it is no regular file"),
+        ("b", "b.writing", "it is no regular file"),
+        ("circle", "circle", "Too many levels of symbolic links"),
+        ("in/out", "in/out", "Not a directory"),
+    ):
+        ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / target), *NO_SCHEDULER)
+        assert (ran.status, ran.err) == (73, f"penstock: cannot write {tmp_path / named}: {why}\n")
+    assert {path: path.lstat().st_mode for path in tmp_path.iterdir()} == before
+    assert shell.queue.requests == []
+
+
 async def test_a_run_with_nothing_to_do_says_so_in_one_line(shell: Shell, tmp_path: Path) -> None:
     def earlier(request: request_pb2.Request) -> request_pb2.Result:
         result = completed(request)
