@@ -108,6 +108,10 @@ class SubmitSession:
         call = self._stub.Submit(self._frames(stream))
         try:
             async for response in call:
+                if not self._held:
+                    # Nothing waits for an ack, so the opening itself is an answer. While something does it is none: a
+                    # request that the stream breaks of would be sent for ever.
+                    patience.succeeded()
                 for ack in response.acks.acks:
                     stream.unanswered -= 1
                     if ack.status in self._tried_again:
@@ -118,6 +122,7 @@ class SubmitSession:
                         yield submitted
                 if stream.refused and not stream.unanswered:
                     if stream.over_quota:
+                        patience.succeeded()
                         await asyncio.sleep(QUOTA_PAUSE_S)
                     else:
                         await patience.wait_or_raise(Unavailable(stream.reason))

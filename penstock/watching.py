@@ -87,7 +87,7 @@ class WatchSession:
         call = self._stub.Watch(self._request())
         try:
             async for response in call:
-                patience.succeeded()
+                patience.succeeded()  # also by an answer without events: the queue listens
                 for event in response.events:
                     if self._is_new(event):
                         yield event

@@ -97,6 +97,9 @@ class Watching:
                 await self._unknown([request_id_of(self._store_id, seq) for seq in sorted(lost)], context)
             async for frame in self._results.stored(ended):
                 yield frame
+            if running:
+                # Nothing else may be said for hours, and a watcher that has come back is to know that the queue is too.
+                yield b""
             while running:
                 await watcher.wait()
                 watcher.clear()

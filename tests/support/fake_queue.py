@@ -170,9 +170,8 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         if unknown:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{min(unknown)}: no such request")
         cursor, sent = (0 if wanted else request.cursor), 0
-        if request.tokens:
-            for delta in self.tokens:
-                yield pb.WatchResponse(events=[pb.WatchEvent(tokens=delta)])
+        for response in self._told_at_once(request):
+            yield response
         while True:
             for position, result in enumerate(self.results[cursor:], cursor + 1):
                 cursor = position
@@ -188,6 +187,11 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
             async with self.changed:
                 while len(self.results) <= cursor:
                     await self.changed.wait()
+
+    def _told_at_once(self, request: pb.WatchRequest) -> list[pb.WatchResponse]:
+        listens = [pb.WatchResponse()] if request.request_ids.ids else []
+        deltas = self.tokens if request.tokens else []
+        return listens + [pb.WatchResponse(events=[pb.WatchEvent(tokens=delta)]) for delta in deltas]
 
     def _over(self, request: pb.WatchRequest, wanted: set[str]) -> bool:
         ended = {result.request_id for result in self.results}

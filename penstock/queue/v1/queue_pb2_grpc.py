@@ -131,6 +131,7 @@ class QueueServiceServicer:
 
     def Watch(self, request, context):
         """Results in completion order with a durable cursor, and token deltas while they are generated.
+        An answer without events says that the queue listens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

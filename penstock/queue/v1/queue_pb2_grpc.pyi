@@ -44,7 +44,9 @@ class QueueServiceStub:
     and then none of the call is accepted.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_queue_pb2.WatchRequest, _queue_pb2.WatchResponse]
-    """Results in completion order with a durable cursor, and token deltas while they are generated."""
+    """Results in completion order with a durable cursor, and token deltas while they are generated.
+    An answer without events says that the queue listens.
+    """
     Follow: _grpc.StreamStreamMultiCallable[_queue_pb2.FollowRequest, _queue_pb2.FollowResponse]
     """Many single requests over one stream: each is followed from when it is named until its result.
     The first answer is empty and says that the queue listens.
@@ -88,7 +90,9 @@ class QueueServiceAsyncStub(QueueServiceStub):
     and then none of the call is accepted.
     """
     Watch: _aio.UnaryStreamMultiCallable[_queue_pb2.WatchRequest, _queue_pb2.WatchResponse]  # type: ignore[assignment]
-    """Results in completion order with a durable cursor, and token deltas while they are generated."""
+    """Results in completion order with a durable cursor, and token deltas while they are generated.
+    An answer without events says that the queue listens.
+    """
     Follow: _aio.StreamStreamMultiCallable[_queue_pb2.FollowRequest, _queue_pb2.FollowResponse]  # type: ignore[assignment]
     """Many single requests over one stream: each is followed from when it is named until its result.
     The first answer is empty and says that the queue listens.
@@ -147,7 +151,9 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.WatchResponse], _abc.AsyncIterator[_queue_pb2.WatchResponse]]:
-        """Results in completion order with a durable cursor, and token deltas while they are generated."""
+        """Results in completion order with a durable cursor, and token deltas while they are generated.
+        An answer without events says that the queue listens.
+        """
 
     @_abc_1.abstractmethod
     def Follow(

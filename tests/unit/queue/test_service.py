@@ -167,6 +167,14 @@ async def _watchers(peer: Peer) -> int:
     return len(peer.service._hub)
 
 
+async def test_a_watch_by_name_says_at_once_that_the_queue_listens(peer: Peer) -> None:
+    """A client that has come back to it would not know otherwise while what it watches waits."""
+    (name,) = await peer.submit(text())
+    watch = peer.stub.Watch(queue_pb2.WatchRequest(request_ids=ids(name)))
+    assert (await watch.read()) == queue_pb2.WatchResponse()
+    watch.cancel()
+
+
 async def test_watch_by_name_tells_of_an_end_that_is_on_disk_although_its_write_failed(peer: Peer) -> None:
     (name,) = await peer.submit(text())
     watch = peer.stub.Watch(queue_pb2.WatchRequest(request_ids=ids(name), tokens=True))
