@@ -116,7 +116,10 @@ class Client:
         return await self.submit_request(build_request(fields))
 
     async def submit_request(self, wanted: request_pb2.Request) -> str:
-        """Submit a request as it goes over the wire, filling in key and trace where they are empty; see `submit`."""
+        """Submit a request as it goes over the wire, with key and trace where they are empty; see `submit`.
+
+        `wanted` stays as it is: submitted again without a key of its own it is another request.
+        """
         request, span = self._prepared(wanted)
         with trace.use_span(span, end_on_exit=True):
             request_id = await self._lines.submit(request)
@@ -327,10 +330,17 @@ class Client:
             yield prepared
 
     def _prepared(self, fields: AnyRequest) -> tuple[request_pb2.Request, trace.Span]:
-        request = fields if isinstance(fields, request_pb2.Request) else build_request(fields)
+        request = _copied(fields) if isinstance(fields, request_pb2.Request) else build_request(fields)
         if not request.idempotency_key:
             request.idempotency_key = secrets.token_hex(16)
         span: trace.Span = trace.INVALID_SPAN
         if not request.traceparent:
             request.traceparent, request.tracestate, span = self._tracer.context()
         return request, span
+
+
+def _copied(message: request_pb2.Request) -> request_pb2.Request:
+    """Return a message of our own to fill in: with our key in it, the caller's would never be another request again."""
+    copy = request_pb2.Request()
+    copy.CopyFrom(message)
+    return copy

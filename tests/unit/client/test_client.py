@@ -62,6 +62,17 @@ async def test_many_requests_share_frames_and_each_gets_one_ack(client: penstock
     assert len(queue.frames) < 200
 
 
+async def test_a_message_can_be_submitted_again_and_is_another_request(
+    client: penstock.Client, queue: FakeQueue
+) -> None:
+    template = request_pb2.Request(text="p")
+    with TracerProvider().get_tracer("test").start_as_current_span("caller"):
+        names = [await client.submit_request(template) for _ in range(2)]
+        names += [ack.request_id async for ack in client.submit_many([template, template])]
+    assert names == [request.request_id for request in queue.requests] == ["r-0", "r-1", "r-2", "r-3"]
+    assert template == request_pb2.Request(text="p"), "the caller's message is as it was"
+
+
 async def test_a_broken_submit_stream_loses_and_repeats_nothing(client: penstock.Client, queue: FakeQueue) -> None:
     queue.break_submit_after_acks = 700
     acks = [ack async for ack in client.submit_many({"prompt": f"p {i}"} for i in range(2000))]
