@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from penstock.client import (
     DEFAULT_QUEUE_ADDRESS,
@@ -156,16 +156,14 @@ class SyncClient:
             future.cancel()
             raise
 
-    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """Yield what the asynchronous iterator yields; closing this generator closes it."""
+    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yield what the asynchronous generator yields; closing this generator closes it."""
+        steps = _Steps(items)
         try:
-            while True:
-                item = self._run(_next(items))
-                if item is END:
-                    return
+            while (item := self._run(steps.next())) is not END:
                 yield item  # type: ignore[misc]
         finally:
-            self._run(_close(items))
+            self._run(steps.close())
 
 
 async def _made(queue: str, scheduler: str, retry_for_s: float, api_key: str | None, tenant: str) -> Client:
@@ -183,11 +181,20 @@ async def _settled() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def _next(items: AsyncIterator[T]) -> T | object:
-    return await anext(items, END)
+class _Steps(Generic[T]):
+    """An asynchronous generator, taken one item after the other by a thread that may stop waiting for one (Ctrl-C)."""
 
+    def __init__(self, items: AsyncGenerator[T, None]) -> None:
+        self._items = items
+        self._last: asyncio.Task[Any] | None = None
 
-async def _close(items: AsyncIterator[Any]) -> None:
-    close = getattr(items, "aclose", None)
-    if close is not None:
-        await close()
+    async def next(self) -> T | object:
+        """Return the next item, END after the last."""
+        self._last = asyncio.current_task()
+        return await anext(self._items, END)
+
+    async def close(self) -> None:
+        """Close the generator once it is no longer being asked: a step that was cancelled may be still at its end."""
+        if self._last is not None:
+            await asyncio.wait([self._last])
+        await self._items.aclose()
