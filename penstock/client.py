@@ -140,6 +140,12 @@ class Client:
             async for ack in acks:
                 yield ack
 
+    def prepared(self, wanted: AnyRequest) -> request_pb2.Request:
+        """Return the message as which `submit_many` submits `wanted`. Raises InvalidRequest. Any thread may call it."""
+        request, span = self._prepared(wanted)
+        span.end()
+        return request
+
     async def generate(self, **fields: Unpack[RequestFields]) -> Result:
         """Submit one request and return its result, however it ended."""
         return await self.result(await self.submit(**fields))
@@ -320,14 +326,10 @@ class Client:
     async def _prepare_each(self, requests: ManyRequests) -> AsyncIterator[request_pb2.Request]:
         if isinstance(requests, AsyncIterable):
             async for request in requests:
-                prepared, span = self._prepared(request)
-                span.end()
-                yield prepared
+                yield self.prepared(request)
             return
         for request in requests:
-            prepared, span = self._prepared(request)
-            span.end()
-            yield prepared
+            yield self.prepared(request)
 
     def _prepared(self, fields: AnyRequest) -> tuple[request_pb2.Request, trace.Span]:
         request = _copied(fields) if isinstance(fields, request_pb2.Request) else build_request(fields)

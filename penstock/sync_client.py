@@ -19,6 +19,7 @@ from penstock.fields import RequestFields
 from penstock.queue.v1 import queue_pb2
 from penstock.results import Cancelled, DeadLetter, RequestInfo, Requeued, Result, Submitted, TokenDelta
 from penstock.scheduler.v1 import scheduler_pb2
+from penstock.source_thread import SourceThread
 from penstock.watching import Event
 
 T = TypeVar("T")
@@ -73,8 +74,18 @@ class SyncClient:
         return self._run(self._client.submit(**fields))
 
     def submit_many(self, requests: Iterable[AnyRequest], *, wait_for_quota: bool = False) -> Iterator[Submitted]:
-        """Submit requests over one stream; yield an ack for each once it is durable or refused."""
-        return self._each(self._client.submit_many(requests, wait_for_quota=wait_for_quota))
+        """Submit requests over one stream; yield an ack for each once it is durable or refused.
+
+        `requests` is read in a thread of its own, some way ahead of the acks; it may call this client. What it raises
+        is raised here once what it gave before is acked.
+        """
+        # Made ready where they are read: a source may change what it has given as soon as it is asked for the next.
+        source = SourceThread(map(self._client.prepared, requests), self._loop)
+        try:
+            yield from self._each(self._client.submit_many(source.items(), wait_for_quota=wait_for_quota))
+            source.raise_failure()
+        finally:
+            source.leave()
 
     def generate(self, **fields: Unpack[RequestFields]) -> Result:
         """Submit one request and return its result, however it ended."""
