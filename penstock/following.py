@@ -36,6 +36,9 @@ DELTA_BYTES = 512
 MAX_NAMES = 10_000
 """Requests named in one frame: a frame stays well below gRPC's limit."""
 
+CLOSED = "the client was closed"
+"""What those hear who still follow when the client is closed."""
+
 
 class Inbox:
     """What one reader of one request has not taken yet."""
@@ -131,6 +134,7 @@ class Follower:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            self._end_all(Unavailable(CLOSED))  # a task that is cancelled before its first step runs nothing
 
     # ---- what is followed ----
 
@@ -179,7 +183,7 @@ class Follower:
 
     async def _run(self) -> None:
         """Keep a stream open while anything is followed, and IDLE_S longer."""
-        failure: Exception = Unavailable("the client was closed")
+        failure: Exception = Unavailable(CLOSED)
         patience = self._connection.patience()
         try:
             while self._inboxes:
@@ -190,11 +194,15 @@ class Follower:
         except Exception as error:  # whatever it is, the readers have to know
             failure = error
         finally:
-            self._outgoing = None
-            for inboxes in self._inboxes.values():
-                for inbox in inboxes:
-                    inbox.fail(failure)
-            self._inboxes.clear()
+            self._end_all(failure)
+
+    def _end_all(self, failure: Exception) -> None:
+        """Have everybody who still follows raise `failure`."""
+        self._outgoing = None
+        for inboxes in self._inboxes.values():
+            for inbox in inboxes:
+                inbox.fail(failure)
+        self._inboxes.clear()
 
     async def _one_stream(self, patience: Patience) -> None:
         """Hand out what comes, until the queue ends the stream."""

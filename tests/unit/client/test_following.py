@@ -134,6 +134,18 @@ async def test_who_still_waits_when_the_client_closes_is_told(queue: FakeQueue) 
             await waiting
 
 
+async def test_who_has_only_just_begun_to_wait_when_the_client_closes_is_told(queue: FakeQueue) -> None:
+    async with serving(queue) as address:
+        client = penstock.Client(address)
+        name = await client.submit(prompt="p")
+        waiting = asyncio.create_task(client.result(name))
+        await asyncio.sleep(0)  # it has begun, and the stream's task has not
+        await client.close()
+        with pytest.raises(penstock.Unavailable, match="closed"):
+            async with asyncio.timeout(10):
+                await waiting
+
+
 async def test_a_queue_that_stays_away_is_told_to_all() -> None:
     async with penstock.Client("127.0.0.1:1", retry_for_s=0.1) as client:
         for answer in await asyncio.gather(client.result("a"), client.result("b"), return_exceptions=True):
