@@ -39,7 +39,7 @@ from penstock.submit_line import SubmitLines
 from penstock.submitting import SubmitSession
 from penstock.tls import TlsFiles
 from penstock.tracing import SubmitTracer
-from penstock.watching import Event, WatchSession
+from penstock.watching import Event, Transcript, WatchSession
 
 if TYPE_CHECKING:
     from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
@@ -197,7 +197,10 @@ class Client:
         follow: bool = False,
         tokens: bool = False,
     ) -> AsyncGenerator[Event, None]:
-        """Yield results, progress and (with `tokens`) token deltas; see `watch`."""
+        """Yield results, progress and (with `tokens`) token deltas; see `watch`.
+
+        Tokens that were not sent while a request ran are in its result alone.
+        """
         async with aclosing(self._session(batch, request_ids, cursor, tokens, follow).events()) as events:
             async for event in events:
                 yield event
@@ -233,13 +236,20 @@ class Client:
         """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.
 
         A delta with a higher `attempt` means that the request started again
-        on another worker: discard the text of the attempt before.
+        on another worker: discard the text of the attempt before. What was not
+        sent while it ran comes out of its result, so that a completed request's
+        text is that of the last attempt yielded.
         """
+        transcript = Transcript()
         async with aclosing(self.wire_events(request_id, tokens=True)) as told:
             async for events in told:
                 for event in events:
                     if event.WhichOneof("event") == "tokens":
+                        transcript.add(event.tokens)
                         yield tokens_from(event.tokens)
+                        continue
+                    for delta in transcript.rest(event.result.result):
+                        yield tokens_from(delta)
 
     async def cancel(self, *request_ids: str, batch: str | None = None) -> Cancelled:
         """Cancel the named requests, or everything of a batch that has not ended."""

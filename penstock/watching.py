@@ -146,3 +146,58 @@ class TokenPositions:
     def forget(self, request_id: str) -> None:
         """Drop what is known of a request that has ended."""
         self._seen.pop(request_id, None)
+
+
+class Transcript:
+    """What a reader has been given of the latest attempt of one request.
+
+    Text and token ids are kept, not the deltas: one that came off the wire holds on to the frame it came in.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has been given."""
+        self._attempt = 0
+        self._texts: dict[int, list[str]] = {}
+        self._token_ids: dict[int, list[int]] = {}
+
+    def add(self, delta: request_pb2.TokenDelta) -> None:
+        """Note what is given next; a higher attempt starts again."""
+        if delta.attempt > self._attempt:
+            self._begin(delta.attempt)
+        self._texts.setdefault(delta.index, []).append(delta.text)
+        self._token_ids.setdefault(delta.index, []).extend(delta.token_ids)
+
+    def rest(self, result: request_pb2.Result) -> list[request_pb2.TokenDelta]:
+        """Return what `result` has beyond what was given, or all of it, as a later attempt, if it does not go on there.
+
+        What is not sent, because the queue or the worker's stream to it is away, comes with the result alone.
+        """
+        if not all(self._goes_on(choice) for choice in result.choices):
+            self._begin(max(result.attempts, self._attempt + 1))
+        rest = []
+        for choice in result.choices:
+            tokens, characters = len(self._token_ids.get(choice.index, ())), len(self._text(choice.index))
+            delta = request_pb2.TokenDelta(
+                request_id=result.request_id,
+                attempt=self._attempt or result.attempts,
+                index=choice.index,
+                offset=tokens,
+                token_ids=choice.token_ids[tokens:],
+                text=choice.text[characters:],
+                logprobs=choice.logprobs[tokens:],
+            )
+            if delta.token_ids or delta.text:
+                rest.append(delta)
+        return rest
+
+    def _begin(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._texts.clear()
+        self._token_ids.clear()
+
+    def _goes_on(self, choice: request_pb2.Choice) -> bool:
+        token_ids = self._token_ids.get(choice.index, [])
+        return choice.token_ids[: len(token_ids)] == token_ids and choice.text.startswith(self._text(choice.index))
+
+    def _text(self, index: int) -> str:
+        return "".join(self._texts.get(index, ()))

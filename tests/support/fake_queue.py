@@ -32,6 +32,21 @@ def completed(request: request_pb2.Request) -> request_pb2.Result:
     )
 
 
+def saying(text: str) -> Answerer:
+    """Return who answers with `text`, a token a character, numbered from 0."""
+
+    def answer(_request: request_pb2.Request) -> request_pb2.Result:
+        choice = request_pb2.Choice(text=text, token_ids=range(len(text)))
+        return request_pb2.Result(outcome=request_pb2.OUTCOME_COMPLETED, choices=[choice], attempts=1)
+
+    return answer
+
+
+def cancelled(_request: request_pb2.Request) -> request_pb2.Result:
+    """Answer without a completion: of what was generated there are the token deltas alone."""
+    return request_pb2.Result(outcome=request_pb2.OUTCOME_CANCELLED)
+
+
 def refusal(request: request_pb2.Request) -> request_pb2.RequestError | None:
     """Return what is wrong with a request, fields named by their path on the wire."""
     for wrong, param in (

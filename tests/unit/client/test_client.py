@@ -18,7 +18,7 @@ from penstock.errors import given_name
 from penstock.fields import RequestFields
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
-from tests.support.fake_queue import FakeQueue, completed, serving
+from tests.support.fake_queue import FakeQueue, cancelled, completed, saying, serving
 
 
 @pytest.fixture
@@ -260,6 +260,7 @@ async def test_tokens_come_once_and_in_order(client: penstock.Client, queue: Fak
     def delta(attempt: int, offset: int, text: str) -> request_pb2.TokenDelta:
         return request_pb2.TokenDelta(request_id="r-0", attempt=attempt, offset=offset, token_ids=[1], text=text)
 
+    queue.answer = cancelled
     queue.tokens = [delta(1, 0, "a"), delta(1, 1, "b"), delta(1, 1, "b"), delta(2, 0, "A"), delta(1, 2, "c")]
     request_id = await client.submit(prompt="p")
     deltas = [token async for token in client.tokens(request_id)]
@@ -273,11 +274,62 @@ async def test_a_delta_from_the_start_is_cut_to_what_is_new(client: penstock.Cli
         ids = range(offset, offset + tokens)
         return request_pb2.TokenDelta(request_id="r-0", attempt=1, offset=offset, token_ids=ids, text=text)
 
+    queue.answer = cancelled
     queue.tokens = [delta(0, 2, "ab"), delta(0, 3, "abc"), delta(3, 1, "d"), delta(6, 1, "g"), delta(4, 1, "e")]
     request_id = await client.submit(prompt="p")
     deltas = [token async for token in client.tokens(request_id)]
     assert "".join(d.text for d in deltas) == "abcde"
     assert [token for d in deltas for token in d.token_ids] == [0, 1, 2, 3, 4]
+
+
+def told(attempt: int, offset: int, text: str) -> request_pb2.TokenDelta:
+    """A delta of the first request of a queue, a token a character."""
+    ids = range(offset, offset + len(text))
+    return request_pb2.TokenDelta(request_id="r-0", attempt=attempt, offset=offset, token_ids=ids, text=text)
+
+
+@pytest.mark.parametrize(
+    ("deltas", "expected"),
+    [
+        ([told(1, 0, "ab")], [(1, 0, "ab"), (1, 2, "cd")]),
+        ([told(1, 0, "abcd")], [(1, 0, "abcd")]),
+        ([], [(1, 0, "abcd")]),
+        ([told(1, 0, "xy")], [(1, 0, "xy"), (2, 0, "abcd")]),
+        ([told(1, 0, "xy"), told(2, 0, "a")], [(1, 0, "xy"), (2, 0, "a"), (2, 1, "bcd")]),
+        ([told(1, 0, "abcde")], [(1, 0, "abcde"), (2, 0, "abcd")]),
+        ([request_pb2.TokenDelta(request_id="r-0", attempt=1, token_ids=[7])], [(1, 0, ""), (2, 0, "abcd")]),
+    ],
+    ids=["part", "all", "nothing", "something else", "a later attempt", "more", "another token without text"],
+)
+async def test_tokens_that_were_not_sent_come_with_the_result(
+    client: penstock.Client,
+    queue: FakeQueue,
+    deltas: list[request_pb2.TokenDelta],
+    expected: list[tuple[int, int, str]],
+) -> None:
+    queue.tokens, queue.answer = deltas, saying("abcd")
+    request_id = await client.submit(prompt="p")
+    given = [token async for token in client.tokens(request_id)]
+    assert [(token.attempt, token.offset, token.text) for token in given] == expected
+    last = [token.token_ids for token in given if token.attempt == given[-1].attempt]
+    assert [token_id for token_ids in last for token_id in token_ids] == [0, 1, 2, 3]
+
+
+async def test_the_rest_of_each_completion_comes_with_its_own_tokens(client: penstock.Client, queue: FakeQueue) -> None:
+    def two(_request: request_pb2.Request) -> request_pb2.Result:
+        logprobs = [request_pb2.TokenLogprob(token_id=number) for number in range(2)]
+        choices = [
+            request_pb2.Choice(index=index, text="ab", token_ids=[0, 1], logprobs=logprobs) for index in range(2)
+        ]
+        return request_pb2.Result(outcome=request_pb2.OUTCOME_COMPLETED, choices=choices, attempts=1)
+
+    queue.tokens, queue.answer = [told(1, 0, "a")], two
+    request_id = await client.submit(prompt="p")
+    given = [token async for token in client.tokens(request_id)]
+    assert [(token.index, token.text, token.token_ids) for token in given] == [
+        (0, "a", (0,)), (0, "b", (1,)), (1, "ab", (0, 1)),
+    ]  # fmt: skip
+    assert [[entry.token_id for entry in token.logprobs] for token in given] == [[], [1], [0, 1]]
 
 
 async def test_get_by_id_and_by_key(client: penstock.Client) -> None:

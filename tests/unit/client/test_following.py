@@ -12,7 +12,7 @@ import penstock
 from penstock import following
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
-from tests.support.fake_queue import FakeQueue, serving
+from tests.support.fake_queue import FakeQueue, cancelled, serving
 from tests.support.waiting import wait_for_async
 
 
@@ -58,6 +58,7 @@ async def test_a_broken_stream_is_opened_again_with_what_is_open_and_no_token_co
     client: penstock.Client, queue: FakeQueue
 ) -> None:
     first, second = await client.submit(prompt="a"), await client.submit(prompt="b")
+    queue.answer = cancelled
     queue.tokens = [delta(first, 0, "ab"), delta(first, 2, "cd"), delta(second, 0, "xy")]
     queue.break_follow_after_tokens = 1
     reading = [asyncio.create_task(texts(client, name)) for name in (first, second)]
@@ -72,6 +73,7 @@ async def test_a_broken_stream_is_opened_again_with_what_is_open_and_no_token_co
 
 async def test_two_readers_of_one_request_get_all_of_it(client: penstock.Client, queue: FakeQueue) -> None:
     name = await client.submit(prompt="p")
+    queue.answer = cancelled
     queue.tokens = [delta(name, 0, "abc")]
     early = asyncio.create_task(texts(client, name))
     await until_followed(queue, name)
