@@ -17,15 +17,19 @@ from collections.abc import Iterator
 HEAP_SLACK = 64
 """Elements a heap may have beyond twice what it needs before it is rebuilt: keeps rebuilding O(1) per change."""
 
+MOST_WINDOWS = 8
+"""Models of one channel that may each have a whole window announced."""
+
 MOST_BESIDE = 16_384
-"""Requests beyond one window that a channel may have announced over all models: bounds what made-up names make the
-scheduler remember. Where they take it all, those that have waited longest for room are announced first."""
+"""Requests beyond those windows that a channel may have announced over all models. Both bound what made-up names make
+the scheduler remember. Where they take it all, a model that makes progress keeps what it has, and the others have their
+turns by how long they have waited."""
 
 
 class Line:
     """Requests of one channel that are ready."""
 
-    __slots__ = ("_announced", "_due", "_length", "_limit", "_parts")
+    __slots__ = ("_announced", "_due", "_length", "_limit", "_moved", "_parts")
 
     def __init__(self) -> None:
         """Make an empty line with closed windows."""
@@ -33,6 +37,8 @@ class Line:
         self._parts: dict[str, Part] = {}
         self._due: dict[str, None] = {}
         """Models of which more may be announced now, the longest waiting first."""
+        self._moved: dict[str, None] = {}
+        """Models of which an announced request has left: the room is theirs before anybody else's."""
         self._length = 0
         self._announced = 0
 
@@ -53,7 +59,7 @@ class Line:
     def set_limit(self, limit: int) -> None:
         """Let at most `limit` requests for each model be announced and still waiting at once."""
         self._limit = limit
-        self._due = dict.fromkeys(self._parts)
+        self._due |= dict.fromkeys(self._parts)
 
     def enter(self, seq: int, priority: int, model: str) -> None:
         """Let request `seq` wait; it is not announced yet."""
@@ -71,10 +77,12 @@ class Line:
         self._length -= 1
         if announced:
             self._announced -= 1
-        if part.waiting:
-            self._due[model] = None
-        else:
+        if not part.waiting:
             del self._parts[model]
+            self._due.pop(model, None)
+            self._moved.pop(model, None)
+        elif announced:
+            self._moved[model] = None
         return announced
 
     def forget_announcements(self) -> None:
@@ -86,18 +94,17 @@ class Line:
 
     def announce(self) -> Iterator[int]:
         """Yield the requests that the windows let through now, of each model in order, and mark them announced."""
-        while self._due:
-            model = next(iter(self._due))
-            part = self._parts.get(model)
-            while part is not None and self._announced < self._limit + MOST_BESIDE:
-                seq = part.announce_one(self._limit)
-                if seq is None:
-                    break
-                self._announced += 1
-                yield seq
-            if self._announced >= self._limit + MOST_BESIDE:
-                return
-            del self._due[model]
+        most = MOST_WINDOWS * self._limit + MOST_BESIDE
+        for models in (self._moved, self._due):
+            while models:
+                model = next(iter(models))
+                part = self._parts[model]
+                while self._announced < most and (seq := part.announce_one(self._limit)) is not None:
+                    self._announced += 1
+                    yield seq
+                if self._announced >= most:
+                    return
+                del models[model]
 
     def oldest(self) -> int | None:
         """Return the waiting request that was submitted first, or None."""

@@ -84,8 +84,9 @@ class Line:
             del self._front[index]
             return True
         if len(self._rising) + len(self._heap) > 2 * len(self._live) + STALE_ALLOWANCE:
-            front = set(self._front)
-            self._rising = deque(sorted(key for live in self._live.values() if (key := order(live)) not in front))
+            # Whoever is aside has no key behind, or it would stand there twice when it is brought back.
+            placed = {key[2] for key in self._front} | self._aside.keys()
+            self._rising = deque(sorted(order(live) for name, live in self._live.items() if name not in placed))
             self._heap.clear()
         return False
 
@@ -118,9 +119,9 @@ class Line:
         while self._rising and len(front) < FRONT_REQUESTS:
             key = self._take_first_behind()
             entry = self._live.get(key[2])
-            # They surface in order, and none comes before one in front: the same key can only be the last there.
             if entry is None or key[2] in self._aside or order(entry) != key:
                 continue
+            # They surface in order, and none comes before one in front: the same key can only be the last there.
             if not front or front[-1] != key:
                 front.append(key)
 

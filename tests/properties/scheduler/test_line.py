@@ -111,16 +111,20 @@ def test_one_aside_does_not_stand_in_line_for_a_place_it_left_before() -> None:
     assert [line.head(), *line.behind()] == entries
 
 
-def test_one_aside_stays_there_while_others_come_and_go() -> None:
+@pytest.mark.parametrize("kept", [1, FRONT_REQUESTS - 2, 2 * FRONT_REQUESTS])
+def test_one_aside_stands_in_line_once_after_many_have_left(kept: int) -> None:
     line = Line("m")
-    aside = entry("aside", (0, 0))
-    line.enter(aside)
-    assert line.head() is aside
+    entries = [entry(f"r{number}", (0, number)) for number in range(10 * STALE_ALLOWANCE)]
+    for one in entries:
+        line.enter(one)
+    assert line.head() is entries[0]
     line.set_head_aside()
-    for number in range(5000):
-        passing = entry(f"p{number}", (0, 10_000 - number))
-        line.enter(passing)
-        line.leave(passing)
-        assert line.head() is None
+    assert line.head() is entries[1]
+    stays = [entries[0], *entries[1 : kept + 1]]
+    for one in entries[kept + 1 :]:
+        line.leave(one)
     line.bring_back()
-    assert line.head() is aside
+    for first in range(len(stays)):
+        assert [line.head(), *line.behind()] == stays[first : first + FRONT_REQUESTS]
+        line.leave(stays[first])
+    assert line.head() is None

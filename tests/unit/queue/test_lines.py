@@ -1,6 +1,6 @@
 """The waiting line: order, window, age, and heaps that do not grow."""
 
-from services.queue.core.lines import HEAP_SLACK, MOST_BESIDE, Line
+from services.queue.core.lines import HEAP_SLACK, MOST_BESIDE, MOST_WINDOWS, Line
 
 
 def test_announces_in_order_of_priority_then_seq_within_the_window() -> None:
@@ -92,15 +92,40 @@ def test_models_that_are_gone_are_forgotten() -> None:
 def test_all_models_together_have_a_bound_and_those_who_wait_longest_come_first() -> None:
     line = Line()
     line.set_limit(2)
-    most = 2 + MOST_BESIDE
+    most = 2 * MOST_WINDOWS + MOST_BESIDE
     for seq in range(most):
         line.enter(seq, 0, f"made-up-{seq}")
     assert len(list(line.announce())) == most
-    line.enter(most, 0, "a")
-    line.enter(most + 1, 0, "b")
+    line.enter(most, 0, "b")
+    line.enter(most + 1, 0, "a")
     assert list(line.announce()) == []
     line.leave(0, "made-up-0")
+    line.set_limit(2)
     assert list(line.announce()) == [most]
-    line.set_limit(3)
+    line.leave(1, "made-up-1")
     assert list(line.announce()) == [most + 1]
-    assert line.announced == 3 + MOST_BESIDE
+    line.set_limit(3)
+    assert line.announced == most
+
+
+def test_a_model_that_makes_progress_keeps_its_room_beside_those_that_make_none() -> None:
+    line = Line()
+    line.set_limit(2)
+    most = 2 * MOST_WINDOWS + MOST_BESIDE
+    for seq in range(10):
+        line.enter(seq, 0, "served")
+    for seq in range(10, 10 + most):
+        line.enter(seq, 0, f"made-up-{seq}")
+    assert len(list(line.announce())) == most
+    for seq in range(8):
+        assert line.leave(seq, "served")
+        assert list(line.announce()) == [seq + 2]
+
+
+def test_names_that_are_gone_are_not_kept_while_nothing_is_announced() -> None:
+    line = Line()
+    for seq in range(1000):
+        line.enter(seq, 0, f"made-up-{seq}")
+        line.leave(seq, f"made-up-{seq}")
+    assert not line._due
+    assert not line._moved
