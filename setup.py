@@ -18,8 +18,8 @@ COMPILED: dict[str, str] = {
     "services/queue": """batch_log committer file_changes file_rows items loading payloads rights rocksdb_store shelf
         speaker spot_check store submit submit_turns synced validate watch wire""",
     "services/scheduler/core": """admission arbiter audit backlog bids channel counters estimate fleet forecast
-        hold_time holds lately ledger lengths line machine margin messages openings policy predictive recompute roster
-        rules savings share snapshot waiting""",
+        hold_time holds lately ledger lengths line machine margin messages openings policy predictive reach recompute
+        roster rules savings share snapshot waiting""",
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers reservations session sizing token_news
         values""",

@@ -45,6 +45,9 @@ class Policy(ABC):
     """Share of a worker's pool that may be booked ahead of what is free there, for what will be when a grant arrives.
     Only for a policy whose engines may preempt: what is booked ahead rests on a guess of what ends."""
 
+    lessons: int = 0
+    """Grows when bookings are no longer what they were for the same request, so that what waits is asked again."""
+
     def fresh(self) -> Policy:
         """Return the policy with nothing learned; one that learns nothing is always fresh."""
         return self

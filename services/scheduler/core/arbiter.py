@@ -44,6 +44,7 @@ from services.scheduler.core.fleet import Fleet, Group, Worker
 from services.scheduler.core.holds import Holds
 from services.scheduler.core.line import Line
 from services.scheduler.core.policy import Policy
+from services.scheduler.core.reach import Reach
 from services.scheduler.core.rules import Claim, Rules, below_ceiling, in_tiers
 from services.scheduler.core.savings import Saving, Savings
 
@@ -81,6 +82,8 @@ class Arbiter:
         self._bids: dict[Channel, Bid] = {}
         self._fenced: set[Worker] = set()
         self._paused: set[Worker] = set()
+        self._lessons = policy.lessons
+        self._reach = Reach()
         for channel in channels:
             self.add(channel)
 
@@ -126,13 +129,15 @@ class Arbiter:
         self._paused.discard(worker)
         for channel in self._ring:
             channel.worker_left(worker)
-            channel.bring_back()
+            channel.bring_back(worker.group)  # what no other is known to hold may be tried on the largest left
         self._look_again()
 
     def came_back(self, worker: Worker) -> None:
         """Note that the worker takes grants again, or for the first time."""
-        for channel in self._ring:
-            channel.bring_back()
+        # Of several whose pause ends in one pass each is still away for those before it.
+        if self._reach.grows_with(worker, self._paused):
+            for channel in self._ring:
+                channel.bring_back(worker.group)
         self.room_grew(worker)
 
     def went_away(self) -> None:
@@ -166,6 +171,10 @@ class Arbiter:
     def begin(self, now_ns: int) -> None:
         """Start a pass: end savings whose head or worker is no longer there, and see whether there is anything new."""
         self._now_ns = now_ns
+        self._reach.begin(now_ns)
+        if self._lessons != self._policy.lessons:
+            self._lessons = self._policy.lessons
+            self._bring_all_back()
         for saving in self._savings:
             line = saving.channel.lines.get(saving.line.model)
             first = line is saving.line and line.head() is saving.entry
@@ -179,6 +188,13 @@ class Arbiter:
                 self._look_again()
                 channel.changed = False
             self._lift_fence(channel)
+
+    def _bring_all_back(self) -> None:
+        """Look again at everybody: what they book is not what it was."""
+        for channel in self._ring:
+            for worker in self._fleet:
+                channel.bring_back(worker.group)
+        self._look_again()
 
     def next(self) -> Placement | None:
         """Return the next grant of this pass, None if nothing more fits. `placed` must follow each placement."""
@@ -262,10 +278,8 @@ class Arbiter:
     def _look_at_heads(self, channel: Channel) -> Bid | None:
         """Look at the heads in order until one can be placed, may save or cannot pay; None if one was set aside."""
         takes_part = payer_waits = False
+        channel.set_unserved_aside(self._fleet.serving)
         for line, head in channel.heads():
-            if not self._fleet.serving(line.model):
-                channel.set_line_aside(line)
-                continue
             placement = self._place(channel, head)
             paid = self._savings.of(head) is not None
             if placement is None and not paid:
@@ -298,7 +312,7 @@ class Arbiter:
             hints = [(group, channel.openings(group).most_blocks()) for group in groups]
             if not any(blocks for _, blocks in hints):
                 break
-            if not any((entry.bookings.get(group) or self._booking(entry, group))[0] <= most for group, most in hints):
+            if not any(self._booking(entry, group)[0] <= most for group, most in hints):
                 continue
             placement = self._place(channel, entry)
             if placement is not None:
@@ -306,19 +320,9 @@ class Arbiter:
         return None
 
     def _is_out_of_reach(self, entry: Entry) -> bool:
-        """Return whether there are workers that take grants now, none of which could ever hold the entry.
-
-        Without any, nobody behind it could have its turn either, and all stay where they are.
-        """
+        """Return whether none of the workers that take grants now could ever hold the entry."""
         needed = {group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings(entry)}
-        others = False
-        for group in self._fleet.serving(entry.announced.model):
-            for worker in group.workers.values():
-                if worker.takes_grants(self._now_ns):
-                    if group in needed and needed[group] <= worker.shape.capacity_blocks:
-                        return False
-                    others = True
-        return others
+        return self._reach.ends_before(needed, self._fleet.serving(entry.announced.model))
 
     # ---- savings ----
 
@@ -403,7 +407,7 @@ class Arbiter:
         """
         wanted = []
         for group in self._fleet.serving(entry.announced.model):
-            blocks, least_blocks = entry.bookings.get(group) or self._booking(entry, group)
+            blocks, least_blocks = self._booking(entry, group)
             if least_blocks <= group.shape.capacity_blocks:
                 wanted.append((group, blocks, least_blocks))
         roomy = [found for found in wanted if found[1] <= found[0].shape.capacity_blocks]
@@ -417,7 +421,14 @@ class Arbiter:
         ]
 
     def _booking(self, entry: Entry, group: Group) -> tuple[int, int]:
-        request = entry.announced
-        blocks = max(self._policy.booking_blocks(request, group.shape), 1)
-        entry.bookings[group] = found = (blocks, needed_blocks(request, group.shape))
+        """Return what the entry books in the group and what it is proven to need, by what the policy knows now."""
+        lessons = self._policy.lessons
+        if entry.lessons != lessons:
+            entry.lessons = lessons
+            entry.bookings.clear()
+        found = entry.bookings.get(group)
+        if found is None:
+            request = entry.announced
+            blocks = max(self._policy.booking_blocks(request, group.shape), 1)
+            entry.bookings[group] = found = (blocks, needed_blocks(request, group.shape))
         return found

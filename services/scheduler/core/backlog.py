@@ -116,10 +116,11 @@ class Entry:
     """One request: what was announced of it, its state, and the epoch that holds credits for it (0: none).
 
     `request` is None for a request known from an inventory only. `bookings` keeps what the request would book in
-    each group of workers and what it is proven to need there, which a waiting head is asked for at every pass.
+    each group of workers and what it is proven to need there, which a waiting head is asked for at every pass; they are
+    of when the policy had learned `lessons`.
     """
 
-    __slots__ = ("announced_ns", "bookings", "epoch", "request", "request_id", "state")
+    __slots__ = ("announced_ns", "bookings", "epoch", "lessons", "request", "request_id", "state")
 
     def __init__(self, request_id: str) -> None:
         """Begin absent."""
@@ -129,6 +130,7 @@ class Entry:
         self.announced_ns = 0
         self.epoch = 0
         self.bookings: dict[Group, tuple[int, int]] = {}
+        self.lessons = 0
 
     @property
     def announced(self) -> Announced:

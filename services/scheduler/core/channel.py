@@ -11,6 +11,8 @@ long. The deficit is what it may still take before the others have had their tur
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.hold_time import HoldTime
@@ -96,21 +98,23 @@ class Channel:
         lines = self._looked_at.items()
         return any((not model or model in models) and line.head() is not None for model, line in lines)
 
-    def set_line_aside(self, line: Line) -> None:
-        """Do not look at a line that no worker serves."""
-        del self._looked_at[line.model]
+    def set_unserved_aside(self, serving: Callable[[str], list[Group]]) -> None:
+        """Look no longer at lines for models that no group is `serving`."""
+        for model in [model for model in self._looked_at if not serving(model)]:
+            del self._looked_at[model]
 
     def set_head_aside(self, line: Line) -> None:
         """Let the one behind the line's head have its turn."""
         line.set_head_aside()
         self.line_ended |= line.head() is None
 
-    def bring_back(self) -> None:
-        """Look at every line and entry again."""
-        if len(self._looked_at) < len(self.lines):
-            self._looked_at = dict(self.lines)
-        for line in self.lines.values():
-            line.bring_back()
+    def bring_back(self, group: Group) -> None:
+        """Look again at every line and entry that workers of the group may serve."""
+        for model in ("", *group.models):
+            line = self.lines.get(model)
+            if line is not None:
+                self._looked_at[model] = line
+                line.bring_back()
 
     # ---- standing ----
 

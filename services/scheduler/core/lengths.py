@@ -59,7 +59,14 @@ MOST_REFRESH_NOTES: Final = 64
 """Notes after which a curve is drawn again at the latest."""
 
 LEAST_PROMPTS: Final = 8
-"""Prompts whose sizes must be known before one is predicted."""
+"""Prompts whose sizes must be known before one is predicted from them."""
+
+FIRST_TOKENS_PER_BYTE: Final = 1
+"""What is guessed before: no tokenizer in use makes more tokens than bytes, most make a quarter as many. To take a
+prompt for the whole window instead would let requests in one by one where the pool is hardly larger."""
+
+FIRST_TEMPLATE_TOKENS: Final = 64
+"""What a chat's template is guessed to add."""
 
 PROMPT_MEMORY: Final = 256
 """Prompts over which the ratio of tokens to bytes is averaged."""
@@ -257,10 +264,10 @@ class PromptSizes:
         """Start with nothing seen."""
         self._ratios: dict[tuple[str, bool], tuple[int, float, float]] = {}
 
-    def observe(self, model: str, request: Announced, prompt_tokens: int) -> None:
-        """Note the length of a tokenized prompt."""
+    def observe(self, model: str, request: Announced, prompt_tokens: int) -> bool:
+        """Note the length of a tokenized prompt; return whether it is the last that was missing for predictions."""
         if not request.prompt_bytes or not prompt_tokens:
-            return
+            return False
         ratio = prompt_tokens / request.prompt_bytes
         key = model, request.chat
         seen, mean, variance = self._ratios.get(key, (0, ratio, 0.0))
@@ -269,13 +276,17 @@ class PromptSizes:
         if len(self._ratios) >= MOST_TABLES and key not in self._ratios:
             self._ratios.clear()
         self._ratios[key] = seen + 1, mean + share * off, (1 - share) * (variance + share * off * off)
+        return seen + 1 == LEAST_PROMPTS
 
     def predict(self, model: str, request: Announced, bound_tokens: int) -> int:
         """Return the tokens to expect of a prompt that cannot exceed `bound_tokens`."""
         seen, mean, variance = self._ratios.get((model, request.chat), (0, 0.0, 0.0))
-        if request.prompt_tokens or not request.prompt_bytes or seen < LEAST_PROMPTS:
+        if request.prompt_tokens or not request.prompt_bytes:
             return bound_tokens
-        expected = request.prompt_bytes * (mean + PROMPT_DEVIATIONS * variance**0.5)
+        if seen < LEAST_PROMPTS:
+            expected = float(request.prompt_bytes * FIRST_TOKENS_PER_BYTE + FIRST_TEMPLATE_TOKENS)
+        else:
+            expected = request.prompt_bytes * (mean + PROMPT_DEVIATIONS * variance**0.5)
         return max(min(int(expected) + 1, bound_tokens), 1)
 
 

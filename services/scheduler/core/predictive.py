@@ -200,7 +200,7 @@ class Predictive(Policy):
         if not flight.bins:
             flight.kind = Kind(flight.kind.model, flight.kind.channel, prompt_class(ack.prompt_tokens))
             if flight.request is not None:
-                self._prompts.observe(flight.request.model, flight.request, ack.prompt_tokens)
+                self.lessons += self._prompts.observe(flight.request.model, flight.request, ack.prompt_tokens)
         self._reach(flight, bin_of(generated + 1) + 1)
         self._expose(flight, bin_of(self._covered_tokens(flight.size, worker.shape)) + 1)
         self._expect(view, flight)

@@ -169,6 +169,31 @@ class TestWhoOnlyOneThatIsAwayCouldRun:
         assert made.granted[-1] == waits
         assert made.grants[-1].worker_id == "small"
 
+    def test_is_looked_at_again_when_several_come_back_at_once(self, policy: str) -> None:
+        made = self.rig(policy)
+        made.open("large", shape(200))
+        made.announce("batch", 150, 150)
+        for grant in list(made.grants):
+            made.release(grant, m.ReleaseCause.UNCLAIMED)
+        made.grants.clear()
+        (passes,) = made.announce("batch", 10)
+        assert made.granted == [passes]
+        made.wait(1000)
+        made.tell(m.Tick())
+        assert len(made.granted) == 3
+
+    def test_is_not_looked_at_for_one_that_is_no_larger_than_another(self, policy: str) -> None:
+        made = self.rig(policy)
+        made.open("other", shape(50))
+        made.tell(m.DrainRequested("big"), m.DrainRequested("other"))
+        self.wait_for(made)
+        self.run_all(made)
+        assert made.machine.channel("batch").heads() == []
+        made.machine.step(m.DrainRequested("other", undo=True), made.now_ns)
+        assert made.machine.channel("batch").heads() == []
+        made.machine.step(m.DrainRequested("big", undo=True), made.now_ns)
+        assert made.machine.channel("batch").heads() != []
+
     def test_stays_where_it_is_while_nobody_takes_grants(self, policy: str) -> None:
         made = self.rig(policy)
         made.tell(m.DrainRequested("big"), m.DrainRequested("small"))

@@ -6,6 +6,7 @@ import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
+from services.scheduler.core.lengths import FIRST_TEMPLATE_TOKENS, FIRST_TOKENS_PER_BYTE, LEAST_PROMPTS
 from services.scheduler.core.predictive import AHEAD_SHARE
 from tests.support.scheduling import Rig
 
@@ -20,22 +21,27 @@ def rig_with_one_worker() -> Rig:
     return rig
 
 
-def run_one(rig: Rig, seq: int) -> None:
-    """Have one chat granted, tokenized, and answered with 200 tokens."""
+def tell_the_prompt(rig: Rig, grant: m.Grant, seq: int, tokens: int = PROMPT_TOKENS) -> None:
+    """Have a grant claimed and its prompt tokenized."""
+    held_blocks = -(-(tokens + 2) // BLOCK_TOKENS)
+    rig.tell(
+        m.Gone(grant.request_id, m.GoneReason.CLAIMED),
+        m.TokenizerAck(grant.epoch, grant.epoch, grant.request_id, seq, held_blocks, prompt_tokens=tokens),
+    )
+
+
+def answer(rig: Rig, grant: m.Grant, seq: int) -> None:
+    """Have a request answered with 200 tokens."""
+    cause = m.ReleaseCause.COMPLETED
+    rig.tell(m.CompletionAck(grant.epoch, grant.epoch, grant.request_id, seq, cause, output_tokens=200))
+
+
+def run_one(rig: Rig, number: int) -> None:
+    """Have one chat granted, tokenized, and answered."""
     rig.announce("chat", 0, **CHAT)
     grant = rig.grants[-1]
-    rig.tell(m.Gone(grant.request_id, m.GoneReason.CLAIMED))
-    rig.tell(
-        m.TokenizerAck(grant.epoch, grant.epoch, grant.request_id, 2 * seq, PROMPT_BLOCKS, prompt_tokens=PROMPT_TOKENS),
-        m.CompletionAck(
-            grant.epoch,
-            grant.epoch,
-            grant.request_id,
-            2 * seq + 1,
-            m.ReleaseCause.COMPLETED,
-            output_tokens=200,
-        ),
-    )
+    tell_the_prompt(rig, grant, 2 * number)
+    answer(rig, grant, 2 * number + 1)
 
 
 @pytest.mark.parametrize("prompt", [CHAT, {**CHAT, "chat": False}], ids=["chat", "text"])
@@ -56,3 +62,40 @@ def test_prompts_are_booked_by_what_was_learned_and_not_beyond_the_pool() -> Non
     assert set(booked) == {PROMPT_BLOCKS}
     assert sum(booked) <= CAPACITY_BLOCKS
     assert rig.worker("w").ledger.overcommitted_blocks == 0
+
+
+def test_a_short_prompt_is_not_taken_for_the_window() -> None:
+    rig = rig_with_one_worker()
+    rig.announce("chat", *[0] * 20, **{**CHAT, "prompt_bytes": 400})
+    assert len(rig.grants) == 20
+    guessed_tokens = 400 * FIRST_TOKENS_PER_BYTE + FIRST_TEMPLATE_TOKENS
+    assert {grant.booked_blocks for grant in rig.grants} == {-(-(guessed_tokens + 2) // BLOCK_TOKENS)}
+
+
+def test_what_already_waits_is_booked_by_what_is_learned() -> None:
+    rig = rig_with_one_worker()
+    rig.announce("chat", *[0] * 40, **CHAT)
+    for number in range(LEAST_PROMPTS):
+        grant = rig.grants[number]
+        assert grant.booked_blocks == WINDOW_TOKENS // BLOCK_TOKENS
+        tell_the_prompt(rig, grant, 2 * number + 1)
+        answer(rig, grant, 2 * number + 2)
+    since = [grant.booked_blocks for grant in rig.grants if grant.request_id in rig.worker("w").ledger]
+    assert since.count(PROMPT_BLOCKS) >= len(since) - 4
+    assert rig.worker("w").ledger.overcommitted_blocks <= CAPACITY_BLOCKS * AHEAD_SHARE
+
+
+def test_one_aside_is_looked_at_again_when_prompts_are_known() -> None:
+    rig = rig_with_one_worker()
+    small = CAPACITY_BLOCKS // 5
+    rig.open("small", m.EngineShape(small, BLOCK_TOKENS, WINDOW_TOKENS, 256))
+    rig.tell(m.DrainRequested("w"))
+    short = {**CHAT, "max_tokens": 250}
+    (waits,) = rig.announce("chat", 0, **short)
+    assert waits not in rig.granted
+    for number in range(LEAST_PROMPTS):
+        rig.announce("chat", 0, **{**short, "prompt_bytes": 400})
+        tell_the_prompt(rig, rig.grants[-1], 2 * number + 1, 100)
+        answer(rig, rig.grants[-1], 2 * number + 2)
+    assert rig.granted[-1] == waits
+    assert rig.grants[-1].worker_id == "small"
