@@ -55,16 +55,19 @@ class Group:
 
     def requests(self, whole: pb.Request, prompts: Sequence[str | list[int]]) -> list[pb.Request]:
         """Return the request of each prompt; in all else they are as `whole`."""
+        rest = pb.Request()
+        rest.CopyFrom(whole)
+        rest.ClearField("prompt")
+        # Read for each from bytes: a message keeps the memory of what was cleared in it, and so does one set over.
+        content = rest.SerializeToString()
         found = []
         for number, prompt in enumerate(prompts):
-            request = pb.Request()
-            request.CopyFrom(whole)
+            request = pb.Request.FromString(content)
             request.batch = self.batch
             request.idempotency_key = self.key(number)
             if isinstance(prompt, str):
                 request.text = prompt
             else:
-                request.token_ids.Clear()
                 request.token_ids.ids.extend(prompt)
             found.append(request)
         return found

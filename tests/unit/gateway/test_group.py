@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.openai.bodies import COMPLETIONS_URL, MAX_PROMPTS, BodyError, parse_body
+from penstock.openai.convert import to_request
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.group import Group
 from services.gateway.requests import joined_status
@@ -119,6 +122,21 @@ async def test_deleting_the_whole_is_deleting_all(gateway: Gateway) -> None:
     unknown = Group.of("", 2).name
     refused = await get(gateway.app, f"/v1/requests/{unknown}").whole()
     assert (refused.status, refused.json()["error"]["message"]) == (404, f"request_id: {unknown!r} is unknown")
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("long", ["x" * 2**22, [1] * 2**20])
+def test_a_long_first_prompt_takes_memory_once(long: Any) -> None:
+    prompts = [long, *(["a"] * 99 if isinstance(long, str) else [[2]] * 99)]
+    whole = to_request(parse_body(COMPLETIONS_URL, {**BODY, "prompt": prompts}, streams=True))
+    before_bytes = resident_bytes()
+    requests = Group.of("", len(prompts)).requests(whole, prompts)
+    assert resident_bytes() - before_bytes < 100 * 2**20, "4 MiB for each of a hundred are four times as much"
+    assert [request.ByteSize() < 200 for request in requests] == [False, *[True] * 99]
 
 
 def test_names_and_keys() -> None:
