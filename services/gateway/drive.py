@@ -11,11 +11,12 @@ from typing import Any
 from penstock.batch.reader import CustomIds
 from penstock.batch.reader import LineError as WrongLine
 from penstock.client import Client
-from penstock.errors import NotFound
+from penstock.errors import OVER_QUOTA, NotFound
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import RequestError
+from penstock.submitting import QUOTA_PAUSE_S
 from services.gateway.batch_lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines, request_of
 from services.gateway.batch_output import BREATHE_EVERY, Output, is_output, line_of, refusal_line
 from services.gateway.batch_records import ChangedError, Held
@@ -23,6 +24,7 @@ from services.gateway.core.batch import Batch, Counts, Event, LineError, Progres
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
+from services.gateway.turns import Turn, Turns
 
 MAX_LINES = 200_000
 """Of one batch: four times OpenAI's limit. Each takes some 150 bytes here while its batch is validated."""
@@ -68,15 +70,15 @@ class Drive:
         served: Served,
         metrics: GatewayMetrics,
         held: Held,
-        reading: asyncio.Semaphore,
+        turns: Turns,
     ) -> None:
-        """Drive what is `held`; read its input while `reading` is had."""
+        """Drive what is `held`; read its input when it is its turn among `turns`."""
         self._client = client
         self._shelf = shelf
         self._served = served
         self._metrics = metrics
         self._held = held
-        self._reading = reading
+        self._turns = turns
         self._output = Output(client, shelf)
         self._unsaved: tuple[Counts, int] | None = None
         """Counts and cursor that are not in the record yet."""
@@ -121,7 +123,7 @@ class Drive:
     async def _validate(self) -> None:
         """Read every line; nothing is submitted unless all are good."""
         try:
-            async with self._reading:
+            async with self._turns.to_read():
                 total = await self._count_lines()
         except RefusedError as error:
             await self._fail(error)
@@ -170,8 +172,8 @@ class Drive:
         """Submit what is left, then wait for the end of all that was submitted."""
         try:
             if not self._batch.progress.submitted:
-                async with self._reading:
-                    await first_of(self._submit(), self._tally(follow=True))
+                async with self._turns.to_submit(self._batch.tenant) as turn:
+                    await first_of(self._submit(turn), self._tally(follow=True))
                 if self._unsaved is not None:
                     await self._count(*self._unsaved)
                     self._unsaved = None
@@ -185,14 +187,14 @@ class Drive:
         else:
             await self._move(Event.ENDED)
 
-    async def _submit(self) -> None:
+    async def _submit(self, turn: Turn) -> None:
         """Submit line after line, a window at a time; stop when the time is over."""
         start = self._batch.progress
         in_time = True
         try:
             async with aclosing(self._windows(start)) as windows:
                 async for window, last in windows:
-                    in_time = not self._late and await self._send(window)
+                    in_time = not self._late and await self._send(window, turn)
                     if not in_time:
                         break
                     await self._reached(last)
@@ -227,25 +229,36 @@ class Drive:
         except WrongLine as error:
             raise RefusedError(described(error)) from None
 
-    async def _send(self, window: list[pb.Request]) -> bool:
-        """Submit a window, waiting for room if its tenant has a quota.
+    async def _send(self, window: list[pb.Request], turn: Turn) -> bool:
+        """Submit a window, waiting for room if its tenant has a quota; others have the turn meanwhile.
 
         Return False if the batch's time was over for a line of it.
         """
+        left, in_time = await self._send_once(window)
+        while left and in_time:
+            await turn.pause(QUOTA_PAUSE_S)
+            left, in_time = await self._send_once(left)
+        return in_time
+
+    async def _send_once(self, requests: list[pb.Request]) -> tuple[list[pb.Request], bool]:
+        """Submit requests; return those that a quota has no room for now, and whether the batch's time is not over."""
         in_time = True
+        left: list[pb.Request] = []
         refusals: list[Refusal] = []
-        async with aclosing(self._client.submit_many(window, wait_for_quota=True)) as acks:
+        async with aclosing(self._client.submit_many(requests)) as acks:
             async for ack in acks:
                 if ack.error is None:
                     continue
-                if ack.error.param == DEADLINE:
+                if ack.error.code == OVER_QUOTA:
+                    left.append(requests[ack.index])
+                elif ack.error.param == DEADLINE:
                     in_time = False
                 else:
-                    refusals.append(refused(ack.error, window[ack.index]))
+                    refusals.append(refused(ack.error, requests[ack.index]))
         if refusals:
             await self._refuse(refusals)
-        self._metrics.batch_lines.labels("submitted").inc(len(window) - len(refusals))
-        return in_time
+        self._metrics.batch_lines.labels("submitted").inc(len(requests) - len(refusals) - len(left))
+        return left, in_time
 
     async def _refuse(self, refusals: list[Refusal]) -> None:
         """Note lines that the queue does not take; raises RefusedError when there are too many of them."""

@@ -20,6 +20,7 @@ from services.gateway.drive import Drive
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
+from services.gateway.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,7 @@ class Driver:
         self._owner = secrets.token_hex(8)
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._look = asyncio.Event()
-        self._reading = asyncio.Semaphore(1)
-        """One batch is read at a time: its lines take memory and all of the processor."""
+        self._turns = Turns()
 
     def wake(self) -> None:
         """Look for batches now: there is a new one."""
@@ -101,7 +101,7 @@ class Driver:
         batch_id = held.batch.batch_id
         act_for(held.batch.tenant)
         try:
-            await Drive(self._client, self._shelf, self._served, self._metrics, held, self._reading).run()
+            await Drive(self._client, self._shelf, self._served, self._metrics, held, self._turns).run()
             self._metrics.ended_batches.labels(str(held.batch.status)).inc()
         except LostError:
             log.warning("%s is driven by another gateway", batch_id)

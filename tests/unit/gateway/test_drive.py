@@ -14,7 +14,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from penstock import submitting
 from penstock.client import Client
 from penstock.files.v1 import files_pb2
 from penstock.scheduler.v1 import scheduler_pb2
@@ -42,6 +41,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
+from services.gateway.turns import Turns
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.messages import SetQuotas
 from services.queue.core.quotas import Quota
@@ -90,7 +90,7 @@ class Rig:
     def drive(self, held: Held) -> Drive:
         metrics = GatewayMetrics(CollectorRegistry())
         served = Served(no_fleet, time.monotonic)
-        return Drive(self.client, self.shelf, served, metrics, held, asyncio.Semaphore(1))
+        return Drive(self.client, self.shelf, served, metrics, held, Turns())
 
     def keys(self) -> list[str]:
         """Return the idempotency keys of every request that lives at the queue."""
@@ -243,7 +243,8 @@ async def test_a_refused_line_counts_once_and_does_not_hide_those_after_it(
     driven = rig.drive(held)
     for _ in range(2):
         async for window, _ in driven._windows(held.batch.progress):
-            await driven._send(window)
+            async with Turns().to_read() as turn:
+                await driven._send(window, turn)
             break
     assert [one.line for one in held.batch.refusals] == [3]
     await rig.records.change(batch.batch_id, cancelled)
@@ -401,7 +402,7 @@ async def test_an_error_nobody_expected_does_not_end_the_search(rig: Rig, monkey
 
 
 async def test_lines_that_a_quota_does_not_let_in_wait_for_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submitting, "QUOTA_PAUSE_S", 0.02)
+    monkeypatch.setattr(drive, "QUOTA_PAUSE_S", 0.02)
     rig.service.committer.post(SetQuotas({DEFAULT_TENANT: Quota(requests=4)}))
     batch = await rig.batch()
     driving = asyncio.create_task(rig.drive(await rig.take(batch, "me")).run())
