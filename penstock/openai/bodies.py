@@ -70,9 +70,12 @@ MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 4
 """vLLM's own limit."""
 
+MAX_TOKEN_ID = 2**32 - 1
+"""Ids are 32 bits wide on the wire."""
+
 Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Int32: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-TokenId: TypeAlias = Annotated[int, Field(ge=0, le=2**32 - 1)]
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Tokens: TypeAlias = Annotated[int, Field(ge=1, le=2**32 - 1)]
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Logprobs: TypeAlias = Annotated[int, Field(ge=-1, le=2**31 - 1)]
@@ -221,8 +224,9 @@ class Body(Strict):
     @classmethod
     def _keys_are_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for key in value or {}:
-            if not key.isdecimal():
-                raise ValueError(f"{key!r} is not a token id")
+            # The length first: of thousands of digits Python makes no number.
+            if not key.isdecimal() or len(key) > len(str(MAX_TOKEN_ID)) or int(key) > MAX_TOKEN_ID:
+                raise ValueError(f"{key[:80]!r} is not a token id")
         return value
 
     @model_validator(mode="after")

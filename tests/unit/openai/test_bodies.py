@@ -140,6 +140,10 @@ def test_log_probabilities() -> None:
     assert not chat(logprobs=False).sampling.HasField("logprobs")
 
 
+def test_a_bias_may_be_for_any_token_id() -> None:
+    assert dict(completion(logit_bias={"0": 1, str(2**32 - 1): 2}).sampling.logit_bias) == {0: 1, 2**32 - 1: 2}
+
+
 def test_biases_are_clamped_as_vllm_does() -> None:
     assert dict(completion(logit_bias={"5": 1000, "6": -1000.0}).sampling.logit_bias) == {5: 100.0, 6: -100.0}
 
@@ -191,6 +195,9 @@ def test_a_structural_tag_keeps_its_fields() -> None:
         ({"stop": ""}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {str(2**32): 1}}, "logit_bias"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
         ({"response_format": {"type": "xml"}}, "response_format"),
