@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+import logging
+from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from penstock.batch.reader import CustomIds
+from penstock.batch.reader import Ask, CustomIds
 from penstock.batch.reader import LineError as WrongLine
 from penstock.client import Client
 from penstock.errors import OVER_QUOTA, NotFound
@@ -25,6 +26,8 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
 from services.gateway.turns import Turn, Turns
+
+log = logging.getLogger(__name__)
 
 MAX_LINES = 200_000
 """Of one batch: four times OpenAI's limit. Each takes some 150 bytes here while its batch is validated."""
@@ -147,9 +150,8 @@ class Drive:
                     if total > MAX_LINES:
                         raise RefusedError(LineError("too_many_lines", f"a batch has at most {MAX_LINES} lines"))
                     try:
-                        ask = ask_of(raw, self._batch.endpoint, models)
+                        ask, _ = self._understood(raw, models)
                         seen.check(ask.custom_id, raw.number)
-                        request_of(ask, self._batch)
                     except WrongLine as error:
                         errors.append(described(error))
                     if len(errors) == MAX_ERRORS:
@@ -161,6 +163,18 @@ class Drive:
         if not total:
             raise RefusedError(LineError("empty_file", "the input file has no lines", "input_file_id"))
         return total
+
+    def _understood(self, raw: RawLine, models: Collection[str]) -> tuple[Ask, pb.Request]:
+        """Return what a line asks for; raises LineError, also for what nobody foresaw: it would come again for ever."""
+        try:
+            ask = ask_of(raw, self._batch.endpoint, models)
+            return ask, request_of(ask, self._batch)
+        except WrongLine:
+            raise
+        except Exception:
+            log.exception("%s: line %s cannot be understood", self._batch.batch_id, raw.number)
+            text = f"line {raw.number}: the gateway failed; its log says why"
+            raise WrongLine(raw.number, "internal_error", text) from None
 
     async def _fail(self, error: RefusedError) -> None:
         # Nobody is shown the refusals of a batch that failed; in its record the errors have their place.
@@ -225,7 +239,7 @@ class Drive:
 
     def _request(self, raw: RawLine) -> pb.Request:
         try:
-            return request_of(ask_of(raw, self._batch.endpoint, ()), self._batch)
+            return self._understood(raw, ())[1]
         except WrongLine as error:
             raise RefusedError(described(error)) from None
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +22,6 @@ from services.gateway.batch_lines import ask_of, read_lines, request_of
 from services.gateway.batch_output import Output
 from services.gateway.batch_records import (
     BATCHES,
-    OPEN,
     BatchRecords,
     ChangedError,
     DamagedError,
@@ -35,7 +33,6 @@ from services.gateway.batches import Batches, cancelled
 from services.gateway.core.batch import Batch, Counts, Event, Status
 from services.gateway.doorman import Doorman
 from services.gateway.drive import Drive
-from services.gateway.driver import Driver
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem
@@ -45,10 +42,7 @@ from services.gateway.turns import Turns
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.messages import SetQuotas
 from services.queue.core.quotas import Quota
-from services.queue.file_rows import record_key
-from services.queue.memory_store import MemoryStore
 from services.queue.service import Service
-from services.queue.store import StoreDamagedError
 from services.telemetry import Telemetry
 from tests.support.asgi import get, post
 from tests.support.batch_lines import completion
@@ -284,6 +278,25 @@ async def test_the_name_of_a_wrong_field_may_be_as_long_as_the_line(rig: Rig) ->
     assert (done.status, done.errors[0].line, done.errors[0].param) == (Status.FAILED, 1, f"body.{'x' * 495}")
 
 
+@pytest.mark.parametrize("status", [Status.VALIDATING, Status.IN_PROGRESS])
+async def test_an_error_nobody_expected_in_a_line_fails_the_batch(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: Status
+) -> None:
+    def fail_at_3(ask: Any, batch: Batch) -> Any:
+        if ask.line == 3:
+            raise RuntimeError("a defect")
+        return request_of(ask, batch)
+
+    monkeypatch.setattr(drive, "request_of", fail_at_3)
+    batch = await rig.batch(status=status, counts=Counts(LINES))
+    await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert done.status is Status.FAILED
+    assert [(one.line, one.code) for one in done.errors] == [(3, "internal_error")]
+    assert [record.exc_text for record in caplog.records if "a defect" in str(record.exc_text)]
+    assert f"{batch.batch_id}: line 3 cannot be understood" in caplog.messages
+
+
 async def test_counts_grow_while_lines_are_still_submitted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drive, "WINDOW_LINES", 10)
     monkeypatch.setattr(drive, "SAVE_S", 0.0)
@@ -337,68 +350,6 @@ async def test_a_damaged_batch_is_named_among_the_others(rig: Rig) -> None:
     assert (found.status, found.json()["errors"]["data"][0]["code"]) == (200, "damaged_record")
     assert (await post(app, "/v1/batches/batch_f/cancel", {}).whole()).status == 409
     assert (await get(app, "/v1/batches").whole()).json()["first_id"] == "batch_f"
-
-
-@asynccontextmanager
-async def searching(rig: Rig) -> AsyncIterator[asyncio.Task[None]]:
-    """Have a driver look for batches."""
-    metrics = GatewayMetrics(CollectorRegistry())
-    driver = Driver(rig.client, rig.shelf, rig.records, Served(no_fleet, time.monotonic), metrics, 0.5)
-    running = asyncio.create_task(driver.run())
-    try:
-        yield running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def until_ended(rig: Rig, batch: Batch) -> None:
-    async def over() -> bool:
-        return (await rig.records.get(batch.batch_id))[0].ended
-
-    await wait_for_async(over, f"{batch.batch_id} to end")
-
-
-async def test_a_batch_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> None:
-    for kind, value in ((BATCHES, b'{"newer": 1}'), (OPEN, b"file-1")):
-        record = files_pb2.Record(kind=kind, record_id="batch_0", value=value)
-        await rig.shelf.put([files_pb2.PutRecord(record=record)])
-    batch = await rig.batch(expires_at=int(time.time()) - 1)
-    async with searching(rig) as running:
-        await until_ended(rig, batch)
-        assert not running.done()
-
-
-async def test_nor_does_one_whose_row_fails_its_checksum(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    marker = files_pb2.Record(kind=OPEN, record_id="batch_0", value=b"file-1")
-    await rig.shelf.put([files_pb2.PutRecord(record=marker)])
-    batch = await rig.batch(expires_at=int(time.time()) - 1)
-    read, damaged = MemoryStore.get, []
-
-    def get(store: MemoryStore, family: str, key: bytes) -> bytes | None:
-        if key == record_key(BATCHES, "batch_0"):
-            damaged.append(key)
-            raise StoreDamagedError("Corruption: block checksum mismatch")
-        return read(store, family, key)
-
-    monkeypatch.setattr(MemoryStore, "get", get)
-    async with searching(rig):
-        await until_ended(rig, batch)
-    assert damaged
-
-
-async def test_an_error_nobody_expected_does_not_end_the_search(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = await rig.batch(expires_at=int(time.time()) - 1)
-    found, failures = rig.records.open_ids, [RuntimeError("unexpected")]
-
-    async def open_ids() -> dict[str, str]:
-        if failures:
-            raise failures.pop()
-        return await found()
-
-    monkeypatch.setattr(rig.records, "open_ids", open_ids)
-    async with searching(rig):
-        await until_ended(rig, batch)
 
 
 async def test_lines_that_a_quota_does_not_let_in_wait_for_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
