@@ -137,7 +137,7 @@ class Drive:
             await self._move(Event.VALID, replace(self._batch, counts=Counts(total)))
 
     async def _count_lines(self) -> int:
-        models = (await self._served.view()).names
+        models = await self._served.names()
         seen = CustomIds()
         errors: list[LineError] = []
         total = 0

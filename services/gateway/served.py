@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from penstock.credentials import acting_for
@@ -80,11 +80,16 @@ class Served:
         view = self._at_hand(name) or await self.view()
         if not name or name in view.names:
             return view
-        view = await self.view(FRESH_S)
-        if name in view.names or not view.names or self._now_s() - self._seen_s > STALE_S:
-            return view
-        text = f"The model `{name[:200]}` does not exist. Served now: {', '.join(sorted(view.names))}."
+        names = await self.names()
+        if name in names or not names:
+            return self._view
+        text = f"The model `{name[:200]}` does not exist. Served now: {', '.join(sorted(names))}."
         raise Problem(404, text, "model", "model_not_found")
+
+    async def names(self) -> Collection[str]:
+        """Return the names that models answer to just now: all others may be refused. None if that is not known."""
+        view = await self.view(FRESH_S)
+        return view.names if self._now_s() - self._seen_s <= STALE_S else ()
 
     def _at_hand(self, name: str) -> View | None:
         """Return the view if the request can go on with it, and have it renewed beside the request if it is time."""

@@ -81,9 +81,9 @@ class Rig:
         assert held is not None
         return held
 
-    def drive(self, held: Held) -> Drive:
+    def drive(self, held: Held, served: Served | None = None) -> Drive:
         metrics = GatewayMetrics(CollectorRegistry())
-        served = Served(no_fleet, time.monotonic)
+        served = served or Served(no_fleet, time.monotonic)
         return Drive(self.client, self.shelf, served, metrics, held, Turns())
 
     def keys(self) -> list[str]:
@@ -276,6 +276,26 @@ async def test_the_name_of_a_wrong_field_may_be_as_long_as_the_line(rig: Rig) ->
     await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.errors[0].line, done.errors[0].param) == (Status.FAILED, 1, f"body.{'x' * 495}")
+
+
+async def test_a_model_that_has_just_come_is_served(rig: Rig) -> None:
+    now_s, worker = 100.0, scheduler_pb2.WorkerStatus(worker_id="a", model="gone", connected=True)
+
+    async def fleet() -> scheduler_pb2.StatusResponse:
+        return scheduler_pb2.StatusResponse(workers=[worker])
+
+    served = Served(fleet, lambda: now_s)
+    await served.view()
+    worker.model, now_s = completion("", "")["body"]["model"], now_s + 1
+    batch = await rig.batch()
+    driving = asyncio.create_task(rig.drive(await rig.take(batch, "me"), served).run())
+
+    async def validated() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].status is not Status.VALIDATING
+
+    await wait_for_async(validated, "the validation")
+    assert (await rig.records.get(batch.batch_id))[0].errors == []
+    driving.cancel()
 
 
 @pytest.mark.parametrize("status", [Status.VALIDATING, Status.IN_PROGRESS])

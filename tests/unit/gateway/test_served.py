@@ -160,3 +160,17 @@ async def test_nothing_is_refused_without_workers_or_without_a_scheduler() -> No
     lost.away = True
     lost.now_s += STALE_S + 1
     assert (await lost.served.check("other")).models == ["m"], "what was seen last is still told"
+    assert set(await empty.served.names()) == set(await lost.served.names()) == set()
+
+
+async def test_the_names_for_a_batch_are_as_fresh_as_those_for_a_request() -> None:
+    scheduler = Scheduler(worker("a", "m"))
+    assert set(await scheduler.served.names()) == {"m"}
+    scheduler.status.workers.append(worker("b", "new"))
+    scheduler.now_s += FRESH_S * 2
+    assert set(await scheduler.served.names()) == {"m", "new"}
+    scheduler.away = True
+    scheduler.now_s += STALE_S / 2
+    assert set(await scheduler.served.names()) == {"m", "new"}, "it was seen a moment ago"
+    scheduler.now_s += STALE_S
+    assert set(await scheduler.served.names()) == set(), "nobody knows any more"
