@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.client import Client
-from penstock.errors import InvalidRequest, PenstockError, refusal_of
+from penstock.errors import InvalidRequest, NotFound, PenstockError, refusal_of
 from penstock.openai.bodies import BodyError, ChatBody, CompletionBody, parse_body
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
+from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.extras import Extras
 from services.gateway.group import Group
@@ -97,6 +98,19 @@ class Admission:
                     408, str(error).replace(error.param, name, 1), name, "deadline_exceeded", NO_RETRY
                 ) from None
             raise Problem(400, str(error).replace(error.param, name, 1), name, error.code) from None
+
+    async def knows(self, asked: Asked) -> bool:
+        """Return whether something was submitted under the key of `asked` before: that is what answers it."""
+        key, prompts = asked.request.idempotency_key, asked.body.prompts
+        if not key:
+            return False
+        if len(prompts) > 1:
+            key = Group.of(key, len(prompts)).key(0)
+        try:
+            await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=queue_pb2.IdempotencyKey(key=key)))
+        except NotFound:
+            return False
+        return True
 
     async def _submit(self, asked: Asked) -> Submitted:
         prompts = asked.body.prompts

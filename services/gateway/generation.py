@@ -30,7 +30,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, of_error, of_result
 from services.gateway.recent import Recent
 from services.gateway.reply import Reply
-from services.gateway.served import Served
+from services.gateway.served import Served, View
 from services.gateway.vigil import Vigil
 from services.logs import about
 from services.telemetry import Telemetry, traceparent_of
@@ -135,7 +135,7 @@ class _Exchange:
                 await self._submit_and_tell(asked)
 
     async def _submit_and_tell(self, asked: Asked) -> None:
-        view = await self._parts.served.check(asked.request.model)
+        view = await self._check_model(asked)
         self._submitted = await self._parts.admission.submit(asked)
         self.request_id = self._submitted.name
         self._parts.recent.began(self.request_id, self._url, asked.request.model, asked.request.channel)
@@ -145,6 +145,15 @@ class _Exchange:
             await self._stream(asked, view.model_of(asked.request.model))
         else:
             await self._whole(asked)
+
+    async def _check_model(self, asked: Asked) -> View:
+        """Return what is served; raises Problem if the model is not, and the answer is not to be had without it."""
+        try:
+            return await self._parts.served.check(asked.request.model)
+        except Problem:
+            if not await self._parts.admission.knows(asked):
+                raise
+            return await self._parts.served.view()
 
     async def _whole(self, asked: Asked) -> None:
         ids = self._submitted.ids

@@ -68,11 +68,11 @@ async def fleet() -> scheduler_pb2.StatusResponse:
 
 
 @asynccontextmanager
-async def gateway_of(address: str, queue: CancellableQueue) -> AsyncIterator[Gateway]:
+async def gateway_of(address: str, queue: CancellableQueue, served: Served | None = None) -> AsyncIterator[Gateway]:
     async with Client(address, retry_for_s=0.1) as client:
         metrics = GatewayMetrics(CollectorRegistry())
         admission = Admission(client, metrics)
-        parts = Parts(client, admission, Intake(5), Served(fleet, lambda: 0.0), metrics, Telemetry(None))
+        parts = Parts(client, admission, Intake(5), served or Served(fleet, lambda: 0.0), metrics, Telemetry(None))
         front = Front(parts)
         yield Gateway(make_app(parts, front), queue, front, admission)
         await admission.settle()
@@ -120,6 +120,27 @@ async def test_a_stream(gateway: Gateway) -> None:
     assert texts == ["", "the", " ri", "ver"]
     assert chunks[-1]["usage"]["total_tokens"] == 5
     assert {chunk["model"] for chunk in chunks} == {"tiny"}, "an alias is answered by the model's own name"
+
+
+@pytest.mark.parametrize("prompt", ["the river", ["the river", "a"]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_known_key_is_answered_though_its_model_is_gone(stream: bool, prompt: str | list[str]) -> None:
+    queue = CancellableQueue()
+    now_s, worker = 0.0, scheduler_pb2.WorkerStatus(worker_id="w", model="tiny", connected=True)
+
+    async def fleet() -> scheduler_pb2.StatusResponse:
+        return scheduler_pb2.StatusResponse(workers=[worker])
+
+    async with serving(queue) as address, gateway_of(address, queue, Served(fleet, lambda: now_s)) as gateway:
+        body = {**TEXT, "prompt": prompt, "stream": stream}
+        first = await post(gateway.app, COMPLETIONS_URL, body, idempotency_key="k").whole()
+        worker.model, now_s = "another", 3600.0
+        again = await post(gateway.app, COMPLETIONS_URL, body, idempotency_key="k").whole()
+        assert (again.status, again.headers["x-request-id"]) == (200, first.headers["x-request-id"])
+        for headers in ({}, {"idempotency_key": "new"}):
+            refused = await post(gateway.app, COMPLETIONS_URL, body, **headers).whole()
+            assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+        assert len(queue.requests) == (1 if isinstance(prompt, str) else 2)
 
 
 def failed(outcome: pb.Outcome.ValueType, code: str, param: str = "") -> Callable[[pb.Request], pb.Result]:
