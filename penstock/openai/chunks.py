@@ -45,12 +45,15 @@ class _Choice:
         """What the latest attempt, `heard_attempt`, has said of it."""
         self.heard_attempt = 0
 
-    def parts(self, delta: pb.TokenDelta) -> Line:
-        """Return what `delta` adds to what was told of the message; raises DivergedError."""
+    def hear(self, delta: pb.TokenDelta) -> None:
+        """Note what `delta` says of the message; it is told with tokens that are new."""
         if delta.attempt > self.heard_attempt:
             self.heard, self.heard_attempt = Message(), delta.attempt
         for part in delta.parts:
             self.heard.add(part)
+
+    def parts(self) -> Line:
+        """Return what was heard of the message and is to be told now; raises DivergedError."""
         rest = self.heard.beyond(self.said)
         if rest is None:
             return {}
@@ -138,10 +141,12 @@ class Chunks:
         if delta.index >= len(self._choices):
             return []
         choice = self._choices[delta.index]
-        parts = choice.parts(delta) if self._tools else None
+        if self._tools:
+            choice.hear(delta)
         fresh = choice.fresh(delta)
         if fresh is None:
             return []
+        parts = choice.parts() if self._tools else None
         if parts == {} and not fresh.logprobs:
             return self._opening()
         if parts is None and self._shape.logprobs is None:

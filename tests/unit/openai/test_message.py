@@ -102,6 +102,23 @@ def test_a_later_attempt_goes_on_with_the_first_ones_calls() -> None:
             choice_of(pb.ToolMessage(tool_calls=[pb.ToolCall(name="bell")]))).calls]))  # fmt: skip
 
 
+def test_parts_that_come_before_their_tokens_are_told_with_them() -> None:
+    """A later attempt parses what its first tokens say before it has repeated all that was told."""
+    chunks = Chunks(SHAPE, "r-1", 1, "tiny", 1, False, tools=True)
+    message = pb.ToolMessage(content="Hm.", tool_calls=[pb.ToolCall(id="a", name="clock", arguments='{"utc": true}')])
+    parts = parts_of(message, 4)
+    lines = chunks.of_delta(pb.TokenDelta(attempt=1, token_ids=[1, 2], text="xy", parts=parts[:1]))
+    assert chunks.of_delta(pb.TokenDelta(attempt=2, token_ids=[1], text="x", parts=parts[:3])) == []
+    lines += chunks.of_delta(pb.TokenDelta(attempt=2, offset=1, token_ids=[2, 3], text="yz", parts=parts[3:4]))
+    content, told, _ = joined(lines)
+    assert (content, told) == ("Hm.", [["a", "clock", '{"utc": true}'[: 4 * 2]]])
+    result = result_of(message)
+    result.choices[0].text = "xyz"
+    result.choices[0].token_ids[:] = [1, 2, 3]
+    lines += chunks.of_result(result)
+    assert joined(lines) == ("Hm.", [["a", "clock", '{"utc": true}']], ["tool_calls"])
+
+
 def test_what_the_parser_holds_back_makes_no_chunk() -> None:
     chunks = Chunks(SHAPE, "r-1", 1, "tiny", 1, False, tools=True)
     (role,) = chunks.of_delta(pb.TokenDelta(attempt=1, token_ids=[1], text="<tool_"))
