@@ -405,14 +405,15 @@ def _body_error(error: ValidationError) -> BodyError:
     """Return the first problem as a BodyError; unions report one per branch, so the field's name is what counts."""
     problem = error.errors(include_url=False)[0]
     place = [str(part) for part in problem["loc"]]
+    path = ".".join(place)
     if problem["type"] == "extra_forbidden":
-        return BodyError(f"{'.'.join(place)}: there is no such field", ".".join(place), "unknown_parameter")
+        return BodyError(f"{path}: there is no such field", path, "unknown_parameter")
+    if problem["type"] == "missing":
+        return BodyError(f"{path}: is missing", path, "missing_parameter")
     param = place[0] if place else ""
     text = problem["msg"].removeprefix("Value error, ")
     shown = repr(problem.get("input"))
     got = f" (got {shown if len(shown) <= 80 else shown[:77] + '...'})" if problem["type"] != "value_error" else ""
-    if problem["type"] == "missing":
-        return BodyError(f"{param}: is missing", param, "missing_parameter")
     if not param:
         return BodyError(text, text.split()[0])
     return BodyError(f"{param}: {text}{got}", param)

@@ -241,7 +241,7 @@ async def test_a_repeated_key_gets_the_first_answer(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     ("fields", "headers", "status", "param"),
     [
-        ({"tools": [{}]}, {}, 400, "tools"),
+        ({"tools": [{}]}, {}, 400, "tools.0.function"),
         ({"shiny": 1}, {}, 400, "shiny"),
         ({"max_tokens": -1}, {}, 400, "max_tokens"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, 400, "messages"),

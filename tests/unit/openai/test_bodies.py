@@ -204,7 +204,7 @@ def test_a_structural_tag_keeps_its_fields() -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
         ({"stream": True}, "stream"),
-        ({"tools": [{}]}, "tools"),
+        ({"tools": []}, "tools"),
         ({"best_of": 2}, "best_of"),
         ({"return_token_ids": True}, "return_token_ids"),
         ({"priority": 2**40}, "priority"),
@@ -231,12 +231,20 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
         (CHAT_URL, {**CHAT, "top_logprobs": 2}, "top_logprobs"),
         (CHAT_URL, {**CHAT, "echo": True}, "echo"),
         (CHAT_URL, {**CHAT, "prompt": "p"}, "prompt"),
+        (CHAT_URL, {**CHAT, "tools": [{"type": "function"}]}, "tools.0.function"),
+        (CHAT_URL, {**CHAT, "tools": [{"function": {"name": "f"}}, {"function": {}}]}, "tools.1.function.name"),
+        (
+            CHAT_URL,
+            {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+        ),
     ],
 )
 def test_a_wrong_field_of_one_endpoint_is_named(url: str, body: dict[str, Any], param: str) -> None:
     with pytest.raises(BodyError) as refused:
         parse_body(url, body)
     assert refused.value.param == param
+    assert str(refused.value).startswith(param)
 
 
 def test_values_that_change_nothing_are_accepted() -> None:
@@ -275,7 +283,7 @@ def test_a_stream_is_for_those_who_wait_for_it() -> None:
         (CHAT_URL, {"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
         (CHAT_URL, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         (CHAT_URL, {"stream": "yes"}, "stream"),
-        (CHAT_URL, {"tools": [{}]}, "tools"),
+        (CHAT_URL, {"tools": [{}]}, "tools.0.function"),
         (COMPLETIONS_URL, {"stream": True, "echo": True}, "echo"),
     ],
 )
