@@ -20,11 +20,15 @@ from penstock.queue.v1 import queue_pb2
 from services.gateway.console.guard import HEADERS, check_host, check_same_origin
 from services.gateway.console.lookout import Lookout
 from services.gateway.doorman import Doorman, authorization_of, bearer_of
+from services.gateway.group import Group
 from services.gateway.intake import Intake
 from services.gateway.problem import Problem, of_error
 
 ACTION_S = 5.0
 """Longest wait for a service to act: longer, and whoever pressed the button believes that it did nothing."""
+
+MOST_NAMED = 16
+"""Requests named in place of the name that stands for them."""
 
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -120,8 +124,26 @@ class Console:
         return Response(state, media_type="application/json")
 
     async def _request(self, request: Request) -> Response:
-        asked = queue_pb2.GetRequest(request_id=request.path_params["request_id"])
+        name = request.path_params["request_id"]
+        group = Group.named(name)
+        if group is not None:
+            raise Problem(404, await self._stands_for(group), "request_id", "not_found")
+        asked = queue_pb2.GetRequest(request_id=name)
         return JSONResponse(asdict(timeline_of(await told("queue", self._client.wire_get(asked)))))
+
+    async def _stands_for(self, group: Group) -> str:
+        """Return what is said of the name of several requests: each has a timeline of its own."""
+        keys = (queue_pb2.IdempotencyKey(key=group.key(prompt)) for prompt in range(min(group.count, MOST_NAMED)))
+        gets = (self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key)) for key in keys)
+        text = f"it stands for {group.count} requests, one for each prompt"
+        try:
+            found = await told("queue", asyncio.gather(*gets))
+        except Problem as problem:
+            if problem.status != 404:
+                raise
+            return f"{text}, whose names this key cannot see or that are gone"
+        more = f", and {group.count - len(found)} more" if len(found) < group.count else ""
+        return f"{text}; look for {', '.join(one.request_id for one in found)}{more}"
 
     async def _drain(self, request: Request) -> Response:
         worker = _text(await self._read(request), "worker")

@@ -19,7 +19,9 @@ from services.gateway.admission import Admission
 from services.gateway.app import Front, make_app
 from services.gateway.console.life import ConsoleLife
 from services.gateway.console.lookout import MOST_DEAD, MOST_WORKERS
+from services.gateway.console.routes import MOST_NAMED
 from services.gateway.generation import Parts
+from services.gateway.group import Group
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
@@ -92,6 +94,19 @@ async def test_everything_is_told_at_once() -> None:
         timeline = (await look(app, f"/console/requests/{recent['request_id']}")).json()
         assert (timeline["status"], timeline["completion_tokens"]) == ("completed", 2)
         assert (await look(app, "/console/requests/nobody")).status == 404
+
+
+async def test_the_name_of_several_prompts_says_which_requests_it_stands_for() -> None:
+    async with console(FakeQueue(), FakeScheduler()) as app:
+        for count, said in ((3, "r-0, r-1, r-2"), (MOST_NAMED + 2, ", and 2 more")):
+            body = {"model": "", "prompt": ["the river"] * count}
+            asked = await post(app, COMPLETIONS_URL, body).whole()
+            refused = await look(app, f"/console/requests/{asked.headers['x-request-id']}")
+            assert (refused.status, refused.error["param"]) == (404, "request_id")
+            assert f"stands for {count} requests" in refused.error["message"]
+            assert refused.error["message"].endswith(said)
+        unknown = await look(app, f"/console/requests/{Group.of('', 2).name}")
+        assert (unknown.status, "stands for 2 requests" in unknown.error["message"]) == (404, True)
 
 
 async def test_many_viewers_are_one_reading() -> None:
