@@ -309,6 +309,15 @@ def test_a_gateway_that_is_away_is_said(desk: Visit, fleet: Fleet) -> None:
     expect(desk.page.locator("#connection")).to_have_text("live")
 
 
+def test_a_gateway_that_hangs_is_away(desk: Visit) -> None:
+    said = desk.page.locator("#connection")
+    expect(said).to_have_text("live")
+    desk.page.route("**/console/state", lambda _route: None)
+    expect(said).to_contain_text("the gateway does not answer")
+    desk.page.unroute("**/console/state")
+    expect(said).to_have_text("live")
+
+
 def test_pages_of_others_are_refused(fleet: Fleet) -> None:
     host = fleet.services["gateway"].address
     body = {"worker": "w1"}

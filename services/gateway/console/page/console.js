@@ -4,6 +4,8 @@
 const POLL_MS = 1000;
 // A gateway that is away is asked less often, so that one that returns is not met by every open page at once.
 const AWAY_MS = 3000;
+// Longer than the gateway itself waits for queue and scheduler: one that is silent for so long is away.
+const ANSWER_MS = 10000;
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = 6;
 
@@ -416,7 +418,7 @@ const poll = async () => {
   asking = true;
   let pause = POLL_MS;
   try {
-    show(await answerOf(await fetch("/console/state")));
+    show(await answerOf(await fetch("/console/state", { signal: AbortSignal.timeout(ANSWER_MS) })));
     connection("live", "live");
   } catch (error) {
     const why = error instanceof AnswerError ? error.message : "the gateway does not answer";
