@@ -20,7 +20,7 @@ from penstock.results import RequestError
 from penstock.submitting import QUOTA_PAUSE_S
 from services.gateway.batch_lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines, request_of
 from services.gateway.batch_output import BREATHE_EVERY, Output, is_output, line_of, refusal_line
-from services.gateway.batch_records import ChangedError, Held
+from services.gateway.batch_records import KEPT_S, ChangedError, Held
 from services.gateway.core.batch import Batch, Counts, Event, LineError, Progress, Refusal, Status
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
@@ -368,7 +368,8 @@ class Drive:
             filename=f"{batch.batch_id}_{kind}.jsonl",
             purpose="batch_output",
             bytes=size_bytes,
-            expires_after_ns=batch.output_expires_after_s * 1_000_000_000,
+            # Without its batch nobody could read it.
+            expires_after_ns=(batch.output_expires_after_s or KEPT_S) * 1_000_000_000,
         )
         await self._shelf.put_view(view)
 

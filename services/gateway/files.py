@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import QueryParams
@@ -118,8 +119,8 @@ class Files:
         file = await self._file(request)
         act_for(file.tenant)  # as above
         if file.view:
-            batch, errors = await self._viewed(file)
-            await self._output.delete(batch, errors)
+            with suppress(NotFound):  # of a batch that is forgotten nothing is left but the file
+                await self._output.delete(*await self._viewed(file))
         else:
             users = [name for name, used in (await self._records.open_ids()).items() if used == file.file_id]
             if users:

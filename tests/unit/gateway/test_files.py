@@ -1,0 +1,51 @@
+"""Output and error files are views of a batch: what becomes of them when it is forgotten."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from penstock.errors import PenstockError
+from penstock.files.v1 import files_pb2
+from services.gateway.app import _penstock, _problem
+from services.gateway.batch_output import Output
+from services.gateway.batch_records import BATCHES, new_batch_id
+from services.gateway.files import FILES_URL, Files
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.problem import Problem
+from services.gateway.vigil import Vigil
+from tests.support.asgi import get
+from tests.unit.gateway.test_drive import Rig, rig
+
+__all__ = ["rig"]
+
+
+def app_of(rig: Rig) -> Starlette:
+    metrics = GatewayMetrics(CollectorRegistry())
+    files = Files(rig.shelf, rig.records, Output(rig.client, rig.shelf), metrics, Vigil(), 2**20, 5.0)
+    return Starlette(routes=files.routes(), exception_handlers={Problem: _problem, PenstockError: _penstock})
+
+
+async def test_a_view_is_kept_no_longer_than_its_batch(rig: Rig) -> None:
+    for kept_s in (0, 3600):
+        batch = await rig.batch(expires_at=int(time.time()) - 1, output_expires_after_s=kept_s)
+        await rig.drive(await rig.take(batch, "me")).run()
+        done, _ = await rig.records.get(batch.batch_id)
+        view = await rig.shelf.file(str(done.error_file_id))
+        record = await rig.shelf.record(BATCHES, batch.batch_id)
+        assert 0 < view.expires_unix_ns <= record.expires_unix_ns + 10**9, "records expire at whole seconds"
+        if kept_s:
+            assert view.expires_unix_ns == view.created_unix_ns + kept_s * 10**9
+        await rig.shelf.delete("file-1")
+
+
+async def test_a_view_whose_batch_is_gone_can_be_deleted(rig: Rig) -> None:
+    view = files_pb2.CreateFileRequest(file_id="file-1-output", view=new_batch_id(), purpose="batch_output", bytes=7)
+    await rig.shelf.put_view(view)
+    app = app_of(rig)
+    assert (await get(app, f"{FILES_URL}/file-1-output/content").whole()).status == 404
+    deleted = await get(app, f"{FILES_URL}/file-1-output", method="DELETE").whole()
+    assert deleted.json() == {"id": "file-1-output", "object": "file", "deleted": True}
+    assert (await get(app, FILES_URL).whole()).json()["data"] == []
