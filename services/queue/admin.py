@@ -20,7 +20,7 @@ from services.queue.core.lifecycle import State
 from services.queue.core.messages import Cancel, Delete, EndedRow, Inspect, InspectQueue, RequeueDead
 from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics, age_ns
-from services.queue.read_faults import code_of
+from services.queue.read_faults import code_of, decoded
 from services.queue.reader import Reader
 from services.queue.speaker import Speaker
 from services.queue.store import Store
@@ -235,7 +235,7 @@ def _delete_item(ticket: int, seqs: Sequence[int], sees: str | None = None) -> L
         found = []
         for seq, row in zip(seqs, rows, strict=True):
             if row is not None:
-                head, _ = records.decode_result(row)
+                head, _ = decoded(records.decode_result, row)
                 if sees in {None, head.tenant}:
                     found.append(EndedRow(seq, *head))
         return Delete(ticket, tuple(found))

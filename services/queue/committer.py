@@ -87,8 +87,8 @@ T = TypeVar("T")
 class RefusedError(Exception):
     """The queue cannot write now. `disk_full` tells a full disk from a failing one."""
 
-    def __init__(self, text: str, disk_full: bool, cause: StoreError | None = None) -> None:
-        """Refuse with `text`, for the client; `cause` is the read that failed, if it was one."""
+    def __init__(self, text: str, disk_full: bool, cause: Exception | None = None) -> None:
+        """Refuse with `text`, for the client; `cause` is what a read raised, if one failed."""
         super().__init__(text)
         self.disk_full, self.__cause__ = disk_full, cause
 
@@ -300,16 +300,20 @@ class Committer:
         found = await self._off_loop(lambda: [self._read(item) for item in items])
         # Only what cannot be read is refused: a worker's claim that came with it must not go unanswered.
         for item, error in zip(items, found, strict=True):
-            if isinstance(error, StoreError):
+            if isinstance(error, Exception):
                 self._refuse([item], RefusedError(f"the store cannot be read: {error}", False, error))
-        return [message for message in found if not isinstance(message, StoreError)]
+        return [message for message in found if not isinstance(message, Exception)]
 
-    def _read(self, item: Item) -> Message | StoreError:
+    def _read(self, item: Item) -> Message | Exception:
         try:
             return item.read(self._store) if isinstance(item, Lookup) else item
         except StoreError as error:
             self._faults.note(error)
             return error
+        except Exception as defect:
+            # Nothing has been stepped yet: what one caller asked for ends nobody else's batch.
+            log.exception("a look into the store failed")
+            return defect
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

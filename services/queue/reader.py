@@ -12,7 +12,7 @@ from penstock.queue.v1 import queue_pb2
 from services.queue import wire
 from services.queue.core import records
 from services.queue.core.entry import BatchKey, Entry, request_id_of
-from services.queue.read_faults import ReadFaults
+from services.queue.read_faults import ReadFaults, decoded
 from services.queue.store import Store
 
 READ_THREADS = 2
@@ -67,8 +67,11 @@ class Reader:
 
     async def result(self, seq: int, sees: str | None = None) -> wire.StoredResult | None:
         """Return the result of one request, or None; for a caller that `sees` one tenant only, None of others' too."""
-        row = await self._off_loop(lambda: self._store.get(records.RESULTS, records.seq_key(seq)) if seq >= 0 else None)
-        return None if row is None or not _seen(row, sees) else wire.read_result(row)
+        return await self._off_loop(lambda: self._result(seq, sees))
+
+    def _result(self, seq: int, sees: str | None) -> wire.StoredResult | None:
+        row = self._store.get(records.RESULTS, records.seq_key(seq)) if seq >= 0 else None
+        return None if row is None or not _seen(row, sees) else decoded(wire.read_result, row)
 
     async def results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
         """Return the results there are of these requests, in order of completion; for a few of them."""
@@ -84,7 +87,8 @@ class Reader:
     def _cursors(self, seqs: Sequence[int], sees: str | None) -> list[tuple[int, int]]:
         rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs])
         pairs = zip(rows, seqs, strict=True)
-        return [(records.split_result(row)[0], seq) for row, seq in pairs if row is not None and _seen(row, sees)]
+        seen = [(row, seq) for row, seq in pairs if row is not None and _seen(row, sees)]
+        return [(decoded(records.split_result, row)[0], seq) for row, seq in seen]
 
     async def in_chunks(self, seqs: Sequence[int]) -> AsyncIterator[list[wire.StoredResult]]:
         """Yield the results there are of these requests, in the given order, as many at once as are small together."""
@@ -97,7 +101,7 @@ class Reader:
 
     def _results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
         rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs if seq >= 0])
-        found = [wire.read_result(row) for row in rows if row is not None]
+        found = [decoded(wire.read_result, row) for row in rows if row is not None]
         return sorted(found, key=lambda result: result.cursor)
 
     async def page(self, batch: BatchKey, cursor: int, limit: int) -> Page:
@@ -180,7 +184,7 @@ class Reader:
 
 def _seen(row: bytes, sees: str | None) -> bool:
     """Whether a result is there for a caller that sees this tenant's only; None: everybody's."""
-    return sees is None or records.decode_result(row)[0].tenant == sees
+    return sees is None or decoded(records.decode_result, row)[0].tenant == sees
 
 
 def _next_chunk(results: Sequence[wire.StoredResult]) -> int:

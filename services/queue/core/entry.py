@@ -13,6 +13,9 @@ DEFAULT_TENANT = "default"
 BatchKey: TypeAlias = tuple[str, str]
 """(tenant, batch): batches of two tenants are two, whatever they are called."""
 
+SEQ_END = 1 << 64
+"""After the largest sequence number that a key of the store can hold."""
+
 NO_SEQ = -1
 """What `parse_request_id` returns for a name that is not this store's."""
 
@@ -122,4 +125,4 @@ def parse_request_id(store_id: str, request_id: str) -> int:
     if not dash or prefix != store_id or len(digits) < 12 or not set(digits) <= set("0123456789abcdef"):
         return NO_SEQ
     seq = int(digits, 16)
-    return seq if request_id == request_id_of(store_id, seq) else NO_SEQ
+    return seq if seq < SEQ_END and request_id == request_id_of(store_id, seq) else NO_SEQ

@@ -264,9 +264,12 @@ async def test_steps_that_write_nothing_do_not_sync(rig: Rig) -> None:
     assert rig.store.batches == []
 
 
-async def test_a_read_that_fails_refuses_what_had_to_be_read_and_nothing_that_came_with_it(rig: Rig) -> None:
+@pytest.mark.parametrize("error", [StoreError("Input/output error"), RuntimeError("Input/output error, unforeseen")])
+async def test_a_read_that_fails_refuses_what_had_to_be_read_and_nothing_that_came_with_it(
+    rig: Rig, error: Exception
+) -> None:
     def fail(_store: object) -> Message:
-        raise StoreError("Input/output error")
+        raise error
 
     name = (await rig.submit()).acks[0][0]
     await rig.settled(WorkerOpened(1, "w", "life-1", ()))

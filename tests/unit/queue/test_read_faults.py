@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from penstock.queue.v1 import queue_pb2
-from services.queue.core.records import PAYLOADS, seq_key
+from services.queue.core.effects import Write
+from services.queue.core.records import PAYLOADS, RESULTS, seq_key
 from services.queue.store import StoreDamagedError, StoreError
 from services.telemetry import Telemetry
 from tests.support.serving import Peer, ids, refused, serving, text
@@ -80,6 +81,48 @@ async def test_a_read_that_fails_does_not_refuse_what_others_read_at_the_same_ti
         second = peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(good)))
         await refused(first, grpc.StatusCode.DATA_LOSS, "Corruption")
         assert (await second).deleted == 1
+
+
+async def test_a_result_that_cannot_be_decoded_is_damaged(peer: Peer) -> None:
+    bad, good = await peer.submit(text(batch="b"), text())
+    await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(bad, good)))
+    peer.service._store.write([Write(RESULTS, seq_key(1), b"no result at all")])
+    for call in (
+        peer.stub.Get(queue_pb2.GetRequest(request_id=bad)),
+        peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(bad))),
+        all_events(peer.stub.Watch(queue_pb2.WatchRequest(batch="b"))),
+        all_events(peer.stub.Watch(queue_pb2.WatchRequest(request_ids=ids(bad)))),
+    ):
+        await refused(call, grpc.StatusCode.DATA_LOSS, "row")
+    failures = peer.registry.get_sample_value("penstock_queue_store_failures_total")
+    assert failures == 4
+    assert (await peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(good)))).deleted == 1
+
+
+async def test_a_name_longer_than_any_is_unknown_and_harms_nobody(peer: Peer) -> None:
+    (name,) = await peer.submit(text())
+    store_id = (await peer.stub.Stats(queue_pb2.StatsRequest())).store_id
+    long = f"{store_id}-{2**64:x}"
+    assert (await peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(long)))).deleted == 0
+    assert (await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(long)))).cancelled == 0
+    await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=long)), grpc.StatusCode.NOT_FOUND, long)
+    watch = peer.stub.Watch(queue_pb2.WatchRequest(request_ids=ids(long)))
+    await refused(all_events(watch), grpc.StatusCode.NOT_FOUND, long)
+    follow = peer.stub.Follow()
+    await follow.write(queue_pb2.FollowRequest(follow=[queue_pb2.FollowedRequest(request_id=long)]))
+    while not (frame := await follow.read()).unknown:
+        assert frame is not grpc.aio.EOF
+    assert list(frame.unknown) == [long]
+    assert (await peer.stub.Get(queue_pb2.GetRequest(request_id=name))).request_id == name, "the service goes on"
+
+
+async def test_a_look_into_the_store_that_fails_unforeseen_ends_its_call_alone(peer: Peer) -> None:
+    (name,) = await peer.submit(text())
+    await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(name)))
+    delete = queue_pb2.DeleteRequest(request_ids=ids(name))
+    with patch.object(peer.service._store, "get_many", side_effect=RuntimeError("out of step")):
+        await refused(peer.stub.Delete(delete), grpc.StatusCode.INTERNAL, "out of step")
+    assert (await peer.stub.Delete(delete)).deleted == 1
 
 
 async def test_a_damaged_payload_is_the_matter_of_its_request_alone(peer: Peer) -> None:

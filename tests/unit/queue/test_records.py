@@ -77,7 +77,7 @@ def test_counters_survive() -> None:
     assert records.decode_counters(records.encode_counters(counters)) == counters
 
 
-@given(st.integers(0, 2**60))
+@given(st.integers(0, 2**64 - 1))
 def test_request_ids_name_one_seq(seq: int) -> None:
     assert parse_request_id("0a1b2c3d", request_id_of("0a1b2c3d", seq)) == seq
 
@@ -90,4 +90,10 @@ def test_other_names_are_no_request_ids(name: str) -> None:
 
 def test_names_of_another_store_or_spelling_are_refused() -> None:
     for name in ("ffffffff-000000000001", "0a1b2c3d-1", "0a1b2c3d-0000000000001", "0a1b2c3d-00000000000A", ""):
+        assert parse_request_id("0a1b2c3d", name) == NO_SEQ
+
+
+def test_a_name_whose_number_no_key_can_hold_is_refused() -> None:
+    assert parse_request_id("0a1b2c3d", f"0a1b2c3d-{2**64 - 1:x}") == 2**64 - 1
+    for name in (f"0a1b2c3d-{2**64:x}", "0a1b2c3d-" + "f" * 1000):
         assert parse_request_id("0a1b2c3d", name) == NO_SEQ
