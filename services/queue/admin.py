@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -35,6 +35,9 @@ PAGE_MOST = 1000
 
 DELETE_PAGE = 1000
 """Results deleted in one commit, so that a large delete does not hold up everybody else's."""
+
+RESULTS_AT_ONCE = 16
+"""Results read at once for the heads of those to be deleted: their bodies, which are read with them, may be large."""
 
 MAX_IDS = 10_000
 """Names in one call; a frame of 16 MiB could hold half a million, and all would be in one commit."""
@@ -231,13 +234,17 @@ def _delete_item(ticket: int, seqs: Sequence[int], sees: str | None = None) -> L
     """Return a delete that reads, right before it is stepped, what there is to delete for a caller."""
 
     def read(store: Store) -> Delete:
-        rows = store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs])
-        found = []
-        for seq, row in zip(seqs, rows, strict=True):
-            if row is not None:
-                head, _ = decoded(records.decode_result, row)
-                if sees in {None, head.tenant}:
-                    found.append(EndedRow(seq, *head))
-        return Delete(ticket, tuple(found))
+        return Delete(ticket, tuple(row for row in _ended_rows(store, seqs) if sees in {None, row.tenant}))
 
     return Lookup(ticket, read)
+
+
+def _ended_rows(store: Store, seqs: Sequence[int]) -> Iterator[EndedRow]:
+    """Yield what deleting needs of the results there are; raises StoreError."""
+    for first in range(0, len(seqs), RESULTS_AT_ONCE):
+        some = seqs[first : first + RESULTS_AT_ONCE]
+        rows = store.get_many(records.RESULTS, [records.seq_key(seq) for seq in some])
+        for seq, row in zip(some, rows, strict=True):
+            if row is not None:
+                head, _ = decoded(records.decode_result, row)
+                yield EndedRow(seq, *head)

@@ -349,15 +349,6 @@ async def test_a_worker_may_not_report_an_outcome_that_is_the_queues(peer: Peer)
     await refused(work.call.read(), grpc.StatusCode.INVALID_ARGUMENT, "complete.result.outcome")
 
 
-async def test_an_expired_result_is_swept(peer: Peer) -> None:
-    (name,) = await peer.submit(text())
-    work = await peer.work()
-    await work.complete((await work.claim(name)).lease)
-    assert await peer.service._admin.sweep(3600 * 10**9) == 0
-    assert await peer.service._admin.sweep(0) == 1
-    await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=name)), grpc.StatusCode.NOT_FOUND, name)
-
-
 async def test_the_spans_of_a_request_are_one_trace() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
