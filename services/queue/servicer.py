@@ -41,10 +41,12 @@ from services.rpc.strict import BadInputError
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 MAX_UNACKED = 20_000
-"""Requests of one Submit stream that may await their sync; a client that sends faster is read no further."""
+"""Requests of one Submit stream whose acks are not sent; a client that sends faster than it takes in its acks is read
+no further."""
 
 MAX_UNACKED_BYTES = 256 * 1024 * 1024
-"""The same over all Submit streams together, in bytes: large prompts are held in memory until their sync."""
+"""Requests of all Submit streams together that may await their sync: large prompts are held in memory until then. An
+ack is small and holds none, so that who does not read its acks keeps nobody else waiting."""
 
 MAX_UNARY_REQUESTS = 1000
 """As the API says; larger sets belong on a stream."""
@@ -97,14 +99,16 @@ class QueueServicer:
             )
         )
         frames: asyncio.Queue[Frame | None] = asyncio.Queue()
+        window = _Window(MAX_UNACKED)
         self._submits.add(frames)
         if self._stopping:
             frames.put_nowait(None)
         try:
-            async with reading(self._read_submits(requests, frames)) as reader:
+            async with reading(self._read_submits(requests, frames, window)) as reader:
                 while (frame := await frames.get()) is not None:
                     acks = await frame.acks()
                     yield queue_pb2.SubmitResponse(acks=queue_pb2.SubmitAcks(acks=acks))
+                    window.leave(_places(len(acks)))
                 if self._stopping:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, self._stopping)
                 await reader
@@ -118,9 +122,8 @@ class QueueServicer:
             frames.put_nowait(None)
 
     async def _read_submits(
-        self, requests: AsyncIterator[queue_pb2.SubmitRequest], frames: asyncio.Queue[Frame | None]
+        self, requests: AsyncIterator[queue_pb2.SubmitRequest], frames: asyncio.Queue[Frame | None], window: _Window
     ) -> None:
-        window = _Window(MAX_UNACKED)
         source = next(self._streams)
         try:
             async for message in requests:
@@ -128,10 +131,9 @@ class QueueServicer:
                     raise BadInputError("message: every message after the first must be `batch`")
                 await self._parts.committer.room()
                 for part, size_bytes in _parts(message.batch.requests):
-                    await window.enter(len(part))
+                    await window.enter(_places(len(part)))
                     await self._bytes.enter(size_bytes)
                     frame = self._parts.intake.take(source, [(item.tag, item.request) for item in part])
-                    frame.on_durable(partial(window.leave, len(part)))
                     frame.on_durable(partial(self._bytes.leave, size_bytes))
                     frames.put_nowait(frame)
         finally:
@@ -317,6 +319,11 @@ class _Window:
         self._count -= count
         if self._count < self._most:
             self._room.set()
+
+
+def _places(requests: int) -> int:
+    """Return what a part of a frame takes of its stream's window: also one without requests is kept until its ack."""
+    return max(1, requests)
 
 
 def _parts(

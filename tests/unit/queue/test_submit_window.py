@@ -65,6 +65,34 @@ async def test_unsynced_submits_are_bounded_over_all_streams(monkeypatch: pytest
         assert window._count == 0
 
 
+@pytest.mark.parametrize("size", [0, 1, 2])
+async def test_a_client_that_does_not_read_its_acks_is_read_no_further(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("services.queue.servicer.MAX_UNACKED", 10)
+    async with serving(Telemetry(None), MemoryStore()) as peer:
+        sent = 0
+
+        async def requests() -> AsyncIterator[queue_pb2.SubmitRequest]:
+            nonlocal sent
+            yield queue_pb2.SubmitRequest(open=queue_pb2.SubmitOpen(client_id="deaf"))
+            for _ in range(FRAMES):
+                sent += 1
+                yield _batch(size)
+
+        # Without a connection, which would take in some acks for the client.
+        acks = peer.service.servicer.Submit(requests(), None)  # type: ignore[arg-type]
+        assert (await anext(acks)).WhichOneof("message") == "open"
+        assert len((await anext(acks)).acks.acks) == size
+        for _ in range(FRAMES):
+            await _unary(peer)  # time for all of it to be read and synced
+        assert sent <= 10 // max(size, 1) + 2, "one more is read, and waits for room"
+        assert peer.service.servicer._bytes._count == 0, "what is durable takes nothing of what all may have"
+        rest = [response async for response in acks]
+        assert [len(response.acks.acks) for response in rest] == [size] * (FRAMES - 1)
+        assert sent == FRAMES
+
+
 async def test_one_who_submits_much_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
     store = SlowStore()
