@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -127,13 +128,19 @@ class Admin:
         return done.deleted
 
     async def sweep(self, ttl_ns: int) -> int:
-        """Delete one page of results older than `ttl_ns`; return how many were deleted."""
-        old = await self._reader.older_than(self._clock.now_ns() - ttl_ns, DELETE_PAGE)
-        if not old:
-            return 0
-        done: Deleted = await self._committer.ask(lambda ticket: _delete_item(ticket, old))
-        self._metrics.expired_results.inc(done.deleted)
-        return done.deleted
+        """Delete the results older than `ttl_ns`, a page in a commit; return how many were deleted.
+
+        Raises StoreError or RefusedError.
+        """
+        before_ns = self._clock.now_ns() - ttl_ns
+        deleted = 0
+        while old := await self._reader.older_than(before_ns, DELETE_PAGE):
+            done: Deleted = await self._committer.ask(partial(_delete_item, seqs=old))
+            self._metrics.expired_results.inc(done.deleted)
+            deleted += done.deleted
+            if len(old) < DELETE_PAGE or not done.deleted:
+                break  # with nothing deleted the next page would be the same
+        return deleted
 
     async def stats(self, context: Context) -> queue_pb2.StatsResponse:
         """Return counts per channel and of the store."""

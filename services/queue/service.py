@@ -54,7 +54,10 @@ TICK_S = 0.2
 """Between looks at deadlines and leases: what a deadline may be late by."""
 
 HOUSEKEEPING_TICKS = 5
-"""Ticks between updates of gauges and sweeps of old results."""
+"""Ticks between updates of gauges."""
+
+SWEEP_S = 1.0
+"""Between sweeps of what is old."""
 
 EX_SOFTWARE = 70
 """Exit status of a service whose inside failed (sysexits.h)."""
@@ -189,6 +192,7 @@ class Service:
         loop = asyncio.create_task(self.committer.run(), name="committer")
         shelf = asyncio.create_task(self._shelf.run(), name="shelf")
         clockwork = asyncio.create_task(self._tick(), name="clockwork")
+        sweeper = asyncio.create_task(self._sweeps(), name="sweeper")
         reloader = asyncio.create_task(self._reloader.run(), name="reloader")
         watchman = asyncio.create_task(self._guard.watch(), name="watchman")
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -196,26 +200,25 @@ class Service:
         ready(server.port)
         try:
             # None of them but `stopping` ends by itself; if one does, it failed.
-            beside = {loop, shelf, clockwork, reloader, watchman, stopping}
-            await asyncio.wait(beside, return_when=asyncio.FIRST_COMPLETED)
+            beside = (loop, shelf, clockwork, sweeper, reloader, watchman)
+            await asyncio.wait({*beside, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._speaker.end_all("the queue service is stopping")
             self._following.end_all("the queue service is stopping")
             self.servicer.end_submits("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
-            for task in (clockwork, reloader, watchman, stopping):
+            for task in (clockwork, sweeper, reloader, watchman, stopping):
                 task.cancel()
             self.committer.stop()
             self._shelf.stop()
-            await asyncio.gather(loop, shelf, clockwork, reloader, watchman, stopping, return_exceptions=True)
+            await asyncio.gather(*beside, stopping, return_exceptions=True)
             self._reader.close()
             self._store.close()
-        for task in (loop, shelf, clockwork, reloader, watchman):
+        for task in beside:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def _tick(self) -> None:
-        ttl_ns = int(self._settings.result_ttl_s * 1e9)
         ticks = 0
         await self._until_loaded()
         while True:
@@ -225,13 +228,20 @@ class Service:
                 view = self.committer.machine.overview()
                 self._metrics.show(view, self._clock.now_ns(), len(self._hub), self.committer.disk_free_bytes)
                 self.committer.post(Lookup(0, self._spot_check))
-                await self._sweep(ttl_ns)
             ticks += 1
             await asyncio.sleep(TICK_S)
 
     def _spot_check(self, store: Store) -> Message:
         """Compare a few requests with their rows; runs on the committing thread, while the machine stands still."""
         return self._spots.look(store, self.committer.machine.book)
+
+    async def _sweeps(self) -> None:
+        """Delete what is old, for ever; beside the ticks, since a sweep after a burst takes as long as it takes."""
+        ttl_ns = int(self._settings.result_ttl_s * 1e9)
+        await self.committer.loaded.wait()
+        while True:
+            await self._sweep(ttl_ns)
+            await asyncio.sleep(SWEEP_S)
 
     async def _sweep(self, ttl_ns: int) -> None:
         try:

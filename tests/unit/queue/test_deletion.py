@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from unittest.mock import patch
 
@@ -10,10 +12,12 @@ import pytest
 
 from penstock.queue.v1 import queue_pb2
 from services.queue.admin import RESULTS_AT_ONCE
+from services.queue.core.effects import Write
 from services.queue.core.entry import request_id_of
-from services.queue.core.records import RESULTS
+from services.queue.core.records import EXPIRY, RESULTS, expiry_key
 from services.telemetry import Telemetry
 from tests.support.serving import Peer, ids, refused, serving, text
+from tests.support.waiting import wait_for_async
 
 
 @pytest.fixture
@@ -50,3 +54,37 @@ async def test_an_expired_result_is_swept(peer: Peer) -> None:
     assert await peer.service._admin.sweep(3600 * 10**9) == 0
     assert await peer.service._admin.sweep(0) == 1
     await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=name)), grpc.StatusCode.NOT_FOUND, name)
+
+
+async def test_all_that_is_old_is_swept_in_one_round(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.admin.DELETE_PAGE", 10)
+    await peer.submit(*(text(batch="b") for _ in range(45)))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+    await peer.service._sweep(0)
+    assert (await peer.stub.Stats(queue_pb2.StatsRequest())).results == 0
+    assert peer.registry.get_sample_value("penstock_queue_expired_results_total") == 45
+
+
+async def test_a_sweep_that_finds_rows_it_cannot_delete_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.admin.DELETE_PAGE", 2)
+    peer.service._store.write([Write(EXPIRY, expiry_key(1, seq), b"") for seq in (7, 8, 9)])
+    assert await peer.service._admin.sweep(0) == 0
+
+
+async def test_deadlines_are_met_while_a_sweep_takes_long(peer: Peer) -> None:
+    sweeping, go_on = asyncio.Event(), asyncio.Event()
+
+    async def long(_ttl_ns: int) -> int:
+        sweeping.set()
+        await go_on.wait()
+        return 0
+
+    async def ended() -> bool:
+        return bool((await peer.stub.Get(get)).state == queue_pb2.REQUEST_STATE_DONE)
+
+    with patch.object(peer.service._admin, "sweep", long):
+        await sweeping.wait()
+        (name,) = await peer.submit(text(deadline_unix_ns=time.time_ns() + 100_000_000))
+        get = queue_pb2.GetRequest(request_id=name)
+        await wait_for_async(ended, "the deadline to be noticed", 20)
+        go_on.set()
