@@ -206,7 +206,10 @@ def _time_ns(value: Any, where: str) -> int:
         return 0
     if not isinstance(value, dt.datetime) or value.tzinfo is None:
         raise KeysError(f"{where}: must be a time with its zone, such as 2030-01-01T00:00:00Z")
-    return int(value.timestamp()) * 1_000_000_000
+    seconds = int(value.timestamp())
+    if seconds <= 0:  # 0 is never: a time that a slip put there must not be taken for it
+        raise KeysError(f"{where}: must be 1970-01-01T00:00:01Z or later; revoked = true ends a key")
+    return seconds * 1_000_000_000
 
 
 # ---- changes of the text, which leave everything else in the file as its owner wrote it ----
