@@ -168,7 +168,7 @@ def _caller(keyring: Keyring, credential: ApiKey | Certificate, role: Role, acts
 def _channels(keyring: Keyring, call: _OpenCall) -> frozenset[str] | None:
     """Return the channels that the caller of an open call may submit to now, if its credential is good; None: all."""
     if call.caller.role is not Role.SERVICE and isinstance(call.credential, ApiKey):
-        return keyring.keys.channels_of(call.credential)
+        return keyring.keys.channels_of(keyring.keys.keys[call.credential.key_id])
     return keyring.keys.tenant(call.caller.sees or "").channels
 
 

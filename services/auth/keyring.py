@@ -6,6 +6,7 @@ import hmac
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -96,8 +97,12 @@ class Keyring:
         return key
 
     def holds(self, key: ApiKey) -> bool:
-        """Whether a key that was good still is, with the same rights."""
-        return self.keys.keys.get(key.key_id) == key and not key.expired(self._now_ns())
+        """Whether a key that was good still is the same one, and its time, as the file says it now, is not over.
+
+        It may have other channels meanwhile (`Keys.channels_of` the key that the file has now).
+        """
+        now = self.keys.keys.get(key.key_id)
+        return now is not None and (now == key or _lasting(now) == _lasting(key)) and not now.expired(self._now_ns())
 
     def _stamped(self) -> tuple[int, int, int]:
         try:
@@ -121,3 +126,8 @@ class Keyring:
             if str(error).startswith("keys file "):
                 raise
             raise KeysError(f"keys file {self._path}: {error}") from None
+
+
+def _lasting(key: ApiKey) -> ApiKey:
+    """Return of a key what cannot change without making it another one."""
+    return replace(key, channels=None, expires_ns=0)

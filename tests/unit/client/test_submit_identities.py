@@ -160,7 +160,17 @@ async def test_channels_that_change_hold_for_the_next_submit(asked: Asked, what:
         await client.submit(prompt="p", channel="interactive")
 
 
-async def test_other_open_calls_outlive_a_change_of_a_tenants_channels(asked: Asked) -> None:
+ACME = 'role = "client"\ntenant = "acme"\n'
+
+CHANGES: list[dict[str, str]] = [
+    {"head": '[tenants.acme]\nchannels = ["batch"]\n\n'},
+    {"acme": f'{ACME}channels = ["batch"]'},
+]
+"""Of the channels that a caller may submit to."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_other_open_calls_outlive_a_change_of_channels(asked: Asked, change: dict[str, str]) -> None:
     calls = asked.peer.service._guard._calls
 
     async def open_calls(count: int) -> bool:
@@ -172,7 +182,7 @@ async def test_other_open_calls_outlive_a_change_of_a_tenants_channels(asked: As
         waiting = asyncio.create_task(client.result(name))
         await wait_for_async(lambda: open_calls(2), "the result to be followed")
         (follows,) = (call for call in calls.values() if call is not submits)
-        await asked.change(head='[tenants.acme]\nchannels = ["batch"]\n\n')
+        await asked.change(**change)
         await wait_for_async(lambda: open_calls(1), "the submit stream to end")
         assert [*calls.values()] == [follows]
         assert not follows.over
@@ -180,7 +190,21 @@ async def test_other_open_calls_outlive_a_change_of_a_tenants_channels(asked: As
         assert (await waiting).outcome is penstock.Outcome.CANCELLED
 
 
-async def test_many_submits_go_on_when_their_channels_change(asked: Asked) -> None:
+async def test_all_open_calls_outlive_another_end_of_their_key(asked: Asked) -> None:
+    calls = asked.peer.service._guard._calls
+    async with asked.client("acme") as client:
+        await client.submit(prompt="p")
+        (submits,) = calls.values()
+        await asked.change(acme=f"{ACME}expires = 2100-01-01T00:00:00Z")
+        await client.submit(prompt="p")
+        assert [*calls.values()] == [submits]
+        assert not submits.over
+        await asked.change(acme=f"{ACME}expires = 2001-01-01T00:00:00Z")
+        assert (await told(client))[0] is penstock.Unauthenticated
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_many_submits_go_on_when_their_channels_change(asked: Asked, change: dict[str, str]) -> None:
     changed = asyncio.Event()
 
     async def source() -> AsyncIterator[penstock.RequestFields]:
@@ -193,7 +217,7 @@ async def test_many_submits_go_on_when_their_channels_change(asked: Asked) -> No
         acks = client.submit_many(source())
         assert (await anext(acks)).error is None
         (before,) = asked.peer.service.servicer._submits
-        await asked.change(head='[tenants.acme]\nchannels = ["batch"]\n\n')
+        await asked.change(**change)
 
         async def ended() -> bool:
             return before not in asked.peer.service.servicer._submits

@@ -195,11 +195,23 @@ def test_a_key_ends_with_its_time_and_with_its_revocation(ring: Ring) -> None:
     assert ring.refused(f"Bearer {ring.key}") is Reason.REVOKED
 
 
-def test_a_key_with_other_rights_is_another_one(ring: Ring) -> None:
+def test_a_key_of_another_tenant_role_or_secret_is_another_one(ring: Ring) -> None:
     key = ring.ring.authenticate(f"Bearer {ring.key}")
-    ring.write(ring.table('channels = ["batch"]'))
-    ring.ring.refresh()
-    assert not ring.ring.holds(key), "its open calls began with rights that it has no longer"
+    good = ring.table()
+    for table in (ring.table('tenant = "t"'), good.replace("client", "operator"), good.replace("sha256", "#") + HASH):
+        ring.write(table)
+        assert ring.ring.refresh()
+        assert not ring.ring.holds(key), "its open calls began with rights that it has no longer"
+
+
+def test_a_key_stays_good_with_other_channels_and_until_its_present_end(ring: Ring) -> None:
+    key = ring.ring.authenticate(f"Bearer {ring.key}")
+    for fields in ('channels = ["batch"]', "expires = 1970-01-01T00:00:20Z", "expires = 1970-01-01T00:00:10Z"):
+        ring.write(ring.table(fields))
+        assert ring.ring.refresh()
+        assert ring.ring.holds(key)
+    ring.now_ns = 10_000_000_000
+    assert not ring.ring.holds(key)
 
 
 DAMAGE: list[Callable[[Path], object]] = [
