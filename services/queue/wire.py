@@ -240,6 +240,10 @@ def worker_message(stream: int, message: queue_pb2.WorkerToQueue) -> Message:
             raise BadInputError("messages.message: none of the known messages is set")
 
 
+MAX_USAGE_TOKENS = (1 << 32) - 1
+"""Of one request: far more than its messages could hold, and so few that no sum over requests leaves a uint64."""
+
+
 def _complete(stream: int, complete: queue_pb2.Complete) -> Complete:
     lease = lease_of(complete.lease)
     ending = complete.WhichOneof("ending")
@@ -251,6 +255,12 @@ def _complete(stream: int, complete: queue_pb2.Complete) -> Complete:
     outcome = WORKER_OUTCOMES.get(result.outcome)
     if outcome is None:
         raise BadInputError(f"messages.complete.result.outcome: {result.outcome} is not an outcome a worker may report")
+    usage = result.usage
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+        tokens = getattr(usage, name)
+        if tokens > MAX_USAGE_TOKENS:
+            text = f"{tokens} is more than a request can have ({MAX_USAGE_TOKENS})"
+            raise BadInputError(f"messages.complete.result.usage.{name}: {text}")
     return Complete(stream, lease, outcome, None, result)
 
 

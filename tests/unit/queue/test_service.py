@@ -349,6 +349,17 @@ async def test_a_worker_may_not_report_an_outcome_that_is_the_queues(peer: Peer)
     await refused(work.call.read(), grpc.StatusCode.INVALID_ARGUMENT, "complete.result.outcome")
 
 
+@pytest.mark.parametrize("field_name", ["prompt_tokens", "completion_tokens", "cached_tokens"])
+async def test_a_worker_may_not_report_more_tokens_than_there_can_be(peer: Peer, field_name: str) -> None:
+    (name,) = await peer.submit(text())
+    work = await peer.work()
+    lease = (await work.claim(name)).lease
+    usage = request_pb2.Usage(**{field_name: (1 << 64) - 1})
+    complete = queue_pb2.Complete(lease=lease, result=request_pb2.Result(outcome=COMPLETED, usage=usage))
+    await work.send(queue_pb2.WorkerToQueue(complete=complete))
+    await refused(work.call.read(), grpc.StatusCode.INVALID_ARGUMENT, f"complete.result.usage.{field_name}")
+
+
 async def test_the_spans_of_a_request_are_one_trace() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
