@@ -135,7 +135,7 @@ class Admin:
         before_ns = self._clock.now_ns() - ttl_ns
         deleted = 0
         while old := await self._reader.older_than(before_ns, DELETE_PAGE):
-            done: Deleted = await self._committer.ask(partial(_delete_item, seqs=old))
+            done: Deleted = await self._committer.ask(partial(_delete_item, seqs=old, before_ns=before_ns))
             self._metrics.expired_results.inc(done.deleted)
             deleted += done.deleted
             if len(old) < DELETE_PAGE or not done.deleted:
@@ -237,11 +237,18 @@ def subject_ids(request: queue_pb2.CancelRequest | queue_pb2.DeleteRequest) -> t
     return ids_of(request.request_ids) if kind == "request_ids" else None
 
 
-def _delete_item(ticket: int, seqs: Sequence[int], sees: str | None = None) -> Lookup:
-    """Return a delete that reads, right before it is stepped, what there is to delete for a caller."""
+def _delete_item(ticket: int, seqs: Sequence[int], sees: str | None = None, before_ns: int | None = None) -> Lookup:
+    """Return a delete that reads, right before it is stepped, what there is to delete for a caller.
+
+    With `before_ns`, of what ended before that time: a dead letter may have been requeued, and have ended anew, since
+    its age was read.
+    """
+
+    def wanted(row: EndedRow) -> bool:
+        return sees in {None, row.tenant} and (before_ns is None or row.completed_ns < before_ns)
 
     def read(store: Store) -> Delete:
-        return Delete(ticket, tuple(row for row in _ended_rows(store, seqs) if sees in {None, row.tenant}))
+        return Delete(ticket, tuple(row for row in _ended_rows(store, seqs) if wanted(row)))
 
     return Lookup(ticket, read)
 

@@ -91,8 +91,9 @@ class Machine:
         self._workers = Workers(self.book, rules)
         self._quotas = quotas
         self._fresh_keys: dict[tuple[str, str], int] = {}
-        self._deleted: set[int] = set()
-        """Results this batch has deleted, which another delete of the batch still found in the store."""
+        self._erased: set[int] = set()
+        """Requests whose results of before this batch are gone, which a delete of the batch still found in the store.
+        """
         self._deadlines: list[tuple[int, int]] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             Submit: self._submit,
@@ -129,7 +130,7 @@ class Machine:
         """End a batch of steps: what follows is looked up in the store, no longer here."""
         book = self.book
         self._fresh_keys.clear()
-        self._deleted.clear()
+        self._erased.clear()
         progress = {}
         for batch in book.changed_batches:
             running = book.leased_by_batch.get(batch, 0)
@@ -226,11 +227,11 @@ class Machine:
     def _delete(self, message: Delete, now_ns: int) -> None:
         deleted = 0
         for row in message.rows:
-            if row.seq in self._deleted:
+            if row.seq in self._erased:
                 continue
             entry = self.book.entries.get(row.seq)
             if entry is not None and not self.book.apply(entry, Change(Input.DELETE, now_ns)):
-                continue  # a dead letter that was revived after the shell read its result
+                continue  # a request that lives has no result
             key = records.seq_key(row.seq)
             self._erase(records.RESULTS, key)
             self._erase(records.COMPLETIONS, records.completion_key((row.tenant, row.batch), row.completion_seq))
@@ -238,7 +239,7 @@ class Machine:
             if row.idempotency_key:
                 self._erase(records.IDEMPOTENCY, records.idempotency_key(row.tenant, row.idempotency_key))
             self.book.counters.results -= 1
-            self._deleted.add(row.seq)
+            self._erased.add(row.seq)
             deleted += 1
         self.book.emit(Deleted(message.ticket, deleted))
 
@@ -255,6 +256,7 @@ class Machine:
             if entry is None or not self.book.apply(entry, Change(Input.REQUEUE, now_ns)):
                 not_dead.append(request_id)
             else:
+                self._erased.add(entry.seq)
                 self._remember_deadline(entry)
         self.book.emit(Requeued(message.ticket, len(names) - len(not_dead), tuple(not_dead)))
 

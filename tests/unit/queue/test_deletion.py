@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import grpc
 import pytest
@@ -54,6 +54,15 @@ async def test_an_expired_result_is_swept(peer: Peer) -> None:
     assert await peer.service._admin.sweep(3600 * 10**9) == 0
     assert await peer.service._admin.sweep(0) == 1
     await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=name)), grpc.StatusCode.NOT_FOUND, name)
+
+
+async def test_a_sweep_leaves_a_result_that_is_younger_than_the_one_it_found(peer: Peer) -> None:
+    (name,) = await peer.submit(text())
+    await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(name)))
+    # As if a dead letter had been requeued, and had ended again, since the sweep found its old result.
+    with patch.object(peer.service._reader, "older_than", AsyncMock(return_value=[1])):
+        assert await peer.service._admin.sweep(3600 * 10**9) == 0
+    assert (await peer.stub.Get(queue_pb2.GetRequest(request_id=name))).state == queue_pb2.REQUEST_STATE_DONE
 
 
 async def test_all_that_is_old_is_swept_in_one_round(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,3 +313,34 @@ def test_a_delivery_says_whether_tokens_are_watched() -> None:
         (delivery,) = only(Deliver, queue.step(Claim(1, name)))
         assert isinstance(delivery, Deliver)
         assert delivery.watched is expected
+
+
+def dead_letter(queue: Queue) -> tuple[str, EndedRow]:
+    """Have a request die; return its name and what a shell reads of its result."""
+    (name,) = queue.submit(meta(idempotency_key="k"))
+    for _ in range(queue.rules.max_attempts):
+        lease = queue.claim(1, name)
+        assert lease is not None
+        queue.step(Complete(1, lease, None, Failure("out_of_memory", "no room"), None))
+    ((key, row),) = queue.store.scan(records.RESULTS, b"", b"", 2)
+    return name, EndedRow(records.seq_of(key), *records.decode_result(row)[0])
+
+
+def test_a_letter_that_is_revived_and_ends_anew_keeps_the_result_that_nobody_read() -> None:
+    queue = working(Queue())
+    name, read = dead_letter(queue)
+    queue.now_ns += 1
+    effects = queue.step(RequeueDead(1, None), Cancel(2, (name,)), Delete(3, (read,)))
+    assert only(Deleted, effects) == [Deleted(3, 0)]
+    ((_, row),) = queue.store.scan(records.RESULTS, b"", b"", 2)
+    head, _ = records.decode_result(row)
+    assert head.completion_seq > read.completion_seq
+    ((key, _),) = queue.store.scan(records.COMPLETIONS, b"", b"", 2)
+    assert records.completion_seq_of(key) == head.completion_seq
+    ((key, _),) = queue.store.scan(records.EXPIRY, b"", b"", 2)
+    assert records.expiry_of(key) == (head.completed_ns, read.seq)
+    assert queue.machine.book.counters.results == 1
+    now = EndedRow(read.seq, *head)
+    assert only(Deleted, queue.step(Delete(4, (now,)))) == [Deleted(4, 1)]
+    families = (records.RESULTS, records.COMPLETIONS, records.EXPIRY, records.IDEMPOTENCY)
+    assert [queue.store.scan(family, b"", b"", 2) for family in families] == [[]] * 4
