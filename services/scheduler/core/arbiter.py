@@ -190,7 +190,9 @@ class Arbiter:
             self._lift_fence(channel)
 
     def _bring_all_back(self) -> None:
-        """Look again at everybody: what they book is not what it was."""
+        """Look again at everybody: what they book is not what it was, and what was saved for them may be too little."""
+        for saving in self._savings:
+            self._cancel(saving)
         for channel in self._ring:
             for worker in self._fleet:
                 channel.bring_back(worker.group)

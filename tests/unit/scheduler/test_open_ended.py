@@ -99,3 +99,31 @@ def test_one_aside_is_looked_at_again_when_prompts_are_known() -> None:
         answer(rig, rig.grants[-1], 2 * number + 2)
     assert rig.granted[-1] == waits
     assert rig.grants[-1].worker_id == "small"
+
+
+def test_a_start_that_was_booked_does_not_outlive_what_it_was_booked_by() -> None:
+    """A head that saves on a small worker turns out to need more than that has: it must not keep it idle."""
+    chat = {"prompt_tokens": 0, "max_tokens": 20, "chat": True}
+    rig = Rig({"chat": Share(), "other": Share()}, "predictive")
+    rig.open("small", m.EngineShape(400, BLOCK_TOKENS, WINDOW_TOKENS, 256))
+    rig.open("big", m.EngineShape(CAPACITY_BLOCKS, BLOCK_TOKENS, WINDOW_TOKENS, 256))
+    rig.tell(m.DrainRequested("small"))
+    rig.announce("chat", *[0] * LEAST_PROMPTS, **{**chat, "prompt_bytes": 10})
+    tiny = list(rig.grants)
+    rig.announce("other", *[4000] * 12, max_tokens=20)
+    rig.tell(m.DrainRequested("small", undo=True))
+    rig.wait(1000)
+    (head,) = rig.announce("chat", 0, **{**chat, "prompt_bytes": 5000})
+    saving = rig.machine._arbiter.saving_on(rig.worker("small"))
+    assert saving is not None
+    assert saving.entry.request_id == head
+    for number, grant in enumerate(tiny):  # ten bytes, sixty tokens: most of it is the template's
+        tell_the_prompt(rig, grant, number + 1, 60)
+    assert rig.machine._arbiter.saving_on(rig.worker("small")) is not saving
+    (on_small,) = [grant for grant in rig.grants if grant.worker_id == "small"]
+    rig.finish(on_small)
+    for _ in range(10):
+        rig.announce("other", 1500, max_tokens=20)
+        rig.wait(3000)
+        rig.tell(m.Tick())
+    assert [grant.worker_id for grant in rig.grants].count("small") > 1
