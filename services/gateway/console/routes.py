@@ -136,11 +136,12 @@ class Console:
         keys = (queue_pb2.IdempotencyKey(key=group.key(prompt)) for prompt in range(min(group.count, MOST_NAMED)))
         gets = (self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key)) for key in keys)
         text = f"it stands for {group.count} requests, one for each prompt"
-        try:
-            found = await told("queue", asyncio.gather(*gets))
-        except Problem as problem:
-            if problem.status != 404:
-                raise
+        answers = await asyncio.gather(*(told("queue", get) for get in gets), return_exceptions=True)
+        found = [answer for answer in answers if not isinstance(answer, BaseException)]
+        for failure in answers:
+            if isinstance(failure, BaseException) and not (isinstance(failure, Problem) and failure.status == 404):
+                raise failure
+        if not found:
             return f"{text}, whose names this key cannot see or that are gone"
         more = f", and {group.count - len(found)} more" if len(found) < group.count else ""
         return f"{text}; look for {', '.join(one.request_id for one in found)}{more}"
