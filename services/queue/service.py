@@ -7,6 +7,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import grpc
 
@@ -244,11 +245,11 @@ class Service:
             await asyncio.sleep(SWEEP_S)
 
     async def _sweep(self, ttl_ns: int) -> None:
-        try:
-            await self._admin.sweep(ttl_ns)
-            await self._shelf.sweep()
-        except (StoreError, RefusedError, ShelfRefusedError) as error:
-            log.warning("what is old is not deleted now: %s", error)
+        for sweep in (partial(self._admin.sweep, ttl_ns), self._shelf.sweep):
+            try:
+                await sweep()
+            except (StoreError, RefusedError, ShelfRefusedError) as error:
+                log.warning("what is old is not deleted now: %s", error)
 
 
 STREAM_GRACE_S = 2.0
