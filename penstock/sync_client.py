@@ -27,6 +27,10 @@ T = TypeVar("T")
 SETTLE_S = 1.0
 """The tasks of a closed client are given so long to end by themselves; they take milliseconds."""
 
+LOOK_S = 1.0
+"""Longest wait at one go. Python sees a signal that comes in the instant in which a wait begins only when that ends: a
+Ctrl-C may be this late, and is not lost."""
+
 END = object()
 """What a finished stream hands over instead of an item."""
 
@@ -162,7 +166,12 @@ class SyncClient:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            while True:
+                try:
+                    return future.result(LOOK_S)
+                except TimeoutError:
+                    if future.done():  # it is the work's own, or the work has ended just now
+                        return future.result()
         except BaseException:
             future.cancel()
             raise

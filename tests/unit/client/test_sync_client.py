@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import signal
 import threading
@@ -193,3 +194,32 @@ def test_ctrl_c_is_ctrl_c_while_acks_are_awaited() -> None:
             with pytest.raises(KeyboardInterrupt):
                 list(client.submit_many([{"prompt": "p"}]))
         assert client.stats().dead == 1, "the client goes on"
+
+
+def test_a_signal_that_comes_just_as_a_wait_begins_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a signal does not wake the wait; here its handler is made to run with the next step of Python."""
+    pressed = threading.Event()
+    waits = concurrent.futures.Future.result
+
+    def deaf(future: concurrent.futures.Future[object], timeout: float | None = None) -> object:
+        try:
+            return waits(future, timeout)
+        except TimeoutError:
+            pressed.set()
+            raise KeyboardInterrupt from None
+
+    with served(Interrupting(lambda: None)) as address, penstock.SyncClient(address, retry_for_s=5) as client:
+        monkeypatch.setattr("penstock.sync_client.LOOK_S", 0.05)
+        monkeypatch.setattr(concurrent.futures.Future, "result", deaf)
+        with pytest.raises(KeyboardInterrupt):
+            list(client.submit_many([{"prompt": "p"}]))
+        monkeypatch.undo()
+    assert pressed.is_set()
+
+
+def test_a_call_may_take_longer_than_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.sync_client.LOOK_S", 0.0)
+    with served(FakeQueue()) as address, penstock.SyncClient(address, retry_for_s=5) as client:
+        assert client.stats().dead == 1
+    with penstock.SyncClient("127.0.0.1:1", retry_for_s=0.2) as client, pytest.raises(penstock.Unavailable):
+        client.stats()
