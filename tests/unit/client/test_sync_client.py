@@ -185,6 +185,15 @@ class Interrupting(FakeQueue):
                 self.interrupt()
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Have SIGINT raise KeyboardInterrupt, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_is_ctrl_c_while_acks_are_awaited() -> None:
     def press() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
