@@ -2,8 +2,8 @@
 
 A wake-up takes everything that is ready, but only so many submits, steps the machine
 through it, writes all that follows in one synced batch, and only then releases the
-effects. What arrives meanwhile gathers for the next batch: the slower the disk, the
-larger the batches.
+effects; scheduler and workers are told some of them while it writes. What arrives
+meanwhile gathers for the next batch: the slower the disk, the larger the batches.
 """
 
 from __future__ import annotations
@@ -14,24 +14,12 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from services.clock import Clock
 from services.queue import wire
 from services.queue.core import records
-from services.queue.core.effects import (
-    Cancelled,
-    Deleted,
-    Deliver,
-    Effect,
-    Inspected,
-    PutResult,
-    QueueView,
-    Requeued,
-    Submitted,
-    Write,
-)
-from services.queue.core.entry import BatchKey
+from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
 from services.queue.core.machine import Machine
 from services.queue.core.messages import (
     Adopt,
@@ -48,6 +36,7 @@ from services.queue.core.messages import (
 from services.queue.core.open_class import mypyc_attr
 from services.queue.items import Item, Lookup
 from services.queue.loading import Loading
+from services.queue.outlet import ANSWERS, EARLY, FOR_SCHEDULER, FOR_WORKERS, Early, Outlet, Released
 from services.queue.payloads import read_payloads
 from services.queue.read_faults import ReadFaults
 from services.queue.store import Store, StoreError, StoreUnusableError
@@ -74,7 +63,6 @@ DISK_CHECK_NS = 200_000_000
 HEAL_PAUSE_NS = 1_000_000_000
 """Between attempts to write again after the store failed."""
 
-ANSWERS = frozenset({Submitted, Cancelled, Deleted, Requeued, Inspected, QueueView})
 READ_ONLY = (Inspect, InspectQueue, WatchTokens, WorkerClosed, BacklogClosed)
 """Messages that are served while the store cannot write."""
 
@@ -91,28 +79,6 @@ class RefusedError(Exception):
         """Refuse with `text`, for the client; `cause` is what a read raised, if one failed."""
         super().__init__(text)
         self.disk_full, self.__cause__ = disk_full, cause
-
-
-class Released(NamedTuple):
-    """What one durable batch lets out."""
-
-    effects: list[Effect]
-    payloads: dict[int, bytes]
-    """Encoded requests of the deliveries, by seq."""
-    progress: dict[BatchKey, tuple[int, int]]
-
-
-class Outlet(Protocol):
-    """Where effects go once they are durable."""
-
-    def release(self, released: Released) -> None:
-        """Say what a durable batch says."""
-
-    def reset(self, machine: Machine) -> None:
-        """Start over with a rebuilt machine: end the peers' streams so that they come back."""
-
-    def observe_commit(self, messages: int, seconds: float) -> None:
-        """Note the size and time of one synced batch."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -344,35 +310,46 @@ class Committer:
         everything = [effect for message in messages for effect in self.machine.step(message, now_ns)]
         sealed = self.machine.seal()
         rows = [effect for effect in everything if type(effect) is Write or type(effect) is PutResult]
-        effects = [effect for effect in everything if type(effect) is not Write]
-        wanted = [effect.seq for effect in effects if type(effect) is Deliver]
-        payloads: dict[int, bytes] = {}
+        effects = [effect for effect in everything if type(effect) is not Write and type(effect) not in EARLY]
+        told = self._foretell(everything)
         if rows:
             rows.append(sealed.counters)
-            payloads = await self._written(lambda: self._write(rows, wanted), len(rows) <= SHORT_ROWS)
+            await self._written(lambda: self._write(rows), len(rows) <= SHORT_ROWS, told)
             self._outlet.observe_commit(len(messages), (self._clock.now_ns() - now_ns) / 1e9)
-        self._release(Released(effects, payloads, sealed.progress))
+        self._release(Released(effects, sealed.progress))
 
-    async def _written(self, write: Callable[[], T], short: bool) -> T:
-        """Do a write where it costs least, and return what it returns."""
+    def _foretell(self, everything: Sequence[Effect]) -> bool:
+        """Say what need not wait; return whether there was anything."""
+        for_workers = [effect for effect in everything if type(effect) in FOR_WORKERS]
+        for_scheduler = [effect for effect in everything if type(effect) in FOR_SCHEDULER]
+        if not for_workers and not for_scheduler:
+            return False
+        payloads = read_payloads(self._store, [effect.seq for effect in for_workers if type(effect) is Deliver])
+        self._outlet.foretell(Early(for_workers, payloads, for_scheduler))
+        return True
+
+    async def _written(self, write: Callable[[], None], short: bool, told: bool) -> None:
+        """Do a write where it costs least; `told`: something was said early."""
         if short and self._last_short_ns <= SHORT_WRITE_NS:
-            return self._timed(write, short)
-        return await self._off_loop(lambda: self._timed(write, short))
+            if told:
+                await asyncio.sleep(0)  # the writers of the streams go first: this thread is about to be held up
+            self._timed(write, short)
+        else:
+            await self._off_loop(lambda: self._timed(write, short))
 
-    def _timed(self, write: Callable[[], T], short: bool) -> T:
+    def _timed(self, write: Callable[[], None], short: bool) -> None:
         began_ns = self._clock.now_ns()
         try:
-            return write()
+            write()
         finally:
             took_ns = self._clock.now_ns() - began_ns
             self._submits.wrote(took_ns)
             if short:
                 self._last_short_ns = took_ns
 
-    def _write(self, rows: list[Write | PutResult], wanted: list[int]) -> dict[int, bytes]:
+    def _write(self, rows: list[Write | PutResult]) -> None:
         # In the order of the steps: a dead letter may be revived, and its result deleted, in the batch it died in.
         self._store.write([wire.result_write(row) if isinstance(row, PutResult) else row for row in rows])
-        return read_payloads(self._store, wanted)
 
     def _release(self, released: Released) -> None:
         # Streams first: a request's way to its worker goes on while its client is being answered.
@@ -419,12 +396,14 @@ class Committer:
             self._store.write(probe)
 
     async def _rebuild(self) -> bool:
+        given = self.machine.book.counters
         try:
             self.machine = await self._off_loop(self._build)
         except (StoreError, StoreUnusableError) as error:
             log.error("the store cannot be read either: %s", error)
             self._in_doubt = True
             return False
+        self.machine.book.counters.go_on_from(given)
         self._in_doubt = False
         self._end_loading()
         self._outlet.reset(self.machine)

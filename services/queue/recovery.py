@@ -20,6 +20,9 @@ PAGE_ROWS = 2048
 """Rows read at once. Reading a page and taking it in occupies the interpreter for some 30 ms, which is what a submit
 waits for at most while a large store is being loaded."""
 
+NUMBERS_SKIPPED = 1 << 20
+"""Names and fencing tokens passed over at a start: more than there can be in one write, and nothing of 2⁶⁴."""
+
 
 class Recovery:
     """The live requests of a store, in pages: leased ones, dead letters in the order they died, then those that wait.
@@ -35,6 +38,19 @@ class Recovery:
             row = store.get(records.META, records.COUNTERS_KEY)
             self.counters = Counters() if row is None else records.decode_counters(row)
         self._last_seq = self.counters.seq
+        self._is_new = row is None
+
+    def pass_numbers_over(self) -> None:
+        """Go on beyond every name and fencing token that the last life of the store may have given out.
+
+        Scheduler and workers are told of requests and leases while these are being written. A write that came to
+        nothing leaves them with numbers that nothing later may have: a claim would find another request than credits
+        were booked for, a completion count under another's lease. Raises StoreError if they cannot be written.
+        """
+        if not self._is_new:
+            self.counters.seq += NUMBERS_SKIPPED
+            self.counters.fencing_token += NUMBERS_SKIPPED
+            self._store.write([Write(records.META, records.COUNTERS_KEY, records.encode_counters(self.counters))])
 
     def pages(self) -> Iterator[list[Entry]]:
         """Yield every live request once. One thread at a time may draw pages."""
@@ -121,5 +137,11 @@ def store_id_of(store: Store, draw: Callable[[], str]) -> str:
     if found is not None:
         return found.decode()
     store_id = draw()
-    store.write([Write(records.META, records.STORE_ID_KEY, store_id.encode())])
+    counters = records.encode_counters(Counters())
+    store.write(
+        [
+            Write(records.META, records.STORE_ID_KEY, store_id.encode()),
+            Write(records.META, records.COUNTERS_KEY, counters),
+        ]
+    )
     return store_id

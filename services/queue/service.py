@@ -79,6 +79,8 @@ class Service:
         self._keyring = keyring_of(settings, self._clock, metrics.auth)
         self._guard = guard_of(self._keyring, RIGHTS, metrics.auth)
         self._guard.on_change = lambda: self.committer.post(SetQuotas(self._quotas()))
+        recovery = Recovery(store)
+        recovery.pass_numbers_over()
         store_id = store_id_of(store, lambda: secrets.token_hex(4))
         channels = tuple(settings.channels)
         lease_ns = int(settings.lease_s * 1e9)
@@ -96,7 +98,7 @@ class Service:
             lambda seq: store.get(records.PAYLOADS, records.seq_key(seq)),
         )
         faults = ReadFaults(metrics.store_failures.inc)
-        loading = Loading(Recovery(store))
+        loading = Loading(recovery)
         machine = Machine(store_id, rules, loading.first, self._clock.now_ns(), self._quotas())
         self.committer = Committer(
             store,

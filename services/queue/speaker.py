@@ -15,10 +15,10 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.clock import Clock
 from services.queue import wire
-from services.queue.committer import Released
 from services.queue.core import effects as fx
 from services.queue.core.machine import Machine
 from services.queue.metrics import QueueMetrics
+from services.queue.outlet import Early, Released
 from services.queue.store import StoreDamagedError, StoreError
 from services.queue.watch import WatchHub
 from services.rpc.limits import MAX_UNSENT_BYTES, MAX_UNSENT_PAYLOAD_BYTES
@@ -59,7 +59,7 @@ class Greeting:
 
 
 class Speaker:
-    """The queue's voice. Called by the committer, in order, after each durable batch."""
+    """The queue's voice. Called by the committer, in order, as each batch is written and when it is durable."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class Speaker:
         self.tallies = metrics.tallies.by_channel
         self.on_reset: Callable[[], None] = _nothing
         self._payloads: dict[int, bytes] = {}
-        self._to_scheduler: list[tuple[int, bytes]] = []
         self._say: dict[type, Callable[[Any], None]] = {
             fx.Submitted: self._submitted,
             fx.Accepted: self._accepted,
@@ -105,15 +104,20 @@ class Speaker:
 
     # ---- Outlet ----
 
+    def foretell(self, early: Early) -> None:
+        """Say what need not wait for its batch to be durable: first to the workers, who are waited for."""
+        self._payloads = early.payloads
+        for effect in (*early.for_workers, *early.for_scheduler):
+            self._say[type(effect)](effect)
+        self._payloads = {}
+
     def release(self, released: Released) -> None:
         """Say what a durable batch says."""
-        self._payloads = released.payloads
         self._hub.update(released.progress)
         for effect in released.effects:
             say = self._say.get(type(effect))
             if say is not None:
                 say(effect)
-        self._tell_scheduler()
 
     def reset(self, machine: Machine) -> None:
         """End every Work and Backlog stream: peers come back and tell what they have."""
@@ -280,16 +284,10 @@ class Speaker:
         self._send(effect.stream, queue_pb2.QueueToScheduler(channels=changed))
 
     def _announce(self, effect: fx.Announce) -> None:
-        self._to_scheduler.append((effect.stream, wire.announce(effect)))
+        self._send(effect.stream, wire.announce(effect))
 
     def _gone(self, effect: fx.Gone) -> None:
-        self._to_scheduler.append((effect.stream, wire.gone(effect)))
-
-    def _tell_scheduler(self) -> None:
-        """Send what the batch has for the scheduler, after what it has for workers, who are waited for."""
-        for stream, message in self._to_scheduler:
-            self._send(stream, message)
-        self._to_scheduler.clear()
+        self._send(effect.stream, wire.gone(effect))
 
     def _end_stream(self, effect: fx.EndStream) -> None:
         link = self.links.get(effect.stream)

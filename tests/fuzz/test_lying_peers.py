@@ -13,11 +13,11 @@ from penstock.queue.v1 import queue_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from services.clock import SystemClock
 from services.queue import wire as queue_wire
-from services.queue.committer import Released
 from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
 from services.queue.core.messages import BacklogOpened, Message, NewRequest, Submit, Tick
 from services.queue.core.records import PAYLOADS, seq_key
 from services.queue.metrics import QueueMetrics
+from services.queue.outlet import EARLY, FOR_SCHEDULER, FOR_WORKERS, Early, Released
 from services.queue.speaker import Greeting, Link, Speaker
 from services.queue.verify import Verifier
 from services.queue.watch import WatchHub
@@ -136,8 +136,11 @@ class LoudQueue(Queue):
         self.store.write([*writes, sealed.counters])
         wanted = [effect.seq for effect in everything if isinstance(effect, Deliver)]
         payloads = {seq: row for seq in wanted if (row := self.store.get(PAYLOADS, seq_key(seq))) is not None}
-        effects: list[Effect] = [effect for effect in everything if not isinstance(effect, Write)]
-        self.speaker.release(Released(effects, payloads, sealed.progress))
+        for_workers: list[Effect] = [effect for effect in everything if type(effect) in FOR_WORKERS]
+        for_scheduler: list[Effect] = [effect for effect in everything if type(effect) in FOR_SCHEDULER]
+        self.speaker.foretell(Early(for_workers, payloads, for_scheduler))
+        rest: list[Effect] = [effect for effect in everything if type(effect) not in {*EARLY, Write}]
+        self.speaker.release(Released(rest, sealed.progress))
         self.now_ns += 1
 
     def names(self) -> list[str]:

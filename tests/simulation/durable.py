@@ -23,8 +23,6 @@ class Durable:
         self.ready: set[int] = set()
         self.leases: dict[int, int] = {}
         """Fencing token by request."""
-        self.given: set[tuple[int, int]] = set()
-        """Request and fencing token of every lease that ever reached the disk."""
         self.dead: dict[int, int] = {}
         """Request by position in the completion log."""
         self.dead_seqs: set[int] = set()
@@ -116,7 +114,6 @@ class Durable:
             demand(token > self.last_token, f"request {seq}: fencing token {token} is not new")
             self.last_token = token
         self.leases[seq] = token
-        self.given.add((seq, token))
 
     def _take_dead(self, key: bytes, value: bytes | None) -> None:
         position = records.seq_of(key)

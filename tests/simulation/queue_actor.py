@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from services.queue import wire
-from services.queue.committer import Committer, Released
+from services.queue.committer import Committer
 from services.queue.core import effects as e
 from services.queue.core import messages as m
 from services.queue.core.entry import Entry, Recovered
@@ -16,8 +16,9 @@ from services.queue.core.lifecycle import Input, Outcome
 from services.queue.core.machine import Machine
 from services.queue.core.workers import Rules
 from services.queue.loading import Loading
+from services.queue.outlet import Early, Released
 from services.queue.reader import Reader
-from services.queue.recovery import Recovery, recover
+from services.queue.recovery import Recovery, recover, store_id_of
 from services.queue.store import StoreError, StoreUnusableError
 from services.queue.submit_turns import SUBMITS_AT_ONCE
 from services.queue.watch import WatchHub
@@ -91,7 +92,7 @@ class SimCommitter(Committer):
     async def _off_loop(self, work: Callable[[], Any]) -> Any:
         return await Disk(work)
 
-    async def _written(self, write: Callable[[], Any], short: bool) -> Any:
+    async def _written(self, write: Callable[[], Any], short: bool, told: bool) -> Any:
         # Also a short write takes its time, in which the queue may crash.
         return await Disk(write)
 
@@ -204,7 +205,10 @@ class QueueActor(Process):
         """Recover from the store and serve; a store that cannot be read ends the process, to be started again."""
         try:
             self.store.reopen()
-            loading = Loading(Recovery(self.store))
+            recovery = Recovery(self.store)
+            recovery.pass_numbers_over()
+            store_id_of(self.store, lambda: STORE_ID)
+            loading = Loading(recovery)
         except (StoreError, StoreUnusableError):
             self.stop(RESTART_NS)
             return
@@ -306,6 +310,15 @@ class QueueActor(Process):
 
     # ---- the committer's outlet ----
 
+    def foretell(self, early: Early) -> None:
+        """Say what need not wait for its batch to be durable."""
+        self.referee.foretold(early)
+        for effect in (*early.for_workers, *early.for_scheduler):
+            if type(effect) is e.Deliver and effect.seq not in early.payloads:
+                self._say(e.StopRun(effect.stream, effect.lease, e.StopReason.LEASE_LOST))
+            else:
+                self._say(effect)
+
     def release(self, released: Released) -> None:
         """Say what a durable batch says."""
         self.referee.released(released.effects)
@@ -318,8 +331,6 @@ class QueueActor(Process):
                 self.world.note("queue:", effect.request_id, "ended", effect.outcome.name, "after", effect.attempts)
             elif type(effect) is e.EndStream:
                 self._end(effect.stream)
-            elif type(effect) is e.Deliver and effect.seq not in released.payloads:
-                self._say(e.StopRun(effect.stream, effect.lease, e.StopReason.LEASE_LOST))
             elif hasattr(effect, "stream"):
                 self._say(effect)
         for watch in self.watches.values():

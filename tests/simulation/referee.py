@@ -9,8 +9,9 @@ from services.queue.core import effects as q
 from services.queue.core import messages as qm
 from services.queue.core import records
 from services.queue.core.book import Book
-from services.queue.core.entry import parse_request_id
+from services.queue.core.entry import RequestMeta, parse_request_id
 from services.queue.core.machine import Machine as QueueMachine
+from services.queue.outlet import Early
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry, State
 from services.scheduler.core.estimate import needed_blocks
@@ -33,6 +34,8 @@ class QueueReferee:
         self._tokens: dict[int, int] = {}
         self._unsynced: list[q.Write] = []
         """Rows of the steps whose effects have not been released."""
+        self._told_tokens: set[int] = set()
+        self._told_names: dict[str, RequestMeta] = {}
 
     def took_over(self, machine: QueueMachine) -> None:
         """Take a machine that knows the store, or the first part of it."""
@@ -76,6 +79,18 @@ class QueueReferee:
             changed = [effect for effect in effects if type(effect) is q.Write]
             demand(not changed, f"a completion of request {seq} under a stale lease was accepted")
 
+    def foretold(self, early: Early) -> None:
+        """Hold what is said early against the numbers ever said: what a crash undoes is never said of anything else."""
+        for effect in early.for_workers:
+            if type(effect) is q.Deliver:
+                token = effect.lease.fencing_token
+                demand(token not in self._told_tokens, f"fencing token {token} was given to two leases")
+                self._told_tokens.add(token)
+        for effect in early.for_scheduler:
+            if type(effect) is q.Announce:
+                known = self._told_names.setdefault(effect.request_id, effect.meta)
+                demand(known == effect.meta, f"{effect.request_id} is the name of two requests")
+
     def released(self, effects: Sequence[Any]) -> None:
         """Hold what is said against what is durable: nothing may be said of what a crash could still undo."""
         for write in self._unsynced:
@@ -90,10 +105,6 @@ class QueueReferee:
             if kind is q.Submitted:
                 for request_id, _ in effect.acks:
                     demand(self._durable.exists(request_id), f"{request_id} is acknowledged and not on disk")
-            elif kind is q.Deliver:
-                # On disk once, and not still: a lease may be given and taken back in one batch.
-                given = (effect.seq, effect.lease.fencing_token) in self._durable.given
-                demand(given, f"{effect.lease} was delivered and was never on disk")
             elif kind is q.Recorded and effect.accepted:
                 seq = parse_request_id(STORE_ID, effect.lease.request_id)
                 held = self._durable.leases.get(seq, 0)

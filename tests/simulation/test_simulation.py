@@ -23,7 +23,7 @@ FOUND_BY = {
     "skipped-refund": 1,
     "stale-completion": 4,
     "ack-before-sync": 0,
-    "deliver-before-sync": 0,
+    "numbers-given-twice": 11,
     "answer-before-sync": 0,
     "grant-beyond-free": 3,
     "last-in-first-out": 1,

@@ -105,6 +105,11 @@ class Counters:
     completion_seq: int = 0
     results: int = 0
 
+    def go_on_from(self, given: Counters) -> None:
+        """Give no name and no fencing token that was given before; both were told before they were written."""
+        self.seq = max(self.seq, given.seq)
+        self.fencing_token = max(self.fencing_token, given.fencing_token)
+
 
 @dataclass(slots=True)
 class Recovered:

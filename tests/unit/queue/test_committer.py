@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from unittest.mock import patch
 
 import pytest
@@ -13,128 +12,32 @@ import pytest
 from services.queue.committer import (
     SHORT_ROWS,
     SHORT_WRITE_NS,
-    Committer,
     RefusedError,
-    Released,
 )
 from services.queue.core import records
-from services.queue.core.effects import Accepted, Deliver, Effect, Submitted, Write
+from services.queue.core.effects import Accepted, Deliver
 from services.queue.core.entry import DEFAULT_TENANT, LeaseRef
-from services.queue.core.machine import Machine
 from services.queue.core.messages import (
     Cancel,
     Claim,
     Complete,
     Inspect,
     Message,
-    NewRequest,
     RequeueDead,
-    Submit,
     Tick,
     WorkerOpened,
 )
 from services.queue.items import Lookup
-from services.queue.memory_store import MemoryStore
-from services.queue.recovery import recover
 from services.queue.store import StoreError
 from services.queue.submit_turns import SUBMITS_AT_ONCE, SUBMITS_WRITE_NS
-from tests.support.queueing import RULES, STORE_ID, meta
-
-WATERMARK_BYTES = 1000
-
-
-class SlowStore(MemoryStore):
-    """A store whose writes wait for permission, and fail if told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_write = threading.Event()
-        self.may_write.set()
-        self.writing = threading.Event()
-        self.batches: list[int] = []
-        self.failure = ""
-        self.reopened = 0
-        self.threads: list[str] = []
-        self.on_write: Callable[[], None] = lambda: None
-
-    def write(self, writes: Sequence[Write]) -> None:
-        self.threads.append(threading.current_thread().name)
-        self.on_write()
-        self.writing.set()
-        assert self.may_write.wait(30)
-        if self.failure:
-            raise StoreError(self.failure)
-        super().write(writes)
-        self.batches.append(sum(write.family == records.PAYLOADS for write in writes))
-
-    def reopen(self) -> None:
-        self.reopened += 1
-        self.failure = ""
-
-
-class HandClock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.time_ns = 1_000_000_000_000
-
-    def now_ns(self) -> int:
-        self.time_ns += 1
-        return self.time_ns
-
-    def pass_ns(self, count_ns: int) -> None:
-        self.time_ns += count_ns
-
-
-@dataclass
-class Ear:
-    """Keeps what was released."""
-
-    effects: list[Effect] = field(default_factory=list)
-    resets: int = 0
-
-    def release(self, released: Released) -> None:
-        self.effects += released.effects
-
-    def reset(self, machine: Machine) -> None:
-        self.resets += 1
-
-    def observe_commit(self, messages: int, seconds: float) -> None:
-        """Not of interest."""
-
-
-@dataclass
-class Rig:
-    store: SlowStore
-    clock: HandClock
-    ear: Ear
-    committer: Committer
-
-    def submit(self, count: int = 1, key: str = "") -> asyncio.Future[Submitted]:
-        requests = tuple(NewRequest(meta(idempotency_key=key), b"p") for _ in range(count))
-        return self.committer.promise(lambda ticket: Submit(ticket, requests))
-
-    def submit_from(self, source: int, count: int) -> list[asyncio.Future[Submitted]]:
-        """Submit requests one by one, as of one who submits many."""
-        new = (NewRequest(meta(), b"p"),)
-        return [self.committer.submit(source, 1, lambda ticket: Submit(ticket, new)) for _ in range(count)]
-
-    async def settled(self, message: Message) -> None:
-        """Have a message handled."""
-        self.committer.post(message)
-        await self.committer.ask(lambda ticket: Inspect(ticket, ()))
+from tests.support.committing import WATERMARK_BYTES, Rig, committing
+from tests.support.queueing import RULES, meta
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    store, clock, ear = SlowStore(), HandClock(), Ear()
-    build = lambda: Machine(STORE_ID, RULES, recover(store), clock.now_ns())  # noqa: E731
-    committer = Committer(store, build, clock, ear, WATERMARK_BYTES)
-    loop = asyncio.create_task(committer.run())
-    yield Rig(store, clock, ear, committer)
-    store.may_write.set()
-    committer.stop()
-    await loop
+    async with committing() as rig:
+        yield rig
 
 
 async def test_nothing_is_released_before_the_sync_and_what_comes_meanwhile_shares_the_next(rig: Rig) -> None:

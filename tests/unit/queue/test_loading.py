@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from penstock.queue.v1 import queue_pb2
-from services.queue.committer import Committer, RefusedError, Released
+from services.queue.committer import Committer, RefusedError
 from services.queue.core import records
 from services.queue.core.effects import Announce, Effect, Inspected, Write
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey
@@ -18,6 +18,7 @@ from services.queue.core.machine import Machine
 from services.queue.core.messages import BacklogOpened, Cancel, Inspect, NewRequest, SetWindow, Submit, WorkerOpened
 from services.queue.loading import Loading
 from services.queue.memory_store import MemoryStore
+from services.queue.outlet import Early, Released
 from services.queue.recovery import Recovery, recover
 from services.queue.store import Row, StoreError, StoreUnusableError
 from services.queue.submit import submit_item
@@ -58,6 +59,9 @@ class Ear:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.progress: dict[BatchKey, tuple[int, int]] = {}
+
+    def foretell(self, early: Early) -> None:
+        self.effects += [*early.for_workers, *early.for_scheduler]
 
     def release(self, released: Released) -> None:
         self.effects += released.effects

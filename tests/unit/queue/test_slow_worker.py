@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry
 
 from penstock.queue.v1 import queue_pb2
 from services.clock import SystemClock
-from services.queue.committer import Released
 from services.queue.core import effects as fx
 from services.queue.core import records
 from services.queue.core.entry import LeaseRef
 from services.queue.memory_store import MemoryStore
 from services.queue.metrics import QueueMetrics
+from services.queue.outlet import Early
 from services.queue.payloads import MAX_PAYLOADS_BYTES, PAYLOADS_AT_ONCE, read_payloads
 from services.queue.speaker import Greeting, Link, Speaker
 from services.queue.store import StoreError
@@ -95,7 +95,7 @@ class Late:
 
     def deliver(self) -> None:
         effect = fx.Deliver(1, 7, LeaseRef("s-7", 1, 9), False, 1, 2, meta())
-        self.speaker.release(Released([effect], {}, {}))
+        self.speaker.foretell(Early([effect], {}, []))
 
     async def heard(self) -> list[queue_pb2.QueueToWorker]:
         self.link.outbox.close()
@@ -133,7 +133,7 @@ async def test_a_peer_with_too_much_unread_loses_its_stream_and_costs_nothing_an
     late = Late(None)
     for seq in range(1000):
         gone = fx.Gone(1, f"s-{seq}", fx.GoneReason.ENDED, 1)
-        late.speaker.release(Released([gone], {}, {}))
+        late.speaker.foretell(Early([], {}, [gone]))
     assert (len(late.link.outbox), late.link.outbox.size_bytes) == (0, 0)
     assert late.link.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
