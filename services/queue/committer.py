@@ -310,20 +310,21 @@ class Committer:
         everything = [effect for message in messages for effect in self.machine.step(message, now_ns)]
         sealed = self.machine.seal()
         rows = [effect for effect in everything if type(effect) is Write or type(effect) is PutResult]
-        effects = [effect for effect in everything if type(effect) is not Write and type(effect) not in EARLY]
-        told = self._foretell(everything)
+        said = [effect for effect in everything if type(effect) is not Write]
+        told = self._foretell(said)
         if rows:
             rows.append(sealed.counters)
             await self._written(lambda: self._write(rows), len(rows) <= SHORT_ROWS, told)
             self._outlet.observe_commit(len(messages), (self._clock.now_ns() - now_ns) / 1e9)
-        self._release(Released(effects, sealed.progress))
+        self._release(Released([effect for effect in said if type(effect) not in EARLY], sealed.progress))
 
-    def _foretell(self, everything: Sequence[Effect]) -> bool:
-        """Say what need not wait; return whether there was anything."""
-        for_workers = [effect for effect in everything if type(effect) in FOR_WORKERS]
-        for_scheduler = [effect for effect in everything if type(effect) in FOR_SCHEDULER]
-        if not for_workers and not for_scheduler:
+    def _foretell(self, said: Sequence[Effect]) -> bool:
+        """Say what of it need not wait; return whether there was anything."""
+        early = [effect for effect in said if type(effect) in EARLY]
+        if not early:
             return False
+        for_workers = [effect for effect in early if type(effect) in FOR_WORKERS]
+        for_scheduler = [effect for effect in early if type(effect) in FOR_SCHEDULER]
         payloads = read_payloads(self._store, [effect.seq for effect in for_workers if type(effect) is Deliver])
         self._outlet.foretell(Early(for_workers, payloads, for_scheduler))
         return True
