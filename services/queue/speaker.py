@@ -233,26 +233,34 @@ class Speaker:
             link.outbox.put(wire.deliver(effect, payload))
 
     def _late_delivery(self, link: Link, effect: fx.Deliver) -> bytes:
-        """Return the delivery whose turn has come; if the request has ended meanwhile, that its lease is lost."""
+        """Return the delivery whose turn has come, or a refusal if there is nothing to deliver.
+
+        Not that the lease is lost: the worker does not know it, and its claim would wait for an answer ever after.
+        """
+        reason = fx.RefusedReason.ENDED
         try:
             payload = self._read_payload(effect.seq)
         except StoreDamagedError as damage:
             # No worker can run it: its lease runs out, and its attempts with it, and nobody else notices.
             log.error("request %s cannot be delivered: %s", effect.lease.request_id, damage)
             self._metrics.store_failures.inc()
-            payload = None
+            payload, reason = None, fx.RefusedReason.UNKNOWN
         except StoreError as error:
+            log.error("request %s cannot be delivered now: %s", effect.lease.request_id, error)
+            self._metrics.store_failures.inc()
             link.end(grpc.StatusCode.UNAVAILABLE, f"the queue's store cannot be read: {error}")
             return b""
         if payload is None:
-            return _cancel(fx.StopRun(effect.stream, effect.lease, fx.StopReason.LEASE_LOST)).SerializeToString()
+            return self._refusal(fx.Refused(effect.stream, effect.lease.request_id, reason)).SerializeToString()
         return wire.deliver(effect, payload)
 
     def _refused(self, effect: fx.Refused) -> None:
+        self._send(effect.stream, self._refusal(effect))
+
+    def _refusal(self, effect: fx.Refused) -> queue_pb2.QueueToWorker:
         self._metrics.refused_claims.labels(effect.reason.name.lower()).inc()
         reason = cast(queue_pb2.RefusedReason.ValueType, effect.reason.value)
-        refused = queue_pb2.Refused(request_id=effect.request_id, reason=reason)
-        self._send(effect.stream, queue_pb2.QueueToWorker(refused=refused))
+        return queue_pb2.QueueToWorker(refused=queue_pb2.Refused(request_id=effect.request_id, reason=reason))
 
     def _stop_run(self, effect: fx.StopRun) -> None:
         self._send(effect.stream, _cancel(effect))

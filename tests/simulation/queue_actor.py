@@ -11,6 +11,7 @@ from services.queue import wire
 from services.queue.committer import Committer
 from services.queue.core import effects as e
 from services.queue.core import messages as m
+from services.queue.core import records
 from services.queue.core.entry import Entry, Recovered
 from services.queue.core.lifecycle import Input, Outcome
 from services.queue.core.machine import Machine
@@ -315,9 +316,18 @@ class QueueActor(Process):
         self.referee.foretold(early)
         for effect in (*early.for_workers, *early.for_scheduler):
             if type(effect) is e.Deliver and effect.seq not in early.payloads:
-                self._say(e.StopRun(effect.stream, effect.lease, e.StopReason.LEASE_LOST))
+                self._deliver_late(effect)
             else:
                 self._say(effect)
+
+    def _deliver_late(self, effect: e.Deliver) -> None:
+        """Do what the speaker does for a request that was not read with its batch."""
+        try:
+            found = self.store.get(records.PAYLOADS, records.seq_key(effect.seq)) is not None
+        except StoreError:
+            self._end(effect.stream)
+            return
+        self._say(effect if found else e.Refused(effect.stream, effect.lease.request_id, e.RefusedReason.ENDED))
 
     def release(self, released: Released) -> None:
         """Say what a durable batch says."""

@@ -145,8 +145,8 @@ async def test_a_damaged_payload_is_the_matter_of_its_request_alone(peer: Peer) 
             queue_pb2.WorkerToQueue(claim=queue_pb2.Claim(request_id=bad)),
             queue_pb2.WorkerToQueue(claim=queue_pb2.Claim(request_id=good)),
         )
-        stopped = await work.next("cancel")
-        assert (stopped.lease.request_id, stopped.reason) == (bad, queue_pb2.CANCEL_REASON_LEASE_LOST)
+        refusal = await work.next("refused")
+        assert (refusal.request_id, refusal.reason) == (bad, queue_pb2.REFUSED_REASON_UNKNOWN)
         assert (await work.next("deliver")).lease.request_id == good
     assert not peer.service.committer.broken
     assert get(PAYLOADS, seq_key(1)) is not None

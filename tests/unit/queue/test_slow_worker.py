@@ -20,11 +20,15 @@ from services.queue.metrics import QueueMetrics
 from services.queue.outlet import Early
 from services.queue.payloads import MAX_PAYLOADS_BYTES, PAYLOADS_AT_ONCE, read_payloads
 from services.queue.speaker import Greeting, Link, Speaker
-from services.queue.store import StoreError
+from services.queue.store import StoreDamagedError, StoreError
 from services.queue.watch import WatchHub
 from services.rpc.limits import MAX_UNSENT_PAYLOAD_BYTES
 from services.telemetry import Telemetry
-from tests.support.queueing import meta
+from services.worker import wire as worker_wire
+from services.worker.core import messages as m
+from services.worker.core.session import Session
+from services.worker.core.sizing import Sizes
+from tests.support.queueing import LEASE_NS, meta
 from tests.support.serving import Peer, Request, serving
 
 PROMPT_BYTES = 500_000
@@ -82,14 +86,15 @@ async def test_prompts_stay_in_the_store_until_their_worker_reads() -> None:
 class Late:
     """A speaker with one link, whose payloads are not at hand."""
 
-    def __init__(self, payload: bytes | None, failure: str = "") -> None:
+    def __init__(self, payload: bytes | None, failure: StoreError | None = None) -> None:
         def read(_: int) -> bytes | None:
-            if failure:
-                raise StoreError(failure)
+            if failure is not None:
+                raise failure
             return payload
 
         greeting = Greeting("s", 1, 1)
-        metrics = QueueMetrics(CollectorRegistry())
+        self.registry = CollectorRegistry()
+        metrics = QueueMetrics(self.registry)
         self.speaker = Speaker(WatchHub(), metrics, Telemetry(None), SystemClock(), greeting, read)
         self.link = self.speaker.links[1] = Link()
 
@@ -110,20 +115,37 @@ async def test_a_late_delivery_has_the_request() -> None:
     assert (message.deliver.request.text, message.deliver.request.request_id) == ("hi", "s-7")
 
 
-async def test_a_late_delivery_of_what_has_ended_says_that_the_lease_is_lost() -> None:
-    late = Late(None)
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (None, queue_pb2.REFUSED_REASON_ENDED),
+        (StoreDamagedError("Corruption: block checksum mismatch"), queue_pb2.REFUSED_REASON_UNKNOWN),
+    ],
+)
+async def test_a_claim_with_nothing_to_deliver_is_answered_so_that_its_credits_go_home(
+    failure: StoreError | None, reason: queue_pb2.RefusedReason.ValueType
+) -> None:
+    late = Late(None, failure)
     late.deliver()
     (message,) = await late.heard()
-    assert message.cancel.reason == queue_pb2.CANCEL_REASON_LEASE_LOST
-    assert message.cancel.lease.fencing_token == 9
+    assert message.refused.reason == reason
+    session = Session(Sizes(capacity_blocks=100, blocks_total=100, block_size=16, max_model_len=1024))
+    session.step(m.QueueUp(LEASE_NS, 8), 1)
+    session.step(m.Granted("s-7", "batch", 10, True, 1), 1)
+    assert session.held_blocks == 10
+    answer = worker_wire.queue_message(message)
+    assert answer is not None
+    session.step(answer, 2)
+    assert session.idle, "neither credits nor a claim are left"
 
 
 async def test_a_late_delivery_that_cannot_be_read_ends_the_stream() -> None:
-    late = Late(None, "I/O error")
+    late = Late(None, StoreError("I/O error"))
     late.deliver()
     assert await late.heard() == []
     assert late.link.code is grpc.StatusCode.UNAVAILABLE
     assert "I/O error" in late.link.reason
+    assert late.registry.get_sample_value("penstock_queue_store_failures_total") == 1
 
 
 async def test_a_peer_with_too_much_unread_loses_its_stream_and_costs_nothing_any_more(
