@@ -74,12 +74,14 @@ class Ear:
     """Keeps what was said."""
 
     effects: list[Effect] = field(default_factory=list)
+    payloads: dict[int, bytes] = field(default_factory=dict)
     resets: int = 0
     on_early: Callable[[], None] = lambda: None
 
     def foretell(self, early: Early) -> None:
         """Keep what was said early."""
         self.effects += [*early.for_workers, *early.for_scheduler]
+        self.payloads |= early.payloads
         self.on_early()
 
     def release(self, released: Released) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
+from unittest.mock import patch
 
 import pytest
 
@@ -14,7 +15,7 @@ from services.queue.core.effects import Accepted, Announce, Deliver, Gone
 from services.queue.core.messages import BacklogOpened, Claim, SetWindow, Tick, WorkerOpened
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import NUMBERS_SKIPPED, Recovery, recover, store_id_of
-from services.queue.store import StoreError
+from services.queue.store import StoreDamagedError, StoreError
 from tests.support.committing import Rig, SlowStore, committing
 from tests.support.queueing import Queue, meta
 
@@ -83,6 +84,33 @@ async def test_the_streams_go_first_where_the_loops_own_thread_writes(rig: Rig) 
     rig.store.on_write = lambda: order.append("write")
     await rig.submit()
     assert order == ["stream", "write"]
+
+
+@pytest.mark.parametrize("error", [StoreError("IO error: Input/output error"), StoreDamagedError("Corruption")])
+async def test_a_request_that_cannot_be_read_is_the_trouble_of_nobody_who_did_not_claim_it(
+    rig: Rig, error: StoreError
+) -> None:
+    bad = said(rig, Announce)[0].request_id
+    await rig.submit()
+    good = said(rig, Announce)[1].request_id
+    get, get_many = rig.store.get, rig.store.get_many
+
+    def get_one(family: str, key: bytes) -> bytes | None:
+        if (family, key) == (records.PAYLOADS, records.seq_key(1)):
+            raise error
+        return get(family, key)
+
+    def get_some(family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [get_one(family, key) for key in keys] if family == records.PAYLOADS else get_many(family, keys)
+
+    with patch.object(rig.store, "get", get_one), patch.object(rig.store, "get_many", get_some):
+        rig.committer.post(Claim(2, bad))
+        rig.committer.post(Claim(2, good))
+        await rig.submit()
+    assert [delivery.seq for delivery in said(rig, Deliver)] == [1, 2]
+    assert list(rig.ear.payloads) == [2], "the other is read again when its turn to be sent has come"
+    assert len(rig.store.scan(records.LEASES, b"", b"", 9)) == 2, "so that the attempt counts, and they come to an end"
+    assert (rig.committer.broken, rig.ear.resets) == ("", 0)
 
 
 async def test_names_and_tokens_that_a_lost_write_has_said_are_not_given_again(rig: Rig) -> None:
