@@ -37,8 +37,9 @@ class Recovery:
         with _damage():
             row = store.get(records.META, records.COUNTERS_KEY)
             self.counters = Counters() if row is None else records.decode_counters(row)
+            # Not by its counters: a store of an older version has none before its first request is written.
+            self._is_new = store.get(records.META, records.STORE_ID_KEY) is None
         self._last_seq = self.counters.seq
-        self._is_new = row is None
 
     def pass_numbers_over(self) -> None:
         """Go on beyond every name and fencing token that the last life of the store may have given out.

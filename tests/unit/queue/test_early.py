@@ -11,13 +11,13 @@ import pytest
 
 from services.queue.committer import RefusedError
 from services.queue.core import records
-from services.queue.core.effects import Accepted, Announce, Deliver, Gone
+from services.queue.core.effects import Accepted, Announce, Deliver, Gone, Write
 from services.queue.core.messages import BacklogOpened, Claim, SetWindow, Tick, WorkerOpened
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import NUMBERS_SKIPPED, Recovery, recover, store_id_of
 from services.queue.store import StoreDamagedError, StoreError
 from tests.support.committing import Rig, SlowStore, committing
-from tests.support.queueing import Queue, meta
+from tests.support.queueing import STORE_ID, Queue, meta
 
 T = TypeVar("T")
 
@@ -155,6 +155,16 @@ def test_a_new_store_begins_with_the_first_name_and_the_next_start_does_not() ->
     recovery = Recovery(store)
     recovery.pass_numbers_over()
     assert recovery.counters.seq == NUMBERS_SKIPPED
+
+
+def test_a_store_that_has_a_name_and_no_numbers_yet_is_not_new() -> None:
+    """Versions that wrote the numbers with the first request left such stores."""
+    store = MemoryStore()
+    store.write([Write(records.META, records.STORE_ID_KEY, STORE_ID.encode())])
+    for life in (1, 2):
+        recovery = Recovery(store)
+        recovery.pass_numbers_over()
+        assert recovery.counters.seq == life * NUMBERS_SKIPPED
 
 
 def test_a_start_that_cannot_write_is_none() -> None:
