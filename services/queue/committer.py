@@ -54,6 +54,11 @@ takes two switches of threads, each of which waits for a processor on a busy mac
 writes. A disk that takes longer is left to the thread of the commits, as is the first write, of which nothing is
 known."""
 
+SHORT_READ_BYTES = 1024 * 1024
+"""Of requests that are read on the loop's own thread for their delivery, from a disk whose short writes are made there
+too: a millisecond or two. To read many requests at once, RocksDB's binding lets go of the interpreter's lock, so more
+of them, or a slow disk, keep only the thread of the commits waiting."""
+
 MAX_INBOX = 8192
 """Messages that wait for the loop before streams are read no further: about a second of work."""
 
@@ -311,21 +316,27 @@ class Committer:
         sealed = self.machine.seal()
         rows = [effect for effect in everything if type(effect) is Write or type(effect) is PutResult]
         said = [effect for effect in everything if type(effect) is not Write]
-        told = self._foretell(said)
+        told = await self._foretell(said)
         if rows:
             rows.append(sealed.counters)
             await self._written(lambda: self._write(rows), len(rows) <= SHORT_ROWS, told)
             self._outlet.observe_commit(len(messages), (self._clock.now_ns() - now_ns) / 1e9)
         self._release(Released([effect for effect in said if type(effect) not in EARLY], sealed.progress))
 
-    def _foretell(self, said: Sequence[Effect]) -> bool:
+    async def _foretell(self, said: Sequence[Effect]) -> bool:
         """Say what of it need not wait; return whether there was anything."""
         early = [effect for effect in said if type(effect) in EARLY]
         if not early:
             return False
         for_workers = [effect for effect in early if type(effect) in FOR_WORKERS]
         for_scheduler = [effect for effect in early if type(effect) in FOR_SCHEDULER]
-        payloads = read_payloads(self._store, [effect.seq for effect in for_workers if type(effect) is Deliver])
+        deliveries = [effect for effect in for_workers if type(effect) is Deliver]
+        wanted = [delivery.seq for delivery in deliveries]
+        size_bytes = sum(delivery.meta.payload_bytes for delivery in deliveries)
+        if wanted and (size_bytes > SHORT_READ_BYTES or self._last_short_ns > SHORT_WRITE_NS):
+            payloads = await self._off_loop(lambda: read_payloads(self._store, wanted))
+        else:
+            payloads = read_payloads(self._store, wanted)
         self._outlet.foretell(Early(for_workers, payloads, for_scheduler))
         return True
 

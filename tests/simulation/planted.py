@@ -62,10 +62,10 @@ def _before_sync(stack: ExitStack, *kinds: type) -> None:
     """Effects of these kinds leave the queue when their write begins, not when it is on disk."""
     foretell = Committer._foretell
 
-    def foretell_more(self: Committer, said: Sequence[e.Effect]) -> bool:
+    async def foretell_more(self: Committer, said: Sequence[e.Effect]) -> bool:
         if early := [effect for effect in said if type(effect) in kinds]:
             self._release(Released(early, {}))
-        return foretell(self, said)
+        return await foretell(self, said)
 
     stack.enter_context(patch.object(Committer, "_foretell", foretell_more))
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from services.queue import wire
-from services.queue.committer import Committer
+from services.queue.committer import SHORT_WRITE_NS, Committer
 from services.queue.core import effects as e
 from services.queue.core import messages as m
 from services.queue.core import records
@@ -94,7 +94,8 @@ class SimCommitter(Committer):
         return await Disk(work)
 
     async def _written(self, write: Callable[[], Any], short: bool, told: bool) -> Any:
-        # Also a short write takes its time, in which the queue may crash.
+        # Also a short write takes its time, in which the queue may crash. The disk is called slow and fast by turns.
+        self._last_short_ns = 2 * SHORT_WRITE_NS + 1 - self._last_short_ns
         return await Disk(write)
 
     async def _commit(self, messages: Sequence[m.Message]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 from unittest.mock import patch
 
 import pytest
 
-from services.queue.committer import RefusedError
+from services.queue.committer import SHORT_READ_BYTES, SHORT_WRITE_NS, RefusedError
 from services.queue.core import records
 from services.queue.core.effects import Accepted, Announce, Deliver, Gone, Write
-from services.queue.core.messages import BacklogOpened, Claim, SetWindow, Tick, WorkerOpened
+from services.queue.core.messages import BacklogOpened, Claim, NewRequest, SetWindow, Submit, Tick, WorkerOpened
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import NUMBERS_SKIPPED, Recovery, recover, store_id_of
 from services.queue.store import StoreDamagedError, StoreError
@@ -84,6 +85,35 @@ async def test_the_streams_go_first_where_the_loops_own_thread_writes(rig: Rig) 
     rig.store.on_write = lambda: order.append("write")
     await rig.submit()
     assert order == ["stream", "write"]
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes", "disk_ns", "on_the_loop"),
+    [
+        (SHORT_READ_BYTES // 2, SHORT_WRITE_NS, True),
+        (SHORT_READ_BYTES // 2 + 1, SHORT_WRITE_NS, False),
+        (1, SHORT_WRITE_NS + 1, False),
+    ],
+)
+async def test_large_requests_and_a_slow_disk_do_not_hold_the_loop_up(
+    rig: Rig, payload_bytes: int, disk_ns: int, on_the_loop: bool
+) -> None:
+    new = tuple(NewRequest(meta(payload_bytes=payload_bytes), b"p") for _ in range(2))
+    await rig.committer.promise(lambda ticket: Submit(ticket, new))
+    threads: list[threading.Thread] = []
+    get_many = rig.store.get_many
+
+    def get_some(family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        threads.append(threading.current_thread())
+        return get_many(family, keys)
+
+    rig.committer._last_short_ns = disk_ns
+    with patch.object(rig.store, "get_many", get_some):
+        for announced in said(rig, Announce)[1:]:
+            rig.committer.post(Claim(2, announced.request_id))
+        await rig.submit()
+    assert [thread is threading.main_thread() for thread in threads] == [on_the_loop]
+    assert [delivery.seq for delivery in said(rig, Deliver)] == [2, 3]
 
 
 @pytest.mark.parametrize("error", [StoreError("IO error: Input/output error"), StoreDamagedError("Corruption")])
