@@ -71,7 +71,7 @@ class Service:
     """One queue service. Make it inside the event loop that runs it."""
 
     def __init__(self, settings: QueueSettings, store: Store, telemetry: Telemetry, metrics: QueueMetrics) -> None:
-        """Take over `store`; raises StoreError or StoreUnusableError if it cannot be read."""
+        """Take over `store`; raises StoreError or StoreUnusableError if it cannot be read or written."""
         self._settings = settings
         self._store = store
         self._metrics = metrics

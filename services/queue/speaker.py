@@ -1,4 +1,6 @@
-"""Says what is durable: effects become frames of Work and Backlog streams, news for watchers, metrics and spans."""
+"""Says what is durable, and some things while they are written: effects become frames of Work and Backlog streams, news
+for watchers, metrics and spans.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine answers: writes for the store, and what to say once they are durable.
+"""What the machine answers: writes for the store, and what to say once they are durable, some of it before.
 
 Streams and tickets are numbers the shell gave out.
 """

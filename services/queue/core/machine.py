@@ -1,7 +1,8 @@
 """The queue as a state machine: `step(message, now_ns)` returns what must be written and said.
 
 Nothing here waits or fails: a refused input has an answer that says so. The
-effects of a step are released by the shell only after its writes are on disk.
+effects of a step are released by the shell only after its writes are on disk, but
+for those in `services.queue.outlet.EARLY`.
 """
 
 from __future__ import annotations
