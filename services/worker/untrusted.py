@@ -1,4 +1,4 @@
-"""What a worker does not do for a client: run a template of the client's, and open what a message points to."""
+"""What a worker does not do for a client: run its template, open what it points to, move the cache where it says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from services.worker.engine import PromptSpec, RequestRefusedError
 TOKENIZING = ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs",
               "return_assistant_tokens_mask")  # fmt: skip
 """Parameters of `apply_chat_template` that are no variables of the template."""
+
+TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
+"""Extra arguments that vLLM takes from the servers of a fleet which hand caches to each other. They name hosts to fetch
+from, and numbers that are believed: of cached tokens, more than the prompt has."""
 
 
 def refuse_template(spec: PromptSpec, kwargs: dict[str, Any], trusted: bool) -> None:
@@ -34,6 +38,14 @@ def refuse_tokenizing(kwargs: dict[str, Any]) -> None:
     if named is not None:
         text = f"chat_template_kwargs.{named} is no variable of a template"
         raise RequestRefusedError("unsupported_parameter", text, "chat_template_kwargs")
+
+
+def refuse_transfer(extra_args: dict[str, Any]) -> None:
+    """Raise RequestRefusedError if a request says where the engine takes its cache from, or brings it to."""
+    named = next((name for name in TRANSFERS if name in extra_args), None)
+    if named is not None:
+        text = f"extra_args.{named} is not the client's to say"
+        raise RequestRefusedError("unsupported_parameter", text, "sampling.extra_args_json")
 
 
 def refuse_media(messages: Any) -> None:

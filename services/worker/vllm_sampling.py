@@ -13,6 +13,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import ChoiceStep, EngineStep, RequestRefusedError, TokenProbability
+from services.worker.untrusted import refuse_transfer
 
 MODEL_DEFAULTS: dict[str, float] = {
     "repetition_penalty": 1.0,
@@ -101,6 +102,7 @@ def _extra_args(text: str) -> dict[str, Any] | None:
         raise VLLMValidationError(f"extra_args_json is not JSON: {error}", parameter="extra_args_json") from None
     if not isinstance(extra, dict):
         raise VLLMValidationError("extra_args_json is not a JSON object", parameter="extra_args_json")
+    refuse_transfer(extra)
     return extra
 
 

@@ -137,6 +137,16 @@ async def test_what_vllm_refuses_is_refused_with_its_words(
     assert (await run(made, greedy())).tokens == 12
 
 
+@pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params"])
+async def test_where_the_engine_takes_its_cache_from_is_not_the_clients_to_say(made: UnderTest, name: str) -> None:
+    asked = {name: {"do_remote_prefill": True, "remote_prefill_cached_tokens": 10**12}}
+    with pytest.raises(RequestRefusedError) as caught:
+        await run(made, greedy(extra_args_json=json.dumps(asked)))
+    assert caught.value.code == "unsupported_parameter"
+    assert (caught.value.param, name in caught.value.message) == ("sampling.extra_args_json", True)
+    assert (await run(made, greedy(extra_args_json='{"others": {"kv_transfer_params": 1}}'))).tokens == 12
+
+
 async def test_metrics_that_nobody_reads_are_not_kept(made: UnderTest) -> None:
     await run(made, greedy())
     assert made.reports
