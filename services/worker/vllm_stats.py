@@ -58,6 +58,9 @@ class EngineStats:
         if iteration_stats is not None:
             self._preemptions += iteration_stats.num_preempted_reqs
             for ended in iteration_stats.finished_requests:
+                if not ended.num_generation_tokens:
+                    # Nothing was prefilled to its end; the time of what never started would be that since the boot.
+                    continue
                 self._prefill_ns += int(ended.prefill_time * 1e9)
                 self._prefill_tokens += ended.num_prompt_tokens - ended.num_cached_tokens
             generated = iteration_stats.num_generation_tokens

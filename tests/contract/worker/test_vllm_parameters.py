@@ -147,6 +147,21 @@ async def test_where_the_engine_takes_its_cache_from_is_not_the_clients_to_say(m
     assert (await run(made, greedy(extra_args_json='{"others": {"kv_transfer_params": 1}}'))).tokens == 12
 
 
+async def test_a_run_that_the_engine_never_starts_is_no_prefill(made: UnderTest) -> None:
+    # Of vLLM's two compilers the engine core has the one that its first grammar came to.
+    regex = pb.StructuredOutputs(regex="[ab]{4}")
+    await run(made, pb.SamplingParams(temperature=0.0, structured_outputs=regex))
+    before = made.reports[-1]
+    # Only the other one knows such a class: the front-end's checks, which try both, let it pass.
+    failed = await run(made, greedy(structured_outputs=pb.StructuredOutputs(regex=r"\p{L}+")))
+    assert (failed.finish_reasons, failed.tokens) == (["error"], 0)
+    await run(made, greedy())
+    after = made.reports[-1]
+    assert after.prefill_ns - before.prefill_ns < 60e9
+    prompt = made.renderer.render(PromptSpec(text="The gate feeds the wheel")).token_ids
+    assert after.prefill_tokens - before.prefill_tokens == len(prompt)
+
+
 async def test_metrics_that_nobody_reads_are_not_kept(made: UnderTest) -> None:
     await run(made, greedy())
     assert made.reports
