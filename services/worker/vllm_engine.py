@@ -324,6 +324,9 @@ class VllmEngine:
         except VLLMClientError as error:
             raise refusal(error) from error
         except EngineGenerateError as error:
+            if self._llm.errored:
+                # What ended vLLM's own loop is raised in every run, whichever of them it came of.
+                raise EngineDeadError(first_line(error.__cause__ or error)) from error
             # vLLM wraps what its own checks of the parameters raise as ValueError.
             if isinstance(error.__cause__, ValueError | TypeError):
                 raise refusal(error.__cause__) from error
