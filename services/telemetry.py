@@ -150,8 +150,9 @@ def start_metrics(listen: str, tls: ssl.SSLContext | None = None) -> None:
     # A creation time beside every counter doubles what is scraped and answers no question of ours.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     host, _, port = listen.rpartition(":")
+    host = host.strip("[]") or "0.0.0.0"
     try:
-        server, _ = prometheus_client.start_http_server(int(port), addr=host or "0.0.0.0")
+        server, _ = prometheus_client.start_http_server(int(port), addr=host)
         server.handle_error = _scrape_failed  # type: ignore[assignment]
         if tls is not None:
             # A connection's handshake then happens at its first read, in its own thread.

@@ -1,0 +1,35 @@
+"""The endpoint that Prometheus scrapes: where it can be."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+
+from services.telemetry import start_metrics
+
+
+def free_port(family: socket.AddressFamily, host: str) -> int:
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("family", "bound", "listen"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
+        (socket.AF_INET6, "::1", "[::1]"),
+        (socket.AF_INET6, "::1", "[::]"),
+    ],
+)
+def test_it_is_served_where_the_other_ports_can_be(family: socket.AddressFamily, bound: str, listen: str) -> None:
+    try:
+        port = free_port(family, bound)
+    except OSError:
+        pytest.skip(f"this machine has no {bound}")
+    start_metrics(f"{listen}:{port}")
+    there = f"[{bound}]" if family is socket.AF_INET6 else bound
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{there}:{port}/metrics") as answer:
+        assert answer.status == 200
