@@ -30,6 +30,9 @@ from services.logs import Form
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
 """`HOST:PORT`; the host may be empty or a bracketed IPv6 address."""
 
+MOST_PORT = 65535
+"""TCP has 16 bits for it."""
+
 DEFAULT_QUEUE_ADDRESS = "127.0.0.1:7410"
 DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:7420"
 
@@ -183,6 +186,14 @@ class ServiceSettings(BaseSettings):
     def access(self) -> Access:
         """How connections to other services are opened."""
         return Access(self.tls_files, Credentials(self.key.get_secret_value()))
+
+    @field_validator("listen", "metrics_listen", check_fields=False)
+    @classmethod
+    def _port_exists(cls, value: str) -> str:
+        port = int(value.rpartition(":")[2] or 0)
+        if port > MOST_PORT:
+            raise ValueError(f"port {port} is out of range: at most {MOST_PORT}")
+        return value
 
     @model_validator(mode="after")
     def _ports_are_guarded(self) -> Self:

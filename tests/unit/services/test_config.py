@@ -114,3 +114,12 @@ def test_a_port_that_others_can_reach_needs_a_certificate_or_a_word(
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:7410", "[::1]:7410", "localhost:7410"])
 def test_the_loopback_needs_none(listen: str) -> None:
     assert load_settings(QueueSettings, "penstock queue", ["--listen", listen]).listen == listen
+
+
+@pytest.mark.parametrize("kind", [QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings])
+@pytest.mark.parametrize("name", ["listen", "metrics_listen"])
+def test_a_port_that_no_machine_has_is_refused_by_name(kind: type[ServiceSettings], name: str) -> None:
+    with pytest.raises(SettingsRefusedError) as refused:
+        read_settings(kind, [f"--{name.replace('_', '-')}", "127.0.0.1:65536"])
+    assert refused.value.lines == [f"{name}: port 65536 is out of range: at most 65535 (got '127.0.0.1:65536')"]
+    read_settings(kind, [f"--{name.replace('_', '-')}", "127.0.0.1:65535"])
