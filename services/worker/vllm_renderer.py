@@ -101,7 +101,8 @@ class VllmRenderer:
         special = spec.add_special_tokens if spec.add_special_tokens is not None else special_by_default
         return TokenizeParams(
             max_total_tokens=self._model_config.max_model_len,
-            max_output_tokens=spec.max_tokens,
+            # 0 would be what a model without output has, and truncation to the window would leave no room for any.
+            max_output_tokens=spec.max_tokens or 1,
             truncate_prompt_tokens=spec.truncate_prompt_tokens,
             add_special_tokens=special,
             needs_detokenization=spec.want_text,
