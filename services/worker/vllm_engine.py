@@ -163,6 +163,8 @@ def prepare(
         config = AsyncEngineArgs.from_cli_args(found).create_engine_config()
     except (OSError, RuntimeError) as error:
         fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
+    except KeyError as error:  # a parser's name
+        fail(f"the engine's arguments do not fit: {error.args[0] if error.args else error}", EX_CONFIG)
     except ValueError as error:
         text = str(error)
         unknown_model = "repo" in text.lower() or "local directory" in text
@@ -209,8 +211,10 @@ def first_line(error: BaseException) -> str:
     """Return the sentence of an error that says the most, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:
-        # pydantic: a heading, then the complaint between its own words.
-        return lines[1].removeprefix("Value error, ").partition(" [type=")[0]
+        # pydantic: a heading, the field if it is one field's, then the complaint between its own words.
+        of_field = len(lines) > 2 and " " not in lines[1]
+        complaint = lines[1 + of_field].removeprefix("Value error, ").partition(" [type=")[0]
+        return f"{lines[1]}: {complaint}" if of_field else complaint
     return lines[0] if lines else type(error).__name__
 
 
