@@ -347,7 +347,12 @@ class CompletionBody(Body):
             raise ValueError(f"at most {MAX_PROMPTS} prompts in one request, got {len(prompts)}")
         if any(prompt in ("", []) for prompt in prompts):
             raise ValueError("the prompt is empty")
-        return prompts[0] if len(prompts) == 1 else value
+        return value
+
+    @field_validator("prompt")
+    @classmethod
+    def _one_is_itself(cls, value: Any) -> Any:
+        return value[0] if len(value) == 1 and isinstance(value[0], str | list) else value
 
     @property
     def prompts(self) -> list[str | list[int]]:

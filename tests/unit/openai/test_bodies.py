@@ -12,6 +12,7 @@ from penstock.errors import InvalidRequest
 from penstock.openai.bodies import (
     CHAT_URL,
     COMPLETIONS_URL,
+    MAX_PROMPTS,
     NOT_CARRIED,
     BodyError,
     ChatBody,
@@ -245,6 +246,13 @@ def test_a_wrong_field_of_one_endpoint_is_named(url: str, body: dict[str, Any], 
         parse_body(url, body)
     assert refused.value.param == param
     assert str(refused.value).startswith(param)
+
+
+@pytest.mark.parametrize("prompt", [[["a"]], [["a", "b"]], [[[1, 2], [3]]], [["a"] * (MAX_PROMPTS + 1)], [["a", ""]]])
+def test_prompts_in_a_list_of_one_list_are_no_prompts(prompt: Any) -> None:
+    with pytest.raises(BodyError) as refused:
+        parse_body(COMPLETIONS_URL, {"prompt": prompt}, streams=True)
+    assert refused.value.param == "prompt"
 
 
 def test_values_that_change_nothing_are_accepted() -> None:
