@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from penstock.openai.parts import wrong_part
+from penstock.openai.strict import Entries, Items, Strict
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
@@ -92,12 +93,6 @@ class BodyError(ValueError):
         self.code = code
 
 
-class Strict(BaseModel):
-    """No unknown fields, no silent conversions."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
 class JsonSchema(Strict):
     """The `json_schema` of a response format."""
 
@@ -129,7 +124,7 @@ class StructuredOutputs(Strict):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: NonEmpty | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[Items[str], Field(min_length=1)] | None = None
     grammar: NonEmpty | None = None
     json_object: bool | None = None
     structural_tag: NonEmpty | None = None
@@ -179,19 +174,19 @@ class Body(Strict):
 
     model: str | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Entries[float] | None = None
     max_tokens: Tokens | None = None
     n: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     presence_penalty: Penalty | None = None
     seed: Int64 | None = None
-    stop: str | list[NonEmpty] | None = None
+    stop: str | Items[NonEmpty] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     response_format: ResponseFormat | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Items[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
@@ -199,15 +194,15 @@ class Body(Strict):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     prompt_logprobs: Logprobs | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
-    bad_words: list[NonEmpty] | None = None
+    allowed_token_ids: Annotated[Items[TokenId], Field(min_length=1)] | None = None
+    bad_words: Items[NonEmpty] | None = None
     add_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: Int32 | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: Literal[False] | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=2**32 - 1)] | None = None
-    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+    vllm_xargs: Entries[str | int | float | Items[str | int | float]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -267,7 +262,7 @@ class Body(Strict):
 class ChatBody(Body):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[Items[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
@@ -275,9 +270,9 @@ class ChatBody(Body):
     continue_final_message: bool | None = None
     chat_template: NonEmpty | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, str]] | None = None
+    documents: Items[Entries[str]] | None = None
     reasoning_effort: str | None = None
-    tools: Annotated[list[Tool], Field(min_length=1)] | None = None
+    tools: Annotated[Items[Tool], Field(min_length=1)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -328,7 +323,7 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: str | Items[TokenId] | Items[str] | Items[Items[TokenId]]
     echo: bool | None = None
     logprobs: Logprobs | None = None
 
