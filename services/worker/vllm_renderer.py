@@ -72,6 +72,7 @@ class VllmRenderer:
         refuse_template(spec, asked, self._trusts_templates)
         refuse_tokenizing(asked)
         refuse_media(messages)
+        _rename_reasoning(messages)
         fixed = {
             "add_generation_prompt": spec.add_generation_prompt,
             "continue_final_message": spec.continue_final_message,
@@ -109,6 +110,17 @@ class VllmRenderer:
             max_total_tokens_param="max_model_len",
             max_output_tokens_param="max_tokens",
         )
+
+
+def _rename_reasoning(messages: list[dict[str, Any]]) -> None:
+    """Give what was thought in earlier turns the name by which the renderer knows it, as vLLM's server does.
+
+    Clients send what they were sent, and many servers call it `reasoning_content`; templates find it under both names.
+    """
+    for message in messages:
+        older = message.pop("reasoning_content", None)
+        if older is not None and message.get("reasoning") is None:
+            message["reasoning"] = older
 
 
 def byte_bound(tokenizer: Any) -> tuple[bool, int]:
