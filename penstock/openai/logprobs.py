@@ -70,13 +70,15 @@ def _clamped(entry: pb.TokenLogprob) -> float:
 
 
 def _chat_position(entry: pb.TokenLogprob, shape: Shape) -> Line:
-    def described(one: pb.TokenLogprob) -> Line:
-        text = _shown(one, shape)
-        return {"token": text, "logprob": _clamped(one), "bytes": list(text.encode("utf-8", "replace"))}
+    def described(one: pb.TokenLogprob, said: str) -> Line:
+        bytes_ = list(said.encode("utf-8", "replace"))
+        return {"token": _shown(one, shape), "logprob": _clamped(one), "bytes": bytes_}
 
     wanted = shape.logprobs or 0
-    top = entry.top if wanted < 0 else _ranked(entry)[:wanted]
-    return {**described(entry), "top_logprobs": [described(one) for one in top]}
+    ranked = _ranked(entry)
+    top = ranked if wanted < 0 else ranked[:wanted]
+    # Also where tokens are shown as ids, the bytes of the chosen one are those of its text.
+    return {**described(entry, entry.token), "top_logprobs": [described(one, _shown(one, shape)) for one in top]}
 
 
 def _ranked(entry: pb.TokenLogprob) -> Sequence[pb.TokenLogprob]:

@@ -88,7 +88,7 @@ def test_a_chat() -> None:
     content = first["logprobs"]["content"]
     assert [c["token"] for c in content] == ["token_id:1", "token_id:2"]
     assert [t["token"] for t in content[0]["top_logprobs"]] == ["token_id:1", "token_id:7"]
-    assert content[0]["bytes"] == list(b"token_id:1")
+    assert content[0]["bytes"] == list(b"t1")
 
 
 def test_a_chat_that_goes_on_keeps_the_role() -> None:
