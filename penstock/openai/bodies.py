@@ -36,6 +36,7 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "mm_payload": ("tensors",),
     "mm_processor_kwargs": (),
     "modalities": (["text"],),
+    "moderation": (),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_embeds": (),
@@ -54,6 +55,7 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "tools": (),
     "truncation_side": ("left",),
     "use_beam_search": (False,),
+    "verbosity": ("medium",),
     "watermarking": (False,),
     "web_search_options": (),
 }
@@ -62,7 +64,14 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
 STREAMING: dict[str, tuple[Any, ...]] = {"stream": (False,), "stream_options": ()}
 """Fields that say how the answer is delivered: refused like NOT_CARRIED where nobody waits for it, as in batches."""
 
-WITHOUT_EFFECT = ("user", "metadata")
+WITHOUT_EFFECT = (
+    "user",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+)
 """Fields that never change an answer; accepted and left out."""
 
 MAX_PROMPTS = 1024
@@ -167,6 +176,7 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     continuous_usage_stats: Literal[False] | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class Body(Strict):

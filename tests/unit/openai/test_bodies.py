@@ -14,9 +14,11 @@ from penstock.openai.bodies import (
     COMPLETIONS_URL,
     MAX_PROMPTS,
     NOT_CARRIED,
+    WITHOUT_EFFECT,
     BodyError,
     ChatBody,
     CompletionBody,
+    StreamOptions,
     parse_body,
 )
 from penstock.openai.convert import to_request
@@ -270,6 +272,28 @@ def test_every_field_of_vllms_protocol_is_carried_or_refused_by_name() -> None:
     ):
         known = set(ours.model_fields) | set(NOT_CARRIED) | {"user", "metadata"}
         assert set(theirs.model_fields) <= known
+
+
+def test_every_field_that_openais_client_sends_is_known() -> None:
+    chat_params = pytest.importorskip("openai.types.chat.completion_create_params")
+    completion_params = pytest.importorskip("openai.types.completion_create_params")
+    for ours, theirs in ((CompletionBody, completion_params), (ChatBody, chat_params)):
+        known = {*ours.model_fields, *NOT_CARRIED, *WITHOUT_EFFECT}
+        assert set(theirs.CompletionCreateParamsBase.__annotations__) <= known
+    options = pytest.importorskip("openai.types.chat").ChatCompletionStreamOptionsParam
+    assert set(options.__annotations__) <= set(StreamOptions.model_fields)
+
+
+def test_what_only_openais_own_servers_heed_is_accepted() -> None:
+    hints = {"safety_identifier": "u-1", "prompt_cache_key": "k", "prompt_cache_retention": "24h"}
+    assert chat(**hints, prompt_cache_options={"ttl": "30m"}, verbosity="medium") == chat()
+    with pytest.raises(BodyError) as refused:
+        chat(verbosity="low")
+    assert (refused.value.param, refused.value.code) == ("verbosity", UNSUPPORTED)
+    options = {"include_obfuscation": False}
+    assert parse_body(CHAT_URL, {**CHAT, "stream": True, "stream_options": options}, streams=True).stream
+    with pytest.raises(BodyError, match="stream_options"):
+        parse_body(CHAT_URL, {**CHAT, "stream": True, "stream_options": {"include_obfuscation": True}}, streams=True)
 
 
 def test_a_stream_is_for_those_who_wait_for_it() -> None:
