@@ -70,14 +70,20 @@ def error_object(status: int, message: str, param: str, code: str) -> Line:
     return {"message": message, "type": kind, "param": param or None, "code": code}
 
 
-def usage_of(result: pb.Result) -> dict[str, int]:
-    """Return the token counts, without details."""
-    usage = result.usage
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "completion_tokens": usage.completion_tokens,
-    }
+def usage_of(*results: pb.Result) -> Line:
+    """Return the token counts of one body's `results` as a stream tells them: details only if there are any."""
+    prompt = sum(result.usage.prompt_tokens for result in results)
+    completion = sum(result.usage.completion_tokens for result in results)
+    cached = sum(result.usage.cached_tokens for result in results)
+    counts = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}} if cached else counts
+
+
+def whole_usage(*results: pb.Result) -> Line:
+    """Return the token counts of one body's `results` as a whole answer tells them."""
+    usage = usage_of(*results)
+    usage.setdefault("prompt_tokens_details", None)
+    return {**usage, "completion_tokens_details": None}
 
 
 def ending(choice: pb.Choice) -> Line:
@@ -89,7 +95,6 @@ def ending(choice: pb.Choice) -> Line:
 
 
 def _common(prefix: str, kind: str, choices: list[Line], result: pb.Result) -> Line:
-    cached = result.usage.cached_tokens
     return {
         "id": f"{prefix}-{result.request_id}",
         "object": kind,
@@ -98,11 +103,7 @@ def _common(prefix: str, kind: str, choices: list[Line], result: pb.Result) -> L
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": None,
-        "usage": {
-            **usage_of(result),
-            "prompt_tokens_details": {"cached_tokens": cached} if cached else None,
-            "completion_tokens_details": None,
-        },
+        "usage": whole_usage(result),
         "kv_transfer_params": None,
         "ec_transfer_params": None,
         "metrics": None,

@@ -165,7 +165,7 @@ class Chunks:
             lines.append(self.usage_line(usage_of(result)))
         return lines
 
-    def usage_line(self, counts: dict[str, int]) -> str:
+    def usage_line(self, counts: Line) -> str:
         """Return the chunk that has the token counts."""
         return f'{self._head}],"usage":{_json(counts)}}}'
 

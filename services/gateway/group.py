@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.openai.answers import COMPLETION_PREFIX, Line, body_of, usage_of
+from penstock.openai.answers import COMPLETION_PREFIX, Line, body_of, usage_of, whole_usage
 from penstock.openai.chunks import Chunks
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
@@ -81,19 +81,10 @@ def body_of_all(name: str, shape: Shape, results: Sequence[pb.Result]) -> Line:
     choices = [choice for body in bodies for choice in body["choices"]]
     for index, choice in enumerate(choices):
         choice["index"] = index
-    usage = dict(bodies[0]["usage"])
-    usage.update(summed_usage(results))
-    cached = sum(result.usage.cached_tokens for result in results)
-    usage["prompt_tokens_details"] = {"cached_tokens": cached} if cached else None
+    usage = whole_usage(*results)
     created = min(body["created"] for body in bodies)
     joined = {"id": f"{COMPLETION_PREFIX}-{name}", "created": created, "choices": choices, "usage": usage}
     return bodies[0] | joined
-
-
-def summed_usage(results: Sequence[pb.Result]) -> dict[str, int]:
-    """Return the token counts of all of them."""
-    counts = [usage_of(result) for result in results]
-    return {name: sum(count[name] for count in counts) for name in counts[0]}
 
 
 class JoinedChunks:
@@ -115,5 +106,5 @@ class JoinedChunks:
         lines = chunks.of_result(result)
         self._results[result.request_id] = result
         if self._usage and len(self._results) == len(self._chunks):
-            lines.append(chunks.usage_line(summed_usage(list(self._results.values()))))
+            lines.append(chunks.usage_line(usage_of(*self._results.values())))
         return lines

@@ -52,6 +52,7 @@ async def test_a_stream_numbers_the_choices_of_all_prompts(gateway: Gateway) -> 
 
     def answer(request: pb.Request) -> pb.Result:
         result = completed(request)
+        result.usage.cached_tokens = 1
         result.choices.add(index=1, text=f"{request.text}, too", finish_reason=pb.FINISH_REASON_STOP)
         return result
 
@@ -66,6 +67,7 @@ async def test_a_stream_numbers_the_choices_of_all_prompts(gateway: Gateway) -> 
     events = [json.loads(event) for event in (await exchange.whole()).events[:-1]]
     usage = events.pop()["usage"]
     assert usage["prompt_tokens"] == usage["completion_tokens"] == 6
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
     texts: dict[int, str] = {}
     for event in events:
         (choice,) = event["choices"]

@@ -69,6 +69,16 @@ def test_the_end_of_a_chat_reads_as_vllm_writes_it() -> None:
     ]
 
 
+def test_the_counts_of_a_stream_tell_what_was_cached() -> None:
+    ended = result(choice(3))
+    ended.usage.cached_tokens = 6
+    last = chunks(usage=True).of_result(ended)[-1]
+    assert last == (
+        HEAD + '],"usage":{"prompt_tokens":9,"total_tokens":13,"completion_tokens":4'
+        ',"prompt_tokens_details":{"cached_tokens":6}}}'
+    )
+
+
 def test_a_completion_reads_as_vllm_writes_it() -> None:
     head = '{"id":"cmpl-r-1","object":"text_completion","created":1700000000,"model":"tiny","choices":['
     stream = chunks(COMPLETIONS_URL)
