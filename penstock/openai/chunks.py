@@ -8,6 +8,7 @@ again; a stream never holds parts of two different answers.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from json.encoder import encode_basestring
 from typing import Any, TypeAlias
 
@@ -129,7 +130,9 @@ class Chunks:
         self._first = first
         self._shape = shape
         self._tools = tools
-        self._choices = [_Choice() for _ in range(n)]
+        self._n = n
+        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
+        """Made when there is something to be told: a body may ask for more than anybody generates."""
         self._usage = usage
         self._begun = False
         self._head = _head(shape, request_id, created_s, model)
@@ -138,7 +141,7 @@ class Chunks:
 
     def of_delta(self, delta: pb.TokenDelta) -> list[str]:
         """Return the chunks for new tokens; raises DivergedError."""
-        if delta.index >= len(self._choices):
+        if delta.index >= self._n:
             return []
         choice = self._choices[delta.index]
         if self._tools:
@@ -157,7 +160,7 @@ class Chunks:
         """Return the last chunks of a completed request; raises DivergedError."""
         lines = self._opening()
         for whole in result.choices:
-            if whole.index < len(self._choices):
+            if whole.index < self._n:
                 choice = self._choices[whole.index]
                 parts = choice.last_parts(whole) if self._tools else None
                 lines.append(self._chunk(choice, whole.index, choice.last(whole), whole, parts))
@@ -178,8 +181,7 @@ class Chunks:
             return []
         delta = {"role": self._shape.role, "content": ""}
         choices = (
-            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            for index in range(len(self._choices))
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for index in range(self._n)
         )
         return [f'{self._head}{_json(choice)}],"prompt_token_ids":null,"prompt_text":null}}' for choice in choices]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -117,6 +118,16 @@ def test_each_of_n_completions_has_its_role_and_its_end() -> None:
     assert [(end["index"], end["delta"]["content"], end["finish_reason"]) for end in ends] == [
         (0, "the", "stop"), (1, " ri", "stop"),
     ]  # fmt: skip
+
+
+def test_completions_take_memory_when_something_is_said_of_them() -> None:
+    """A body may ask for 16,384 of each of 1,024 prompts, and the writer of all is made at the first event."""
+    tracemalloc.start()
+    stream = chunks(COMPLETIONS_URL, n=100_000)
+    assert len(stream.of_delta(delta(0, 1, index=99_999))) == 1
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1_000_000
 
 
 def told(lines: list[str]) -> str:
