@@ -233,6 +233,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
         (CHAT_URL, {"messages": [{"content": "x"}]}, "messages"),
         (CHAT_URL, {**CHAT, "top_logprobs": 2}, "top_logprobs"),
         (CHAT_URL, {**CHAT, "echo": True}, "echo"),
+        (CHAT_URL, {**CHAT, "reasoning_effort": "hihg"}, "reasoning_effort"),
         (CHAT_URL, {**CHAT, "prompt": "p"}, "prompt"),
         (CHAT_URL, {**CHAT, "tools": [{"type": "function"}]}, "tools.0.function"),
         (CHAT_URL, {**CHAT, "tools": [{"function": {"name": "f"}}, {"function": {}}]}, "tools.1.function.name"),
