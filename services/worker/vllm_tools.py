@@ -35,7 +35,7 @@ def chat_request(chat: pb.ChatPrompt) -> ChatCompletionRequest:
     tools = chat.tools
     try:
         return ChatCompletionRequest(
-            messages=json.loads(chat.messages_json),
+            messages=_calling(json.loads(chat.messages_json)),
             tools=json.loads(tools.tools_json),
             tool_choice=json.loads(tools.tool_choice_json or '"auto"'),
             parallel_tool_calls=not tools.single_call,
@@ -46,6 +46,18 @@ def chat_request(chat: pb.ChatPrompt) -> ChatCompletionRequest:
         )
     except (VLLMError, ValueError, TypeError, KeyError) as error:
         raise refusal(error, "tools") from error
+
+
+def _calling(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what parsers read of a chat that is rendered: the calls made in it, after which some number theirs.
+
+    vLLM's model would look at all of it again, on the event loop, and note each wrong message many times over.
+    """
+    return [
+        {"role": "assistant", "tool_calls": message["tool_calls"]}
+        for message in messages
+        if message.get("role") == "assistant" and message.get("tool_calls")
+    ]
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import PromptSpec, Rendered
 from tests.contract.worker.conftest import VLLM_ARGUMENTS
 from tests.support.fleet import penstock
@@ -37,3 +38,17 @@ def test_what_was_thought_is_shown_under_either_name(tmp_path: Path) -> None:
     assert shown({**SAID, "reasoning_content": "3 + 4"}) == "[3 + 4|3 + 4|Seven.]"
     assert shown({**SAID, "reasoning": "3 + 4", "reasoning_content": "no"}) == "[3 + 4|3 + 4|Seven.]"
     assert shown({**SAID, "reasoning_content": None}) == "[||Seven.]"
+
+
+def test_a_history_is_not_checked_again_for_its_calls() -> None:
+    """vLLM's model of a body notes each wrong message many times over, and it is made where every run is told of."""
+    from vllm.parser.utils import count_history_tool_calls
+
+    from services.worker.vllm_tools import chat_request
+
+    call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*[{"role": "user", "name": 1}] * 2000, {**SAID, "tool_calls": [call, call]}, SAID]
+    tools = pb.ToolUse(tools_json=json.dumps([{"type": "function", "function": {"name": "f"}}]))
+    request = chat_request(pb.ChatPrompt(messages_json=json.dumps(messages), tools=tools))
+    assert count_history_tool_calls(request) == 2, "some parsers number their calls after those"
+    assert len(request.messages) == 1
