@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -32,11 +31,11 @@ class Column(Generic[T]):
 
 def fitted(title: str, columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> Table:
     """Return a table of `rows` that fits `width` columns of a terminal, as far as columns of rank 0 do."""
-    cells = {id(column): [column.text(row) for row in rows] for column in columns}
+    cells = {id(column): [_literal(column.text(row)) for row in rows] for column in columns}
 
     def needed(shown: Sequence[Column[T]], headers: Sequence[str]) -> int:
-        texts = ([header, *cells[id(column)]] for column, header in zip(shown, headers, strict=True))
-        return 1 + sum(max(map(_width, column)) + CELL_FRAME for column in texts)
+        texts = ([_literal(header), *cells[id(column)]] for column, header in zip(shown, headers, strict=True))
+        return 1 + sum(max(text.cell_len for text in column) + CELL_FRAME for column in texts)
 
     shown = list(columns)
     headers = [column.header for column in shown]
@@ -53,7 +52,7 @@ def fitted(title: str, columns: Sequence[Column[T]], rows: Sequence[T], width: i
     table = Table(title=title, title_justify="left")
     for column, header in zip(shown, headers, strict=True):
         table.add_column(
-            header,
+            _literal(header),
             justify="left" if column.name else "right",
             overflow="fold" if column.name else "ellipsis",
             no_wrap=not column.name,
@@ -63,5 +62,12 @@ def fitted(title: str, columns: Sequence[Column[T]], rows: Sequence[T], width: i
     return table
 
 
-def _width(text: str | Text) -> int:
-    return text.cell_len if isinstance(text, Text) else cell_len(text)
+def _literal(text: str | Text) -> Text:
+    """Return a text that is shown letter by letter.
+
+    Names come from workers and from those who name channels and models: brackets and colons in them are no markup, and
+    what is no letter at all must not reach the terminal, which would take it for an instruction.
+    """
+    if isinstance(text, Text):
+        return text
+    return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))

@@ -253,3 +253,10 @@ def test_a_frame_fits_its_terminal(names: Sequence[str], width: int) -> None:
         assert said in text
     if names:
         assert "25%" in text
+
+
+def test_a_frame_shows_names_letter_by_letter() -> None:
+    shown = view(None, fleet(worker("w[v2]", model="[/none]")))
+    (row,) = [line for line in drawn(shown, 200) if " up " in line]
+    assert " w[v2] " in row
+    assert row.rstrip().endswith("[/none]")

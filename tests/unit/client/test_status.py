@@ -62,6 +62,26 @@ def test_a_long_name_folds_and_keeps_its_letters() -> None:
     assert "…" not in text
 
 
+@pytest.mark.parametrize("name", ["mine[v2]", "[/none]", "[red]w[/red]", "host:100:1"])
+def test_names_are_shown_letter_by_letter(name: str) -> None:
+    """Rich would take brackets for its markup, and end the command over those that close nothing."""
+    now = snapshot(name)
+    assert now.fleet is not None
+    now.fleet.workers[0].model = f"org/{name}"
+    now.fleet.workers[0].held_blocks[name] = 1
+    for width in (200, 300):
+        text = shown(now, width)
+        assert f" {name} " in text
+        assert f" org/{name} " in text
+    assert f" held {name} " in text
+
+
+def test_a_name_gives_the_terminal_no_instructions() -> None:
+    text = shown(snapshot("w\x1b[2J\r\n1"), 200)
+    assert "\x1b" not in text
+    assert "w\ufffd[2J\ufffd\ufffd1" in text
+
+
 class Silent:
     """A client whose every question ends with the same error."""
 
