@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
@@ -144,6 +145,9 @@ def _cause(number: int) -> m.ReleaseCause:
 
 def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineReport:
     _check_most("engine_report.blocks_free", report.blocks_free, MAX_BLOCKS)
+    usage, usage_ns = report.kv_cache_usage, report.kv_cache_usage_ns
+    _check_finite("engine_report.kv_cache_usage", usage)
+    _check_finite("engine_report.kv_cache_usage_ns", usage_ns)
     return m.EngineReport(
         stream,
         report.epoch,
@@ -152,12 +156,18 @@ def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineR
         report.waiting,
         report.preemptions,
         report.step_ns,
-        report.kv_cache_usage,
-        report.kv_cache_usage_ns,
+        usage,
+        usage_ns,
         report.busy_ns,
         report.prefill_ns,
         report.prefill_tokens,
     )
+
+
+def _check_finite(field: str, value: float) -> None:
+    # Whoever asks for the fleet's status is told it, and neither JSON nor a bar has a place for what is no number.
+    if not 0 <= value < inf:
+        raise InvalidFieldError(f"{field}: must be a finite number and not below 0, got {value}")
 
 
 def _check_most(field: str, value: int, most: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -40,6 +41,16 @@ def test_shapes_beyond_belief(field: str) -> None:
 def test_numbers_beyond_belief(message: pb.WorkerToScheduler, field: str) -> None:
     with pytest.raises(wire.InvalidFieldError, match=rf"{field}: "):
         wire.from_worker(message, 1)
+
+
+@pytest.mark.parametrize("field", ["kv_cache_usage", "kv_cache_usage_ns"])
+@pytest.mark.parametrize("usage", [math.nan, math.inf, -math.inf, -0.5])
+def test_usages_that_are_no_share(field: str, usage: float) -> None:
+    """They would be told to everybody who asks for the status: `top` fails over them, the console's JSON has none."""
+    report = pb.EngineReport()
+    setattr(report, field, usage)
+    with pytest.raises(wire.InvalidFieldError, match=rf"^engine_report\.{field}: must be a finite number"):
+        wire.from_worker(pb.WorkerToScheduler(engine_report=report), 1)
 
 
 @pytest.mark.parametrize("name", ["", "r" * (wire.MAX_NAME_BYTES + 1)], ids=["empty", "too long"])
