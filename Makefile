@@ -57,7 +57,7 @@ test-compiled: compiled ## The tests of queue, scheduler and worker, and 60 seed
 
 .PHONY: test-console
 test-console: $(READY) ## Look at the console with Debian's Chromium (apt-get install chromium); pictures in build/console
-	@CONSOLE_TESTS=1 $(BIN)/python -m pytest -q tests/integration/test_console.py
+	@CONSOLE_TESTS=1 $(BIN)/python -m pytest -q tests/integration/test_console.py tests/integration/test_console_states.py
 
 .PHONY: check
 check: lint types protos-check docs-check test ## Lint, types, proto drift, tests

@@ -352,7 +352,10 @@ def test_the_console_is_an_operators(keyed: Keyed) -> None:
     assert state["channels"]
     assert keyed.http("ops", "GET", "/console/state")[0] == 200
     gateway = keyed.fleet.services["gateway"].address
-    assert keyed.http("", "POST", "/console/drain", {"worker": "w1"}, origin=f"https://{gateway}")[0] == 401
+    drain = ("POST", "/console/drain", {"worker": "w1"})
+    for asked in (("GET", "/console/state"), drain):
+        status, _, headers = keyed.http("", *asked, origin=f"https://{gateway}")
+        assert (status, headers["www-authenticate"]) == (401, "Bearer"), "a browser would ask on the script's time"
     assert keyed.http("", "GET", "/v1/models", authorization=basic("ops"))[0] == 401, "browsers send it unasked"
 
 

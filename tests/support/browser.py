@@ -50,7 +50,8 @@ class Visit:
             self.complaints.append(message.text)
 
     def asked(self, request: Request) -> None:
-        if urlsplit(request.url).netloc != self.host:
+        # What is before the @ is a name and a password.
+        if urlsplit(request.url).netloc.rpartition("@")[2] != self.host.rpartition("@")[2]:
             self.strangers.append(request.url)
 
     def check(self) -> None:

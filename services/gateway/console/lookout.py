@@ -102,10 +102,14 @@ class Lookout:
             "workers_left_out": len(view.workers) - len(workers),
             "interval_s": INTERVAL_S,
             "history": self._history.series(self._now_s(), workers)._asdict(),
-            "dead": await _if_answered(self._dead()) if view.fleet.dead else [],
-            "batches": await _if_answered(self._newest_batches()) if view.fleet.dead is not None else [],
+            "dead": await self._letters(view.fleet.dead),
+            "batches": None if view.fleet.dead is None else await _if_answered(self._newest_batches()),
             "recent": [asdict(asked) for asked in self._recent.latest_first()],
         }
+
+    async def _letters(self, dead: int | None) -> list[dict[str, Any]] | None:
+        """Return the oldest of so many dead letters; None if they are not known."""
+        return await _if_answered(self._dead()) if dead else None if dead is None else []
 
     async def _dead(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -132,10 +136,10 @@ def _summary(batch: Batch) -> dict[str, Any]:
     }
 
 
-async def _if_answered(asking: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a list of the queue's, empty if it does not answer any more: the next reading says so."""
+async def _if_answered(asking: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
+    """Return a list of the queue's; None, which is not "none", if it does not answer any more."""
     try:
         async with asyncio.timeout(ANSWER_S):
             return await asking
     except (PenstockError, TimeoutError):
-        return []
+        return None

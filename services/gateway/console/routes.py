@@ -38,7 +38,11 @@ PAGE = {
 }
 
 BROWSERS = 'Basic realm="penstock: an operator\'s API key as the password", charset="UTF-8"'
-"""Has a browser ask for name and password; the name does not matter."""
+"""Has a browser ask for name and password; the name does not matter.
+
+Of the page alone. For data that its script asks for a browser would ask too, but take the question back when the script
+waits no longer: the script opens the page again instead.
+"""
 
 QUEUE_AWAY = "queue_unavailable"
 
@@ -95,12 +99,7 @@ class Console:
     async def _let_in(self, request: Request) -> None:
         """Raise Problem unless an operator asks."""
         pass_on(bearer_of(authorization_of(request.scope)))
-        try:
-            await told("queue", self._doorman.operator())
-        except Problem as problem:
-            if problem.status == 401:
-                problem.headers["www-authenticate"] = BROWSERS
-            raise
+        await told("queue", self._doorman.operator())
 
     async def _page(self, request: Request) -> Response:
         """Return a file of the page.
@@ -112,6 +111,8 @@ class Console:
         try:
             await self._let_in(request)
         except Problem as problem:
+            if problem.status == 401:
+                problem.headers["www-authenticate"] = BROWSERS
             if problem.error["code"] != QUEUE_AWAY:
                 raise
         content, kind = self._files[request.url.path]

@@ -84,7 +84,7 @@ async def test_everything_is_told_at_once() -> None:
         assert [letter["request_id"] for letter in told["dead"]] == [f"d-{n}" for n in range(MOST_DEAD)]
         assert len(told["dead"][0]["last_error"]) == 500
         # This queue keeps no batches, and does not even know the call.
-        assert told["batches"] == []
+        assert told["batches"] is None
         (recent,) = told["recent"]
         assert (recent["request_id"], recent["status"], recent["channel"]) == (
             asked.headers["x-request-id"],
@@ -130,7 +130,7 @@ async def test_a_queue_that_is_away_is_a_problem_and_no_error() -> None:
         app = make_app(parts, Front(parts), life.routes)
         told = (await look(app, "/console/state")).json()
         assert told["problems"][0].startswith("the queue does not answer: nothing answers on 127.0.0.1:1")
-        assert (told["fleet"]["dead"], told["dead"], told["batches"]) == (None, [], [])
+        assert (told["fleet"]["dead"], told["dead"], told["batches"]) == (None, None, None)
         answer = await post(app, "/console/requeue", {"request_id": "r"}, **OURS).whole()
         assert (answer.status, answer.error["code"]) == (503, "queue_unavailable")
         await life.close()

@@ -29,6 +29,7 @@ const age = (seconds) => {
 const milliseconds = (ms) => (ms >= 10000 ? `${number(ms / 1000, 1)} s` : `${number(ms, ms < 100 ? 1 : 0)} ms`);
 const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 const percent = (share) => `${Math.round(share * 100)} %`;
+const notTold = (who) => `Not known: the ${who} does not say.`;
 
 // ---- elements ----
 
@@ -202,6 +203,7 @@ const updateWorker = (card, worker, history) => {
 const showWorkers = (state) => {
   keyed(byId("worker-cards"), state.workers, (w) => w.name, createWorker, (card, worker) => updateWorker(card, worker, state.history));
   byId("no-workers").hidden = state.workers.length > 0;
+  say(byId("no-workers"), state.fleet.running === null ? notTold("scheduler") : "No worker is known to the scheduler.");
   byId("left-out").hidden = state.workers_left_out === 0;
   say(byId("left-out"), `${number(state.workers_left_out)} more are not shown; penstock top has all.`);
 };
@@ -231,15 +233,16 @@ const showRecent = (recent) => {
 const createDead = (letter) => {
   const button = make("button", { type: "button", "aria-label": `Requeue ${letter.request_id}` }, "Requeue");
   button.addEventListener("click", () =>
-    act(button, "requeue", { request_id: letter.request_id }, () => `${letter.request_id} waits again, with fresh attempts.`));
+    act(button, "requeue", { request_id: letter.request_id }, () => `${letter.request_id} waits again, with fresh attempts.`, true));
   return make("li", {}, make("div", {}, requestButton(letter.request_id), make("span", { class: "quiet", "data-part": "facts" })),
     make("div", { class: "why" }, letter.last_error), button);
 };
 
-const showDead = (letters, dead) => {
+const showDead = (told, dead) => {
+  const letters = told ?? [];
   byId("no-dead").hidden = letters.length > 0;
-  say(byId("no-dead"), dead === null ? "Not known: the queue does not answer." : "None.");
-  keyed(byId("dead-cards"), letters, (letter) => letter.request_id, createDead, (item, letter) => {
+  say(byId("no-dead"), told === null ? notTold("queue") : "None.");
+  keyed(byId("dead-cards"), letters, (letter) => `${letter.request_id} ${letter.died_unix_ns}`, createDead, (item, letter) => {
     const since = Math.max(0, Date.now() / 1000 - letter.died_unix_ns / 1e9);
     say(part(item, "facts"), ` ${letter.channel}, ${counted(letter.attempts, "attempt")}, ${age(since)} ago`);
   });
@@ -254,8 +257,10 @@ const createBatch = (batch) =>
   canvas("bar", "", draw("rect", { class: "done", x: 0, y: 0, height: 100 }), draw("rect", { class: "failures", y: 0, height: 100 })),
   make("div", { class: "quiet", "data-part": "counts" }), make("div", { class: "failed", "data-part": "error" }));
 
-const showBatches = (batches) => {
+const showBatches = (told) => {
+  const batches = told ?? [];
   byId("no-batches").hidden = batches.length > 0;
+  say(byId("no-batches"), told === null ? notTold("queue") : "None.");
   keyed(byId("batch-rows"), batches, (batch) => batch.id, createBatch, (row, batch) => {
     const share = (count) => (batch.total ? (100 * count) / batch.total : 0).toFixed(2);
     const [done, failures] = row.querySelectorAll("rect");
@@ -277,28 +282,34 @@ const showBatches = (batches) => {
 // What the gateway answers in the place of what was asked for; nothing that it answers at all is an AnswerError.
 class AnswerError extends Error {}
 
-const answerOf = async (response) => {
+const ask = async (path, options = {}) => {
+  // With the origin: where the page's own address has a name and a password in it, fetch refuses a mere path.
+  const response = await fetch(location.origin + path, { signal: AbortSignal.timeout(ANSWER_MS), ...options });
+  // Browsers ask for the key when they open a page, for as long as it takes; nothing may disturb that from here.
+  if (response.status === 401) await new Promise(() => location.reload());
   const body = await response.json().catch(() => null);
   if (!response.ok || body === null) throw new AnswerError(body?.error?.message ?? `the gateway answered ${response.status}`);
   return body;
 };
+
+const reasonOf = (error) => (error instanceof AnswerError ? error.message : "the gateway does not answer");
 
 const announce = (text, failed = false) => {
   byId("said").className = failed ? "failed" : "";
   say(byId("said"), text);
 };
 
-const act = async (button, action, body, done) => {
+// What was done `once` stays done: the second click of two would be told that nothing is left to do, as if both had failed.
+const act = async (button, action, body, done, once = false) => {
+  if (button.dataset.busy) return;
   button.dataset.busy = "yes";
+  const request = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
   try {
-    const response = await fetch(`/console/${action}`, {
-      method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
-    });
-    announce(done(await answerOf(response)));
+    announce(done(await ask(`/console/${action}`, request)));
+    if (!once) delete button.dataset.busy;
   } catch (error) {
-    announce(`${action} failed: ${error.message}`, true);
-  } finally {
     delete button.dataset.busy;
+    announce(`${action} failed: ${reasonOf(error)}`, true);
   }
   await poll();
 };
@@ -375,14 +386,17 @@ const fillTimeline = (found) => {
   byId("timeline").replaceChildren(...children);
 };
 
+let lookups = 0;
+
 const showTimeline = async (id) => {
   const panel = byId("timeline");
   byId("request-id").value = id;
-  try {
-    fillTimeline(await answerOf(await fetch(`/console/requests/${encodeURIComponent(id)}`)));
-  } catch (error) {
-    panel.replaceChildren(make("p", { class: "failed" }, `No timeline of ${id}: ${error.message}`));
-  }
+  const lookup = ++lookups;
+  const found = await ask(`/console/requests/${encodeURIComponent(id)}`).catch((error) => ({ failure: reasonOf(error) }));
+  // A later lookup is under way or has been answered: its answer is the one to show.
+  if (lookup !== lookups) return;
+  if (found.failure) panel.replaceChildren(make("p", { class: "failed" }, `No timeline of ${id}: ${found.failure}`));
+  else fillTimeline(found);
   panel.hidden = false;
   panel.focus();
 };
@@ -418,11 +432,10 @@ const poll = async () => {
   asking = true;
   let pause = POLL_MS;
   try {
-    show(await answerOf(await fetch("/console/state", { signal: AbortSignal.timeout(ANSWER_MS) })));
+    show(await ask("/console/state"));
     connection("live", "live");
   } catch (error) {
-    const why = error instanceof AnswerError ? error.message : "the gateway does not answer";
-    connection(`${why}; what is shown is old`, "lost");
+    connection(`${reasonOf(error)}; what is shown is old`, "lost");
     pause = AWAY_MS;
   }
   asking = false;
