@@ -39,3 +39,8 @@ class CommandError(Exception):
         """Say `message`, exit with `status`."""
         super().__init__(message)
         self.status = status
+
+
+def one_line(text: str) -> str:
+    """Return what others wrote, an error above all, as one line that a terminal shows and does not obey."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))

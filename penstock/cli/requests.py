@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, call
-from penstock.cli.errors import EX_INCOMPLETE, EX_USAGE, CommandError
+from penstock.cli.errors import EX_INCOMPLETE, EX_USAGE, CommandError, one_line
 from penstock.client import DEFAULT_QUEUE_ADDRESS, Client
 from penstock.fields import RequestFields
 from penstock.results import Progress, Result, TokenDelta
@@ -144,7 +144,7 @@ def get(
                 _print_json(asdict(info))
                 return
             where = f" on {info.worker_id}" if info.worker_id else ""
-            error = f"; last error: {info.last_error}" if info.last_error else ""
+            error = f"; last error: {one_line(info.last_error)}" if info.last_error else ""
             print(f"{info.request_id}  {info.state.name.lower()}{where}  attempts {info.attempts}{error}")
             if info.result is not None:
                 _show_result(info.result, False)
@@ -187,7 +187,7 @@ def _show_event(event: Result | TokenDelta | Progress, as_json: bool) -> None:
 
 
 def _one_line(result: Result) -> str:
-    return repr(result.text) if result.error is None else result.error.message
+    return repr(result.text) if result.error is None else one_line(result.error.message)
 
 
 def cancel(
@@ -220,7 +220,8 @@ def dead_list(as_json: AsJson = False, queue: QueueOption = DEFAULT_QUEUE_ADDRES
                     _print_json(asdict(letter))
                     continue
                 died = datetime.fromtimestamp(letter.died_unix_ns / 1e9, UTC).isoformat(timespec="seconds")
-                print(f"{letter.request_id}  {died}  {letter.channel}  attempts {letter.attempts}  {letter.last_error}")
+                error = one_line(letter.last_error)
+                print(f"{letter.request_id}  {died}  {letter.channel}  attempts {letter.attempts}  {error}")
 
     call(work())
 
@@ -257,7 +258,7 @@ def _show_result(result: Result, as_json: bool) -> None:
 def _check(result: Result) -> None:
     """Raise CommandError if the request did not complete."""
     if not result.completed:
-        why = f": {result.error.message}" if result.error else ""
+        why = f": {one_line(result.error.message)}" if result.error else ""
         raise CommandError(f"{result.request_id} {result.outcome.name.lower()}{why}", EX_INCOMPLETE)
 
 

@@ -116,6 +116,15 @@ async def test_nothing_listens() -> None:
     assert "penstock up" in ran.err
 
 
+async def test_an_error_of_several_lines_is_one_and_gives_the_terminal_no_instructions(shell: Shell) -> None:
+    error = "boom:\n  in a step\x1b[2J"
+    shell.queue.dead = [queue_pb2.DeadLetter(request_id="d-1", channel="batch", attempts=3, last_error=error)]
+    (line,) = (await shell.run("dead", "list")).out.splitlines()
+    assert line.endswith("attempts 3  boom: in a step\ufffd[2J")
+    letter = json.loads((await shell.run("dead", "list", "--json")).out)
+    assert letter["last_error"] == error
+
+
 async def test_dead_letters(shell: Shell) -> None:
     shell.queue.dead = [
         queue_pb2.DeadLetter(request_id=f"d-{i}", channel="batch", attempts=3, last_error="oom") for i in range(3)
