@@ -204,17 +204,19 @@ def _services(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
 
 
 def _policies(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
-    """Who has a peer's address in its environment is let in by the peer's policy."""
+    """Who has a peer's address in its environment is let in by the peer's policy; the command line too (NOTES.txt)."""
     policies = of_kind(objects, "NetworkPolicy")
     for workload in workloads if policies else []:
         labels = pod_of(workload)["metadata"]["labels"]
-        for item in container_of(workload)["env"]:
-            if not item["name"].endswith("_ADDRESS"):
-                continue
-            name, _, port = item["value"].partition(":")
+        addresses = [item["value"] for item in container_of(workload)["env"] if item["name"].endswith("_ADDRESS")]
+        if component_of(workload) == "queue":
+            own = workload["metadata"]["name"]
+            addresses += [f"{own}:7410", f"{own.removesuffix('queue')}scheduler:7420"]
+        for address in addresses:
+            name, _, port = address.partition(":")
             (service,) = [s for s in of_kind(objects, "Service") if s["metadata"]["name"] == name]
             if not any(_lets_in(policy, service["spec"]["selector"], labels, int(port)) for policy in policies):
-                yield f"{title(workload)} may not reach {item['value']}"
+                yield f"{title(workload)} may not reach {address}"
 
 
 def _lets_in(policy: Object, target: dict[str, str], source: dict[str, str], port: int) -> bool:
