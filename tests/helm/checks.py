@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -255,11 +258,25 @@ def _monitoring(objects: list[Object]) -> Iterator[str]:
             yield f"{title(monitor)} gives only {given}"
 
 
+def _models(worker: Object) -> list[str]:
+    """Return the names that a pool's workers answer to."""
+    arguments = [str(argument) for argument in container_of(worker)["args"]]
+    if "--served-model-name" not in arguments:
+        return [arguments[arguments.index("--model") + 1]]
+    names = arguments[arguments.index("--served-model-name") + 1 :]
+    return list(itertools.takewhile(lambda name: not name.startswith("--"), names))
+
+
 def _scaling(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
     """What is scaled exists, by queries that name metrics and labels that do."""
     for scaled in of_kind(objects, "ScaledObject"):
-        if scaled["spec"]["scaleTargetRef"]["name"] not in {w["metadata"]["name"] for w in workloads}:
+        targets = [w for w in workloads if w["metadata"]["name"] == scaled["spec"]["scaleTargetRef"]["name"]]
+        if not targets:
             yield f"{title(scaled)} scales nothing"
+        lines = re.search(r'model=~("(?:[^"\\]|\\.)*")', str(scaled["spec"]["triggers"][0]["metadata"]["query"]))
+        for model in (name for target in targets for name in _models(target)):
+            if lines is None or not re.fullmatch(json.loads(lines[1]), model):
+                yield f"{title(scaled)} does not see the line of {model}"
         for trigger in scaled["spec"]["triggers"]:
             for metric, labels in selectors(trigger["metadata"]["query"]):
                 if not labels <= documented().get(metric, frozenset()):
