@@ -40,6 +40,7 @@ def told(queue: queue_pb2.StatsResponse | None, fleet: StatusResponse | None, **
     """Return the state that a gateway tells of these answers."""
     lists: dict[str, Any] = {"dead": [], "batches": [], "recent": []} if queue else {"dead": None, "batches": None}
     rest = {"workers_left_out": 0, "interval_s": 1.0, "history": {"ages_s": [], "usage": {}}, "recent": []}
+    rest["now_unix_s"] = 1_000_000.0
     return {**asdict(view_of(Reading(0.0, queue, fleet, ()), {})), **rest, **lists, **more}
 
 
@@ -156,6 +157,12 @@ def letter(error: str, died_unix_ns: int) -> dict[str, Any]:
     return {
         "request_id": "r1", "channel": "batch", "attempts": 3, "died_unix_ns": died_unix_ns, "last_error": error,
     }  # fmt: skip
+
+
+def test_ages_are_by_the_clock_of_the_fleet(desk: Visit, gateway: Gateway) -> None:
+    """That of whoever looks may be wrong by hours."""
+    gateway.state = told(queue_pb2.StatsResponse(dead=1), FLEET, dead=[letter("late", 999_700 * 10**9)])
+    expect(desk.page.get_by_text("batch, 3 attempts, 5 min ago")).to_be_visible()
 
 
 def test_a_double_click_requeues_once(desk: Visit, gateway: Gateway) -> None:

@@ -101,6 +101,7 @@ class Lookout:
             **state,
             "workers_left_out": len(view.workers) - len(workers),
             "interval_s": INTERVAL_S,
+            "now_unix_s": time.time(),
             "history": self._history.series(self._now_s(), workers)._asdict(),
             "dead": await self._letters(view.fleet.dead),
             "batches": None if view.fleet.dead is None else await _if_answered(self._newest_batches()),

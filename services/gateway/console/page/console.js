@@ -219,14 +219,14 @@ const createRecent = (asked) =>
     make("td", { "data-part": "status" }), make("td", { class: "number", "data-part": "took" }),
     make("td", {}, asked.model || "any"), make("td", {}, asked.channel || "default"), make("td", { class: "number", "data-part": "begun" }));
 
-const showRecent = (recent) => {
+const showRecent = (recent, now) => {
   byId("no-recent").hidden = recent.length > 0;
   document.querySelector(".recent").hidden = recent.length === 0;
   keyed(byId("recent-rows"), recent, (asked) => asked.request_id, createRecent, (row, asked) => {
     say(part(row, "status"), asked.status || "open");
     set(part(row, "status"), "class", asked.status >= 400 ? "failed" : "");
     say(part(row, "took"), asked.status ? age(asked.seconds) : "–");
-    say(part(row, "begun"), `${age(Math.max(0, Date.now() / 1000 - asked.begun_unix_s))} ago`);
+    say(part(row, "begun"), `${age(Math.max(0, now - asked.begun_unix_s))} ago`);
   });
 };
 
@@ -238,12 +238,12 @@ const createDead = (letter) => {
     make("div", { class: "why" }, letter.last_error), button);
 };
 
-const showDead = (told, dead) => {
+const showDead = (told, dead, now) => {
   const letters = told ?? [];
   byId("no-dead").hidden = letters.length > 0;
   say(byId("no-dead"), told === null ? notTold("queue") : "None.");
   keyed(byId("dead-cards"), letters, (letter) => `${letter.request_id} ${letter.died_unix_ns}`, createDead, (item, letter) => {
-    const since = Math.max(0, Date.now() / 1000 - letter.died_unix_ns / 1e9);
+    const since = Math.max(0, now - letter.died_unix_ns / 1e9);
     say(part(item, "facts"), ` ${letter.channel}, ${counted(letter.attempts, "attempt")}, ${age(since)} ago`);
   });
   const more = (dead ?? 0) - letters.length;
@@ -257,14 +257,14 @@ const createBatch = (batch) =>
   canvas("bar", "", draw("rect", { class: "done", x: 0, y: 0, height: 100 }), draw("rect", { class: "failures", y: 0, height: 100 })),
   make("div", { class: "quiet", "data-part": "counts" }), make("div", { class: "failed", "data-part": "error" }));
 
-const showBatches = (told) => {
+const showBatches = (told, now) => {
   const batches = told ?? [];
   byId("no-batches").hidden = batches.length > 0;
   say(byId("no-batches"), told === null ? notTold("queue") : "None.");
   keyed(byId("batch-rows"), batches, (batch) => batch.id, createBatch, (row, batch) => {
     const share = (count) => (batch.total ? (100 * count) / batch.total : 0).toFixed(2);
     const [done, failures] = row.querySelectorAll("rect");
-    const begun = age(Math.max(0, Date.now() / 1000 - batch.created_at));
+    const begun = age(Math.max(0, now - batch.created_at));
     const counts = `${number(batch.completed)} of ${number(batch.total)} done, ${number(batch.failed)} failed`;
     say(part(row, "status"), batch.status);
     say(part(row, "error"), batch.error);
@@ -418,9 +418,10 @@ const show = (state) => {
   showProblems(state.problems);
   showChannels(state);
   showWorkers(state);
-  showRecent(state.recent);
-  showBatches(state.batches);
-  showDead(state.dead, state.fleet.dead);
+  // The fleet's clock: that of the machine with the browser may be another.
+  showRecent(state.recent, state.now_unix_s);
+  showBatches(state.batches, state.now_unix_s);
+  showDead(state.dead, state.fleet.dead, state.now_unix_s);
 };
 
 let timer = 0;
