@@ -303,13 +303,10 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
-        from services.worker.vllm_sampling import engine_step, refusal, sampling_params
+        from services.worker.vllm_sampling import engine_step, refusal
 
         run_id = request.run_id
-        params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
-        tools = None if request.chat is None else self._tool_run(request)
-        if tools is not None:
-            tools.constrain(params)
+        params, tools = self._understood(request)
         interval = self._pace.begin(run_id, request.tell_at_tokens)
         if interval is not None:
             params.stream_interval = interval
@@ -338,6 +335,19 @@ class VllmEngine:
         finally:
             self._pace.end(run_id)
             await outputs.aclose()
+
+    def _understood(self, request: EngineRequest) -> tuple[Any, Any]:
+        """Return vLLM's parameters, and what reads calls from the output if the request offers functions."""
+        from services.worker.vllm_arrays import bound_arrays
+        from services.worker.vllm_sampling import sampling_params
+
+        params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
+        tools = None if request.chat is None else self._tool_run(request)
+        if tools is not None:
+            tools.constrain(params)
+        if params.structured_outputs is not None:
+            bound_arrays(params.structured_outputs, request.max_tokens)
+        return params, tools
 
     def _tool_run(self, request: EngineRequest) -> Any:
         from services.worker.vllm_tools import ToolRun

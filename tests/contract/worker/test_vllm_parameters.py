@@ -103,6 +103,13 @@ async def test_structured_output_keeps_to_its_shape(made: UnderTest) -> None:
     assert set(json.loads(found)) == {"a"}
 
 
+async def test_a_schema_of_a_thousand_million_items_is_as_long_as_its_run(made: UnderTest) -> None:
+    schema = json.dumps({"type": "array", "minItems": 10**9, "items": {"type": "integer"}})
+    output = await run(made, greedy(structured_outputs=pb.StructuredOutputs(json_schema=schema)))
+    assert text(output).startswith("[")
+    assert output.finish_reasons == ["length"]
+
+
 async def test_cached_prompt_tokens_are_counted(made: UnderTest) -> None:
     ids = list(range(20, 120))
     output = RunOutput()

@@ -1,0 +1,71 @@
+"""Array sizes in schemas are brought down to what a run can write, and nothing else is changed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+MAX_TOKENS = 9
+MOST = 80
+
+
+def bounded(schema: Any) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from services.worker.vllm_arrays import bound_arrays
+
+    wanted = StructuredOutputsParams(json=json.dumps(schema))
+    bound_arrays(wanted, MAX_TOKENS)
+    assert isinstance(wanted.json, str)
+    return json.loads(wanted.json)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"minItems": 10**9}, {"minItems": MOST}),
+        ({"minItems": 1e30, "maxItems": 1e30}, {"minItems": MOST}),
+        ({"minItems": 1, "maxItems": 2**31 - 1}, {"minItems": 1}),
+        ({"minItems": MOST, "maxItems": MOST}, {"minItems": MOST, "maxItems": MOST}),
+        ({"anyOf": [{"items": {"maxItems": 10**6}}]}, {"anyOf": [{"items": {}}]}),
+        ({"properties": {"minItems": {"minItems": 10**6}}}, {"properties": {"minItems": {"minItems": MOST}}}),
+        ({"const": {"minItems": 10**6}}, {"const": {"minItems": 10**6}}),
+        ({"enum": [{"maxItems": 10**6}]}, {"enum": [{"maxItems": 10**6}]}),
+        ({"minItems": "many", "maxItems": None}, {"minItems": "many", "maxItems": None}),
+        ({"maxLength": 2**31}, {"maxLength": 2**31}),
+    ],
+)
+def test_only_what_a_run_cannot_reach_is_changed(given: Any, wanted: Any) -> None:
+    assert bounded(given) == wanted
+
+
+def test_a_schema_that_needs_no_change_stays_letter_by_letter() -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from services.worker.vllm_arrays import bound_arrays
+
+    text = '{ "type":"array",  "maxItems": 3 }'
+    wanted = StructuredOutputsParams(json=text)
+    bound_arrays(wanted, MAX_TOKENS)
+    assert wanted.json == text
+
+
+def test_schemas_within_a_structural_tag_are_bounded_and_what_is_no_json_is_left() -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from services.worker.vllm_arrays import MOST_ITEMS, bound_arrays
+
+    tag = json.dumps({"structures": [{"begin": "<f>", "schema": {"minItems": 10**9}, "end": "</f>"}], "triggers": []})
+    wanted = StructuredOutputsParams(structural_tag=tag)
+    bound_arrays(wanted, 10**9)
+    assert json.loads(wanted.structural_tag or "")["structures"][0]["schema"] == {"minItems": MOST_ITEMS}
+    broken = StructuredOutputsParams(json="{")
+    bound_arrays(broken, MAX_TOKENS)
+    assert broken.json == "{"
+    pattern = StructuredOutputsParams(regex="a{1000000000}")
+    bound_arrays(pattern, MAX_TOKENS)
+    assert pattern.regex == "a{1000000000}"
