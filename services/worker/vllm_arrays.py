@@ -12,11 +12,16 @@ from typing import Any
 
 from vllm.sampling_params import StructuredOutputsParams
 
+from services.worker.engine import RequestRefusedError
+
 ITEMS_PER_TOKEN = 8
 """More than are in a token of any vocabulary, but for those made of nothing else."""
 
 MOST_ITEMS = 250_000
 """Of one array, whatever a run may write: about 300 MB and a second of a compiler's time."""
+
+MOST_ITEMS_IN_ALL = 1_000_000
+"""Of all arrays of one schema: about a gigabyte and four seconds. More is refused."""
 
 VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose values are no schemas."""
@@ -26,7 +31,7 @@ def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
     """Change what a schema says of the size of its arrays where `max_tokens` of output cannot come so far.
 
     No output changes by that: an array that must be longer is not ended before the output is, and one that may be
-    longer is never so long.
+    longer is never so long. Raises RequestRefusedError for what is too much in all even so.
     """
     most = min((max_tokens + 1) * ITEMS_PER_TOKEN, MOST_ITEMS)
     for name in ("json", "structural_tag"):
@@ -37,13 +42,19 @@ def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
             schema = json.loads(given) if isinstance(given, str) else given
         except (ValueError, RecursionError):
             continue  # vLLM's own check says what is wrong with it
-        if _bound(schema, most):
+        changed, items = _bound(schema, most)
+        if items > MOST_ITEMS_IN_ALL:
+            text = (
+                f"the arrays of the schema may have {items} items in all; at most {MOST_ITEMS_IN_ALL} can be compiled"
+            )
+            raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+        if changed:
             setattr(wanted, name, json.dumps(schema) if isinstance(given, str) else schema)
 
 
-def _bound(schema: Any, most: int) -> bool:
-    """Bound every array in `schema`, in place; return whether there was one to bound."""
-    changed = False
+def _bound(schema: Any, most: int) -> tuple[bool, int]:
+    """Bound every array in `schema`, in place; return whether there was one to bound, and the sum of all sizes."""
+    changed, items = False, 0
     left = [schema]
     while left:
         node = left.pop()
@@ -56,9 +67,14 @@ def _bound(schema: Any, most: int) -> bool:
             if _exceeds(node.get("maxItems"), most):
                 del node["maxItems"]
                 changed = True
+            items += sum(_size(node.get(keyword)) for keyword in ("minItems", "maxItems"))
             left += [value for keyword, value in node.items() if keyword not in VALUES]
-    return changed
+    return changed, items
 
 
 def _exceeds(count: Any, most: int) -> bool:
     return isinstance(count, int | float) and count > most
+
+
+def _size(count: Any) -> int:
+    return int(count) if _exceeds(count, 0) else 0

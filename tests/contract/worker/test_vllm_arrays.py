@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from services.worker.engine import RequestRefusedError
+
 pytestmark = pytest.mark.vllm
 
 MAX_TOKENS = 9
@@ -69,3 +71,16 @@ def test_schemas_within_a_structural_tag_are_bounded_and_what_is_no_json_is_left
     pattern = StructuredOutputsParams(regex="a{1000000000}")
     bound_arrays(pattern, MAX_TOKENS)
     assert pattern.regex == "a{1000000000}"
+
+
+def test_many_large_arrays_are_refused_with_both_numbers() -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from services.worker.vllm_arrays import bound_arrays
+
+    arrays = {f"a{number}": {"type": "array", "maxItems": 200_000} for number in range(6)}
+    wanted = StructuredOutputsParams(json={"type": "object", "properties": arrays})
+    with pytest.raises(RequestRefusedError, match="may have 1200000 items in all; at most 1000000") as refused:
+        bound_arrays(wanted, 10**6)
+    assert refused.value.code == "invalid_parameter"
+    bound_arrays(wanted, MAX_TOKENS)  # what cannot be reached does not count
