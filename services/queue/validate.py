@@ -27,6 +27,9 @@ MAX_REFERENCE_BYTES = 4096
 MAX_COMPLETIONS = 16384
 """Of `n`: vLLM's own bound on the sequences of one request."""
 
+MAX_BAD_WORDS_BYTES = 65_536
+"""Of all bad words together: vLLM tokenizes each twice on the worker's own loop, a tenth of a second for so many."""
+
 MAX_UNKNOWN_NAMED = 10
 """Of the unknown fields of a request: each takes two bytes, and a refusal that named them all could not be sent."""
 
@@ -155,6 +158,13 @@ def _check_stop(sampling: request_pb2.SamplingParams) -> None:
         raise InvalidRequestError("sampling.stop", "a stop string cannot be empty")
 
 
+def _check_bad_words(sampling: request_pb2.SamplingParams) -> None:
+    size_bytes = sum(len(word.encode()) for word in sampling.bad_words)
+    if size_bytes > MAX_BAD_WORDS_BYTES:
+        text = f"{size_bytes} bytes in all; at most {MAX_BAD_WORDS_BYTES} are allowed"
+        raise InvalidRequestError("sampling.bad_words", text)
+
+
 def _check_extra_args(sampling: request_pb2.SamplingParams) -> None:
     _check_object("sampling.extra_args_json", sampling.extra_args_json)
 
@@ -167,6 +177,7 @@ _OTHERS: dict[str, Callable[[request_pb2.SamplingParams], None]] = {
     "min_tokens": _check_min_tokens,
     "logit_bias": _check_logit_bias,
     "stop": _check_stop,
+    "bad_words": _check_bad_words,
     "extra_args_json": _check_extra_args,
     "structured_outputs": _check_structured_outputs,
 }

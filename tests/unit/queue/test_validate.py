@@ -105,6 +105,7 @@ BAD = [
     (sampling(prompt_logprobs=-2), "sampling.prompt_logprobs"),
     (sampling(truncate_prompt_tokens=-2), "sampling.truncate_prompt_tokens"),
     (sampling(stop=["a", ""]), "sampling.stop"),
+    (sampling(bad_words=["ab"] * 32_768 + ["é"]), "sampling.bad_words"),
     (sampling(extra_args_json="1"), "sampling.extra_args_json"),
     (sampling(extra_args_json=r'{"a": "\ud800"}'), "sampling.extra_args_json"),
     (structured(), "sampling.structured_outputs"),
