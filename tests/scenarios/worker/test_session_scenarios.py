@@ -19,12 +19,15 @@ from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 
 HERE = Path(__file__).parent
+SOURCE = Path(__file__).parents[3] / "services/worker/core/messages.py"
+"""Not by the module's `__file__`: one that compiled code imports first is told a wrong one by mypyc."""
+
 SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
 
 
 def types_of_fields() -> dict[str, dict[str, Any]]:
     """Return the types of every message's fields, from the source: compiled classes do not know them all."""
-    tree = ast.parse(Path(m.__file__).with_name("messages.py").read_text())
+    tree = ast.parse(SOURCE.read_text())
     found: dict[str, dict[str, Any]] = {}
     for kind in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
         fields = [node for node in kind.body if isinstance(node, ast.AnnAssign)]
