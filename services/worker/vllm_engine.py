@@ -96,14 +96,18 @@ class Prepared:
         renderer.warm_up()
         return renderer
 
-    def build(self, metrics_read: bool = True) -> VllmEngine:
-        """Start the engine core; vLLM keeps its own metrics if they are read. Raises SystemExit(70) on failure."""
+    def build(self, metrics_read: bool = True, forks: bool = True) -> VllmEngine:
+        """Start the engine core; vLLM keeps its own metrics if they are read. Raises SystemExit(70) on failure.
+
+        On CPU the core is a fork unless `forks` is false, as it must be where other code has run in this process: a
+        fork finds locks taken, and waits for threads, of which it has none.
+        """
         from vllm.envs import enable_envs_cache
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._on_cpu:
             # vLLM has set `spawn`; a fork has everything imported already, and dies with us.
-            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if forks else "spawn"
             if self._config.model_config.enforce_eager:
                 stay_eager()
         else:

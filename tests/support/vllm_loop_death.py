@@ -1,7 +1,6 @@
 """Runs real vLLM in this process, has its output loop fail, and exits with 0 if that refuses none of the runs.
 
-A program of its own: an engine's core is forked, and a process in which an engine has run before has threads whose
-locks a fork may find taken.
+A program of its own, for its engine is of no use to anybody afterwards.
 """
 
 from __future__ import annotations

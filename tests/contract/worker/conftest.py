@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
@@ -72,7 +73,9 @@ def vllm_engine(model: Path) -> tuple[Engine, Renderer]:
     from services.worker.vllm_engine import prepare
 
     prepared = prepare(str(model), ("tiny", "alias"), VLLM_ARGUMENTS)
-    engine = prepared.build(metrics_read=False)
+    # The core is no fork, so it cannot be told as in `stay_eager`.
+    with patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"):
+        engine = prepared.build(metrics_read=False, forks=False)
     on_thread = prepared.make_renderer_of(engine)
     assert on_thread is not None
     return engine, Agreeing(prepared.make_renderer(), on_thread)
