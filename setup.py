@@ -14,15 +14,15 @@ from setuptools import setup
 
 COMPILED: dict[str, str] = {
     "services/rpc": "backoff encoding outbox streams",
-    "services/queue/core": "audit book effects entry lifecycle lines machine messages quotas records workers",
+    "services/queue/core": "audit book effects entry lifecycle lines machine messages offers quotas records workers",
     "services/queue": """batch_log committer file_changes file_rows items loading outlet payloads rights rocksdb_store
         shelf speaker spot_check store submit submit_turns synced validate watch wire""",
     "services/scheduler/core": """admission arbiter audit backlog bids channel counters estimate fleet forecast
         hold_time holds lately ledger lengths line machine margin messages openings policy predictive reach recompute
-        roster rules savings share snapshot waiting""",
+        roster rules savings share snapshot standby standing waiting""",
     "services/scheduler": "links runner wire",
-    "services/worker/core": """audit engine_view entry lifecycle messages peers reservations session sizing token_news
-        values""",
+    "services/worker/core": """audit engine_view entry lifecycle messages peers reservations session sizing standing
+        token_news values""",
     "services/worker": "alarm completions engine links outputs run runner wire",
 }
 """Modules by directory: those a request passes through. What is left out, and why:

@@ -331,8 +331,9 @@ class Committer:
         for_workers = [effect for effect in early if type(effect) in FOR_WORKERS]
         for_scheduler = [effect for effect in early if type(effect) in FOR_SCHEDULER]
         deliveries = [effect for effect in for_workers if type(effect) is Deliver]
-        wanted = [delivery.seq for delivery in deliveries]
-        size_bytes = sum(delivery.meta.payload_bytes for delivery in deliveries)
+        stored = [delivery for delivery in deliveries if delivery.payload is None]
+        wanted = [delivery.seq for delivery in stored]
+        size_bytes = sum(delivery.meta.payload_bytes for delivery in stored)
         if wanted and (size_bytes > SHORT_READ_BYTES or self._last_short_ns > SHORT_WRITE_NS):
             payloads = await self._off_loop(lambda: read_payloads(self._store, wanted))
         else:

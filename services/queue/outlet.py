@@ -46,7 +46,7 @@ class Early(NamedTuple):
 
     for_workers: list[Effect]
     payloads: dict[int, bytes]
-    """Encoded requests of the deliveries, by seq."""
+    """Encoded requests of the deliveries that are in the store, by seq."""
     for_scheduler: list[Effect]
 
 

@@ -208,7 +208,10 @@ class Speaker:
     def _work_opened(self, effect: fx.WorkOpened) -> None:
         greeting = self._greeting
         opened = queue_pb2.WorkOpened(
-            lease_ns=greeting.lease_ns, store_id=greeting.store_id, max_inflight=greeting.max_inflight
+            lease_ns=greeting.lease_ns,
+            store_id=greeting.store_id,
+            max_inflight=greeting.max_inflight,
+            takes_offers=True,
         )
         self._send(effect.stream, queue_pb2.QueueToWorker(open=opened))
 
@@ -229,7 +232,10 @@ class Speaker:
         if link is None:
             return
         payload = self._payloads.get(effect.seq)
-        if payload is None or link.outbox.size_bytes > MAX_UNSENT_PAYLOAD_BYTES:
+        if effect.payload is not None:
+            # Not in the store yet, so it cannot be read later.
+            self._send(effect.stream, wire.deliver(effect, effect.payload))
+        elif payload is None or link.outbox.size_bytes > MAX_UNSENT_PAYLOAD_BYTES:
             link.outbox.put_later(partial(self._late_delivery, link, effect))
         else:
             link.outbox.put(wire.deliver(effect, payload))
@@ -253,14 +259,15 @@ class Speaker:
             link.end(grpc.StatusCode.UNAVAILABLE, f"the queue's store cannot be read: {error}")
             return b""
         if payload is None:
-            return self._refusal(fx.Refused(effect.stream, effect.lease.request_id, reason)).SerializeToString()
+            return self._refusal(fx.Refused(effect.stream, effect.asked_as, reason)).SerializeToString()
         return wire.deliver(effect, payload)
 
     def _refused(self, effect: fx.Refused) -> None:
         self._send(effect.stream, self._refusal(effect))
 
     def _refusal(self, effect: fx.Refused) -> queue_pb2.QueueToWorker:
-        self._metrics.refused_claims.labels(effect.reason.name.lower()).inc()
+        if effect.reason is not fx.RefusedReason.WITHDRAWN:
+            self._metrics.refused_claims.labels(effect.reason.name.lower()).inc()
         reason = cast(queue_pb2.RefusedReason.ValueType, effect.reason.value)
         return queue_pb2.QueueToWorker(refused=queue_pb2.Refused(request_id=effect.request_id, reason=reason))
 

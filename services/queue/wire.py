@@ -14,7 +14,18 @@ from services.queue.core import records
 from services.queue.core.effects import Announce, Deliver, Ended, Gone, PutResult, Recorded, View, Write
 from services.queue.core.entry import Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
-from services.queue.core.messages import Claim, Complete, GiveBack, Message, Reject, Renew, SetWindow, WorkerOpened
+from services.queue.core.messages import (
+    Claim,
+    Complete,
+    GiveBack,
+    Message,
+    Offer,
+    Reject,
+    Renew,
+    SetWindow,
+    Withdraw,
+    WorkerOpened,
+)
 from services.rpc.encoding import length_tag, number_tag, varint, wrapped
 from services.rpc.strict import BadInputError
 
@@ -44,6 +55,8 @@ _REQUEST_ID = length_tag(request_pb2.Request, "request_id")
 _DELIVER = length_tag(queue_pb2.QueueToWorker, "deliver")
 _DELIVER_LEASE = length_tag(queue_pb2.Deliver, "lease")
 _DELIVER_REQUEST = length_tag(queue_pb2.Deliver, "request")
+_DELIVER_GRANT = length_tag(queue_pb2.Deliver, "grant")
+_DELIVER_ANNOUNCED = length_tag(queue_pb2.Deliver, "announced")
 _DELIVER_WATCHED = number_tag(queue_pb2.Deliver, "watched")
 _DELIVER_SUBMITTED = number_tag(queue_pb2.Deliver, "submitted_unix_ns")
 _RECORDED = length_tag(queue_pb2.QueueToWorker, "recorded")
@@ -228,6 +241,10 @@ def worker_message(stream: int, message: queue_pb2.WorkerToQueue) -> Message:
     match message.WhichOneof("message"):
         case "claim":
             return Claim(stream, message.claim.request_id)
+        case "offer":
+            return _offer(stream, message.offer)
+        case "withdraw":
+            return Withdraw(stream, message.withdraw.grant)
         case "complete":
             return _complete(stream, message.complete)
         case "renew":
@@ -238,6 +255,25 @@ def worker_message(stream: int, message: queue_pb2.WorkerToQueue) -> Message:
             raise BadInputError("messages.open: only the first message of a stream may be `open`")
         case _:
             raise BadInputError("messages.message: none of the known messages is set")
+
+
+MAX_GRANT_BYTES = 512
+"""Of the name of an offer: as long as the scheduler takes a name to be."""
+
+
+def _offer(stream: int, offer: queue_pb2.Offer) -> Offer:
+    if not 0 < len(offer.grant.encode()) <= MAX_GRANT_BYTES:
+        raise BadInputError(f"messages.offer.grant: must have 1 to {MAX_GRANT_BYTES} bytes")
+    return Offer(
+        stream,
+        offer.grant,
+        offer.channel,
+        offer.model,
+        offer.chat,
+        offer.most_prompt_bytes,
+        offer.most_prompt_tokens,
+        offer.most_output_tokens,
+    )
 
 
 MAX_USAGE_TOKENS = (1 << 32) - 1
@@ -271,6 +307,10 @@ def deliver(effect: Deliver, payload: bytes) -> bytes:
     request = payload + wrapped(_REQUEST_ID, name)
     content = wrapped(_DELIVER_LEASE, lease_bytes(effect.lease)) + wrapped(_DELIVER_REQUEST, request)
     content += _DELIVER_SUBMITTED + varint(effect.submitted_ns)
+    if effect.grant:
+        announced = Announce(0, effect.lease.request_id, effect.seq, effect.lease.attempt, effect.meta)
+        content += wrapped(_DELIVER_GRANT, effect.grant.encode())
+        content += wrapped(_DELIVER_ANNOUNCED, _announced(announced).SerializeToString())
     if effect.watched:
         content += _DELIVER_WATCHED + TRUE
     return wrapped(_DELIVER, content)
@@ -303,8 +343,12 @@ def scheduler_message(stream: int, message: queue_pb2.SchedulerToQueue, channels
 
 def announce(effect: Announce) -> bytes:
     """Return the encoded QueueToScheduler with the metadata of a waiting request."""
+    return wrapped(_ANNOUNCE, _announced(effect).SerializeToString())
+
+
+def _announced(effect: Announce) -> queue_pb2.Announce:
     meta = effect.meta
-    announced = queue_pb2.Announce(
+    return queue_pb2.Announce(
         request_id=effect.request_id,
         channel=meta.channel,
         priority=meta.priority,
@@ -321,7 +365,6 @@ def announce(effect: Announce) -> bytes:
         submitted_unix_ns=meta.submitted_ns,
         prefix_digest=meta.prefix_digest,
     )
-    return wrapped(_ANNOUNCE, announced.SerializeToString())
 
 
 def gone(effect: Gone) -> bytes:

@@ -68,6 +68,7 @@ def make_runner(settings: SchedulerSettings, telemetry: Telemetry, metrics: Sche
         int(settings.epoch_grace_s * 1e9),
         clock.now_ns(),
         settings.sequence_slack,
+        int(settings.standing_grant_s * 1e9),
     )
     return Runner(machine, clock, CreditSpans(telemetry), metrics, settings.report_interval_ms * 1_000_000)
 

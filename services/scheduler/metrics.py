@@ -39,7 +39,7 @@ WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
     ("grantable_blocks", "Blocks that grants may still take.", grantable_blocks),
     ("overcommitted_blocks", "Blocks held beyond the capacity.", lambda worker: worker.overcommitted_blocks),
     ("drift_blocks", "Blocks by which the ledger is more optimistic.", lambda worker: worker.drift_blocks),
-    ("reservations", "Requests that hold credits.", lambda worker: worker.reservations),
+    ("reservations", "Requests that hold credits, and standing grants.", lambda worker: worker.reservations),
     ("worker_connected", "1 while the worker's stream is open.", lambda worker: worker.connected),
     ("worker_draining", "1 while the worker takes no new grants.", lambda worker: worker.draining),
 )
@@ -151,6 +151,7 @@ def _channels(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _counts(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counter("grants", "Grants.", "channel", snapshot.grants)
+    yield _counter("standing_grants_used", "Grants that stood ready.", "channel", snapshot.standing_used)
     yield _counter("refunds", "ACKs and epoch ends that sent blocks home.", "cause", snapshot.refunds)
     yield _counter("refunded_blocks", "Blocks sent home.", "cause", snapshot.refunded_blocks)
     yield _counter("stale_messages", "Messages of an epoch that is over.", "kind", snapshot.stale)

@@ -60,6 +60,7 @@ class Runner:
         metrics.source = lambda: self._snapshot
         self._deliver: dict[type, Callable[[Any], None]] = {
             m.Grant: self._send_grant,
+            m.Met: self._met,
             m.Recall: lambda effect: self._send(effect.epoch, wire.recall(effect)),
             m.Drain: lambda effect: self._send(effect.epoch, wire.drain()),
             m.Undrain: lambda effect: self._send(effect.epoch, wire.undrain()),
@@ -189,8 +190,15 @@ class Runner:
 
     def _send_grant(self, effect: m.Grant) -> None:
         now_ns = self._clock.now_ns()
+        if effect.standing is not None:
+            self._send(effect.epoch, wire.grant(effect, ""))
+            return
         self._metrics.grant_wait.of(effect.channel).observe(max(now_ns - effect.announced_ns, 0) / 1e9)
         self._send(effect.epoch, wire.grant(effect, self._spans.granted(effect, now_ns)))
+
+    def _met(self, effect: m.Met) -> None:
+        self._metrics.grant_wait.of(effect.request.channel).observe(0)
+        self._spans.met(effect, self._clock.now_ns())
 
     def _send_reject(self, effect: m.RejectRequest) -> None:
         log.info("rejected %s: %s", effect.request_id, effect.message, extra=about(effect.request_id))

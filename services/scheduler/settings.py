@@ -42,6 +42,11 @@ class SchedulerSettings(ChannelledSettings):
         " above 1 some wait inside the engine.",
     )
 
+    standing_grant_s: Seconds = Field(
+        2.0,
+        ge=0,
+        description="Seconds that a grant given before its request stands unused, while nothing waits; 0 gives none.",
+    )
     target_preemptions_per_1000: float = Field(
         DEFAULT_TARGET_PER_1000,
         ge=0,

@@ -34,6 +34,24 @@ class CreditSpans:
         self._open[grant.epoch, grant.request_id] = span
         return traceparent
 
+    def met(self, met: m.Met, now_ns: int) -> None:
+        """Open the span of a reservation that was there before its request, which waited for nothing."""
+        request = met.request
+        self.granted(
+            m.Grant(
+                met.epoch,
+                met.worker_id,
+                request.request_id,
+                request.channel,
+                met.booked_blocks,
+                True,
+                request.attempt,
+                request.traceparent,
+                now_ns,
+            ),
+            now_ns,
+        )
+
     def settled(self, settled: m.Settled) -> None:
         """Note what the reservation shrank to."""
         span = self._open.get((settled.epoch, settled.request_id))

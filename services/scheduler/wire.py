@@ -82,6 +82,7 @@ def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.Wor
             opened.ceiling_max_tokens,
         ),
         _inventory(opened.inventory),
+        opened.takes_standing_grants,
     )
 
 
@@ -105,6 +106,8 @@ def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Inpu
         return _tokenizer_ack(message.tokenizer_ack, stream)
     if kind == "completion_ack":
         return _completion_ack(message.completion_ack, stream)
+    if kind == "grant_used":
+        return _grant_used(message.grant_used, stream)
     if kind == "engine_report":
         return _engine_report(message.engine_report, stream)
     if kind == "draining":
@@ -123,6 +126,14 @@ def _tokenizer_ack(ack: scheduler_pb2.TokenizerAck, stream: int) -> m.TokenizerA
     if prompt > MAX_TOKENS or generated > MAX_TOKENS or limit > MAX_TOKENS:
         raise InvalidFieldError(f"tokenizer_ack.prompt_tokens: no request has more than {MAX_TOKENS} tokens")
     return m.TokenizerAck(stream, ack.epoch, request_id, ack.seq, held_blocks, prompt, generated, limit)
+
+
+def _grant_used(used: scheduler_pb2.GrantUsed, stream: int) -> m.GrantUsed:
+    _check_name("grant_used.grant", used.grant)
+    _check_name("grant_used.announced.request_id", used.announced.request_id)
+    for field in ("prompt_bytes", "prompt_tokens", "max_tokens"):
+        _check_most(f"grant_used.announced.{field}", getattr(used.announced, field), MAX_TOKENS)
+    return m.GrantUsed(stream, used.epoch, used.grant, _announced(used.announced))
 
 
 def _completion_ack(ack: scheduler_pb2.CompletionAck, stream: int) -> m.CompletionAck:
@@ -203,8 +214,19 @@ def grant(effect: m.Grant, traceparent: str) -> bytes:
         attempt=effect.attempt,
         traceparent=traceparent,
         reserve_output_tokens=effect.reserve_output_tokens,
+        standing=None if effect.standing is None else _standing(effect.standing),
     )
     return wrapped(_GRANT, content.SerializeToString())
+
+
+def _standing(most: m.Announced) -> scheduler_pb2.Standing:
+    return scheduler_pb2.Standing(
+        model=most.model,
+        chat=most.chat,
+        most_prompt_bytes=most.prompt_bytes,
+        most_prompt_tokens=most.prompt_tokens,
+        most_output_tokens=most.max_tokens,
+    )
 
 
 def recall(effect: m.Recall) -> scheduler_pb2.SchedulerToWorker:
@@ -245,21 +267,7 @@ def from_queue(message: queue_pb2.QueueToScheduler) -> m.Input:
     """Decode one message of a Backlog stream; raises InvalidFieldError naming the field."""
     kind = message.WhichOneof("message")
     if kind == "announce":
-        a = message.announce
-        return m.Announced(
-            a.request_id,
-            a.channel,
-            a.priority,
-            a.position,
-            a.attempt,
-            a.model,
-            a.prompt_bytes,
-            a.prompt_tokens,
-            a.max_tokens,
-            max(a.n, 1),
-            a.chat,
-            a.traceparent,
-        )
+        return _announced(message.announce)
     if kind == "gone":
         reason = _GONE_REASONS.get(message.gone.reason)
         if reason is None:
@@ -270,6 +278,23 @@ def from_queue(message: queue_pb2.QueueToScheduler) -> m.Input:
     if kind == "open":
         return m.QueueOpened(tuple(message.open.channels))
     raise InvalidFieldError("message: not set, or of a kind this scheduler does not know")
+
+
+def _announced(a: queue_pb2.Announce) -> m.Announced:
+    return m.Announced(
+        a.request_id,
+        a.channel,
+        a.priority,
+        a.position,
+        a.attempt,
+        a.model,
+        a.prompt_bytes,
+        a.prompt_tokens,
+        a.max_tokens,
+        max(a.n, 1),
+        a.chat,
+        a.traceparent,
+    )
 
 
 # ---- status ----

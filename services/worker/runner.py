@@ -133,7 +133,10 @@ class Runner:
             m.SendReport: lambda e, _: self._to_scheduler.append(wire.engine_report(e)),
             m.SendDraining: lambda e, _: self._to_scheduler.append(wire.draining(e.reason)),
             m.OpenWork: self._open_work,
+            m.SendGrantUsed: lambda e, _: self._to_scheduler.append(wire.grant_used(e)),
             m.SendClaim: self._send_claim,
+            m.SendOffer: lambda e, _: self._queue.send(wire.offer(e)),
+            m.SendWithdraw: lambda e, _: self._queue.send(wire.withdraw(e.grant)),
             m.WatchTokens: self._watch_tokens,
             m.SendTokens: self._send_tokens,
             m.SendComplete: self._send_complete,
@@ -205,9 +208,10 @@ class Runner:
         now_ns = self._clock.now_ns()
         run_id = lease.run_id
         run = Run(lease, run_id, deliver.request, deliver.submitted_unix_ns, now_ns)
-        grant = self._grants.pop(lease.request_id, None)
+        grant = self._grants.pop(deliver.grant or lease.request_id, None)
         if grant is not None:
             run.booked_blocks = grant.booked_blocks
+        if grant is not None and not deliver.grant:
             self._spans.claimed(lease.request_id, grant.traceparent, grant.claimed_ns or now_ns, now_ns)
         self._runs[run_id] = run
         self.post(delivered)

@@ -81,6 +81,7 @@ def credits_open(
             model_aliases=shape.model_aliases,
             default_max_tokens=_within_window(shape.default_max_tokens, shape),
             ceiling_max_tokens=_within_window(shape.ceiling_max_tokens, shape),
+            takes_standing_grants=True,
         )
     )
 
@@ -118,6 +119,11 @@ def completion_ack(ack: m.SendCompletionAck) -> bytes:
     return wrapped(_COMPLETION_ACK, content.SerializeToString())
 
 
+def grant_used(used: m.SendGrantUsed) -> s.WorkerToScheduler:
+    """Return a GrantUsed."""
+    return s.WorkerToScheduler(grant_used=s.GrantUsed(epoch=used.epoch, grant=used.grant, announced=used.announced))
+
+
 def engine_report(report: m.SendReport) -> s.WorkerToScheduler:
     """Return an EngineReport."""
     return s.WorkerToScheduler(
@@ -151,6 +157,17 @@ def granted(grant: s.Grant) -> m.Granted:
         grant.settles,
         grant.attempt,
         grant.reserve_output_tokens,
+        _standing(grant.standing) if grant.HasField("standing") else None,
+    )
+
+
+def _standing(standing: s.Standing) -> m.Standing:
+    return m.Standing(
+        standing.model,
+        standing.chat,
+        standing.most_prompt_bytes,
+        standing.most_prompt_tokens,
+        standing.most_output_tokens,
     )
 
 
@@ -176,6 +193,27 @@ def work_open(worker_id: str, instance_id: str, held: Iterable[m.Lease]) -> q.Wo
 def claim(request_id: str) -> bytes:
     """Return the encoded WorkerToQueue with a Claim."""
     return wrapped(_CLAIM, wrapped(_CLAIM_REQUEST_ID, request_id.encode()))
+
+
+def offer(effect: m.SendOffer) -> q.WorkerToQueue:
+    """Return an Offer."""
+    standing = effect.standing
+    return q.WorkerToQueue(
+        offer=q.Offer(
+            grant=effect.grant,
+            channel=effect.channel,
+            model=standing.model,
+            chat=standing.chat,
+            most_prompt_bytes=standing.most_prompt_bytes,
+            most_prompt_tokens=standing.most_prompt_tokens,
+            most_output_tokens=standing.most_output_tokens,
+        )
+    )
+
+
+def withdraw(grant: str) -> q.WorkerToQueue:
+    """Return a Withdraw."""
+    return q.WorkerToQueue(withdraw=q.Withdraw(grant=grant))
 
 
 def complete(content: q.Complete) -> bytes:
@@ -208,14 +246,15 @@ def delivered(deliver: q.Deliver) -> m.Delivered:
     """Read what the session needs of a Deliver."""
     sampling = deliver.request.sampling
     completions = sampling.n if sampling.HasField("n") else 1
-    return m.Delivered(lease_of(deliver.lease), completions, sampling.max_tokens, deliver.watched)
+    met = m.Met(deliver.grant, deliver.announced) if deliver.grant else None
+    return m.Delivered(lease_of(deliver.lease), completions, sampling.max_tokens, deliver.watched, met)
 
 
 def queue_message(message: q.QueueToWorker) -> m.Message | None:
     """Read a message of the Work stream other than Deliver; None if it is of a kind this worker does not know."""
     kind = message.WhichOneof("message")
     if kind == "open":
-        return m.QueueUp(message.open.lease_ns, message.open.max_inflight)
+        return m.QueueUp(message.open.lease_ns, message.open.max_inflight, message.open.takes_offers)
     if kind == "refused":
         still_waits = message.refused.reason == q.REFUSED_REASON_TOO_MANY
         return m.Refused(message.refused.request_id, still_waits)

@@ -30,6 +30,8 @@ WHY_NOT = (
 AT_WORKER_STATES = {
     WorkerState.GRANTED: "granted",
     WorkerState.CLAIMING: "granted",
+    WorkerState.OFFERED: "granted",
+    WorkerState.WITHDRAWING: "granted",
     WorkerState.TOKENIZING: "leased",
     WorkerState.RUNNING: "running",
     WorkerState.CANCELLING: "stopping",
@@ -37,7 +39,7 @@ AT_WORKER_STATES = {
     WorkerState.HANDING_BACK: "stopping",
     WorkerState.FINISHING: "completing",
 }
-"""granted: booked, perhaps claimed; leased: at the worker, not in the engine; stopping: being aborted;
+"""granted: booked, perhaps claimed or on offer; leased: at the worker, not in the engine; stopping: being aborted;
 completing: the completion is not recorded yet."""
 
 

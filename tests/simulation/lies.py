@@ -82,11 +82,13 @@ def wrong_inventory(sim: Simulation, worker: WorkerActor, value: float) -> None:
 
 
 def claim_never_granted(sim: Simulation, worker: WorkerActor, value: float) -> None:
-    """Claim requests that were not granted to this worker, and one that does not exist."""
+    """Claim requests that were not granted to this worker, and one that does not exist; offer to run any other."""
     names = [entry.name for entry in sim.queue.machine.book.entries.values()]
     for name in (_pick(names, value), "5eed5eed-ffffffffffff"):
         if name is not None and name not in worker.session._held.by_request:
             worker.up_work(qm.Claim(worker.work_number, name))
+    for channel in ("interactive", "batch"):
+        worker.up_work(qm.Offer(worker.work_number, f"standing/0-{channel}", channel, "", False, 1 << 40, 1 << 40, 0))
 
 
 def stale_completion(worker: WorkerActor, value: float) -> None:

@@ -72,6 +72,7 @@ HAPPENS: dict[str, tuple[str, ...]] = {
     "deadline": ("waiting", "granted", "leased", "running", "stopping", "completing"),
     "delete": ("ended", "dead"),
     "requeue": ("dead",),
+    "standing grant met": ("leased",),
     "lease lost": ("leased", "running", "stopping", "completing"),
     "stale completion refused": ("waiting", "granted", "leased", "running", "stopping", "completing", "ended", "dead"),
 }

@@ -316,7 +316,7 @@ class QueueActor(Process):
         """Say what need not wait for its batch to be durable."""
         self.referee.foretold(early)
         for effect in (*early.for_workers, *early.for_scheduler):
-            if type(effect) is e.Deliver and effect.seq not in early.payloads:
+            if type(effect) is e.Deliver and effect.payload is None and effect.seq not in early.payloads:
                 self._deliver_late(effect)
             else:
                 self._say(effect)

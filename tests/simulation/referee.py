@@ -129,6 +129,8 @@ class SchedulerReferee:
             self._capacity_blocks[message.epoch] = message.shape.capacity_blocks
             if sum(self._held[message.epoch].values()) > message.shape.capacity_blocks:
                 self._overcommits.add(message.epoch)
+        if isinstance(message, m.GrantUsed) and any(isinstance(effect, m.Met) for effect in effects):
+            del self._held[message.epoch][message.grant]
         self._take(effects)
 
     def _take(self, effects: Sequence[m.Effect]) -> None:
@@ -139,6 +141,14 @@ class SchedulerReferee:
                 bookable_blocks = self._bookable_blocks(effect.epoch)
                 demand(effect.booked_blocks <= bookable_blocks, f"{effect} books more than {bookable_blocks}")
                 held[effect.request_id] = effect.booked_blocks
+                if effect.standing is not None:
+                    waiting = [e for e in self._machine.backlog.entries() if e.state is State.WAITING]
+                    served = [e for e in waiting if self._machine.fleet.serving(e.announced.model)]
+                    demand(not served, f"{effect} was given while {served[:1]} waits")
+            elif isinstance(effect, m.Met):
+                held = self._held[effect.epoch]
+                demand(effect.request.request_id not in held, f"{effect} has credits already")
+                held[effect.request.request_id] = effect.booked_blocks
             elif isinstance(effect, m.Settled):
                 self._held[effect.epoch][effect.request_id] = effect.held_blocks
             elif isinstance(effect, m.Released):
@@ -161,7 +171,7 @@ class SchedulerReferee:
         self._take(grants)
         self._check_ledgers()
         if grants:
-            self._check_order([grant for grant in grants if isinstance(grant, m.Grant)])
+            self._check_order([grant for grant in grants if isinstance(grant, m.Grant) and grant.standing is None])
 
     def _check_ledgers(self) -> None:
         for worker in self._machine.fleet:
@@ -228,7 +238,7 @@ class SchedulerReferee:
 
     def is_stale(self, message: m.Input) -> bool:
         """Return whether the message names an epoch that is over or not its stream's."""
-        if not isinstance(message, m.TokenizerAck | m.CompletionAck | m.EngineReport):
+        if not isinstance(message, m.TokenizerAck | m.GrantUsed | m.CompletionAck | m.EngineReport):
             return False
         return message.stream != message.epoch or self._machine.fleet.get(message.epoch) is None
 

@@ -24,6 +24,9 @@ REPORT_INTERVAL_NS = 20 * MS
 AUDIT_EVERY = 8
 """Wake-ups from one full recount of the ledgers to the next; the referee's own books are compared at every one."""
 
+STANDING_NS = 300 * MS
+"""Short enough that some stand unused for so long."""
+
 SHARES = {"interactive": Share(4.0, 0.1), "batch": Share(1.0)}
 
 
@@ -51,7 +54,7 @@ class SchedulerActor(Process):
 
     def boot(self) -> None:
         """Begin with nothing known."""
-        self.machine = Machine(self.policy, SHARES, GRACE_NS, self.world.now_ns())
+        self.machine = Machine(self.policy, SHARES, GRACE_NS, self.world.now_ns(), standing_ns=STANDING_NS)
         self._referee = SchedulerReferee(self.machine)
         self._tick()
         self._connect()
@@ -139,13 +142,7 @@ class SchedulerActor(Process):
         if isinstance(effect, q.BacklogReady):
             self._step(m.QueueOpened(tuple(SHARES)))
         elif isinstance(effect, q.Announce):
-            meta = effect.meta
-            self._step(
-                m.Announced(
-                    effect.request_id, meta.channel, meta.priority, effect.seq, effect.attempt, meta.model,
-                    meta.prompt_bytes, meta.prompt_tokens, meta.max_tokens, meta.n, meta.chat,
-                )
-            )  # fmt: skip
+            self._step(announced(effect))
         elif isinstance(effect, q.Gone):
             self._step(m.Gone(effect.request_id, m.GoneReason(effect.reason.value)))
 
@@ -179,3 +176,12 @@ class SchedulerActor(Process):
     def drain(self, worker_id: str, undo: bool) -> None:
         """An operator asks for it, or takes it back."""
         self.post(self._step, m.DrainRequested(worker_id, undo))
+
+
+def announced(effect: q.Announce) -> m.Announced:
+    """Return what the scheduler reads in an Announce."""
+    meta = effect.meta
+    return m.Announced(
+        effect.request_id, meta.channel, meta.priority, effect.seq, effect.attempt, meta.model, meta.prompt_bytes,
+        meta.prompt_tokens, meta.max_tokens, meta.n, meta.chat,
+    )  # fmt: skip

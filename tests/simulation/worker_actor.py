@@ -18,7 +18,7 @@ from tests.simulation.engine import SimEngine
 from tests.simulation.network import DOWN, Network, Stream
 from tests.simulation.plan import BLOCK_SIZE, WINDOW, Options
 from tests.simulation.queue_actor import QueueActor
-from tests.simulation.scheduler_actor import REPORT_INTERVAL_NS, SchedulerActor
+from tests.simulation.scheduler_actor import REPORT_INTERVAL_NS, SchedulerActor, announced
 from tests.simulation.world import MS, Process, World, demand
 
 RECONNECT_NS = 30 * MS
@@ -219,7 +219,7 @@ class WorkerActor(Process):
             self.handle(
                 m.Granted(
                     effect.request_id, effect.channel, effect.booked_blocks, effect.settles, effect.attempt,
-                    effect.reserve_output_tokens,
+                    effect.reserve_output_tokens, _standing(effect.standing) if effect.standing else None,
                 )
             )  # fmt: skip
         elif isinstance(effect, sm.Recall):
@@ -234,11 +234,9 @@ class WorkerActor(Process):
             return
         self.world.note(self.name, "hears", effect)
         if isinstance(effect, q.WorkOpened):
-            self.handle(m.QueueUp(self.options.lease_ms * MS, self.options.max_inflight))
+            self.handle(m.QueueUp(self.options.lease_ms * MS, self.options.max_inflight, True))
         elif isinstance(effect, q.Deliver):
-            lease = m.Lease(*effect.lease)
-            self.runs[lease.run_id] = (effect.lease, effect.meta)
-            self.handle(m.Delivered(lease, effect.meta.n, effect.meta.max_tokens, effect.watched))
+            self._delivered(effect)
         elif isinstance(effect, q.Refused):
             self.handle(m.Refused(effect.request_id, effect.reason is q.RefusedReason.TOO_MANY))
         elif isinstance(effect, q.StopRun):
@@ -251,6 +249,14 @@ class WorkerActor(Process):
             self.handle(m.Recorded(m.Lease(*effect.lease), effect.accepted))
         elif isinstance(effect, q.TokensWatched):
             self.handle(m.Watched(effect.request_id, effect.watched))
+
+    def _delivered(self, effect: q.Deliver) -> None:
+        lease = m.Lease(*effect.lease)
+        self.runs[lease.run_id] = (effect.lease, effect.meta)
+        met = m.Met(effect.grant, _announced(effect)) if effect.grant else None
+        self.handle(m.Delivered(lease, effect.meta.n, effect.meta.max_tokens, effect.watched, met))
+        if met is not None:
+            self.coverage.happened("standing grant met", lease.request_id)
 
     def _note_loss(self, lease: LeaseRef) -> None:
         held = self.session._held.by_run.get(m.Lease(*lease).run_id)
@@ -266,9 +272,9 @@ class WorkerActor(Process):
         inventory = (*held, *(holding for holding in self.invented if holding.request_id not in names))
         self.invented = ()
         if self.credits is not None:
-            self.credits.up(sm.WorkerOpened(0, self.name, self.instance, ("sim",), shape, inventory))
+            self.credits.up(sm.WorkerOpened(0, self.name, self.instance, ("sim",), shape, inventory, True))
 
-    def _ack(self, ack: sm.TokenizerAck | sm.CompletionAck) -> None:
+    def _ack(self, ack: sm.TokenizerAck | sm.CompletionAck | sm.GrantUsed) -> None:
         self._to_scheduler.append(ack)
         self.acks = [*self.acks[-ACKS_REMEMBERED:], ack]
 
@@ -286,6 +292,9 @@ class WorkerActor(Process):
     def _completion_ack(self, ack: m.SendCompletionAck) -> None:
         cause = sm.ReleaseCause[ack.cause.name]
         self._ack(sm.CompletionAck(0, ack.epoch, ack.request_id, ack.seq, cause, ack.output_tokens))
+
+    def _grant_used(self, used: m.SendGrantUsed) -> None:
+        self._ack(sm.GrantUsed(0, used.epoch, used.grant, used.announced))
 
     def _report(self, report: m.SendReport) -> None:
         self._to_scheduler.append(sm.EngineReport(0, *report))
@@ -306,6 +315,12 @@ class WorkerActor(Process):
 
     def _claim(self, effect: m.SendClaim) -> None:
         self.up_work(qm.Claim(self.work_number, effect.request_id))
+
+    def _offer(self, effect: m.SendOffer) -> None:
+        self.up_work(qm.Offer(self.work_number, effect.grant, effect.channel, *effect.standing))
+
+    def _withdraw(self, effect: m.SendWithdraw) -> None:
+        self.up_work(qm.Withdraw(self.work_number, effect.grant))
 
     def _renew(self, effect: m.SendRenew) -> None:
         self.up_work(qm.Renew(self.work_number, tuple(LeaseRef(*lease) for lease in effect.leases)))
@@ -355,7 +370,10 @@ class WorkerActor(Process):
         m.SendReport: _report,
         m.SendDraining: _draining,
         m.OpenWork: _open_work,
+        m.SendGrantUsed: _grant_used,
         m.SendClaim: _claim,
+        m.SendOffer: _offer,
+        m.SendWithdraw: _withdraw,
         m.SendRenew: _renew,
         m.SendGiveBack: _give_back,
         m.SendComplete: _complete,
@@ -373,3 +391,11 @@ class WorkerActor(Process):
 
 def _tick() -> None:
     """Wake up for what is due; the wake-up itself does it."""
+
+
+def _standing(most: sm.Announced) -> m.Standing:
+    return m.Standing(most.model, most.chat, most.prompt_bytes, most.prompt_tokens, most.max_tokens)
+
+
+def _announced(effect: q.Deliver) -> sm.Announced:
+    return announced(q.Announce(0, effect.lease.request_id, effect.seq, effect.lease.attempt, effect.meta))

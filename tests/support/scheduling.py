@@ -49,10 +49,11 @@ class Rig:
         policy: str = "virtual-channels",
         sequence_slack: float = 1.0,
         connected: bool = True,
+        standing_ns: int = 0,
     ) -> None:
         """Start with the fleet known and no worker."""
         self.now_ns = SECOND_NS
-        self.machine = Machine(POLICIES[policy], shares, 5 * SECOND_NS, 0, sequence_slack)
+        self.machine = Machine(POLICIES[policy], shares, 5 * SECOND_NS, 0, sequence_slack, standing_ns)
         self.grants: list[m.Grant] = []
         self.effects: list[m.Effect] = []
         self.position = 0
@@ -73,11 +74,18 @@ class Rig:
         return effects
 
     def open(
-        self, worker_id: str, engine: m.EngineShape | None = None, inventory: Iterable[m.Holding] = (), model: str = "m"
+        self,
+        worker_id: str,
+        engine: m.EngineShape | None = None,
+        inventory: Iterable[m.Holding] = (),
+        model: str = "m",
+        takes_standing: bool = False,
     ) -> int:
         """Open a new epoch of a worker and return it."""
         self._epoch += 1
-        opened = m.WorkerOpened(self._epoch, worker_id, "i", (model,), engine or shape(), tuple(inventory))
+        opened = m.WorkerOpened(
+            self._epoch, worker_id, "i", (model,), engine or shape(), tuple(inventory), takes_standing
+        )
         self.tell(opened)
         return self._epoch
 

@@ -131,6 +131,8 @@ class _RefusedReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refused
     """No such request."""
     REFUSED_REASON_TOO_MANY: _RefusedReason.ValueType  # 4
     """The worker has too many leases."""
+    REFUSED_REASON_WITHDRAWN: _RefusedReason.ValueType  # 5
+    """The offer has been withdrawn."""
 
 class RefusedReason(_RefusedReason, metaclass=_RefusedReasonEnumTypeWrapper):
     """Why a claim was refused."""
@@ -145,6 +147,8 @@ REFUSED_REASON_UNKNOWN: RefusedReason.ValueType  # 3
 """No such request."""
 REFUSED_REASON_TOO_MANY: RefusedReason.ValueType  # 4
 """The worker has too many leases."""
+REFUSED_REASON_WITHDRAWN: RefusedReason.ValueType  # 5
+"""The offer has been withdrawn."""
 Global___RefusedReason: _TypeAlias = RefusedReason  # noqa: Y015
 
 class _CancelReason:
@@ -1720,6 +1724,8 @@ class WorkerToQueue(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     RENEW_FIELD_NUMBER: _builtins.int
     GIVE_BACK_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    WITHDRAW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___WorkOpen:
         """First message."""
@@ -1744,6 +1750,14 @@ class WorkerToQueue(_message.Message):
     def give_back(self) -> Global___GiveBack:
         """Hand leased requests back unharmed; they return to the front, and the attempt does not count."""
 
+    @_builtins.property
+    def offer(self) -> Global___Offer:
+        """Take the next request that fits."""
+
+    @_builtins.property
+    def withdraw(self) -> Global___Withdraw:
+        """Take an offer back."""
+
     def __init__(
         self,
         *,
@@ -1753,12 +1767,14 @@ class WorkerToQueue(_message.Message):
         complete: Global___Complete | None = ...,
         renew: Global___Renew | None = ...,
         give_back: Global___GiveBack | None = ...,
+        offer: Global___Offer | None = ...,
+        withdraw: Global___Withdraw | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "complete", b"complete", "give_back", b"give_back", "message", b"message", "open", b"open", "renew", b"renew", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "complete", b"complete", "give_back", b"give_back", "message", b"message", "offer", b"offer", "open", b"open", "renew", b"renew", "tokens", b"tokens", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "complete", b"complete", "give_back", b"give_back", "message", b"message", "open", b"open", "renew", b"renew", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "complete", b"complete", "give_back", b"give_back", "message", b"message", "offer", b"offer", "open", b"open", "renew", b"renew", "tokens", b"tokens", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "claim", "tokens", "complete", "renew", "give_back"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "claim", "tokens", "complete", "renew", "give_back", "offer", "withdraw"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1911,6 +1927,76 @@ class Renew(_message.Message):
 Global___Renew: _TypeAlias = Renew  # noqa: Y015
 
 @_typing.final
+class Offer(_message.Message):
+    """A standing grant: the worker has credits for one request that is yet to come. The next submit that fits it is
+    delivered at once, if nothing that was submitted before it waits in its channel for its model.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANT_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    MOST_PROMPT_BYTES_FIELD_NUMBER: _builtins.int
+    MOST_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MOST_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    grant: _builtins.str
+    """Name of the grant."""
+    channel: _builtins.str
+    """Channel of the request."""
+    model: _builtins.str
+    """Model it asks for, by this very name; empty: it names none."""
+    chat: _builtins.bool
+    """Whether a chat template adds to its prompt."""
+    most_prompt_bytes: _builtins.int
+    """Largest prompt as text, in UTF-8 bytes."""
+    most_prompt_tokens: _builtins.int
+    """Largest prompt as tokens; 0 for prompts that are not counted yet, and those alone."""
+    most_output_tokens: _builtins.int
+    """Most output tokens it may ask for; 0 for requests that ask for no number, and those alone."""
+    def __init__(
+        self,
+        *,
+        grant: _builtins.str = ...,
+        channel: _builtins.str = ...,
+        model: _builtins.str = ...,
+        chat: _builtins.bool = ...,
+        most_prompt_bytes: _builtins.int = ...,
+        most_prompt_tokens: _builtins.int = ...,
+        most_output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "chat", b"chat", "grant", b"grant", "model", b"model", "most_output_tokens", b"most_output_tokens", "most_prompt_bytes", b"most_prompt_bytes", "most_prompt_tokens", b"most_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Offer: _TypeAlias = Offer  # noqa: Y015
+
+@_typing.final
+class Withdraw(_message.Message):
+    """Take an offer back. `Refused` answers it, unless a request has been delivered for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANT_FIELD_NUMBER: _builtins.int
+    grant: _builtins.str
+    """Name of the grant."""
+    def __init__(
+        self,
+        *,
+        grant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Withdraw: _TypeAlias = Withdraw  # noqa: Y015
+
+@_typing.final
 class GiveBack(_message.Message):
     """Hands leases back."""
 
@@ -2027,22 +2113,26 @@ class WorkOpened(_message.Message):
     LEASE_NS_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_FIELD_NUMBER: _builtins.int
+    TAKES_OFFERS_FIELD_NUMBER: _builtins.int
     lease_ns: _builtins.int
     """How long a lease lasts without a Renew, in nanoseconds."""
     store_id: _builtins.str
     """Name of the store."""
     max_inflight: _builtins.int
     """Most leases and unanswered claims one worker may have at once, in requests."""
+    takes_offers: _builtins.bool
+    """Whether the queue knows offers."""
     def __init__(
         self,
         *,
         lease_ns: _builtins.int = ...,
         store_id: _builtins.str = ...,
         max_inflight: _builtins.int = ...,
+        takes_offers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ns", b"lease_ns", "max_inflight", b"max_inflight", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ns", b"lease_ns", "max_inflight", b"max_inflight", "store_id", b"store_id", "takes_offers", b"takes_offers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2058,10 +2148,14 @@ class Deliver(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     WATCHED_FIELD_NUMBER: _builtins.int
     SUBMITTED_UNIX_NS_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
+    ANNOUNCED_FIELD_NUMBER: _builtins.int
     watched: _builtins.bool
     """Whether token deltas are wanted."""
     submitted_unix_ns: _builtins.int
     """When the submit was durable, Unix time in nanoseconds."""
+    grant: _builtins.str
+    """The offer it is delivered for; empty if it was claimed."""
     @_builtins.property
     def lease(self) -> Global___LeaseRef:
         """The lease."""
@@ -2070,6 +2164,10 @@ class Deliver(_message.Message):
     def request(self) -> _request_pb2.Request:
         """The whole request."""
 
+    @_builtins.property
+    def announced(self) -> Global___Announce:
+        """With `grant`: what the scheduler is to be told of the request."""
+
     def __init__(
         self,
         *,
@@ -2077,10 +2175,12 @@ class Deliver(_message.Message):
         request: _request_pb2.Request | None = ...,
         watched: _builtins.bool = ...,
         submitted_unix_ns: _builtins.int = ...,
+        grant: _builtins.str = ...,
+        announced: Global___Announce | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "lease", b"lease", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "request", b"request", "submitted_unix_ns", b"submitted_unix_ns", "watched", b"watched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "grant", b"grant", "lease", b"lease", "request", b"request", "submitted_unix_ns", b"submitted_unix_ns", "watched", b"watched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2095,7 +2195,7 @@ class Refused(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The request."""
+    """The request, or the offer."""
     reason: Global___RefusedReason.ValueType
     """Why."""
     def __init__(

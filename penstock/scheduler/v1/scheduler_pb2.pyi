@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from penstock.queue.v1 import queue_pb2 as _queue_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -126,6 +127,7 @@ class WorkerToScheduler(_message.Message):
     COMPLETION_ACK_FIELD_NUMBER: _builtins.int
     ENGINE_REPORT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    GRANT_USED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___CreditsOpen:
         """First message."""
@@ -146,6 +148,10 @@ class WorkerToScheduler(_message.Message):
     def draining(self) -> Global___Draining:
         """The worker takes no new grants; what it holds it will finish or hand back."""
 
+    @_builtins.property
+    def grant_used(self) -> Global___GrantUsed:
+        """A standing grant has met its request."""
+
     def __init__(
         self,
         *,
@@ -154,12 +160,13 @@ class WorkerToScheduler(_message.Message):
         completion_ack: Global___CompletionAck | None = ...,
         engine_report: Global___EngineReport | None = ...,
         draining: Global___Draining | None = ...,
+        grant_used: Global___GrantUsed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["completion_ack", b"completion_ack", "draining", b"draining", "engine_report", b"engine_report", "message", b"message", "open", b"open", "tokenizer_ack", b"tokenizer_ack"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completion_ack", b"completion_ack", "draining", b"draining", "engine_report", b"engine_report", "grant_used", b"grant_used", "message", b"message", "open", b"open", "tokenizer_ack", b"tokenizer_ack"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_ack", b"completion_ack", "draining", b"draining", "engine_report", b"engine_report", "message", b"message", "open", b"open", "tokenizer_ack", b"tokenizer_ack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_ack", b"completion_ack", "draining", b"draining", "engine_report", b"engine_report", "grant_used", b"grant_used", "message", b"message", "open", b"open", "tokenizer_ack", b"tokenizer_ack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "tokenizer_ack", "completion_ack", "engine_report", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "tokenizer_ack", "completion_ack", "engine_report", "draining", "grant_used"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -186,6 +193,7 @@ class CreditsOpen(_message.Message):
     MODEL_ALIASES_FIELD_NUMBER: _builtins.int
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     CEILING_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    TAKES_STANDING_GRANTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker, stable over restarts."""
     instance_id: _builtins.str
@@ -214,6 +222,8 @@ class CreditsOpen(_message.Message):
     """
     ceiling_max_tokens: _builtins.int
     """Most output tokens of a completion, whatever is asked for; 0 means the window."""
+    takes_standing_grants: _builtins.bool
+    """Whether the worker knows standing grants (Grant.standing)."""
     @_builtins.property
     def inventory(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holding]:
         """Everything the worker still holds credits for."""
@@ -240,10 +250,11 @@ class CreditsOpen(_message.Message):
         model_aliases: _abc.Iterable[_builtins.str] | None = ...,
         default_max_tokens: _builtins.int = ...,
         ceiling_max_tokens: _builtins.int = ...,
+        takes_standing_grants: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "role", b"role", "special_tokens", b"special_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "role", b"role", "special_tokens", b"special_tokens", "takes_standing_grants", b"takes_standing_grants", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -444,6 +455,38 @@ class EngineReport(_message.Message):
 Global___EngineReport: _TypeAlias = EngineReport  # noqa: Y015
 
 @_typing.final
+class GrantUsed(_message.Message):
+    """A standing grant has met its request: its credits are that request's from now on, under its name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
+    ANNOUNCED_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Epoch the grant came in."""
+    grant: _builtins.str
+    """The standing grant."""
+    @_builtins.property
+    def announced(self) -> _queue_pb2.Announce:
+        """The request, as the queue would have announced it."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        grant: _builtins.str = ...,
+        announced: _queue_pb2.Announce | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "epoch", b"epoch", "grant", b"grant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantUsed: _TypeAlias = GrantUsed  # noqa: Y015
+
+@_typing.final
 class Draining(_message.Message):
     """The worker takes no new grants."""
 
@@ -582,6 +625,7 @@ class Grant(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     RESERVE_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     channel: _builtins.str
@@ -598,6 +642,10 @@ class Grant(_message.Message):
     """Output tokens of each completion to keep reserved ahead of what it has generated: the reservation follows the
     output. 0: all that may be generated is reserved at the tokenizer ACK.
     """
+    @_builtins.property
+    def standing(self) -> Global___Standing:
+        """Set if the request is yet to come: `request_id` names the grant, to be offered to the queue."""
+
     def __init__(
         self,
         *,
@@ -608,14 +656,53 @@ class Grant(_message.Message):
         attempt: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         reserve_output_tokens: _builtins.int = ...,
+        standing: Global___Standing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "request_id", b"request_id", "reserve_output_tokens", b"reserve_output_tokens", "settles", b"settles", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "request_id", b"request_id", "reserve_output_tokens", b"reserve_output_tokens", "settles", b"settles", "standing", b"standing", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Grant: _TypeAlias = Grant  # noqa: Y015
+
+@_typing.final
+class Standing(_message.Message):
+    """The requests that a standing grant is for: of the grant's channel, with one completion, and no larger than this."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    MOST_PROMPT_BYTES_FIELD_NUMBER: _builtins.int
+    MOST_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MOST_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Model they ask for, by this very name; empty: they name none."""
+    chat: _builtins.bool
+    """Whether a chat template adds to their prompt."""
+    most_prompt_bytes: _builtins.int
+    """Largest prompt as text, in UTF-8 bytes."""
+    most_prompt_tokens: _builtins.int
+    """Largest prompt as tokens; 0 for prompts that are not counted yet, and those alone."""
+    most_output_tokens: _builtins.int
+    """Most output tokens they may ask for; 0 for requests that ask for no number, and those alone."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        chat: _builtins.bool = ...,
+        most_prompt_bytes: _builtins.int = ...,
+        most_prompt_tokens: _builtins.int = ...,
+        most_output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "model", b"model", "most_output_tokens", b"most_output_tokens", "most_prompt_bytes", b"most_prompt_bytes", "most_prompt_tokens", b"most_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Standing: _TypeAlias = Standing  # noqa: Y015
 
 @_typing.final
 class Recall(_message.Message):

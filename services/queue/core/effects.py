@@ -125,6 +125,7 @@ class RefusedReason(Enum):
     ENDED = 2
     UNKNOWN = 3
     TOO_MANY = 4
+    WITHDRAWN = 5
 
 
 class StopReason(Enum):
@@ -151,10 +152,19 @@ class Deliver(NamedTuple):
     submitted_ns: int
     leased_ns: int
     meta: RequestMeta
+    grant: str = ""
+    """The offer it is delivered for; empty if it was claimed."""
+    payload: bytes | None = None
+    """The encoded request, of one that is not in the store yet."""
+
+    @property
+    def asked_as(self) -> str:
+        """Name under which the worker knows of it until it is delivered."""
+        return self.grant or self.lease.request_id
 
 
 class Refused(NamedTuple):
-    """The claim got nothing."""
+    """The claim or the offer got nothing; `request_id` names either."""
 
     stream: int
     request_id: str

@@ -51,6 +51,11 @@ class Line:
         part = self._parts.get(model)
         return part is not None and seq in part.waiting
 
+    def waiting_for(self, model: str) -> int:
+        """Return how many requests that ask for `model` wait here."""
+        part = self._parts.get(model)
+        return 0 if part is None else len(part.waiting)
+
     @property
     def announced(self) -> int:
         """Number of waiting requests that the scheduler knows."""

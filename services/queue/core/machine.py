@@ -46,6 +46,7 @@ from services.queue.core.messages import (
     InspectQueue,
     Message,
     NewRequest,
+    Offer,
     Reconfigure,
     Reject,
     Renew,
@@ -55,6 +56,7 @@ from services.queue.core.messages import (
     Submit,
     Tick,
     WatchTokens,
+    Withdraw,
     WorkerClosed,
     WorkerOpened,
 )
@@ -102,6 +104,8 @@ class Machine:
             WorkerOpened: self._workers.worker_opened,
             WorkerClosed: self._workers.worker_closed,
             Claim: self._workers.claim,
+            Offer: self._workers.offer,
+            Withdraw: self._workers.withdraw,
             Complete: self._workers.complete,
             Renew: self._workers.renew,
             GiveBack: self._workers.give_back,
@@ -191,6 +195,7 @@ class Machine:
             self._fresh_keys[new.meta.tenant, new.meta.idempotency_key] = entry.seq
         self._remember_deadline(entry)
         self.book.emit(Accepted(entry.name, entry.meta))
+        self._workers.meet_offer(entry, new.payload, now_ns)
         return entry.name, True
 
     def _cancel(self, message: Cancel, now_ns: int) -> None:

@@ -59,6 +59,28 @@ class Claim(NamedTuple):
     request_id: str
 
 
+class Offer(NamedTuple):
+    """A worker has credits for one request that is yet to come: of this channel and model, and no larger than this."""
+
+    stream: int
+    grant: str
+    channel: str
+    model: str
+    chat: bool
+    most_prompt_bytes: int
+    most_prompt_tokens: int
+    """0 is for prompts that are not counted yet, and those alone."""
+    most_output_tokens: int
+    """0 is for requests that ask for no number, and those alone."""
+
+
+class Withdraw(NamedTuple):
+    """A worker takes an offer back."""
+
+    stream: int
+    grant: str
+
+
 class Complete(NamedTuple):
     """An attempt ended with a result (`outcome` set) or with a failure."""
 
@@ -192,6 +214,8 @@ Message: TypeAlias = (
     | WorkerOpened
     | WorkerClosed
     | Claim
+    | Offer
+    | Withdraw
     | Complete
     | Renew
     | GiveBack

@@ -22,7 +22,18 @@ from services.queue.core.effects import (
 )
 from services.queue.core.entry import BatchKey, Entry, Failure, parse_request_id
 from services.queue.core.lifecycle import Input, Outcome, State
-from services.queue.core.messages import Claim, Complete, GiveBack, Renew, WatchTokens, WorkerClosed, WorkerOpened
+from services.queue.core.messages import (
+    Claim,
+    Complete,
+    GiveBack,
+    Offer,
+    Renew,
+    WatchTokens,
+    Withdraw,
+    WorkerClosed,
+    WorkerOpened,
+)
+from services.queue.core.offers import Offers
 
 STOP_REASONS = {Outcome.CANCELLED: StopReason.CLIENT, Outcome.EXPIRED: StopReason.DEADLINE}
 
@@ -58,6 +69,7 @@ class Workers:
         self._rules = rules
         self._workers: dict[str, Worker] = {}
         self._by_stream: dict[int, Worker] = {}
+        self._offers = Offers()
         self._watched_seqs: defaultdict[int, int] = defaultdict(int)
         self._watched_batches: defaultdict[BatchKey, int] = defaultdict(int)
 
@@ -71,6 +83,7 @@ class Workers:
         if known is not None and known.stream is not None:
             self._book.emit(EndStream(known.stream, "a newer Work stream of this worker replaced this one"))
             del self._by_stream[known.stream]
+            self._offers.drop(known.stream)
         worker = Worker(message.worker_id, message.instance_id, message.stream)
         self._workers[message.worker_id] = worker
         self._by_stream[message.stream] = worker
@@ -99,6 +112,7 @@ class Workers:
         worker = self._by_stream.pop(message.stream, None)
         if worker is None:
             return
+        self._offers.drop(message.stream)
         worker.stream = None
         worker.return_by_ns = now_ns + self._rules.worker_grace_ns
         if worker.worker_id not in self._book.holdings:
@@ -114,12 +128,46 @@ class Workers:
         if entry is None or reason is not None:
             self._book.emit(Refused(message.stream, message.request_id, reason or RefusedReason.UNKNOWN))
             return
-        change = Change(Input.CLAIM, now_ns, worker_id=worker.worker_id, instance_id=worker.instance_id)
-        self._book.apply(entry, change)
+        self._lease(worker, entry, now_ns)
         lease = self._book.lease_of(entry)
         watched = self._is_watched(entry)
         submitted_ns = entry.meta.submitted_ns
         self._book.emit(Deliver(message.stream, entry.seq, lease, watched, submitted_ns, now_ns, entry.meta))
+
+    def _lease(self, worker: Worker, entry: Entry, now_ns: int) -> None:
+        change = Change(Input.CLAIM, now_ns, worker_id=worker.worker_id, instance_id=worker.instance_id)
+        self._book.apply(entry, change)
+
+    def offer(self, message: Offer, _now_ns: int) -> None:
+        """Keep a worker's offer for a request that is yet to come."""
+        if message.stream in self._by_stream and not self._offers.add(message):
+            self._book.emit(Refused(message.stream, message.grant, RefusedReason.TOO_MANY))
+
+    def withdraw(self, message: Withdraw, _now_ns: int) -> None:
+        """Let a worker have its offer back; of one that has met its request it will hear, or has heard."""
+        if self._offers.withdraw(message.stream, message.grant):
+            self._book.emit(Refused(message.stream, message.grant, RefusedReason.WITHDRAWN))
+
+    def meet_offer(self, entry: Entry, payload: bytes, now_ns: int) -> None:
+        """Lease a request that has just been stored, and that nobody has heard of, to a worker that offers to run it.
+
+        Not before others that wait for the same: those are the scheduler's to grant.
+        """
+        if not self._offers or self._book.lines[entry.meta.channel].waiting_for(entry.meta.model) > 1:
+            return
+        offer = self._offers.take(entry.meta, lambda stream: self._has_room(self._by_stream[stream]))
+        if offer is None:
+            return
+        self._lease(self._by_stream[offer.stream], entry, now_ns)
+        lease = self._book.lease_of(entry)
+        watched = self._is_watched(entry)
+        submitted_ns = entry.meta.submitted_ns
+        self._book.emit(
+            Deliver(offer.stream, entry.seq, lease, watched, submitted_ns, now_ns, entry.meta, offer.grant, payload)
+        )
+
+    def _has_room(self, worker: Worker) -> bool:
+        return len(self._book.holdings.get(worker.worker_id, ())) < self._rules.max_inflight
 
     def _refusal(self, worker: Worker, entry: Entry | None, request_id: str) -> RefusedReason | None:
         if entry is None:
@@ -129,7 +177,7 @@ class Workers:
             return RefusedReason.ENDED
         if entry.state is not State.READY:
             return RefusedReason.LEASED
-        if len(self._book.holdings.get(worker.worker_id, ())) >= self._rules.max_inflight:
+        if not self._has_room(worker):
             return RefusedReason.TOO_MANY
         return None
 

@@ -84,6 +84,9 @@ class Policy(ABC):
     def booked(self, worker: Worker, request: Announced, blocks: int) -> None:  # noqa: B027
         """Note a booking."""
 
+    def met(self, worker: Worker, grant: str, request: Announced, blocks: int) -> None:  # noqa: B027
+        """Note that what was booked for a standing grant is the request's."""
+
     def settled(self, worker: Worker, ack: TokenizerAck) -> None:  # noqa: B027
         """Note a tokenizer ACK that was applied: the first, or one by which the reservation grew."""
 

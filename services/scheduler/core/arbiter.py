@@ -144,6 +144,15 @@ class Arbiter:
         """Note that some worker takes no grants for a while."""
         self._look_again()
 
+    def spare_blocks(self, worker: Worker, channel: Channel, now_ns: int) -> int:
+        """Return what the channel could take of the worker that is kept for nobody else."""
+        return worker.usable_blocks - self._rules.fence(worker, channel, now_ns)
+
+    def met(self, worker: Worker, request_id: str, channel: Channel, blocks: int, now_ns: int) -> None:
+        """Charge a request that met a standing grant; nothing waited for what it takes."""
+        self._rules.granted(worker, channel, now_ns)
+        self._holds.granted(worker, request_id, channel, blocks, 0, now_ns)
+
     def settled(self, worker: Worker, request_id: str, held_blocks: int, now_ns: int) -> None:
         """Note that a request holds `held_blocks` from now on."""
         self._holds.changed(worker, request_id, held_blocks, now_ns)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 EPOCH_END = "epoch_end"
 TOKENIZER_ACK = "tokenizer_ack"
 COMPLETION_ACK = "completion_ack"
+GRANT_USED = "grant_used"
 
 
 @dataclass(slots=True)
@@ -16,6 +17,8 @@ class Counters:
 
     grants: Counter[str] = field(default_factory=Counter)
     """Grants by channel."""
+    standing_used: Counter[str] = field(default_factory=Counter)
+    """Those of them that stood ready before their request, by channel."""
     refunds: Counter[str] = field(default_factory=Counter)
     """ACKs or epoch ends that sent blocks home: by `tokenizer_ack`, release cause, or `epoch_end`."""
     refunded_blocks: Counter[str] = field(default_factory=Counter)
@@ -25,7 +28,7 @@ class Counters:
     duplicates: Counter[str] = field(default_factory=Counter)
     """ACKs that repeated or came after a later one, by kind."""
     unknown: Counter[str] = field(default_factory=Counter)
-    """ACKs of requests that the worker holds nothing for, by kind."""
+    """ACKs of what the worker holds nothing for, by kind."""
     refused_settles: int = 0
     """Tokenizer ACKs that asked for more than was free, or came under a policy that does not settle."""
     rejected: Counter[str] = field(default_factory=Counter)

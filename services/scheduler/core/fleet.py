@@ -60,9 +60,12 @@ class Worker:
     most_sequences: int
     ledger: Ledger
     group: Group
+    takes_standing: bool = False
     draining: bool = False
     closed_ns: int | None = None
     paused_until_ns: int = 0
+    standing_paused_until_ns: int = 0
+    """Keeps standing grants away from a worker that has just handed one back unasked."""
     drift_blocks: int = 0
     report: EngineReport | None = None
 
@@ -134,6 +137,7 @@ class Fleet:
             max(int(opened.shape.max_num_seqs * self._sequence_slack), 1),
             Ledger(opened.shape.capacity_blocks, int(opened.shape.capacity_blocks * self._ahead_share)),
             self._group(opened),
+            opened.takes_standing,
         )
         worker.group.workers[worker.epoch] = worker
         worker.group.measure()

@@ -18,12 +18,13 @@ from services.scheduler.core.audit import Audit
 from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
 from services.scheduler.core.bids import Placement
 from services.scheduler.core.channel import Channel, Share
-from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, TOKENIZER_ACK, Counters
+from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, GRANT_USED, TOKENIZER_ACK, Counters
 from services.scheduler.core.estimate import rejection
 from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.ledger import Change, Verdict
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.roster import Roster
+from services.scheduler.core.standby import StandBy, of_earlier
 from services.scheduler.core.waiting import waiting_blocks
 
 LEAST_WINDOW_REQUESTS = 64
@@ -56,11 +57,13 @@ class Machine:
         epoch_grace_ns: int,
         started_ns: int,
         sequence_slack: float = 1.0,
+        standing_ns: int = 0,
     ) -> None:
         """Start with no worker and no queue.
 
-        `epoch_grace_ns` is how long the credits of a broken stream wait for its worker. For as long after
-        `started_ns` nothing is rejected as too large, because larger workers may still be on their way back.
+        `epoch_grace_ns` is how long the credits of a broken stream wait for its worker, and how long after `started_ns`
+        nothing is rejected as too large: larger workers may still be on their way back. A grant may stand unused for
+        `standing_ns`; 0 gives none.
         """
         self.policy = policy = policy.fresh()
         self.counters = Counters()
@@ -73,6 +76,7 @@ class Machine:
         self._queue_channels: tuple[str, ...] = ()
         self._windows: dict[str, int] = {}
         self._arbiter = Arbiter(policy, self.fleet, ())
+        self._stand_by = StandBy(standing_ns, policy, self.fleet, self._arbiter)
         self._roster = Roster(shares, policy.channels_apart, self._arbiter)
         self._audit = Audit(self.fleet, self.backlog, self._roster.channels)
         self._effects: list[m.Effect] = []
@@ -81,6 +85,7 @@ class Machine:
             m.WorkerClosed: self._worker_closed,
             m.WorkerDraining: self._worker_draining,
             m.TokenizerAck: self._tokenizer_ack,
+            m.GrantUsed: self._grant_used,
             m.CompletionAck: self._completion_ack,
             m.EngineReport: self._engine_report,
             m.QueueOpened: self._queue_opened,
@@ -104,6 +109,7 @@ class Machine:
             self._arbiter.begin(now_ns)
             while (placement := self._arbiter.next()) is not None:
                 self._grant(placement)
+            self._effects.extend(self._stand_by.look(self.backlog, self._roster, now_ns))
         return self._taken_effects()
 
     @property
@@ -134,6 +140,7 @@ class Machine:
         self._arbiter.placed(placement)
         entry.epoch = worker.epoch
         self.counters.grants[request.channel] += 1
+        self._effects.extend(self._stand_by.came(request, entry.announced_ns))
         self._effects.append(
             m.Grant(
                 worker.epoch,
@@ -148,6 +155,27 @@ class Machine:
                 self.policy.reserve_output_tokens,
             )
         )
+
+    def _grant_used(self, used: m.GrantUsed, now_ns: int) -> None:
+        worker = self._live(used.stream, used.epoch, GRANT_USED)
+        if worker is None:
+            return
+        if (met := self._stand_by.used(worker, used.grant, used.request)) is None:
+            self.counters.unknown[GRANT_USED] += 1
+            if used.grant in worker.ledger and used.request.request_id in worker.ledger:
+                # Granted again here before this was heard: a new stream's inventory will say which ACKs are whose.
+                self._effects.append(m.EndStream(worker.epoch))
+                self._end_epoch(worker, now_ns)
+            return
+        request = met.request
+        self._adopt(request.request_id, worker)
+        if (known := self.backlog.get(request.request_id)) is not None and known.request is None:
+            known.announce(request, now_ns)  # so that a later attempt is known to be one
+        self._arbiter.met(worker, request.request_id, self.channel(request.channel), met.booked_blocks, now_ns)
+        self.counters.grants[request.channel] += 1
+        self.counters.standing_used[request.channel] += 1
+        self._effects.append(met)
+        self._effects.extend(self._stand_by.came(request, now_ns))
 
     # ---- the queue ----
 
@@ -243,8 +271,11 @@ class Machine:
         worker = self.fleet.open(opened)
         self.policy.opened(worker)
         self._arbiter.opened(worker)
+        standing = of_earlier(opened.inventory)
+        self._effects.extend(m.Recall(worker.epoch, name) for name in standing)
         for holding in opened.inventory:
-            self._adopt(holding.request_id, worker)
+            if holding.request_id not in standing:
+                self._adopt(holding.request_id, worker)
         if before is not None and before.draining and before.instance_id == opened.instance_id:
             self._drain(worker)
         self._review_waiting()
@@ -260,12 +291,14 @@ class Machine:
         worker = self.fleet.get(closed.epoch)
         if worker is not None:
             worker.closed_ns = now_ns
+            self._stand_by.closed(worker)
             self._arbiter.went_away()
             self._set_windows()
 
     def _end_epoch(self, worker: Worker, now_ns: int) -> None:
         """Send everything the epoch holds home; what of it was not claimed waits again."""
         self.fleet.remove(worker)
+        self._stand_by.closed(worker)
         self._arbiter.ended(worker, now_ns)
         self.policy.ended(worker)
         for request_id, blocks in worker.ledger.drop().items():
@@ -356,6 +389,7 @@ class Machine:
         self._effects.append(m.Released(ack.epoch, ack.request_id, ack.cause, change.refunded_blocks))
         if ack.cause is m.ReleaseCause.UNCLAIMED:
             worker.paused_until_ns = now_ns + UNCLAIMED_PAUSE_NS
+        self._stand_by.ended(worker, ack.request_id, now_ns)
         self._arbiter.released(worker, ack.request_id, not returned, now_ns)
         entry = self.backlog.get(ack.request_id)
         if entry is not None and entry.epoch == ack.epoch:
@@ -385,6 +419,7 @@ class Machine:
             self._end_epoch(worker, now_ns)
         for request_id in self.backlog.overdue(now_ns):
             self._move(request_id, Event.OVERDUE)
+        self._effects.extend(self._stand_by.tick(now_ns))
         became_known = not self._fleet_known and now_ns >= self._fleet_known_ns
         self._fleet_known |= became_known
         if over or became_known:

@@ -72,6 +72,8 @@ class WorkerOpened(NamedTuple):
     models: tuple[str, ...]
     shape: EngineShape
     inventory: tuple[Holding, ...] = ()
+    takes_standing: bool = False
+    """Whether the worker knows standing grants."""
 
 
 class WorkerClosed(NamedTuple):
@@ -102,6 +104,15 @@ class TokenizerAck(NamedTuple):
     prompt_tokens: int = 0
     generated_tokens: int = 0
     output_limit_tokens: int = 0
+
+
+class GrantUsed(NamedTuple):
+    """A standing grant has met its request. `stream` is the epoch it came on, `epoch` the one it names."""
+
+    stream: int
+    epoch: int
+    grant: str
+    request: Announced
 
 
 class CompletionAck(NamedTuple):
@@ -207,6 +218,7 @@ Input: TypeAlias = (
     | WorkerClosed
     | WorkerDraining
     | TokenizerAck
+    | GrantUsed
     | CompletionAck
     | EngineReport
     | QueueOpened
@@ -239,6 +251,17 @@ class Grant(NamedTuple):
     traceparent: str
     announced_ns: int
     reserve_output_tokens: int = 0
+    standing: Announced | None = None
+    """The largest request it is for, if it stands for one that is yet to come: `request_id` names the grant."""
+
+
+class Met(NamedTuple):
+    """A standing grant has met its request, which has so many blocks from now on."""
+
+    epoch: int
+    worker_id: str
+    request: Announced
+    booked_blocks: int
 
 
 class Recall(NamedTuple):
@@ -308,5 +331,5 @@ class AuditFailed(NamedTuple):
 
 
 Effect: TypeAlias = (
-    Grant | Recall | Drain | Undrain | EndStream | SetWindow | RejectRequest | Settled | Released | AuditFailed
+    Grant | Met | Recall | Drain | Undrain | EndStream | SetWindow | RejectRequest | Settled | Released | AuditFailed
 )

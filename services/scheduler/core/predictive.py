@@ -186,6 +186,14 @@ class Predictive(Policy):
         view.flights[request.request_id] = Flight(look.kind, look.size, look.demand, request)
         view.forecast.add(look.demand)
 
+    def met(self, worker: Worker, grant: str, request: Announced, blocks: int) -> None:
+        """Expect of a standing grant what its request is expected to need."""
+        view = self._views[worker.epoch]
+        flight = view.flights.pop(grant, None)
+        if flight is not None:
+            view.forecast.remove(flight.demand)
+        self.booked(worker, request, blocks)
+
     def settled(self, worker: Worker, ack: TokenizerAck) -> None:
         """Take the prompt's length, or how far a running request has come."""
         self._first_looks.clear()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from services.scheduler.core.admission import Outlook
 from services.scheduler.core.channel import Share
+from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.messages import EngineReport
+from services.scheduler.core.standing import PREFIX
 
 
 class WorkerView(NamedTuple):
@@ -53,6 +56,7 @@ class Snapshot(NamedTuple):
     audit_violations: int
     refused_settles: int
     grants: dict[str, int]
+    standing_used: dict[str, int]
     refunds: dict[str, int]
     refunded_blocks: dict[str, int]
     stale: dict[str, int]
@@ -77,6 +81,7 @@ def take_snapshot(machine: Machine) -> Snapshot:
         counters.audit_violations,
         counters.refused_settles,
         dict(counters.grants),
+        dict(counters.standing_used),
         dict(counters.refunds),
         dict(counters.refunded_blocks),
         dict(counters.stale),
@@ -114,12 +119,21 @@ def _workers(machine: Machine) -> list[WorkerView]:
     ]
 
 
+def _standing(ledger: Ledger) -> Iterator[str]:
+    """Yield the channel of each reservation that has no request yet."""
+    for name in ledger:
+        reservation = ledger.reservation(name)
+        if reservation is not None and name.startswith(PREFIX):
+            yield reservation.channel
+
+
 def _channels(machine: Machine) -> list[ChannelView]:
     held: Counter[str] = Counter()
     running: Counter[str] = Counter()
     for worker in machine.fleet:
         held.update(worker.ledger.held_by_channel())
         running.update(worker.ledger.reservations_by_channel())
+        running.subtract(_standing(worker.ledger))
     names = {*machine.shares, *held, *machine.backlog.waiting, *machine.counters.grants}
     return [
         ChannelView(

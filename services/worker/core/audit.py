@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from services.worker.core.entry import Counters, Entry
-from services.worker.core.lifecycle import IN_ENGINE, State
+from services.worker.core.lifecycle import IN_ENGINE, ON_OFFER, State
 from services.worker.core.messages import AuditFailed, Effect, EngineReported
 from services.worker.core.reservations import Reservations
 from services.worker.core.sizing import Sizes, need_blocks
@@ -22,7 +22,7 @@ EXCESS_REPORTS = 64
 the stats a step or two later, so that what lasts for so many steps is not on its way but left behind."""
 
 LEASED = frozenset({State.TOKENIZING, *IN_ENGINE, State.FINISHING})
-HOLDING = frozenset({State.GRANTED, State.CLAIMING, State.TOKENIZING, *IN_ENGINE})
+HOLDING = frozenset({State.GRANTED, State.CLAIMING, *ON_OFFER, State.TOKENIZING, *IN_ENGINE})
 
 
 class Auditor:
@@ -100,6 +100,8 @@ def _reservation_faults(held: Reservations, sizes: Sizes, key: str, entry: Entry
     name = f"reservation of {key} ({entry.state.value})"
     if entry.request_id != key or entry.state not in HOLDING:
         yield f"{name} holds credits"
+    if (entry.standing is not None) != (entry.state in ON_OFFER):
+        yield f"{name} stands for a request that is yet to come: {entry.standing is not None}"
     if entry.state in LEASED and held.by_run.get(entry.run_id) is not entry:
         yield f"{name} has no lease"
     if entry.state in IN_ENGINE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.worker.core.lifecycle import State
-from services.worker.core.messages import Cause, Credits, Ending, EndingKind, Holding, Lease
+from services.worker.core.messages import Cause, Credits, Ending, EndingKind, Holding, Lease, Standing
 
 
 class Entry:
@@ -14,7 +14,7 @@ class Entry:
     __slots__ = (
         "booked_blocks", "cause", "channel", "completions", "ending", "granted_ns", "held_blocks", "lease",
         "max_tokens", "output_tokens", "preemptions", "prompt_tokens", "request_id", "reserve_output_tokens", "run_id",
-        "seq", "settled_blocks", "settles", "state", "tell_at_tokens", "tokenizer_acks", "told", "watched",
+        "seq", "settled_blocks", "settles", "standing", "state", "tell_at_tokens", "tokenizer_acks", "told", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -25,6 +25,7 @@ class Entry:
         settles: bool,
         granted_ns: int,
         reserve_output_tokens: int = 0,
+        standing: Standing | None = None,
     ) -> None:
         """Begin with a grant, not claimed yet, that holds what was booked."""
         self.request_id = request_id
@@ -34,6 +35,8 @@ class Entry:
         self.settles = settles
         self.granted_ns = granted_ns
         self.reserve_output_tokens = reserve_output_tokens
+        self.standing = standing
+        """What the grant is for; None once it has its request."""
         self.state = State.GRANTED
         self.seq = 0
         self.lease: Lease | None = None

@@ -19,6 +19,10 @@ class State(Enum):
     """Credits booked; the claim has not been sent."""
     CLAIMING = "claiming"
     """The claim is on its way to the queue."""
+    OFFERED = "offered"
+    """Standing ready for a request that is yet to come."""
+    WITHDRAWING = "withdrawing"
+    """The offer is being taken back; a request may be on its way all the same."""
     TOKENIZING = "tokenizing"
     """Leased; the prompt's length is being found out."""
     RUNNING = "running"
@@ -41,6 +45,7 @@ class Input(Enum):
     __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
 
     CLAIM = "claim"
+    OFFER = "offer"
     RECALL = "recall"
     UNCLAIM = "unclaim"
     DELIVER = "deliver"
@@ -61,6 +66,8 @@ class Action(Enum):
 
     NOTHING = "nothing"
     SEND_CLAIM = "send-claim"
+    SEND_OFFER = "send-offer"
+    SEND_WITHDRAW = "send-withdraw"
     TOKENIZE = "tokenize"
     START = "start"
     ABORT = "abort"
@@ -74,6 +81,15 @@ TABLE: dict[tuple[State, Input], tuple[State, Action]] = {
     (State.GRANTED, Input.CLAIM): (State.CLAIMING, Action.SEND_CLAIM),
     (State.GRANTED, Input.RECALL): (State.GONE, Action.RELEASE),
     (State.GRANTED, Input.UNCLAIM): (State.GONE, Action.RELEASE),
+    (State.GRANTED, Input.OFFER): (State.OFFERED, Action.SEND_OFFER),
+    (State.OFFERED, Input.RECALL): (State.WITHDRAWING, Action.SEND_WITHDRAW),
+    (State.OFFERED, Input.UNCLAIM): (State.GONE, Action.RELEASE),
+    (State.OFFERED, Input.REFUSE): (State.GONE, Action.RELEASE),
+    (State.OFFERED, Input.DELIVER): (State.TOKENIZING, Action.TOKENIZE),
+    (State.WITHDRAWING, Input.RECALL): (State.WITHDRAWING, Action.NOTHING),
+    (State.WITHDRAWING, Input.UNCLAIM): (State.GONE, Action.RELEASE),
+    (State.WITHDRAWING, Input.REFUSE): (State.GONE, Action.RELEASE),
+    (State.WITHDRAWING, Input.DELIVER): (State.TOKENIZING, Action.TOKENIZE),
     # Too late to recall: the claim's answer decides.
     (State.CLAIMING, Input.RECALL): (State.CLAIMING, Action.NOTHING),
     (State.CLAIMING, Input.UNCLAIM): (State.GONE, Action.RELEASE),
@@ -98,6 +114,9 @@ TABLE: dict[tuple[State, Input], tuple[State, Action]] = {
     (State.FINISHING, Input.RECORD): (State.GONE, Action.FORGET),
     (State.FINISHING, Input.LOSE): (State.GONE, Action.FORGET),
 }
+
+ON_OFFER = frozenset({State.OFFERED, State.WITHDRAWING})
+"""States of a standing grant that the queue knows of."""
 
 IN_ENGINE = frozenset({State.RUNNING, State.CANCELLING, State.DROPPING, State.HANDING_BACK})
 """States in which the engine may hold blocks of the request."""

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from services.worker.core.standing import Met, SendGrantUsed, SendOffer, SendWithdraw, Standing
 from services.worker.core.values import CancelCause, Cause, Credits, Ending, EndingKind, Holding, Lease
 
-__all__ = ["CancelCause", "Cause", "Credits", "Ending", "EndingKind", "Holding", "Lease"]
+__all__ = [
+    "CancelCause", "Cause", "Credits", "Ending", "EndingKind", "Holding", "Lease", "Met", "SendGrantUsed", "SendOffer",
+    "SendWithdraw", "Standing",
+]  # fmt: skip
 """The values are part of this vocabulary: whoever speaks it needs no second module."""
 
 # ---- messages: scheduler ----
@@ -45,6 +49,8 @@ class Granted(NamedTuple):
     settles: bool
     attempt: int
     reserve_output_tokens: int = 0
+    standing: Standing | None = None
+    """Set if the request is yet to come; `request_id` names the grant until then."""
 
 
 class Recalled(NamedTuple):
@@ -75,6 +81,7 @@ class QueueUp(NamedTuple):
 
     lease_ns: int
     max_inflight: int
+    takes_offers: bool = False
 
 
 class QueueDown(NamedTuple):
@@ -88,10 +95,11 @@ class Delivered(NamedTuple):
     completions: int
     max_tokens: int
     watched: bool
+    met: Met | None = None
 
 
 class Refused(NamedTuple):
-    """The claim got nothing; `still_waits` if the request may be claimed again."""
+    """The claim, or the offer, got nothing; `still_waits` if the request may be claimed again."""
 
     request_id: str
     still_waits: bool
@@ -418,10 +426,13 @@ Effect: TypeAlias = (
     OpenCredits
     | SendTokenizerAck
     | SendCompletionAck
+    | SendGrantUsed
     | SendReport
     | SendDraining
     | OpenWork
     | SendClaim
+    | SendOffer
+    | SendWithdraw
     | WatchTokens
     | SendTokens
     | SendComplete

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any, TypeAlias
 
 from services.worker.core import messages as m
 from services.worker.core.engine_view import EngineView
@@ -22,6 +23,10 @@ GROWTH_WAIT_NS = 20_000_000
 is when it arrives."""
 
 
+Ack: TypeAlias = m.SendTokenizerAck | m.SendCompletionAck | m.SendGrantUsed
+"""What tells of a reservation, in the order of what happens to it."""
+
+
 class Peers:
     """Writes effects for scheduler and queue, as far as their streams are open.
 
@@ -37,7 +42,7 @@ class Peers:
         self._work = Stream.DOWN
         self._epoch = 0
         self._seq = 0
-        self._waiting_acks: list[m.SendTokenizerAck | m.SendCompletionAck] = []
+        self._waiting_acks: list[Ack] = []
         self._growth: dict[str, tuple[Entry, m.SendTokenizerAck]] = {}
         """By request, of those that go on: they travel with the next ACK of another kind or the next report."""
         self._acked = False
@@ -45,6 +50,7 @@ class Peers:
         self._renewed_ns = 0
         self.report_interval_ns = 0
         self.max_inflight = 0
+        self._takes_offers = False
 
     @property
     def scheduler_up(self) -> bool:
@@ -65,6 +71,11 @@ class Peers:
     def queue_up(self) -> bool:
         """Whether the queue listens."""
         return self._work is Stream.UP
+
+    @property
+    def takes_offers(self) -> bool:
+        """Whether the queue listens, and knows offers."""
+        return self.queue_up and self._takes_offers
 
     @property
     def renew_due_ns(self) -> int:
@@ -117,6 +128,10 @@ class Peers:
             entry.tokenizer_acks += 1
             self._send_ack(ack)
 
+    def grant_used(self, grant: str, announced: Any) -> None:
+        """Tell whose a standing grant is from now on."""
+        self._send_ack(m.SendGrantUsed(self._epoch, grant, announced))
+
     def forget_growth(self, request_id: str) -> None:
         """Leave out what was still to be told of a run that ends: its credits go home, or to a later grant."""
         self._growth.pop(request_id, None)
@@ -156,7 +171,7 @@ class Peers:
         entry.seq = self._seq
         return self._seq
 
-    def _send_ack(self, ack: m.SendTokenizerAck | m.SendCompletionAck) -> None:
+    def _send_ack(self, ack: Ack) -> None:
         if self._credits is Stream.UP:
             self._tell_growth()
             self._out.append(ack)
@@ -177,8 +192,9 @@ class Peers:
         self._work = Stream.OPENING
         self._out.append(m.OpenWork(held))
 
-    def work_opened(self, lease_ns: int, max_inflight: int, now_ns: int) -> None:
+    def work_opened(self, lease_ns: int, max_inflight: int, takes_offers: bool, now_ns: int) -> None:
         """Take the queue's limits; opening renewed every lease."""
+        self._takes_offers = takes_offers
         self._work = Stream.UP
         self._lease_ns = lease_ns
         self._renewed_ns = now_ns

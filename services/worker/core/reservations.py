@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from services.worker.core import messages as m
 from services.worker.core.engine_view import EngineView
 from services.worker.core.entry import Counters, Entry
-from services.worker.core.lifecycle import IN_ENGINE, TABLE, Action, Input, State
+from services.worker.core.lifecycle import IN_ENGINE, ON_OFFER, TABLE, Action, Input, State
 from services.worker.core.messages import Cause, Ending
 from services.worker.core.peers import Peers
 from services.worker.core.token_news import TokenNews
@@ -53,13 +55,32 @@ class Reservations:
             message.settles,
             now_ns,
             message.reserve_output_tokens,
+            message.standing,
         )
         self.by_request[entry.request_id] = entry
         self.unclaimed[entry.request_id] = entry
-        if self.open:
+        if message.standing is not None:
+            self._offer(entry, now_ns)
+        elif self.open:
             self.claim_what_fits(now_ns)
         else:
             self.leave(entry, Input.UNCLAIM, Cause.UNCLAIMED, now_ns)
+
+    def _offer(self, entry: Entry, now_ns: int) -> None:
+        """Offer a standing grant, or return it: it keeps nobody waiting."""
+        if self.open and self._peers.takes_offers:
+            self.move(entry, Input.OFFER, now_ns)
+        else:
+            self.leave(entry, Input.UNCLAIM, Cause.RECALLED, now_ns)
+
+    def meet(self, entry: Entry, request_id: str, announced: Any, now_ns: int) -> None:
+        """Give the reservation of a standing grant to the request that it has met."""
+        grant = entry.request_id
+        self.by_request[request_id] = self.by_request.pop(grant)
+        entry.request_id = request_id
+        entry.standing = None
+        entry.granted_ns = now_ns
+        self._peers.grant_used(grant, announced)
 
     def recall(self, request_id: str, now_ns: int) -> None:
         """Give a grant back unless its claim is on its way."""
@@ -74,6 +95,16 @@ class Reservations:
         """Take nothing new, and return what has not been claimed."""
         self.open = False
         self.return_unclaimed(list(self.unclaimed.values()), now_ns)
+        self.withdraw(now_ns)
+
+    def withdraw(self, now_ns: int) -> None:
+        """Want all standing grants back."""
+        for entry in self.on_offer():
+            self.leave(entry, Input.RECALL, Cause.RECALLED, now_ns)
+
+    def on_offer(self) -> list[Entry]:
+        """Return the standing grants."""
+        return [entry for entry in self.by_request.values() if entry.state in ON_OFFER]
 
     def return_unclaimed(self, entries: list[Entry], now_ns: int) -> None:
         """Return grants to the scheduler; their requests still wait."""
@@ -121,6 +152,11 @@ class Reservations:
     def _act(self, entry: Entry, action: Action, now_ns: int) -> None:
         if action is Action.SEND_CLAIM:
             self._out.append(m.SendClaim(entry.request_id))
+        elif action is Action.SEND_OFFER:
+            assert entry.standing is not None, "only a standing grant is offered"
+            self._out.append(m.SendOffer(entry.request_id, entry.channel, entry.standing))
+        elif action is Action.SEND_WITHDRAW:
+            self._out.append(m.SendWithdraw(entry.request_id))
         elif action is Action.TOKENIZE:
             self._out.append(m.Tokenize(entry.run_id))
         elif action is Action.START:

@@ -19,7 +19,7 @@ from services.worker.core import messages as m
 from services.worker.core.audit import Auditor
 from services.worker.core.engine_view import EngineView
 from services.worker.core.entry import Counters, Entry
-from services.worker.core.lifecycle import IN_ENGINE, Input, State
+from services.worker.core.lifecycle import IN_ENGINE, ON_OFFER, Input, State
 from services.worker.core.messages import Cause, Ending, EndingKind
 from services.worker.core.peers import Peers
 from services.worker.core.reservations import Reservations
@@ -134,7 +134,9 @@ class Session:
 
     # ---- scheduler ----
 
-    def _scheduler_reached(self, _: m.SchedulerReached, __: int) -> None:
+    def _scheduler_reached(self, _: m.SchedulerReached, now_ns: int) -> None:
+        # The one before stood by its grants; this one may not know what they are.
+        self._held.withdraw(now_ns)
         self._peers.open_credits(tuple(entry.holding() for entry in self._held.by_request.values()))
 
     def _scheduler_up(self, message: m.SchedulerUp, _: int) -> None:
@@ -165,7 +167,7 @@ class Session:
         self._peers.open_work(self._held.leases())
 
     def _queue_up(self, message: m.QueueUp, now_ns: int) -> None:
-        self._peers.work_opened(message.lease_ns, message.max_inflight, now_ns)
+        self._peers.work_opened(message.lease_ns, message.max_inflight, message.takes_offers, now_ns)
         for run_id, entry in self._held.by_run.items():
             if entry.state is State.FINISHING:
                 self._out.append(m.SendComplete(run_id, entry.the_ending, entry.credits()))
@@ -178,10 +180,12 @@ class Session:
         self._peers.work_closed()
         unanswered = [e for e in self._held.by_request.values() if e.state is State.CLAIMING]
         self._held.return_unclaimed(unanswered, now_ns)
+        for entry in self._held.on_offer():
+            self._held.leave(entry, Input.UNCLAIM, Cause.RECALLED, now_ns)
 
     def _delivered(self, message: m.Delivered, now_ns: int) -> None:
-        entry = self._held.by_request.get(message.lease.request_id)
-        if entry is None or entry.state is not State.CLAIMING:
+        entry = self._entry_for(message, now_ns)
+        if entry is None:
             self.counters.ignored += 1
             self._held.give_back(message.lease, "the grant is gone")
             self._out.append(m.Forget(message.lease.run_id))
@@ -197,10 +201,29 @@ class Session:
         elif message.watched:
             self._watch(run_id, entry, True)
 
+    def _entry_for(self, message: m.Delivered, now_ns: int) -> Entry | None:
+        """Return the reservation that a delivered request has, None if there is none."""
+        request_id = message.lease.request_id
+        if message.met is None:
+            entry = self._held.by_request.get(request_id)
+            return entry if entry is not None and entry.state is State.CLAIMING else None
+        entry = self._held.by_request.get(message.met.grant)
+        if entry is None or entry.state not in ON_OFFER:
+            return None
+        if request_id in self._held.by_request:
+            # The ledger has one booking per request, and an earlier run has not let go of its own.
+            self._held.leave(entry, Input.REFUSE, Cause.RECALLED, now_ns)
+            return None
+        self._held.meet(entry, request_id, message.met.announced, now_ns)
+        return entry
+
     def _refused(self, message: m.Refused, now_ns: int) -> None:
         entry = self._held.by_request.get(message.request_id)
         if entry is None:
             self.counters.ignored += 1
+            return
+        if entry.state in ON_OFFER:
+            self._held.leave(entry, Input.REFUSE, Cause.RECALLED, now_ns)
             return
         self.counters.refused_claims += 1
         cause = Cause.UNCLAIMED if message.still_waits else Cause.CLAIM_REFUSED

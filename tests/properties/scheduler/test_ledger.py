@@ -73,6 +73,21 @@ class AnyOrder(RuleBasedStateMachine):
             assert change.refunded_blocks == held_blocks
             assert self.ledger.release(name, seq + 1).verdict is Verdict.LATE
 
+    @rule(name=NAMES, other=NAMES)
+    def rename(self, name: str, other: str) -> None:
+        before, held = state(self.ledger), self.ledger.reservation(name)
+        free = self.ledger.free_blocks
+        possible = held is not None and other not in self.ledger
+        blocks = self.ledger.rename(name, other)
+        if held is None or not possible:
+            assert not blocks
+            assert state(self.ledger) == before
+        else:
+            assert blocks == held.held_blocks
+            assert name not in self.ledger
+            assert self.ledger.reservation(other) is held
+            assert self.ledger.free_blocks == free
+
     @rule(name=NAMES, channel=CHANNELS, blocks=st.integers(0, 150), seq=SEQS)
     def adopt(self, name: str, channel: str, blocks: int, seq: int) -> None:
         self.ledger.adopt([Holding(name, channel, blocks, seq)])

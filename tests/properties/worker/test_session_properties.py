@@ -40,8 +40,12 @@ class World(RuleBasedStateMachine):
         """Requests whose reservations follow their output."""
         self.tell_at: dict[str, int] = {}
         self.claims: list[str] = []
+        self.offers: list[str] = []
+        """Standing grants that the queue knows of."""
         self.leases: dict[m.Lease, str] = {}
         """Leases and how the queue heard of their end: "", "completed", "given back", "lost"."""
+        self.withdrawn: list[str] = []
+        """Those that the session wants back."""
         self.tokenizing: list[str] = []
         self.engine: list[str] = []
         self.aborts: list[str] = []
@@ -74,6 +78,11 @@ class World(RuleBasedStateMachine):
         self.ack(effect)
         del self.booked[effect.request_id]  # a second release, or one of nothing, fails here
 
+    def on_SendGrantUsed(self, effect: m.SendGrantUsed) -> None:
+        assert self.scheduler_up
+        assert effect.epoch == self.epoch
+        self.booked[effect.announced] = self.booked.pop(effect.grant)
+
     def ack(self, effect: m.SendTokenizerAck | m.SendCompletionAck) -> None:
         assert self.scheduler_up
         assert effect.epoch == self.epoch
@@ -83,6 +92,15 @@ class World(RuleBasedStateMachine):
     def on_SendClaim(self, effect: m.SendClaim) -> None:
         assert self.queue_up
         self.claims.append(effect.request_id)
+
+    def on_SendOffer(self, effect: m.SendOffer) -> None:
+        assert self.queue_up
+        assert effect.grant in self.booked or not self.scheduler_up
+        self.offers.append(effect.grant)
+
+    def on_SendWithdraw(self, effect: m.SendWithdraw) -> None:
+        assert self.queue_up
+        self.withdrawn.append(effect.grant)
 
     def on_Tokenize(self, effect: m.Tokenize) -> None:
         self.tokenizing.append(effect.run_id)
@@ -159,13 +177,15 @@ class World(RuleBasedStateMachine):
         self.claims.clear()
         self.tell(m.QueueReached())
         self.queue_up = True
-        self.tell(m.QueueUp(60_000_000_000, 4))
+        self.tell(m.QueueUp(60_000_000_000, 4, takes_offers=True))
 
     @precondition(lambda self: self.queue_up)
     @rule()
     def queue_goes(self) -> None:
         self.queue_up = False
         self.claims.clear()
+        self.offers.clear()
+        self.withdrawn.clear()
         self.tell(m.QueueDown())
 
     @precondition(lambda self: self.scheduler_up)
@@ -176,6 +196,38 @@ class World(RuleBasedStateMachine):
         if settles and reserve:
             self.following.add(name)
         self.tell(m.Granted(name, "batch", blocks, settles, 1, reserve))
+
+    @precondition(lambda self: self.scheduler_up)
+    @rule(blocks=st.integers(1, 60), reserve=st.sampled_from([0, 2]))
+    def granted_in_advance(self, blocks: int, reserve: int) -> None:
+        name = f"standing/{next(self.numbers)}"
+        self.booked[name] = self.granted[name] = blocks
+        self.tell(m.Granted(name, "batch", blocks, True, 0, reserve, m.Standing("", False, 9, 9, 0)))
+
+    @precondition(lambda self: self.offers)
+    @rule(pick=picks, tokens=st.integers(1, 600), watched=st.booleans())
+    def met(self, pick: int, tokens: int, watched: bool) -> None:
+        grant = self.offers.pop(pick % len(self.offers))
+        name = f"r{next(self.numbers)}"
+        self.granted[name] = self.granted[grant]
+        if self.session._held.by_request[grant].follows_output:
+            self.following.add(name)
+        lease = m.Lease(name, 1, next(self.tokens))
+        self.leases[lease] = ""
+        self.tell(m.Delivered(lease, 1, tokens, watched, m.Met(grant, name)))
+
+    @precondition(lambda self: self.withdrawn)
+    @rule(pick=picks)
+    def had_back(self, pick: int) -> None:
+        grant = self.withdrawn.pop(pick % len(self.withdrawn))
+        if grant in self.offers:
+            self.offers.remove(grant)
+            self.tell(m.Refused(grant, False))
+
+    @precondition(lambda self: self.granted)
+    @rule(pick=picks)
+    def recalled_in_advance(self, pick: int) -> None:
+        self.tell(m.Recalled(list(self.granted)[pick % len(self.granted)]))
 
     @rule(pick=picks)
     def progressed(self, pick: int) -> None:
@@ -279,6 +331,9 @@ class World(RuleBasedStateMachine):
         self.tell(m.GraceOver())
         while self.claims:
             self.refused(0)
+        while self.withdrawn:
+            self.had_back(0)
+        assert not self.offers, "what is offered is taken back at the end"
         while self.aborts:
             self.aborted(0)
         for lease, how in list(self.leases.items()):

@@ -29,13 +29,14 @@ class Replay:
         self.now_ns = 100 * SECOND_NS
         self.policy = "virtual-channels"
         self.shares: dict[str, Share] = {"interactive": Share(4.0, 0.1), "batch": Share(1.0)}
+        self.standing_ns = 0
         self.machine = self.fresh_machine(started_ns=0)
         self.epochs: dict[str, int] = {}
         self.epoch = 0
         self.position = 0
 
     def fresh_machine(self, started_ns: int) -> Machine:
-        machine = Machine(POLICIES[self.policy], self.shares, 5 * SECOND_NS, started_ns)
+        machine = Machine(POLICIES[self.policy], self.shares, 5 * SECOND_NS, started_ns, standing_ns=self.standing_ns)
         machine.step(m.Tick(), self.now_ns)
         return machine
 
@@ -53,6 +54,11 @@ class Replay:
 
     def do_policy(self, words: list[str], _options: dict[str, str]) -> list[str]:
         self.policy = words[0]
+        self.machine = self.fresh_machine(started_ns=0)
+        return []
+
+    def do_standing(self, words: list[str], _options: dict[str, str]) -> list[str]:
+        self.standing_ns = int(words[0].removesuffix("ms")) * 1_000_000
         self.machine = self.fresh_machine(started_ns=0)
         return []
 
@@ -78,7 +84,9 @@ class Replay:
         holds = [item.split(":") for item in options.get("holds", "").split(",") if item]
         inventory = tuple(m.Holding(name, channel, int(blocks), int(seq)) for name, channel, blocks, seq in holds)
         models = tuple(options.get("models", "m").split(","))
-        return self.tell(m.WorkerOpened(self.epoch, words[0], options.get("instance", "i1"), models, engine, inventory))
+        instance = options.get("instance", "i1")
+        takes_standing = "standing" in options
+        return self.tell(m.WorkerOpened(self.epoch, words[0], instance, models, engine, inventory, takes_standing))
 
     def do_close(self, words: list[str], _options: dict[str, str]) -> list[str]:
         return self.tell(m.WorkerClosed(self.epochs[words[0]]))
@@ -98,6 +106,13 @@ class Replay:
         epoch = int(options.get("epoch", stream))
         told = (int(options.get(name, "0")) for name in ("prompt", "generated", "limit"))
         return self.tell(m.TokenizerAck(stream, epoch, words[1], int(options["seq"]), int(options["held"]), *told))
+
+    def do_used(self, words: list[str], options: dict[str, str]) -> list[str]:
+        worker, grant, name, channel, blocks = words
+        self.position += 1
+        stream = self.epochs[worker]
+        request = announced(name, channel, int(blocks), self.position)
+        return self.tell(m.GrantUsed(stream, int(options.get("epoch", stream)), grant, request))
 
     def do_release(self, words: list[str], options: dict[str, str]) -> list[str]:
         stream = self.epochs[words[0]]
@@ -149,6 +164,10 @@ class Replay:
                 target = f"{effect.worker_id}#{effect.epoch}"
                 text = f"grant {target} {effect.request_id} {effect.channel} {effect.booked_blocks}{settles}"
                 text += f" ahead {effect.reserve_output_tokens}" * bool(effect.reserve_output_tokens)
+                if effect.standing is not None:
+                    text += f" for {effect.standing.prompt_tokens}+{effect.standing.max_tokens}"
+            case m.Met():
+                text = f"met {effect.worker_id}#{effect.epoch} {effect.request.request_id} {effect.booked_blocks}"
             case m.SetWindow():
                 text = f"window {effect.channel} {effect.limit}"
             case m.RejectRequest():

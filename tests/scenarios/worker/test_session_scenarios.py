@@ -66,6 +66,11 @@ def value(kind: Any, text: str) -> Any:
     if kind is m.Lease:
         request_id, attempt, token = text.split("/")
         return m.Lease(request_id, int(attempt), int(token))
+    if kind == (m.Standing | None):
+        model, chat, *sizes = text.split("/")
+        return m.Standing(model, chat == "yes", *map(int, sizes))
+    if kind == (m.Met | None):
+        return m.Met(*text.split("/"))
     if kind is bool:
         return {"yes": True, "no": False}[text]
     if isinstance(kind, type) and issubclass(kind, Enum):

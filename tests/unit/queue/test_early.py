@@ -13,7 +13,7 @@ import pytest
 from services.queue.committer import SHORT_READ_BYTES, SHORT_WRITE_NS, RefusedError
 from services.queue.core import records
 from services.queue.core.effects import Accepted, Announce, Deliver, Gone, Write
-from services.queue.core.messages import BacklogOpened, Claim, NewRequest, SetWindow, Submit, Tick, WorkerOpened
+from services.queue.core.messages import BacklogOpened, Claim, NewRequest, Offer, SetWindow, Submit, Tick, WorkerOpened
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import NUMBERS_SKIPPED, Recovery, recover, store_id_of
 from services.queue.store import StoreDamagedError, StoreError
@@ -72,6 +72,20 @@ async def test_a_worker_has_its_request_while_the_lease_is_written(rig: Rig) -> 
     assert delivery.lease.request_id == name
     assert rig.ear.effects.index(delivery) < rig.ear.effects.index(said(rig, Gone)[0]), "the worker is waited for"
     assert not rig.store.scan(records.LEASES, b"", b"", 9)
+
+
+async def test_a_request_that_meets_an_offer_is_sent_while_it_is_written_itself(rig: Rig) -> None:
+    await rig.settled(Offer(2, "standing/1", "batch", "m", False, 100, 0, 4))
+    hold_up(rig)
+    answer = rig.committer.promise(lambda ticket: Submit(ticket, (NewRequest(meta(model="m"), b"fresh"),)))
+    await written(rig)
+    (delivery,) = said(rig, Deliver)
+    assert delivery.payload == b"fresh"
+    assert not rig.store.scan(records.PAYLOADS, records.seq_key(delivery.seq), b"", 1)
+    assert not answer.done(), "its client hears when it is on disk"
+    rig.store.may_write.set()
+    ((name, _),) = (await answer).acks
+    assert delivery.lease.request_id == name
 
 
 async def test_the_streams_go_first_where_the_loops_own_thread_writes(rig: Rig) -> None:

@@ -98,8 +98,8 @@ class Late:
         self.speaker = Speaker(WatchHub(), metrics, Telemetry(None), SystemClock(), greeting, read)
         self.link = self.speaker.links[1] = Link()
 
-    def deliver(self) -> None:
-        effect = fx.Deliver(1, 7, LeaseRef("s-7", 1, 9), False, 1, 2, meta())
+    def deliver(self, grant: str = "", payload: bytes | None = None) -> None:
+        effect = fx.Deliver(1, 7, LeaseRef("s-7", 1, 9), False, 1, 2, meta(), grant, payload)
         self.speaker.foretell(Early([effect], {}, []))
 
     async def heard(self) -> list[queue_pb2.QueueToWorker]:
@@ -137,6 +137,29 @@ async def test_a_claim_with_nothing_to_deliver_is_answered_so_that_its_credits_g
     assert answer is not None
     session.step(answer, 2)
     assert session.idle, "neither credits nor a claim are left"
+
+
+async def test_an_offer_with_nothing_to_deliver_is_answered_by_its_own_name() -> None:
+    late = Late(None)
+    late.deliver("standing/1")
+    (message,) = await late.heard()
+    session = Session(Sizes(capacity_blocks=100, blocks_total=100, block_size=16, max_model_len=1024))
+    session.step(m.QueueUp(LEASE_NS, 8, True), 1)
+    session.step(m.Granted("standing/1", "batch", 10, True, 0, 0, m.Standing("", False, 1, 1, 1)), 1)
+    assert session.held_blocks == 10
+    answer = worker_wire.queue_message(message)
+    assert answer is not None
+    session.step(answer, 2)
+    assert session.idle
+
+
+async def test_a_request_that_met_an_offer_is_not_read_later_for_it_may_not_be_in_the_store_yet() -> None:
+    late = Late(None)
+    behind = Request(text="x" * (MAX_UNSENT_PAYLOAD_BYTES + 1)).SerializeToString()
+    for payload in (behind, Request(text="fresh").SerializeToString()):
+        late.deliver("standing/1", payload)
+    _, message = await late.heard()
+    assert (message.deliver.request.text, message.deliver.grant) == ("fresh", "standing/1")
 
 
 async def test_a_late_delivery_that_cannot_be_read_ends_the_stream() -> None:

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
+from penstock.queue.v1 import queue_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2 import CreditsResponse
 from services.rpc.outbox import Outbox
@@ -42,13 +43,13 @@ class SetClock:
 class Shell:
     """A runner without a server: wake-ups by hand, spans and metrics kept in memory."""
 
-    def __init__(self, policy: str = "virtual-channels") -> None:
+    def __init__(self, policy: str = "virtual-channels", standing_ns: int = 0) -> None:
         self.clock = SetClock()
         self.registry = CollectorRegistry()
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        machine = Machine(POLICIES[policy], {"batch": Share()}, 0, 0)
+        machine = Machine(POLICIES[policy], {"batch": Share()}, 0, 0, standing_ns=standing_ns)
         spans = CreditSpans(Telemetry(provider))
         self.runner = Runner(machine, self.clock, spans, SchedulerMetrics(self.registry), 20)
         self.runner.feed([m.QueueOpened(("batch",))])
@@ -56,7 +57,7 @@ class Shell:
     def open(self, worker_id: str = "w1") -> WorkerStream:
         opened = scheduler_pb2.CreditsOpen(
             worker_id=worker_id, instance_id="i", capacity_blocks=10, block_size=1, max_model_len=100,
-            model="m", role=scheduler_pb2.WORKER_ROLE_UNIFIED, max_num_seqs=5,
+            model="m", role=scheduler_pb2.WORKER_ROLE_UNIFIED, max_num_seqs=5, takes_standing_grants=True,
         )  # fmt: skip
         stream = self.runner.open_worker(scheduler_pb2.WorkerToScheduler(open=opened))
         self.runner.wake()
@@ -105,6 +106,34 @@ async def test_spans_carry_what_was_booked_settled_and_released() -> None:
     (grant,) = [message.grant for message in await sent(stream.outbox) if message.HasField("grant")]
     assert wait.context is not None
     assert grant.traceparent == f"00-{TRACE_ID}-{wait.context.span_id:016x}-01"
+
+
+async def test_what_met_a_standing_grant_has_the_spans_and_counts_of_a_grant_that_nobody_waited_for() -> None:
+    shell = Shell(standing_ns=SECOND_NS)
+    stream = shell.open()
+    epoch = stream.epoch
+    shell.runner.feed([announced("r1", "batch", 1)])
+    shell.runner.wake()
+    shell.runner.feed([m.Gone("r1", m.GoneReason.CLAIMED)])
+    shell.runner.feed([m.CompletionAck(epoch, epoch, "r1", 1, m.ReleaseCause.COMPLETED)])
+    shell.runner.wake()
+    shell.exporter.clear()
+    request = queue_pb2.Announce(request_id="r2", channel="batch", attempt=1, traceparent=TRACEPARENT)
+    used = scheduler_pb2.GrantUsed(epoch=epoch, grant=f"standing/{epoch}-1", announced=request)
+    shell.runner.feed([wire.from_worker(scheduler_pb2.WorkerToScheduler(grant_used=used), epoch)])
+    shell.runner.feed([m.CompletionAck(epoch, epoch, "r2", 2, m.ReleaseCause.COMPLETED)])
+    shell.runner.wake()
+    wait, credit = shell.exporter.get_finished_spans()
+    for span in (wait, credit):
+        assert span.context is not None
+        assert span.attributes is not None
+        assert f"{span.context.trace_id:032x}" == TRACE_ID
+        assert span.attributes["penstock.request.id"] == "r2"
+        assert span.attributes["penstock.blocks.booked"] == 2
+    assert wait.start_time == wait.end_time
+    assert shell.registry.get_sample_value("penstock_scheduler_grant_wait_seconds_count", {"channel": "batch"}) == 2
+    standing = [message.grant for message in await sent(stream.outbox) if message.grant.HasField("standing")]
+    assert (standing[0].request_id, standing[0].standing.most_prompt_tokens) == (used.grant, 2)
 
 
 def test_metrics_show_credits_refunds_and_waits() -> None:

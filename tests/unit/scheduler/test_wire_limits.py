@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.queue.v1.queue_pb2 import Announce
 from penstock.scheduler.v1 import scheduler_pb2 as pb
 from services.scheduler import wire
 from services.scheduler.core import messages as m
@@ -16,6 +17,12 @@ SHAPE: dict[str, Any] = {
     "worker_id": "w", "instance_id": "i", "model": "m", "role": pb.WORKER_ROLE_UNIFIED,
     "capacity_blocks": 10, "block_size": 16, "max_model_len": 100, "max_num_seqs": 4,
 }  # fmt: skip
+
+
+def used(request_id: str, grant: str = "standing/1", size: str = "prompt_bytes", most: int = 1) -> pb.GrantUsed:
+    """Return what a worker says when its standing grant has met a request."""
+    fields: dict[str, Any] = {"request_id": request_id, size: most}
+    return pb.GrantUsed(grant=grant, announced=Announce(**fields))
 
 
 @pytest.mark.parametrize("field", wire.SHAPE_MOST)
@@ -36,6 +43,12 @@ def test_shapes_beyond_belief(field: str) -> None:
         ),
         (pb.WorkerToScheduler(completion_ack=pb.CompletionAck(request_id="r", output_tokens=1 << 41)), "output_tokens"),
         (pb.WorkerToScheduler(engine_report=pb.EngineReport(blocks_free=1 << 41)), "blocks_free"),
+        *[
+            (pb.WorkerToScheduler(grant_used=used("r", "g", size, 1 << 41)), f"grant_used.announced.{size}")
+            for size in ("prompt_bytes", "prompt_tokens", "max_tokens")
+        ],
+        (pb.WorkerToScheduler(grant_used=used("")), "grant_used.announced.request_id"),
+        (pb.WorkerToScheduler(grant_used=used("r", "")), "grant_used.grant"),
     ],
 )
 def test_numbers_beyond_belief(message: pb.WorkerToScheduler, field: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.queue.v1 import queue_pb2 as q
@@ -116,6 +118,35 @@ def test_a_grant_says_how_far_ahead_to_reserve() -> None:
     assert wire.granted(grant) == m.Granted("r1", "batch", 4, True, 2, 0)
     grant.reserve_output_tokens = 3
     assert wire.granted(grant).reserve_output_tokens == 3
+
+
+def test_a_worker_says_that_it_knows_standing_grants() -> None:
+    shape = EngineShape("test", 64, 16, 512, 8, 0, "tiny")
+    assert wire.credits_open("w", "i", shape, 60, ()).open.takes_standing_grants
+    opened = q.WorkOpened(lease_ns=1, max_inflight=2, takes_offers=True)
+    assert wire.queue_message(q.QueueToWorker(open=opened)) == m.QueueUp(1, 2, True)
+
+
+def test_a_standing_grant_is_offered_as_it_was_given() -> None:
+    most: dict[str, Any] = {
+        "model": "m", "chat": True, "most_prompt_bytes": 9, "most_prompt_tokens": 8, "most_output_tokens": 7,
+    }  # fmt: skip
+    grant = s.Grant(request_id="standing/1", channel="batch", booked_blocks=4, standing=s.Standing(**most))
+    standing = wire.granted(grant).standing
+    assert standing == m.Standing("m", True, 9, 8, 7)
+    offer = wire.offer(m.SendOffer("standing/1", "batch", standing)).offer
+    assert offer == q.Offer(grant="standing/1", channel="batch", **most)
+    assert wire.withdraw("standing/1").withdraw == q.Withdraw(grant="standing/1")
+    assert wire.granted(s.Grant(request_id="r1")).standing is None
+
+
+def test_a_request_that_met_a_standing_grant_is_told_of_as_the_queue_announced_it() -> None:
+    announced = q.Announce(request_id="r1", channel="batch", prompt_bytes=9, max_tokens=5)
+    delivered = wire.delivered(q.Deliver(lease=REF, grant="standing/1", announced=announced))
+    assert delivered.met == m.Met("standing/1", announced)
+    used = wire.grant_used(m.SendGrantUsed(7, "standing/1", delivered.met.announced)).grant_used
+    assert used == s.GrantUsed(epoch=7, grant="standing/1", announced=announced)
+    assert wire.delivered(q.Deliver(lease=REF)).met is None
 
 
 def test_a_tokenizer_ack_tells_what_is_held_and_how_far_the_output_is() -> None:

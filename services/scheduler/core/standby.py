@@ -1,0 +1,146 @@
+"""Gives, recalls and hands on standing grants (`standing`): the part that touches workers and their ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from services.scheduler.core import messages as m
+from services.scheduler.core.admission import Policy
+from services.scheduler.core.arbiter import Arbiter
+from services.scheduler.core.backlog import Backlog
+from services.scheduler.core.channel import Channel
+from services.scheduler.core.estimate import needed_blocks
+from services.scheduler.core.fleet import Fleet, Worker
+from services.scheduler.core.roster import Roster
+from services.scheduler.core.rules import below_ceiling
+from services.scheduler.core.standing import (
+    FREE_PER_GRANT,
+    LOOKS,
+    PREFIX,
+    RETURNED_PAUSE_NS,
+    Kind,
+    Most,
+    Standing,
+    template,
+)
+
+
+class StandBy:
+    """Keeps a grant standing for each kind of request that came lately, while nothing waits."""
+
+    def __init__(self, lifetime_ns: int, policy: Policy, fleet: Fleet, arbiter: Arbiter) -> None:
+        """Let each stand unused for `lifetime_ns`; 0 gives none, and so does a policy whose bookings do not settle."""
+        self._standing = Standing(lifetime_ns if policy.settles else 0)
+        self._policy = policy
+        self._fleet = fleet
+        self._arbiter = arbiter
+
+    def came(self, request: m.Announced, now_ns: int) -> Iterator[m.Recall]:
+        """Note a request that was granted; yield what must be recalled, for it was too small."""
+        return _recalls(self._standing.came(request, now_ns))
+
+    def look(self, backlog: Backlog, roster: Roster, now_ns: int) -> Iterable[m.Grant | m.Recall]:
+        """Give what should stand and does not, or recall everything, because somebody waits for room."""
+        if not self._standing.in_use:
+            return ()
+        if any(backlog.waiting.values()) and self._can_be_helped(roster):
+            return _recalls(self._standing.waits(now_ns))
+        missing = self._standing.missing(now_ns)
+        given = [self._give(kind, most, roster.channel(kind.channel), now_ns) for kind, most in missing]
+        if None in given:
+            self._standing.nowhere(now_ns)
+        return [grant for grant in given if grant is not None]
+
+    def _can_be_helped(self, roster: Roster) -> bool:
+        """Return whether somebody waits for a model that somebody serves; of many lines some are taken to be such."""
+        lines = (line for channel in roster.channels.values() for line in channel.lines.values() if len(line))
+        return any(count == LOOKS or self._fleet.serving(line.model) for count, line in enumerate(lines))
+
+    def tick(self, now_ns: int) -> Iterator[m.Recall]:
+        """Yield what has stood unused for long."""
+        return _recalls(self._standing.unused(now_ns))
+
+    def _give(self, kind: Kind, most: Most, channel: Channel, now_ns: int) -> m.Grant | None:
+        """Book the largest request that the grant is for, where there is most room; None if there is none to spare."""
+        request = template(PREFIX + repr((kind, most)), kind, most)
+        worker = max(self._able(request, channel, now_ns), key=lambda able: able.usable_blocks, default=None)
+        if worker is None:
+            return None
+        blocks = self._booking(request, worker)
+        name = self._standing.give(worker.epoch, kind, most, now_ns)
+        request = request._replace(request_id=name)
+        if not worker.ledger.book(name, kind.channel, blocks):
+            raise RuntimeError(f"{blocks} blocks cannot be booked for {name}, where there was room for more")
+        self._policy.booked(worker, request, blocks)
+        return m.Grant(
+            worker.epoch,
+            worker.worker_id,
+            name,
+            kind.channel,
+            blocks,
+            self._policy.settles,
+            0,
+            "",
+            now_ns,
+            self._policy.reserve_output_tokens,
+            request,
+        )
+
+    def _able(self, request: m.Announced, channel: Channel, now_ns: int) -> Iterator[Worker]:
+        """Yield the workers that can spare what the request books, and could run the largest there may be."""
+        workers = (worker for group in self._fleet.serving(request.model) for worker in group.workers.values())
+        for worker in islice(workers, LOOKS):
+            if not worker.takes_standing or now_ns < worker.standing_paused_until_ns or not worker.takes_grants(now_ns):
+                continue
+            if needed_blocks(request, worker.shape) > worker.shape.capacity_blocks:
+                continue
+            if self._can_spare(worker, channel, self._booking(request, worker), now_ns):
+                blocks = self._booking(request, worker)
+                if self._policy.room_blocks(request, worker, blocks) >= blocks:
+                    yield worker
+
+    def _can_spare(self, worker: Worker, channel: Channel, blocks: int, now_ns: int) -> bool:
+        out = [worker.ledger.reservation(name) for name in self._standing.on(worker.epoch)]
+        out_blocks = sum(reservation.held_blocks for reservation in out if reservation is not None)
+        if not below_ceiling(worker, channel, blocks):
+            return False
+        spare_blocks = self._arbiter.spare_blocks(worker, channel, now_ns) + out_blocks
+        spare_sequences = worker.most_sequences - worker.ledger.sequences + len(out)
+        return (
+            FREE_PER_GRANT * (out_blocks + blocks) <= spare_blocks
+            and FREE_PER_GRANT * (len(out) + 1) <= spare_sequences
+        )
+
+    def _booking(self, request: m.Announced, worker: Worker) -> int:
+        return max(self._policy.booking_blocks(request, worker.group.shape), 1)
+
+    def used(self, worker: Worker, grant: str, request: m.Announced) -> m.Met | None:
+        """Give the credits of a standing grant to the request that it met; None if it has none."""
+        reservation = worker.ledger.reservation(grant)
+        standing = grant.startswith(PREFIX) and not request.request_id.startswith(PREFIX)
+        if not standing or reservation is None or not worker.ledger.rename(grant, request.request_id):
+            return None
+        # Its channel is that of the grant, whatever the worker says.
+        request = request._replace(channel=reservation.channel)
+        self._standing.ended(grant)
+        self._policy.met(worker, grant, request, reservation.held_blocks)
+        return m.Met(worker.epoch, worker.worker_id, request, reservation.held_blocks)
+
+    def ended(self, worker: Worker, name: str, now_ns: int) -> None:
+        """Note that credits came home, of whatever; a worker that was not asked for them cannot offer any."""
+        if name.startswith(PREFIX) and self._standing.ended(name):
+            worker.standing_paused_until_ns = now_ns + RETURNED_PAUSE_NS
+
+    def closed(self, worker: Worker) -> None:
+        """Note that the stream of a worker has ended."""
+        self._standing.closed(worker.epoch)
+
+
+def of_earlier(inventory: Iterable[m.Holding]) -> set[str]:
+    """Return the standing grants in what a worker brings along: of an epoch that is over, and to be recalled."""
+    return {holding.request_id for holding in inventory if holding.request_id.startswith(PREFIX)}
+
+
+def _recalls(names: Iterable[tuple[int, str]]) -> Iterator[m.Recall]:
+    return (m.Recall(epoch, name) for epoch, name in names)
