@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 import grpc
@@ -182,9 +182,11 @@ def _to_one(call: Callable[..., Any], read: Read, door: _Door) -> Callable[..., 
 
 
 def _to_many(call: Callable[..., Any], read: Read, door: _Door) -> Callable[..., Any]:
-    async def handle(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        async with door.admit(context):
-            async for response in call(await read(requests, context), context):
-                yield response
+    async def handle(requests: AsyncIterator[Any], context: Context) -> None:
+        async with door.admit(context), aclosing(call(await read(requests, context), context)) as responses:
+            async for response in responses:
+                # Written here and not yielded to gRPC: a call that the guard ends while gRPC writes for it would end
+                # outside of `admit`, and its client would never be told a status.
+                await context.write(response)
 
     return handle
