@@ -17,6 +17,7 @@ from services.scheduler import wire
 from services.scheduler.core import messages as m
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.snapshot import Snapshot, take_snapshot
+from services.scheduler.core.standing import PREFIX
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.tracing import CreditSpans
 
@@ -124,6 +125,11 @@ class Runner:
     def knows(self, worker_id: str) -> bool:
         """Return whether the worker has a live epoch."""
         return self._machine.fleet.named(worker_id) is not None
+
+    def stands_ready(self, worker_id: str) -> bool:
+        """Return whether the worker has a grant that may still meet a request."""
+        worker = self._machine.fleet.named(worker_id)
+        return worker is not None and any(name.startswith(PREFIX) for name in worker.ledger)
 
     def stop(self) -> None:
         """Grant nothing more and end every worker's stream once it has sent what is queued."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +18,12 @@ from services.scheduler.runner import Runner, WorkerStream
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+WITHDRAWN_WITHIN_S = 1.0
+"""How long a worker that is to drain is waited for to withdraw what stands ready, which takes a round trip over it to
+the queue; one that is away does not answer."""
+
+WITHDRAWN_POLL_S = 0.005
 
 
 class SchedulerServicer:
@@ -87,7 +94,12 @@ class SchedulerServicer:
         """Stop granting to a worker and tell it to finish what it has."""
         view = await self._worker(request.worker_id, context)
         self._runner.feed([m.DrainRequested(request.worker_id)])
-        return scheduler_pb2.DrainWorkerResponse(reservations=view.reservations)
+        # What stands ready there may still meet a request: that is over when the call is answered.
+        until_s = time.monotonic() + WITHDRAWN_WITHIN_S
+        while self._runner.stands_ready(request.worker_id) and time.monotonic() < until_s:
+            await asyncio.sleep(WITHDRAWN_POLL_S)
+        now = {found.worker_id: found.reservations for found in self._runner.snapshot().workers}
+        return scheduler_pb2.DrainWorkerResponse(reservations=now.get(request.worker_id, view.reservations))
 
     async def UndrainWorker(
         self, request: scheduler_pb2.UndrainWorkerRequest, context: Context

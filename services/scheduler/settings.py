@@ -43,9 +43,10 @@ class SchedulerSettings(ChannelledSettings):
     )
 
     standing_grant_s: Seconds = Field(
-        2.0,
+        0.0,
         ge=0,
-        description="Seconds that a grant given before its request stands unused, while nothing waits; 0 gives none.",
+        description="Seconds that a grant given before its request stands unused, while nothing waits (2, say);"
+        " 0 gives none.",
     )
     target_preemptions_per_1000: float = Field(
         DEFAULT_TARGET_PER_1000,

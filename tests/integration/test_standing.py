@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock import Outcome, SyncClient
+from penstock import Outcome, RequestState, SyncClient
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.integration.test_metrics import scrape
 from tests.support.fleet import Fleet
@@ -18,9 +18,9 @@ USED = "penstock_scheduler_standing_grants_used_total"
 
 
 def test_requests_that_come_alone_meet_grants_that_stand_ready(make_fleet: Callable[..., Fleet]) -> None:
-    fleet = make_fleet()
+    fleet = make_fleet(scheduler_flags=["--standing-grant-s", "2"])
     worker = fleet.add_worker("w1", SIMULATED_FLAGS)
-    with SyncClient(fleet.queue.address) as client:
+    with SyncClient(fleet.queue.address, fleet.scheduler.address) as client:
 
         def answered() -> bool:
             for _ in range(10):
@@ -33,6 +33,12 @@ def test_requests_that_come_alone_meet_grants_that_stand_ready(make_fleet: Calla
         assert alone.outcome is Outcome.COMPLETED, "the grant still stands"
         fleet.scheduler.start()
         wait_for(answered, "others to be used after a new start")
+
+        assert client.drain_worker("w1") == 0
+        waits = client.submit(prompt="nobody may run it", max_tokens=2)
+        assert client.get(waits).state is RequestState.READY, "nothing stands on a worker that has been told to drain"
+        client.undrain_worker("w1")
+        assert client.result(waits).outcome is Outcome.COMPLETED
 
     def at_home() -> bool:
         scheduler = scrape(fleet.scheduler)
