@@ -122,8 +122,8 @@ def test_it_stands_where_the_largest_that_it_is_for_could_run() -> None:
     other = rig(2000, "predictive")
     other.open("small", shape(200), takes_standing=True)
     run_one(other, blocks=2, max_tokens=1000)
-    other.announce("b", 1900)
-    use(other, blocks=2, max_tokens=1000)
+    other.tell(m.DrainRequested("w"))
+    other.release(standing(other)[-1], m.ReleaseCause.RECALLED)
     other.wait(20)
     other.tell(m.Tick())
     assert {grant.worker_id for grant in standing(other)} == {"w"}, "of 1,000 tokens small could run none"
