@@ -167,17 +167,17 @@ class Ledger:
         self._move(reservation, growth)
         return Change(Verdict.APPLIED, -growth)
 
-    def rename(self, name: str, request_id: str) -> int:
-        """Give a reservation to the request it was made for before there was one; return the blocks it holds.
+    def rename(self, name: str, request_id: str) -> bool:
+        """Give a reservation to the request it was made for before there was one.
 
-        0, changing nothing, if there is no reservation of that name or the request has one.
+        False, changing nothing, if there is no reservation of that name or the request has one.
         """
         reservation = self._reservations.get(name)
         if reservation is None or request_id in self._reservations:
-            return 0
+            return False
         self._reservations[request_id] = self._reservations.pop(name)
         reservation.seq = max(self._last_seqs.pop(request_id, 0), reservation.seq)
-        return reservation.held_blocks
+        return True
 
     def release(self, request_id: str, seq: int) -> Change:
         """End the reservation: everything it still holds comes home."""

@@ -108,7 +108,7 @@ class Machine:
         if self.queue_connected:
             self._arbiter.begin(now_ns)
             while (placement := self._arbiter.next()) is not None:
-                self._grant(placement)
+                self._grant(placement, now_ns)
             self._effects.extend(self._stand_by.look(self.backlog, self._roster, now_ns))
         return self._taken_effects()
 
@@ -130,7 +130,7 @@ class Machine:
 
     # ---- grants ----
 
-    def _grant(self, placement: Placement) -> None:
+    def _grant(self, placement: Placement, now_ns: int) -> None:
         entry, worker, blocks = placement.entry, placement.worker, placement.blocks
         request = entry.announced
         if not worker.ledger.book(entry.request_id, request.channel, blocks, max(request.n, 1)):
@@ -140,7 +140,7 @@ class Machine:
         self._arbiter.placed(placement)
         entry.epoch = worker.epoch
         self.counters.grants[request.channel] += 1
-        self._effects.extend(self._stand_by.came(request, entry.announced_ns))
+        self._effects.extend(self._stand_by.came(request, now_ns))
         self._effects.append(
             m.Grant(
                 worker.epoch,

@@ -95,10 +95,10 @@ class StandBy:
                 continue
             if needed_blocks(request, worker.shape) > worker.shape.capacity_blocks:
                 continue
-            if self._can_spare(worker, channel, self._booking(request, worker), now_ns):
-                blocks = self._booking(request, worker)
-                if self._policy.room_blocks(request, worker, blocks) >= blocks:
-                    yield worker
+            blocks = self._booking(request, worker)
+            spare = self._can_spare(worker, channel, blocks, now_ns)
+            if spare and self._policy.room_blocks(request, worker, blocks) >= blocks:
+                yield worker
 
     def _can_spare(self, worker: Worker, channel: Channel, blocks: int, now_ns: int) -> bool:
         out = [worker.ledger.reservation(name) for name in self._standing.on(worker.epoch)]

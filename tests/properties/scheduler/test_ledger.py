@@ -78,12 +78,10 @@ class AnyOrder(RuleBasedStateMachine):
         before, held = state(self.ledger), self.ledger.reservation(name)
         free = self.ledger.free_blocks
         possible = held is not None and other not in self.ledger
-        blocks = self.ledger.rename(name, other)
-        if held is None or not possible:
-            assert not blocks
+        assert self.ledger.rename(name, other) == possible
+        if not possible:
             assert state(self.ledger) == before
         else:
-            assert blocks == held.held_blocks
             assert name not in self.ledger
             assert self.ledger.reservation(other) is held
             assert self.ledger.free_blocks == free

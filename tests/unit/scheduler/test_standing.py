@@ -179,6 +179,14 @@ def test_where_there_is_no_room_it_is_looked_for_no_more_often_than_every_so_oft
     assert made.machine._stand_by._standing.missing(made.now_ns)
 
 
+def test_a_kind_came_when_it_was_granted_however_long_it_waited() -> None:
+    made = Rig(SHARES, standing_ns=2 * SECOND_NS)
+    (name,) = made.announce("a", 2)
+    made.wait(3000)
+    made.open("w", shape(100), takes_standing=True)
+    assert made.granted == [name, standing(made)[0].request_id]
+
+
 def test_one_large_request_does_not_count_for_ever() -> None:
     made = rig(800)
     run_one(made, max_tokens=700)
