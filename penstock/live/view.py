@@ -144,7 +144,7 @@ def _fleet(reading: Reading, channels: tuple[Channel, ...], workers: tuple[Worke
     queue, fleet = reading.queue, reading.fleet
     return Fleet(
         sum(c.waiting or 0 for c in channels) if queue else None,
-        sum(w.reservations for w in workers) if fleet else None,
+        sum(c.running or 0 for c in channels) if fleet else None,
         rate.requests_per_s if rate else None,
         rate.tokens_per_s if rate else None,
         queue.dead if queue else None,

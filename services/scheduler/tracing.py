@@ -16,7 +16,7 @@ class CreditSpans:
         self._telemetry = telemetry
         self._open: dict[tuple[int, str], trace.Span] = {}
 
-    def granted(self, grant: m.Grant, now_ns: int) -> str:
+    def granted(self, grant: m.Grant, now_ns: int, stood_ready: bool = False) -> str:
         """Record the wait, open the reservation's span, and return the wait's traceparent for the worker to join."""
         if not self._telemetry.enabled:
             return grant.traceparent
@@ -26,6 +26,7 @@ class CreditSpans:
             "penstock.channel": grant.channel,
             "penstock.attempt": grant.attempt,
             "penstock.blocks.booked": grant.booked_blocks,
+            **({"penstock.grant.standing": True} if stood_ready else {}),
         }
         traceparent = self._telemetry.record(
             "scheduler.grant", grant.traceparent, min(grant.announced_ns, now_ns), now_ns, attributes
@@ -50,6 +51,7 @@ class CreditSpans:
                 now_ns,
             ),
             now_ns,
+            stood_ready=True,
         )
 
     def settled(self, settled: m.Settled) -> None:

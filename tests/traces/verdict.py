@@ -47,6 +47,9 @@ PARENTS = {
     **dict.fromkeys(("engine.prefill", "engine.decode"), (GENERATION,)),
 }
 
+STOOD_READY = "penstock.grant.standing"
+"""Of a `scheduler.grant` that was there before its request, which is delivered without having been claimed."""
+
 OF_THE_WORKER = ("worker.tokenize", GENERATION, "engine.prefill", "engine.decode", "worker.complete")
 
 SAME_MOMENT_NS = 2_000_000
@@ -185,9 +188,10 @@ class Trace:
         """The attempt that answered: every span of its worker, in order; or the queue tells what a kill has cost."""
         spans = {name: self._of(name, attempt) for name in OF_THE_WORKER}
         worker = lease.attributes["penstock.worker.id"]
-        spans["worker.claim"] = [
-            s for s in self._by_name["worker.claim"] if s.attributes["penstock.worker.id"] == worker
-        ]
+        if not any(STOOD_READY in grant.attributes for grant in self._of("scheduler.grant", attempt)):
+            spans["worker.claim"] = [
+                s for s in self._by_name["worker.claim"] if s.attributes["penstock.worker.id"] == worker
+            ]
         missing = sorted(name for name, found in spans.items() if not found)
         if missing and not killed:
             yield f"no {', '.join(missing)}, and its worker lived on"
@@ -199,11 +203,13 @@ class Trace:
 
     def _order_faults(self, spans: Mapping[str, ReceivedSpan], lease: ReceivedSpan) -> Iterator[str]:
         (persist,), (complete,) = self._by_name["queue.persist"], self._by_name["queue.complete"]
-        # One whose grant is unknown has been found to hang loose.
-        grant = self._by_id.get(spans["worker.claim"].parent_id, persist)
+        asked, delivered = [], []
+        if claim := spans.get("worker.claim"):
+            # One whose grant is unknown has been found to hang loose.
+            asked = [("granted", self._by_id.get(claim.parent_id, persist).end_ns), ("claimed", claim.start_ns)]
+            delivered = [("delivered", claim.end_ns)]
         moments = [
-            ("persisted", persist.start_ns), ("granted", grant.end_ns), ("claimed", spans["worker.claim"].start_ns),
-            ("leased", lease.start_ns), ("delivered", spans["worker.claim"].end_ns),
+            ("persisted", persist.start_ns), *asked, ("leased", lease.start_ns), *delivered,
             ("tokenized", spans["worker.tokenize"].end_ns), ("engine started", spans["engine.prefill"].start_ns),
             ("first token", spans["engine.prefill"].end_ns), ("decoding", spans["engine.decode"].start_ns),
             ("last token", spans["engine.decode"].end_ns), ("sent", spans["worker.complete"].start_ns),

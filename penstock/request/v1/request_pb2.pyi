@@ -914,7 +914,7 @@ class Credits(_message.Message):
     RELEASED_BLOCKS_FIELD_NUMBER: _builtins.int
     TOKENIZER_ACKS_FIELD_NUMBER: _builtins.int
     granted_unix_ns: _builtins.int
-    """When the worker got the grant, Unix time in nanoseconds."""
+    """When the worker got the grant, Unix time in nanoseconds; before the submit if it stood ready."""
     booked_blocks: _builtins.int
     """Blocks booked by the grant."""
     settled_blocks: _builtins.int

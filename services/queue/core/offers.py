@@ -71,6 +71,7 @@ def fits(meta: RequestMeta, offer: Offer) -> bool:
         and meta.prompt_tokens <= offer.most_prompt_tokens
         and meta.max_tokens <= offer.most_output_tokens
         # What one request tells bounds nothing of one that does not tell it.
+        and (meta.prompt_bytes > 0) == (offer.most_prompt_bytes > 0)
         and (meta.prompt_tokens > 0) == (offer.most_prompt_tokens > 0)
         and (meta.max_tokens > 0) == (offer.most_output_tokens > 0)
     )

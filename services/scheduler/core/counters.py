@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from services.scheduler.core.messages import CompletionAck, ReleaseCause
+from services.scheduler.core.standing import PREFIX
+
 EPOCH_END = "epoch_end"
 TOKENIZER_ACK = "tokenizer_ack"
 COMPLETION_ACK = "completion_ack"
 GRANT_USED = "grant_used"
+STANDING_UNUSED = "standing_unused"
+
+CAUSE_NAMES = {cause: cause.name.lower() for cause in ReleaseCause}
 
 
 @dataclass(slots=True)
@@ -20,7 +26,7 @@ class Counters:
     standing_used: Counter[str] = field(default_factory=Counter)
     """Those of them that stood ready before their request, by channel."""
     refunds: Counter[str] = field(default_factory=Counter)
-    """ACKs or epoch ends that sent blocks home: by `tokenizer_ack`, release cause, or `epoch_end`."""
+    """ACKs or epoch ends that sent blocks home: by `tokenizer_ack`, release cause, `standing_unused` or `epoch_end`."""
     refunded_blocks: Counter[str] = field(default_factory=Counter)
     """Blocks they sent home, by the same names."""
     stale: Counter[str] = field(default_factory=Counter)
@@ -41,3 +47,7 @@ class Counters:
         if blocks > 0:
             self.refunds[cause] += 1
             self.refunded_blocks[cause] += blocks
+
+    def released(self, ack: CompletionAck, blocks: int) -> None:
+        """Count `blocks` that an ACK brought home; what stood for nobody has completed nothing."""
+        self.refunded(STANDING_UNUSED if ack.request_id.startswith(PREFIX) else CAUSE_NAMES[ack.cause], blocks)

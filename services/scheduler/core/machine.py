@@ -43,9 +43,6 @@ MOST_UNSERVED_NAMES = 100
 OTHER_MODELS = "(others)"
 """What the rest of them is counted under."""
 
-CAUSE_NAMES = {cause: cause.name.lower() for cause in m.ReleaseCause}
-"""What refunds are counted under."""
-
 
 class Machine:
     """Owns the fleet's ledgers, the backlog, the channels and the arbiter."""
@@ -385,7 +382,7 @@ class Machine:
             self._absorb(change, COMPLETION_ACK)
             return
         self.policy.released(worker, ack)
-        self.counters.refunded(CAUSE_NAMES[ack.cause], change.refunded_blocks)
+        self.counters.released(ack, change.refunded_blocks)
         self._effects.append(m.Released(ack.epoch, ack.request_id, ack.cause, change.refunded_blocks))
         if ack.cause is m.ReleaseCause.UNCLAIMED:
             worker.paused_until_ns = now_ns + UNCLAIMED_PAUSE_NS
@@ -419,7 +416,7 @@ class Machine:
             self._end_epoch(worker, now_ns)
         for request_id in self.backlog.overdue(now_ns):
             self._move(request_id, Event.OVERDUE)
-        self._effects.extend(self._stand_by.tick(now_ns))
+        self._effects.extend(self._stand_by.tick(self._roster, now_ns))
         became_known = not self._fleet_known and now_ns >= self._fleet_known_ns
         self._fleet_known |= became_known
         if over or became_known:

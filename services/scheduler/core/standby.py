@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.admission import Policy
@@ -11,7 +12,7 @@ from services.scheduler.core.arbiter import Arbiter
 from services.scheduler.core.backlog import Backlog
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.estimate import needed_blocks
-from services.scheduler.core.fleet import Fleet, Worker
+from services.scheduler.core.fleet import Fleet, Group, Worker
 from services.scheduler.core.roster import Roster
 from services.scheduler.core.rules import below_ceiling
 from services.scheduler.core.standing import (
@@ -19,11 +20,23 @@ from services.scheduler.core.standing import (
     LOOKS,
     PREFIX,
     RETURNED_PAUSE_NS,
+    ROOMIER,
+    WORKER_LOOKS,
+    Given,
     Kind,
     Most,
     Standing,
     template,
 )
+
+
+class Place(NamedTuple):
+    """Where a standing grant may be given, for which requests, and what it would book."""
+
+    worker: Worker
+    most: Most
+    request: m.Announced
+    blocks: int
 
 
 class StandBy:
@@ -47,9 +60,7 @@ class StandBy:
         if any(backlog.waiting.values()) and self._can_be_helped(roster):
             return _recalls(self._standing.waits(now_ns))
         missing = self._standing.missing(now_ns)
-        given = [self._give(kind, most, roster.channel(kind.channel), now_ns) for kind, most in missing]
-        if None in given:
-            self._standing.nowhere(now_ns)
+        given = (self._give(kind, most, roster.channel(kind.channel), now_ns) for kind, most in missing)
         return [grant for grant in given if grant is not None]
 
     def _can_be_helped(self, roster: Roster) -> bool:
@@ -57,17 +68,29 @@ class StandBy:
         lines = (line for channel in roster.channels.values() for line in channel.lines.values() if len(line))
         return any(count == LOOKS or self._fleet.serving(line.model) for count, line in enumerate(lines))
 
-    def tick(self, now_ns: int) -> Iterator[m.Recall]:
-        """Yield what has stood unused for long."""
-        return _recalls(self._standing.unused(now_ns))
+    def tick(self, roster: Roster, now_ns: int) -> Iterator[m.Recall]:
+        """Yield what has stood unused for long, and what would be given elsewhere by now."""
+        yield from _recalls(self._standing.unused(now_ns))
+        for name, given in self._standing.out():
+            if self._is_misplaced(name, given, roster.channel(given.kind.channel), now_ns):
+                yield from _recalls(self._standing.misplaced(name))
+
+    def _is_misplaced(self, name: str, given: Given, channel: Channel, now_ns: int) -> bool:
+        """Return whether another worker has clearly more room for what the grant is for."""
+        worker = self._fleet.get(given.epoch)
+        reservation = None if worker is None else worker.ledger.reservation(name)
+        best = self._best_place(given.kind, given.most, channel, now_ns)
+        if worker is None or reservation is None or best is None:
+            return False
+        return best.worker.usable_blocks > ROOMIER * (worker.usable_blocks + reservation.held_blocks)
 
     def _give(self, kind: Kind, most: Most, channel: Channel, now_ns: int) -> m.Grant | None:
         """Book the largest request that the grant is for, where there is most room; None if there is none to spare."""
-        request = template(PREFIX + repr((kind, most)), kind, most)
-        worker = max(self._able(request, channel, now_ns), key=lambda able: able.usable_blocks, default=None)
-        if worker is None:
+        place = self._best_place(kind, most, channel, now_ns)
+        if place is None:
+            self._standing.nowhere(kind, now_ns)
             return None
-        blocks = self._booking(request, worker)
+        worker, most, request, blocks = place
         name = self._standing.give(worker.epoch, kind, most, now_ns)
         request = request._replace(request_id=name)
         if not worker.ledger.book(name, kind.channel, blocks):
@@ -87,18 +110,29 @@ class StandBy:
             request,
         )
 
-    def _able(self, request: m.Announced, channel: Channel, now_ns: int) -> Iterator[Worker]:
-        """Yield the workers that can spare what the request books, and could run the largest there may be."""
-        workers = (worker for group in self._fleet.serving(request.model) for worker in group.workers.values())
-        for worker in islice(workers, LOOKS):
-            if not worker.takes_standing or now_ns < worker.standing_paused_until_ns or not worker.takes_grants(now_ns):
+    def _best_place(self, kind: Kind, most: Most, channel: Channel, now_ns: int) -> Place | None:
+        """Return the roomiest worker that can spare what the largest request of the kind books, and could run it."""
+        places = (
+            place
+            for group in self._fleet.serving(kind.model)
+            for place in self._places(group, kind, most.within(group.shape.max_model_len), channel, now_ns)
+        )
+        return max(places, key=lambda place: place.worker.usable_blocks, default=None)
+
+    def _places(self, group: Group, kind: Kind, most: Most, channel: Channel, now_ns: int) -> Iterator[Place]:
+        request = template(PREFIX + repr((kind, most)), kind, most)
+        needed = needed_blocks(request, group.shape)
+        blocks = max(self._policy.booking_blocks(request, group.shape), 1)
+        able = (
+            worker
+            for worker in channel.openings(group).roomiest_first(blocks, now_ns)
+            if worker.takes_standing and now_ns >= worker.standing_paused_until_ns
+        )
+        for worker in islice(able, WORKER_LOOKS):
+            if needed > worker.shape.capacity_blocks or not self._can_spare(worker, channel, blocks, now_ns):
                 continue
-            if needed_blocks(request, worker.shape) > worker.shape.capacity_blocks:
-                continue
-            blocks = self._booking(request, worker)
-            spare = self._can_spare(worker, channel, blocks, now_ns)
-            if spare and self._policy.room_blocks(request, worker, blocks) >= blocks:
-                yield worker
+            if self._policy.room_blocks(request, worker, blocks) >= blocks:
+                yield Place(worker, most, request, blocks)
 
     def _can_spare(self, worker: Worker, channel: Channel, blocks: int, now_ns: int) -> bool:
         out = [worker.ledger.reservation(name) for name in self._standing.on(worker.epoch)]
@@ -111,9 +145,6 @@ class StandBy:
             FREE_PER_GRANT * (out_blocks + blocks) <= spare_blocks
             and FREE_PER_GRANT * (len(out) + 1) <= spare_sequences
         )
-
-    def _booking(self, request: m.Announced, worker: Worker) -> int:
-        return max(self._policy.booking_blocks(request, worker.group.shape), 1)
 
     def used(self, worker: Worker, grant: str, request: m.Announced) -> m.Met | None:
         """Give the credits of a standing grant to the request that it met; None if it has none."""

@@ -38,7 +38,13 @@ WEIGHT: Final = 4
 """The last prompt counts for one part in so many of what the next grant is for."""
 
 LOOKS: Final = 64
-"""Workers among which the roomiest is chosen, and lines that are searched for somebody who waits."""
+"""Lines that are searched for somebody who waits."""
+
+WORKER_LOOKS: Final = 8
+"""Workers of a group that are asked for room, the roomiest first: each request that meets a grant pays for the next."""
+
+ROOMIER: Final = 2
+"""One that stands unused on a worker is recalled when another has more than so many times its room."""
 
 
 class Kind(NamedTuple):
@@ -47,15 +53,18 @@ class Kind(NamedTuple):
     channel: str
     model: str
     chat: bool
+    sized: bool
+    """Whether the prompt's bytes are known."""
     counted: bool
-    """Whether the number of prompt tokens is known."""
+    """Whether the number of prompt tokens is known. Of ids that the worker is to truncate neither is."""
     limited: bool
     """Whether a number of output tokens is asked for."""
 
 
 def kind_of(request: Announced) -> Kind:
     """Return the kind of a request."""
-    return Kind(request.channel, request.model, request.chat, request.prompt_tokens > 0, request.max_tokens > 0)
+    known = request.prompt_bytes > 0, request.prompt_tokens > 0, request.max_tokens > 0
+    return Kind(request.channel, request.model, request.chat, *known)
 
 
 class Most(NamedTuple):
@@ -73,6 +82,10 @@ class Most(NamedTuple):
             and request.max_tokens <= self.output_tokens
         )
 
+    def within(self, window_tokens: int) -> Most:
+        """Return the largest of these that a window of so many tokens may run: one is left for output."""
+        return self._replace(prompt_tokens=min(self.prompt_tokens, window_tokens - 1))
+
     def after(self, request: Announced) -> Most:
         """Return what the next one should admit: twice the prompts of late, on average, and the outputs of late."""
         return Most(
@@ -88,10 +101,11 @@ def twice(request: Announced) -> Most:
 
 
 class Wanted(NamedTuple):
-    """What should stand for a kind, and when a request of the kind came last."""
+    """What should stand for a kind, when a request of the kind came last, and when to look for room again."""
 
     most: Most
     came_ns: int
+    look_ns: int
 
 
 class Given(NamedTuple):
@@ -132,26 +146,36 @@ class Standing:
         kind = kind_of(request)
         before = self._wanted.pop(kind, None)
         most = twice(request) if before is None else before.most.after(request)
-        self._wanted[kind] = Wanted(most, now_ns)
-        if len(self._wanted) > MOST_KINDS:
-            self._wanted.popitem(last=False)
-        if not self._given or not most.admits(request):
+        self._wanted[kind] = Wanted(most, now_ns, 0 if before is None else before.look_ns)
+        dropped = self._wanted.popitem(last=False)[0] if len(self._wanted) > MOST_KINDS else None
+        if not self._given:
             return []
-        small = [name for name, given in self._given.items() if given.kind == kind and not given.most.admits(request)]
-        return self._recall(small)
+        outgrown = kind if most.admits(request) else None
+        return self._recall(
+            [
+                name
+                for name, given in self._given.items()
+                if given.kind == dropped or (given.kind == outgrown and not given.most.admits(request))
+            ]
+        )
 
     def missing(self, now_ns: int) -> list[tuple[Kind, Most]]:
-        """Return the kinds that should have one and have none."""
+        """Return the kinds that should have one and have none, as many as may still be given."""
         while self._wanted and now_ns - next(iter(self._wanted.values())).came_ns >= self._lifetime_ns:
             self._wanted.popitem(last=False)
         if not self._wanted or now_ns < self._calm_from_ns:
             return []
         out = {given.kind for given in self._given.values()}
-        return [(kind, wanted.most) for kind, wanted in self._wanted.items() if kind not in out]
+        kinds = [
+            (kind, wanted.most)
+            for kind, wanted in reversed(self._wanted.items())
+            if kind not in out and now_ns >= wanted.look_ns
+        ]
+        return kinds[: max(MOST_KINDS - len(self._given), 0)]
 
-    def nowhere(self, now_ns: int) -> None:
+    def nowhere(self, kind: Kind, now_ns: int) -> None:
         """Note that there is no room for one: looking again at every wake-up would cost more than it brings."""
-        self._calm_from_ns = max(self._calm_from_ns, now_ns + CALM_NS)
+        self._wanted[kind] = self._wanted[kind]._replace(look_ns=now_ns + CALM_NS)
 
     def waits(self, now_ns: int) -> list[tuple[int, str]]:
         """Note that a request waits; return all that are out, to be recalled."""
@@ -176,6 +200,14 @@ class Standing:
         unasked = self._given.pop(name, None) is not None and name not in self._recalled
         self._recalled.discard(name)
         return unasked
+
+    def out(self) -> list[tuple[str, Given]]:
+        """Return those that are out and may stand on, by name."""
+        return [(name, given) for name, given in self._given.items() if name not in self._recalled]
+
+    def misplaced(self, name: str) -> list[tuple[int, str]]:
+        """Note that one should stand elsewhere; return it, to be recalled."""
+        return self._recall([name])
 
     def closed(self, epoch: int) -> None:
         """Forget those of an epoch: its worker will say what has become of them."""

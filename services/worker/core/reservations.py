@@ -73,13 +73,12 @@ class Reservations:
         else:
             self.leave(entry, Input.UNCLAIM, Cause.RECALLED, now_ns)
 
-    def meet(self, entry: Entry, request_id: str, announced: Any, now_ns: int) -> None:
+    def meet(self, entry: Entry, request_id: str, announced: Any) -> None:
         """Give the reservation of a standing grant to the request that it has met."""
         grant = entry.request_id
         self.by_request[request_id] = self.by_request.pop(grant)
         entry.request_id = request_id
         entry.standing = None
-        entry.granted_ns = now_ns
         self._peers.grant_used(grant, announced)
 
     def recall(self, request_id: str, now_ns: int) -> None:

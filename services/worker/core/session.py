@@ -214,7 +214,7 @@ class Session:
             # The ledger has one booking per request, and an earlier run has not let go of its own.
             self._held.leave(entry, Input.REFUSE, Cause.RECALLED, now_ns)
             return None
-        self._held.meet(entry, request_id, message.met.announced, now_ns)
+        self._held.meet(entry, request_id, message.met.announced)
         return entry
 
     def _refused(self, message: m.Refused, now_ns: int) -> None:

@@ -68,6 +68,7 @@ def test_one_frame_meets_one_offer_and_the_rest_waits(queue: Queue) -> None:
         meta(chat=True),
         meta(n=2),
         meta(prompt_bytes=101),
+        meta(prompt_bytes=0),
         meta(prompt_bytes=0, prompt_tokens=1),
         meta(max_tokens=5),
         meta(max_tokens=0),

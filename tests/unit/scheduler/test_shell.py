@@ -103,6 +103,8 @@ async def test_spans_carry_what_was_booked_settled_and_released() -> None:
     assert credit.attributes["penstock.blocks.released"] == 4
     assert credit.attributes["penstock.release.cause"] == "completed"
     assert credit.end_time == 3 * SECOND_NS
+    assert wait.attributes is not None
+    assert "penstock.grant.standing" not in wait.attributes
     (grant,) = [message.grant for message in await sent(stream.outbox) if message.HasField("grant")]
     assert wait.context is not None
     assert grant.traceparent == f"00-{TRACE_ID}-{wait.context.span_id:016x}-01"
@@ -131,6 +133,8 @@ async def test_what_met_a_standing_grant_has_the_spans_and_counts_of_a_grant_tha
         assert span.attributes["penstock.request.id"] == "r2"
         assert span.attributes["penstock.blocks.booked"] == 2
     assert wait.start_time == wait.end_time
+    assert wait.attributes is not None
+    assert wait.attributes["penstock.grant.standing"] is True
     assert shell.registry.get_sample_value("penstock_scheduler_grant_wait_seconds_count", {"channel": "batch"}) == 2
     standing = [message.grant for message in await sent(stream.outbox) if message.grant.HasField("standing")]
     assert (standing[0].request_id, standing[0].standing.most_prompt_tokens) == (used.grant, 2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from services.scheduler import wire
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import State
 from services.scheduler.core.channel import Share
 from services.scheduler.core.snapshot import take_snapshot
-from tests.support.scheduling import SECOND_NS, Rig, announced, shape
+from services.scheduler.core.standing import MOST_KINDS, PREFIX
+from tests.support.scheduling import SECOND_NS, WINDOW_TOKENS, Rig, announced, shape
 
 SHARES = {"a": Share(), "b": Share()}
 
@@ -22,6 +24,11 @@ def rig(capacity_blocks: int = 100, policy: str = "virtual-channels", seqs: int 
 
 def standing(made: Rig) -> list[m.Grant]:
     return [grant for grant in made.grants if grant.standing is not None]
+
+
+def out(made: Rig) -> set[str]:
+    """Return the names of those for which credits are booked."""
+    return {name for worker in made.machine.fleet for name in worker.ledger if name.startswith(PREFIX)}
 
 
 def run_one(made: Rig, channel: str = "a", blocks: int = 2, **changes: object) -> None:
@@ -269,6 +276,65 @@ def test_many_kinds_have_turns_and_large_or_several_completions_have_none() -> N
     assert len(standing(made)) == before
 
 
+def test_what_tells_nothing_of_its_prompt_is_of_a_kind_of_its_own() -> None:
+    made = rig(100_000)
+    run_one(made, blocks=0, prompt_bytes=40)
+    run_one(made, blocks=0)
+    told = [(grant.standing.prompt_bytes, grant.booked_blocks) for grant in standing(made) if grant.standing]
+    assert told == [(80, WINDOW_TOKENS - 1), (0, WINDOW_TOKENS - 1)]
+    assert len(out(made)) == 2
+
+
+def test_it_is_for_no_more_than_a_window_holds() -> None:
+    made = rig(100_000)
+    run_one(made, blocks=WINDOW_TOKENS // 2 + 1)
+    (grant,) = standing(made)
+    assert grant.standing is not None
+    assert (grant.standing.prompt_tokens, grant.booked_blocks) == (WINDOW_TOKENS - 1, WINDOW_TOKENS - 1)
+
+
+def test_one_that_finds_no_room_keeps_it_from_no_other() -> None:
+    made = rig(1000)
+    made.announce("b", 300)
+    assert not standing(made)
+    made.announce("a", 2)
+    assert [grant.channel for grant in standing(made)] == ["a"]
+
+
+def test_never_more_stand_than_kinds_are_wanted() -> None:
+    made = rig(10_000)
+    for number in range(20):
+        run_one(made, model="" if number % 2 else "m", chat=number % 3 == 0, channel="ab"[number % 5 % 2])
+        assert len(out(made)) <= MOST_KINDS
+        for recall in [effect for effect in made.effects if isinstance(effect, m.Recall)]:
+            if recall.request_id in out(made):
+                grant = next(grant for grant in made.grants if grant.request_id == recall.request_id)
+                made.release(grant, m.ReleaseCause.RECALLED)
+    books = made.machine._stand_by._standing
+    assert {given.kind for _, given in books.out()} == {*books._wanted}, "those that came last"
+
+
+def test_one_that_stands_where_others_have_more_room_by_now_is_given_there() -> None:
+    made = rig(1000)
+    made.open("v", shape(1000), takes_standing=True)
+    run_one(made)
+    grant = standing(made)[-1]
+    other = "v" if grant.worker_id == "w" else "w"
+    made.tell(m.DrainRequested(other))
+    made.announce("b", 498)
+    made.tell(m.DrainRequested(other, undo=True), m.Tick())
+    recalls = [effect for effect in made.effects if isinstance(effect, m.Recall)]
+    assert not recalls, "half as much is free here, its own blocks taken with it"
+    made.tell(m.DrainRequested(other))
+    made.announce("b", 20)
+    made.tell(m.DrainRequested(other, undo=True), m.Tick())
+    made.tell(m.Tick())
+    recalls = [effect for effect in made.effects if isinstance(effect, m.Recall)]
+    assert recalls == [m.Recall(grant.epoch, grant.request_id)]
+    made.release(grant, m.ReleaseCause.RECALLED)
+    assert next(grant for grant in reversed(standing(made)) if grant.channel == "a").worker_id == other
+
+
 def test_nobody_runs_what_stands_ready() -> None:
     made = rig()
     run_one(made)
@@ -277,3 +343,11 @@ def test_nobody_runs_what_stands_ready() -> None:
     use(made)
     (view,) = [view for view in take_snapshot(made.machine).channels if view.channel == "a"]
     assert view.running == 1
+
+
+def test_what_met_nobody_has_completed_nothing() -> None:
+    made = rig()
+    run_one(made)
+    made.release(standing(made)[-1], m.ReleaseCause.RECALLED)
+    assert made.machine.counters.refunds == {"completed": 1, "standing_unused": 1}
+    assert wire.status(take_snapshot(made.machine)).completion_refunds == 1

@@ -84,6 +84,15 @@ def test_a_missing_span_is_found(name: str) -> None:
     assert told(without(name)).faults
 
 
+def test_a_grant_that_stood_ready_is_claimed_by_nobody_and_told_of_after_the_delivery() -> None:
+    (grant,) = [span for span in retried() if span.span_id == "grant-2"]
+    stood = {**grant.attributes, "penstock.grant.standing": True}
+    told_late = with_change("grant-2", start_ns=52_030 * MS, end_ns=52_030 * MS, attributes=stood)
+    tally = told([span for span in told_late if span.name != "worker.claim"])
+    assert not tally.faults
+    assert (tally.whole, tally.struck) == (1, 0)
+
+
 OUT_OF_PLACE = {
     "parent unknown": with_change("queue.complete", parent_id="nobody"),
     "parent wrong": with_change("engine.decode", parent_id="root"),
