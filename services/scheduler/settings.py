@@ -41,12 +41,10 @@ class SchedulerSettings(ChannelledSettings):
         description="Completions reserved on a worker at once, as a multiple of its max_num_seqs;"
         " above 1 some wait inside the engine.",
     )
-
     standing_grant_s: Seconds = Field(
-        0.0,
+        2.0,
         ge=0,
-        description="Seconds that a grant given before its request stands unused, while nothing waits (2, say);"
-        " 0 gives none.",
+        description="Seconds that a grant given before its request stands unused, while nothing waits; 0 gives none.",
     )
     target_preemptions_per_1000: float = Field(
         DEFAULT_TARGET_PER_1000,

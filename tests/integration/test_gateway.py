@@ -190,7 +190,7 @@ async def running(fleet: Fleet) -> None:
 
     async def runs() -> bool:
         async with public.Client(fleet.queue.address, fleet.scheduler.address) as client:
-            return any(worker.reservations for worker in (await client.fleet()).workers)
+            return any(worker.engine.running for worker in (await client.fleet()).workers)
 
     await wait_for_async(runs, "a request to run")
 

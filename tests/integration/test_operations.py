@@ -66,13 +66,13 @@ async def test_a_drained_worker_finishes_and_stays_drained_over_a_new_scheduler(
     scheduler = ["--scheduler", fleet.scheduler.address]
     await submit(fleet, 4, "first", 400)
 
-    async def all_run() -> bool:
-        return (await state_of(fleet, "w1"))[1] == 4
-
-    await wait_for_async(all_run, "four requests to run")
-
     async with public.Client(fleet.queue.address, fleet.scheduler.address) as client:
-        assert await client.drain_worker("w1") == 4
+
+        async def all_run() -> bool:
+            return [worker.engine.running for worker in (await client.fleet()).workers] == [4]
+
+        await wait_for_async(all_run, "four requests to run")
+        assert await client.drain_worker("w1") == 4, "what stood ready has been withdrawn"
         assert await state_of(fleet, "w1") == (True, 4)
     drained = await asyncio.to_thread(penstock, "drain", "w1", *scheduler)
     assert drained.stdout.startswith("w1 takes no new grants; "), drained.stderr
