@@ -38,7 +38,8 @@ EARLY = FOR_WORKERS | FOR_SCHEDULER
 Nobody can act on it in a way that a failed write would not undo. What a worker or the scheduler answers is handled
 after this write, or by a machine built anew, which ends all their streams; a scheduler then forgets what it was told,
 and a worker learns that its lease is lost. Neither name nor fencing token is ever given a second time
-(`Recovery.pass_numbers_over`). Clients get no answer that is not on disk."""
+(`Recovery.pass_numbers_over`). Clients get no answer that is not on disk: a watcher of a batch may see tokens of a
+request that a worker was offered before its submit is, and its result after."""
 
 
 class Early(NamedTuple):
