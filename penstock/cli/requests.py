@@ -162,8 +162,7 @@ def watch(
     queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
 ) -> None:
     """Print results as requests end, in completion order."""
-    if bool(ids) == (batch is not None):
-        raise CommandError("give request ids or --batch", EX_USAGE)
+    _check_subject(ids, batch)
 
     async def work() -> None:
         async with Client(queue) as client:
@@ -173,6 +172,17 @@ def watch(
                     _show_event(event, as_json)
 
     call(work())
+
+
+def _check_subject(ids: list[str] | None, batch: str | None) -> None:
+    """Raise CommandError unless either requests or a batch are named.
+
+    An empty name is none: it would stand for every request that has no batch, where a script meant a variable.
+    """
+    if batch == "":
+        raise CommandError("--batch: is empty", EX_USAGE)
+    if bool(ids) == (batch is not None):
+        raise CommandError("give request ids or --batch", EX_USAGE)
 
 
 def _show_event(event: Result | TokenDelta | Progress, as_json: bool) -> None:
@@ -196,8 +206,7 @@ def cancel(
     queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
 ) -> None:
     """Cancel requests: waiting ones end at once, running ones are aborted in the engine."""
-    if bool(ids) == (batch is not None):
-        raise CommandError("give request ids or --batch", EX_USAGE)
+    _check_subject(ids, batch)
 
     async def work() -> None:
         async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:

@@ -230,10 +230,13 @@ def ids_of(request_ids: queue_pb2.RequestIds) -> tuple[str, ...]:
 
 
 def subject_ids(request: queue_pb2.CancelRequest | queue_pb2.DeleteRequest) -> tuple[str, ...] | None:
-    """Return the names in a request, or None if it is about a batch."""
+    """Return the names in a request, or None if it is about a batch; raises BadInputError if it is about neither."""
     kind = request.WhichOneof("subject")
     if kind is None:
         raise BadInputError("subject: exactly one of request_ids and batch must be set")
+    if kind == "batch" and not request.batch:
+        # Every request without a batch would be meant, and never is: somebody's variable was not set.
+        raise BadInputError("batch: is empty")
     return ids_of(request.request_ids) if kind == "request_ids" else None
 
 

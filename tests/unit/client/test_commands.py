@@ -92,7 +92,9 @@ async def test_user_errors_are_one_line_and_a_status(shell: Shell) -> None:
         (("submit", "1,x", "--token-ids"), 2, "--token-ids"),
         (("submit", "x", "-n", "2", "--stream"), 2, "--stream"),
         (("watch",), 2, "--batch"),
+        (("watch", "--batch", ""), 2, "--batch: is empty"),
         (("cancel", "nobody"), 1, "nobody"),
+        (("cancel", "--batch", ""), 2, "--batch: is empty"),
         (("dead", "requeue"), 2, "--all"),
     ):
         ran = await shell.run(*arguments)
