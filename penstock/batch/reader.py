@@ -1,6 +1,6 @@
 """Reads a batch file of any size: an index of its lines in one pass, then one line at a time.
 
-Nothing is kept of a line but where it is, so that files far larger than memory work.
+Nothing is kept of a line but where it is and a checksum, so that files far larger than memory work.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ class LineError(ValueError):
 
 
 class InputReadError(Exception):
-    """A file that was indexed can no longer be read; the text says why."""
+    """A file that was indexed can no longer be read, or says something else now; the text says why."""
 
 
 class InputFile:
@@ -63,6 +64,7 @@ class InputFile:
         self._numbers = array("q")
         self._starts = array("q")
         self._lengths = array("q")
+        self._checksums = array("I")
         self._file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - closed by `close`
         digest = hashlib.sha256()
         try:
@@ -89,7 +91,10 @@ class InputFile:
         return at if at < len(self._numbers) and self._numbers[at] == line else None
 
     def ask(self, line: int) -> Ask:
-        """Return line number `line`, checked by itself. Raises LineError, or InputReadError."""
+        """Return line number `line`, as it was when it was indexed, checked by itself.
+
+        Raises LineError, or InputReadError.
+        """
         at = self.position(line)
         if at is None:
             raise LineError(line, "missing_line", f"line {line} is not in the file")
@@ -101,6 +106,10 @@ class InputFile:
             data = self._file.read(self._lengths[at])
         except OSError as error:
             raise InputReadError(f"cannot read {self._path}: {error.strerror}") from None
+        if zlib.crc32(data) != self._checksums[at]:
+            raise InputReadError(
+                f"line {line} of {self._path} has changed since the run began; as it was, the same command goes on"
+            )
         return parse_line(data, line)
 
     def close(self) -> None:
@@ -108,23 +117,25 @@ class InputFile:
         self._file.close()
 
     def _index(self, digest: hashlib._Hash) -> None:
-        number, start, length, blank = 1, 0, 0, True
+        number, start, length, checksum, blank = 1, 0, 0, 0, True
         while chunk := self._file.read(CHUNK_BYTES):
             digest.update(chunk)
             *ends, rest = chunk.split(b"\n")
             for piece in ends:
-                self._add(number, start, length + len(piece), blank and not piece.strip())
+                self._add(number, start, length + len(piece), zlib.crc32(piece, checksum), blank and not piece.strip())
                 start += length + len(piece) + 1
-                number, length, blank = number + 1, 0, True
+                number, length, checksum, blank = number + 1, 0, 0, True
             length += len(rest)
+            checksum = zlib.crc32(rest, checksum)
             blank = blank and not rest.strip()
-        self._add(number, start, length, blank)
+        self._add(number, start, length, checksum, blank)
 
-    def _add(self, number: int, start: int, length: int, blank: bool) -> None:
+    def _add(self, number: int, start: int, length: int, checksum: int, blank: bool) -> None:
         if not blank:
             self._numbers.append(number)
             self._starts.append(start)
             self._lengths.append(length)
+            self._checksums.append(checksum)
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -156,7 +156,12 @@ class BatchRun:
         line = int(result.client_reference) if result.client_reference.isdecimal() else 0
         if self._source.position(line) is None or self._journal.is_answered(line):
             return
-        ask = self._source.ask(line)
+        try:
+            ask = self._source.ask(line)
+        except LineError as error:
+            # An earlier version of this command took the line and submitted it.
+            self._wrong(error)
+            return
         if 0 < result.timings.completed_unix_ns < self._started_ns:
             self.tally.answered_earlier += 1
         else:

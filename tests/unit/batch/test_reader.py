@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, InputFile, LineError, asks, parse_line
+from penstock.batch.reader import (
+    CHUNK_BYTES,
+    LINE_LIMIT_BYTES,
+    Ask,
+    InputFile,
+    InputReadError,
+    LineError,
+    asks,
+    parse_line,
+)
 from penstock.openai.bodies import CHAT_URL
 from tests.support.batch_lines import chat, completion
 from tests.support.json_depth import levels_around_the_limit
@@ -102,6 +112,29 @@ def test_lines_are_found_by_number(tmp_path: Path) -> None:
     assert source.position(2) is None
     with pytest.raises(LineError):
         source.ask(2)
+    source.close()
+
+
+def test_a_line_that_changes_after_it_was_indexed_is_not_asked(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    # A line over a boundary of the chunks, and more between the lines than what is read ahead of one.
+    lines = [encoded(completion(name, name * CHUNK_BYTES)) + b"\n" for name in "abc"]
+    path.write_bytes(b"".join(lines))
+    source = InputFile(path)
+    with path.open("ab") as file:
+        file.write(encoded(completion("d", "later")))
+    assert [source.ask(line).custom_id for line in (1, 2, 3)] == ["a", "b", "c"]
+    with path.open("r+b") as file:
+        file.seek(len(lines[0]) + len(lines[1]) // 2)
+        file.write(b"x")
+    with pytest.raises(InputReadError, match=f"line 2 of {path} has changed"):
+        source.ask(2)
+    assert source.ask(1).custom_id == "a"
+    os.truncate(path, len(lines[0]) // 2)
+    with pytest.raises(InputReadError, match=f"line 1 of {path} has changed"):
+        source.ask(1)
+    path.write_bytes(b"".join(lines))
+    assert [ask.custom_id for ask in asks(source, iter(source.lines)) if isinstance(ask, Ask)] == ["a", "b", "c"]
     source.close()
 
 

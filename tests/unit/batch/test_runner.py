@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.batch.journal import Header, Journal, journal_path, write_output
-from penstock.batch.reader import InputFile
+from penstock.batch.reader import InputFile, InputReadError
 from penstock.batch.runner import BatchRun, Plan, batch_name
 from penstock.batch.summary import EngineTotals, Tally, summarize
 from penstock.request.v1 import request_pb2
@@ -139,6 +139,39 @@ async def test_a_killed_run_is_resumed_without_asking_twice(tmp_path: Path) -> N
     assert len(bench.queue.requests) == 200, "no line ran twice"
     assert bench.queue.watches[-1].cursor > before, "the watch went on where it was"
     assert not journal_path(bench.output).exists()
+
+
+async def test_an_input_that_changes_ends_the_run_and_leaves_nothing_wrong_behind(tmp_path: Path) -> None:
+    # Far more in a line than what is read ahead of one.
+    bench = Bench(tmp_path, [completion(f"line-{i}", f"{i} " * 200_000) for i in range(4)])
+    path = tmp_path / "in.jsonl"
+    content = path.read_bytes()
+    bench.queue.paused = True
+    first = asyncio.create_task(bench.run())
+    async with bench.queue.changed:
+        await bench.queue.changed.wait_for(lambda: len(bench.queue.requests) == 4)
+    path.write_bytes(content[: len(content) // 2])
+    bench.queue.paused = False
+    await bench.queue.finish_all()
+    with pytest.raises(InputReadError, match=r"^line 3 of .* has changed"):
+        await first
+    with pytest.raises(InputReadError, match=r"^line 3 of .* has changed"):
+        await bench.run()
+    path.write_bytes(content)
+    await bench.run()
+    assert [(a["custom_id"], a["error"]) for a in bench.answers()] == [(f"line-{i}", None) for i in range(4)]
+    assert len(bench.queue.requests) == 4
+
+
+async def test_an_answer_to_a_line_that_is_not_taken_is_an_error_line(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [completion("a", "x", shiny=1)])
+    journal = Journal(journal_path(bench.output), bench.source)
+    journal.start(Header("k", "b", "fake", bench.source.sha256))
+    async with penstock.Client("127.0.0.1:1") as client:
+        run = BatchRun(client, bench.source, journal, Plan("b", "batch", "", None), bench.observer)
+        run._answered(5, request_pb2.Result(outcome=request_pb2.OUTCOME_COMPLETED, client_reference="1"))
+    assert (journal.out(1)["error"]["param"], run.tally.bad_lines, run.tally.requests) == ("body.shiny", 1, 0)
+    journal.close()
 
 
 async def test_a_second_run_reads_the_answers_again(tmp_path: Path) -> None:
