@@ -228,12 +228,18 @@ def write_output(journal: Journal, source: InputFile, output: Path) -> None:
     """Write every line's answer in input order, all or nothing, then remove the journal. Raises OSError."""
     beside = writing_path(output)
     with beside.open("wb") as file:
-        for line in source.lines:
-            text = json.dumps(journal.out(line), ensure_ascii=False)
-            file.write(text.encode("utf-8", "backslashreplace") + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.rename(output)
+        try:
+            for line in source.lines:
+                text = json.dumps(journal.out(line), ensure_ascii=False)
+                file.write(text.encode("utf-8", "backslashreplace") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+            beside.rename(output)
+        except BaseException:
+            # Nobody reads half an output, and a disk that is full has no room for one.
+            with suppress(OSError):
+                beside.unlink()
+            raise
     directory = os.open(output.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

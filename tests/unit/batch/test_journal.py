@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -168,4 +171,30 @@ def test_the_output_is_in_input_order_and_the_journal_goes(tmp_path: Path, sourc
     write_output(journal, source, output)
     assert [json.loads(text)["line"] for text in output.read_text().splitlines()] == [1, 3, 4]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    journal.close()
+
+
+def finished(directory: Path, source: InputFile) -> tuple[Journal, Path]:
+    """Return a journal that has every answer, and where the output is to be."""
+    output = directory / "out.jsonl"
+    journal = Journal(journal_path(output), source)
+    journal.start(HEADER)
+    for line in source.lines:
+        journal.add(line, line, {"line": line})
+    return journal, output
+
+
+def failing(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def test_an_output_that_cannot_be_written_leaves_the_old_one_and_the_journal(tmp_path: Path, source: InputFile) -> None:
+    journal, output = finished(tmp_path, source)
+    output.write_text("old")
+    with patch("os.fsync", side_effect=failing(errno.ENOSPC)), pytest.raises(OSError, match="No space left"):
+        write_output(journal, source, output)
+    assert output.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.partial"]
+    write_output(journal, source, output)
+    assert len(output.read_text().splitlines()) == 3
     journal.close()
