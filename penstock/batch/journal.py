@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -38,6 +38,10 @@ class JournalError(Exception):
 
 class JournalWriteError(JournalError):
     """The disk does not take what the journal has to note."""
+
+
+class WriteStoppedError(Exception):
+    """The output was not written because somebody did not want it any more; the journal is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Journal:
         self.header: Header | None = None
         self.cursor = 0
         self.answered = 0
+        self.removed = False
         self._source = source
         self._offsets = array("q", [NOT_ANSWERED]) * len(source)
         self._file: BinaryIO = path.open("a+b")
@@ -152,6 +157,7 @@ class Journal:
     def remove(self) -> None:
         """Remove the file."""
         self.path.unlink(missing_ok=True)
+        self.removed = True
 
     def _write(self, record: dict[str, Any]) -> None:
         data = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
@@ -224,12 +230,19 @@ def _whole(data: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def write_output(journal: Journal, source: InputFile, output: Path) -> None:
-    """Write every line's answer in input order, all or nothing, then remove the journal. Raises OSError."""
+def write_output(
+    journal: Journal, source: InputFile, output: Path, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Write every line's answer in input order, all or nothing, then remove the journal.
+
+    Raises OSError, and WriteStoppedError as soon as `stopped` says so before the last line.
+    """
     beside = writing_path(output)
     with beside.open("wb") as file:
         try:
             for line in source.lines:
+                if stopped():
+                    raise WriteStoppedError
                 text = json.dumps(journal.out(line), ensure_ascii=False)
                 file.write(text.encode("utf-8", "backslashreplace") + b"\n")
             file.flush()

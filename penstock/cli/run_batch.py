@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
@@ -20,6 +21,7 @@ from penstock.batch.journal import (
     Journal,
     JournalError,
     JournalWriteError,
+    WriteStoppedError,
     journal_path,
     write_output,
     writing_path,
@@ -192,7 +194,7 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         progress.begin(journal.answered)
         await _unless_services_fail(run.run(), stack)
         elapsed_s = time.monotonic() - started
-        write(journal, source, options.target)
+        await _write(journal, source, options.target)
         progress.close()
         after = await _totals(options)
         grown = after.since(before, run.tally.granted_here) if before and after else None
@@ -204,6 +206,13 @@ def _interrupted(options: Options, source: InputFile, journal: Journal) -> str:
     """Say what became of the lines, how to go on and how to give up."""
     if journal.header is None:
         return "interrupted before any line was submitted"
+    if journal.removed:
+        return f"interrupted; all {len(source)} lines are answered, the answers are in {options.target}"
+    if journal.answered == len(source):
+        return (
+            f"interrupted; all {len(source)} lines are answered, {options.target} is not written\n"
+            f"  to write   run the same command again"
+        )
     cancel = f"penstock cancel --batch {journal.header.batch}"
     if options.stack is None:
         if options.queue != DEFAULT_QUEUE_ADDRESS:
@@ -283,12 +292,27 @@ async def _totals(options: Options) -> EngineTotals | None:
     return None
 
 
-def write(journal: Journal, source: InputFile, target: Path) -> None:
-    """Write the output file; raises CommandError if that fails, the journal being kept."""
+async def _write(journal: Journal, source: InputFile, target: Path) -> None:
+    """Write the output file; raises CommandError if that fails, the journal being kept.
+
+    Cancelled, it tells the thread that writes to stop and ends when that has: the journal, and with it the lock that
+    keeps other runs away, is never closed while somebody writes.
+    """
+    stop = threading.Event()
+    writing = asyncio.create_task(asyncio.to_thread(write_output, journal, source, target, stop.is_set))
+    while not writing.done():
+        try:
+            await asyncio.wait([writing])
+        except asyncio.CancelledError:
+            stop.set()
     try:
-        write_output(journal, source, target)
+        writing.result()
+    except WriteStoppedError:
+        raise asyncio.CancelledError from None
     except OSError as error:
         raise CommandError(f"cannot write {target}: {error.strerror}", EX_CANNOT_WRITE) from None
+    if stop.is_set():
+        raise asyncio.CancelledError
 
 
 def _report(options: Options, summary: Summary, lines: int, say: Callable[[str], None]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batch.journal import Header, Journal, JournalError, journal_path, write_output
+from penstock.batch.journal import Header, Journal, JournalError, WriteStoppedError, journal_path, write_output
 from penstock.batch.reader import InputFile
 
 HEADER = Header("key", "rb-1", "store", "sha")
@@ -197,4 +197,14 @@ def test_an_output_that_cannot_be_written_leaves_the_old_one_and_the_journal(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.partial"]
     write_output(journal, source, output)
     assert len(output.read_text().splitlines()) == 3
+    journal.close()
+
+
+def test_a_writing_that_is_stopped_leaves_the_journal_alone(tmp_path: Path, source: InputFile) -> None:
+    journal, output = finished(tmp_path, source)
+    wanted = iter([False, True])
+    with pytest.raises(WriteStoppedError):
+        write_output(journal, source, output, lambda: next(wanted))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl.partial"]
+    assert not journal.removed
     journal.close()

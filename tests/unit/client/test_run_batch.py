@@ -39,6 +39,25 @@ main()
 """
 """The command, its input indexed and then no longer to be read."""
 
+INTERRUPTED_WHILE_IT_WRITES = """
+import os, signal, time
+from penstock.cli import run_batch
+from penstock.cli.main import main
+
+write_output = run_batch.write_output
+
+def interrupt_and_write(journal, source, target, stopped):
+    os.kill(os.getpid(), signal.SIGINT)
+    while not stopped():
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+    write_output(journal, source, target, {stopped})
+
+run_batch.write_output = interrupt_and_write
+main()
+"""
+"""The command, told twice to end while it writes; the writing then takes notice or, with `bool`, is as good as over."""
+
 
 @pytest.fixture
 async def shell() -> AsyncIterator[Shell]:
@@ -220,3 +239,31 @@ async def test_an_interrupted_run_says_how_to_go_on_and_how_to_give_up(shell: Sh
     assert "goes on running" in said
     assert "same command" in said
     assert f"penstock cancel --batch {shell.queue.requests[0].batch} --queue {shell.address}\n" in said
+
+
+@pytest.mark.parametrize(
+    ("stopped", "said", "files"),
+    [
+        ("bool", ["all 3 lines are answered, the answers are in {out}"], ["in", "out"]),
+        (
+            "stopped",
+            ["all 3 lines are answered, {out} is not written", "  to write   run the same command again"],
+            ["in", "out.partial"],
+        ),
+    ],
+)
+async def test_a_run_interrupted_while_it_writes_says_whether_the_output_is_there(
+    shell: Shell, tmp_path: Path, stopped: str, said: list[str], files: list[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["run-batch", "-i", str(lines_in(tmp_path / "in", 3)), "-o", str(out), *NO_SCHEDULER]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", INTERRUPTED_WHILE_IT_WRITES.format(stopped=stopped), *command,
+        "--queue", shell.address, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    lines = (await process.communicate())[1].decode().splitlines()
+    assert process.returncode == 130, lines
+    assert lines[1:] == [line.format(out=out) for line in (f"penstock: interrupted; {said[0]}", *said[1:])]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert (await shell.run(*command)).status == 0
+    assert len(out.read_text().splitlines()) == 3
