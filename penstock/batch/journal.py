@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -235,11 +236,13 @@ def write_output(
 ) -> None:
     """Write every line's answer in input order, all or nothing, then remove the journal.
 
-    Raises OSError, and WriteStoppedError as soon as `stopped` says so before the last line.
+    What was at `output` hands on its mode. Raises OSError, and WriteStoppedError if `stopped` says so before the last
+    line.
     """
     beside = writing_path(output)
     with beside.open("wb") as file:
         try:
+            _keep_mode(file, output)
             for line in source.lines:
                 if stopped():
                     raise WriteStoppedError
@@ -259,3 +262,12 @@ def write_output(
     finally:
         os.close(directory)
     journal.remove()
+
+
+def _keep_mode(file: BinaryIO, replaced: Path) -> None:
+    """Let nobody read `file` who may not read what it replaces; to be called before anything is in it."""
+    with suppress(FileNotFoundError):
+        mode = stat.S_IMODE(replaced.stat().st_mode) & 0o777
+        # Asked first, for there are file systems with one mode for all files, on which none can be set.
+        if mode != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), mode)

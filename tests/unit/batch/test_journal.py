@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from pathlib import Path
 from unittest.mock import patch
 
@@ -207,4 +208,14 @@ def test_a_writing_that_is_stopped_leaves_the_journal_alone(tmp_path: Path, sour
         write_output(journal, source, output, lambda: next(wanted))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl.partial"]
     assert not journal.removed
+    journal.close()
+
+
+def test_an_output_keeps_the_mode_of_the_one_it_replaces(tmp_path: Path, source: InputFile) -> None:
+    journal, output = finished(tmp_path, source)
+    output.write_text("old")
+    for mode in (0o600, 0o640):
+        output.chmod(mode)
+        write_output(journal, source, output)
+        assert (stat.S_IMODE(output.stat().st_mode), len(output.read_text().splitlines())) == (mode, 3)
     journal.close()
