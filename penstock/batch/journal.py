@@ -88,12 +88,7 @@ class Journal:
         self.removed = False
         self._source = source
         self._offsets = array("q", [NOT_ANSWERED]) * len(source)
-        self._file: BinaryIO = path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise JournalError(f"another run is writing {path}") from None
+        self._file = _locked(path)
         self._end = 0
         try:
             self._check()
@@ -210,6 +205,22 @@ class Journal:
             self.answered += 1
         self.cursor = max(self.cursor, record["cursor"])
         return True
+
+
+def _locked(path: Path) -> BinaryIO:
+    """Return the file at `path`, made if missing, with its lock. Raises JournalError if another process has it."""
+    while True:
+        file = path.open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise JournalError(f"another run is writing {path}") from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        # A run that ended has removed it after it was opened here; its lock would keep nobody away.
+        file.close()
 
 
 def _may_begin_a_journal(data: bytes) -> bool:

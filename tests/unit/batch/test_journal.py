@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 from unittest.mock import patch
 
 import pytest
@@ -160,6 +162,32 @@ def test_two_runs_cannot_write_one_journal(tmp_path: Path, source: InputFile) ->
     journal = Journal(tmp_path / "j", source)
     with pytest.raises(JournalError, match="another run"):
         Journal(tmp_path / "j", source)
+    journal.close()
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_journal_that_its_run_removes_while_it_is_opened_is_not_taken(
+    tmp_path: Path, source: InputFile, begun_anew: bool
+) -> None:
+    path = tmp_path / "j"
+    ended = Journal(path, source)
+    ended.start(HEADER)
+    lock = fcntl.flock
+
+    def end_and_lock(file: BinaryIO, how: int) -> None:
+        if not ended.removed:
+            ended.remove()
+            ended.close()
+            if begun_anew:
+                path.touch()
+        lock(file, how)
+
+    with patch("fcntl.flock", end_and_lock):
+        journal = Journal(path, source)
+    journal.start(HEADER)
+    assert path.read_bytes()
+    with pytest.raises(JournalError, match="another run"):
+        Journal(path, source)
     journal.close()
 
 
