@@ -6,6 +6,7 @@ input line. It may end anywhere; what is not whole at its end is dropped.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,6 +30,9 @@ BEGINNING = b'{"key": "'
 
 HEADER_LIMIT_BYTES = 64 * 1024
 """Most that is read of the first line of a file that may be anything; a header has a few hundred bytes."""
+
+CANNOT_BE_SYNCED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
+"""What a directory says whose file system has no way to sync it, or that may be written but not read."""
 
 NOT_ANSWERED = -1
 
@@ -267,12 +271,21 @@ def write_output(
             with suppress(OSError):
                 beside.unlink()
             raise
-    directory = os.open(output.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    _sync_directory(output.parent)
     journal.remove()
+
+
+def _sync_directory(path: Path) -> None:
+    """Have a rename outlast a loss of power, where that can be had."""
+    try:
+        directory = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        if error.errno not in CANNOT_BE_SYNCED:
+            raise
 
 
 def _keep_mode(file: BinaryIO, replaced: Path) -> None:

@@ -247,3 +247,24 @@ def test_an_output_keeps_the_mode_of_the_one_it_replaces(tmp_path: Path, source:
         write_output(journal, source, output)
         assert (stat.S_IMODE(output.stat().st_mode), len(output.read_text().splitlines())) == (mode, 3)
     journal.close()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_directory_that_cannot_be_synced_fails_no_run(tmp_path: Path, source: InputFile, number: int) -> None:
+    journal, output = finished(tmp_path, source)
+    sync = os.fsync
+
+    def sync_files(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise failing(number)
+        sync(handle)
+
+    with patch("os.fsync", sync_files):
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="Input/output error"):
+                write_output(journal, source, output)
+        else:
+            write_output(journal, source, output)
+    assert len(output.read_text().splitlines()) == 3
+    assert journal.removed == (number != errno.EIO), "a disk that fails may not have the output"
+    journal.close()
