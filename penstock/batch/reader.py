@@ -152,11 +152,15 @@ class CustomIds:
 
     def check(self, custom_id: str, line: int) -> None:
         """Note the line's custom_id; raises LineError if an earlier line has it."""
-        digest = hashlib.blake2b(custom_id.encode(), digest_size=12).digest()
-        first = self._first_line.setdefault(digest, line)
+        first = self.claim(custom_id, line)
         if first != line:
             message = f"custom_id {custom_id!r} is already used in line {first}"
             raise LineError(line, "duplicate_custom_id", message, "custom_id", custom_id)
+
+    def claim(self, custom_id: str, line: int) -> int:
+        """Note the line's custom_id; return the first line that has it."""
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=12).digest()
+        return self._first_line.setdefault(digest, line)
 
 
 def parse_line(data: bytes, line: int) -> Ask:
@@ -247,4 +251,6 @@ def asks(source: InputFile, wanted: Iterator[int]) -> Iterator[Ask | LineError]:
             seen.check(ask.custom_id, line)
             yield ask
         except LineError as error:
+            if error.custom_id is not None:
+                seen.claim(error.custom_id, line)  # its answer has the id, so that no other may
             yield error

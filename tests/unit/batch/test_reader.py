@@ -86,6 +86,14 @@ def test_a_repeated_custom_id_names_the_first_line(tmp_path: Path) -> None:
     assert "line 1" in str(found[2])
 
 
+def test_a_wrong_line_has_its_custom_id_for_itself(tmp_path: Path) -> None:
+    lines = [completion("a", "x", shiny=1), completion("a", "y"), completion("a", "z", max_tokens=-1)]
+    found = read(tmp_path / "in", b"\n".join(encoded(line) for line in lines))
+    assert [(error.code, error.custom_id) for error in found if isinstance(error, LineError)] == [
+        ("unknown_parameter", "a"), ("duplicate_custom_id", "a"), ("invalid_value", "a"),
+    ]  # fmt: skip
+
+
 def test_a_line_over_the_limit_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "in"
     with path.open("wb") as out:
