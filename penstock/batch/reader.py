@@ -170,7 +170,7 @@ def parse_line(data: bytes, line: int) -> Ask:
     if not isinstance(custom_id, str) or not custom_id:
         _refuse(line, record, "custom_id", "must be a non-empty text")
     if not custom_id.isprintable() and not _encodable(custom_id):
-        _refuse(line, {}, "custom_id", "has half a surrogate pair, which UTF-8 cannot say")
+        raise LineError(line, "invalid_field", f"custom_id: {UNSPEAKABLE}", "custom_id")
     _check_speakable(data, record, line)
     for name in record:
         if name not in LINE_FIELDS:

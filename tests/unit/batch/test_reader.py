@@ -57,7 +57,7 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
         (b'{"custom_id": ' + b"9" * 5000 + b"}", "invalid_json_line", "", "not JSON"),
         (b'{"custom_id": "\xff"}', "invalid_encoding", "", "not UTF-8"),
         (encoded({**completion("x", "p"), "custom_id": ""}), "invalid_field", "custom_id", "non-empty"),
-        (b'{"custom_id": "\\ud800", "method": "POST"}', "missing_field", "custom_id", "surrogate"),
+        (b'{"custom_id": "\\ud800", "method": "POST"}', "invalid_field", "custom_id", "surrogate"),
         (encoded({"method": "POST"}), "missing_field", "custom_id", "custom_id"),
         (encoded({**completion("x", "p"), "extra": 1}), "invalid_field", "extra", "no such field"),
         (encoded({**completion("x", "p"), "method": "GET"}), "invalid_field", "method", "POST"),
