@@ -39,7 +39,7 @@ from penstock.submit_line import SubmitLines
 from penstock.submitting import SubmitSession
 from penstock.tls import TlsFiles
 from penstock.tracing import SubmitTracer
-from penstock.watching import Event, Transcript, WatchSession
+from penstock.watching import Event, Joined, Transcript, WatchSession
 
 if TYPE_CHECKING:
     from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
@@ -206,13 +206,15 @@ class Client:
                 yield event
 
     async def wire_results(
-        self, batch: str, cursor: int = 0, follow: bool = True
+        self, batch: str, cursor: int = 0, follow: bool = True, joined: Joined | None = None
     ) -> AsyncGenerator[pb.WatchResult, None]:
         """Yield results of a batch after `cursor` as wire messages; for bulk readers.
 
-        For ever, or without `follow` until every request of the batch has ended.
+        For ever, or without `follow` until every request of the batch has ended. `joined` is awaited before the first
+        result, and again after each reconnect; what it raises ends the watch.
         """
-        async with aclosing(self._session(batch, (), cursor, False, follow).wire_events()) as events:
+        session = WatchSession(self._stub, self._queue, batch, (), cursor, follow=follow, joined=joined)
+        async with aclosing(session.wire_events()) as events:
             async for event in events:
                 if event.WhichOneof("event") == "result":
                     yield event.result

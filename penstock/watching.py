@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
 
 Event: TypeAlias = Result | TokenDelta | Progress
+
+Joined: TypeAlias = Callable[[], Awaitable[None]]
+"""What is to be done before the events of a stream are handed on, at the beginning and after a reconnect."""
 
 
 @dataclass(slots=True)
@@ -45,8 +48,9 @@ class WatchSession:
         cursor: int = 0,
         tokens: bool = False,
         follow: bool = False,
+        joined: Joined | None = None,
     ) -> None:
-        """Watch `batch`, or `request_ids` if it is None."""
+        """Watch `batch`, or `request_ids` if it is None; `joined` is awaited when a stream has its first answer."""
         self._stub = stub
         self._connection = connection
         self._batch = batch
@@ -54,6 +58,7 @@ class WatchSession:
         self._cursor = cursor
         self._tokens = tokens
         self._follow = follow
+        self._joined = joined
         self._seen = TokenPositions()
 
     async def wire_events(self) -> AsyncGenerator[pb.WatchEvent, None]:
@@ -85,9 +90,13 @@ class WatchSession:
 
     async def _one_stream(self, patience: Patience) -> AsyncGenerator[pb.WatchEvent, None]:
         call = self._stub.Watch(self._request())
+        joined = self._joined
         try:
             async for response in call:
                 patience.succeeded()  # also by an answer without events: the queue listens
+                if joined is not None:
+                    await joined()
+                    joined = None
                 for event in response.events:
                     if self._is_new(event):
                         yield event

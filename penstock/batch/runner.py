@@ -22,7 +22,7 @@ from penstock.batch.journal import Journal
 from penstock.batch.reader import Ask, InputFile, LineError, asks
 from penstock.batch.summary import Tally
 from penstock.client import Client
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, ServiceError
 from penstock.openai.convert import to_request
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import Submitted
@@ -148,9 +148,20 @@ class BatchRun:
         return request
 
     async def _watch(self) -> None:
-        async with aclosing(self._client.wire_results(self._plan.batch, self._journal.cursor)) as results:
+        cursor = self._journal.cursor
+        async with aclosing(self._client.wire_results(self._plan.batch, cursor, joined=self._check_store)) as results:
             async for watched in results:
                 self._answered(watched.cursor, watched.result)
+
+    async def _check_store(self) -> None:
+        """Raise ServiceError if the queue has another store than the one that the lines are submitted to."""
+        header = self._journal.header
+        store_id = (await self._client.stats()).store_id
+        if header is not None and store_id != header.store_id:
+            raise ServiceError(
+                f"the queue has begun anew with another store ({store_id}, not {header.store_id}), which has none of "
+                "the lines; the same command submits to it what has no answer"
+            )
 
     def _answered(self, cursor: int, result: pb.Result) -> None:
         line = int(result.client_reference) if result.client_reference.isdecimal() else 0

@@ -64,6 +64,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
 
     def __init__(self, answer: Answerer = completed) -> None:
         self.answer = answer
+        self.store_id = "fake"
         self.requests: list[request_pb2.Request] = []
         self.by_key: dict[str, str] = {}
         self.results: list[request_pb2.Result] = []
@@ -144,7 +145,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         self.submit_streams.append(dict(context.invocation_metadata()))
         async for frame in request_iterator:
             if frame.HasField("open"):
-                yield pb.SubmitResponse(open=pb.SubmitOpen(store_id="fake"))
+                yield pb.SubmitResponse(open=pb.SubmitOpen(store_id=self.store_id))
                 continue
             self.frames.append(len(frame.batch.requests))
             acks = pb.SubmitAcks()
@@ -204,9 +205,8 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
                     await self.changed.wait()
 
     def _told_at_once(self, request: pb.WatchRequest) -> list[pb.WatchResponse]:
-        listens = [pb.WatchResponse()] if request.request_ids.ids else []
         deltas = self.tokens if request.tokens else []
-        return listens + [pb.WatchResponse(events=[pb.WatchEvent(tokens=delta)]) for delta in deltas]
+        return [pb.WatchResponse()] + [pb.WatchResponse(events=[pb.WatchEvent(tokens=delta)]) for delta in deltas]
 
     def _over(self, request: pb.WatchRequest, wanted: set[str]) -> bool:
         ended = {result.request_id for result in self.results}
@@ -301,7 +301,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         await self._maybe_unavailable(context)
         batch = pb.ChannelStats(channel="batch", ready=3, ended_by_outcome=[0, 7, 0, 2])
-        return pb.StatsResponse(store_id="fake", channels=[batch], dead=1)
+        return pb.StatsResponse(store_id=self.store_id, channels=[batch], dead=1)
 
     async def ListDead(self, request: pb.ListDeadRequest, context: Any) -> pb.ListDeadResponse:
         start = int(request.page_token or 0)
@@ -318,7 +318,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
     async def Backup(self, request: pb.BackupRequest, context: Any) -> pb.BackupResponse:
         if request.name == "taken":
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "name: there is a backup taken already")
-        return pb.BackupResponse(path=f"/backups/{request.name or 'now'}", store_id="fake", waiting=3, results=7)
+        return pb.BackupResponse(path=f"/backups/{request.name or 'now'}", store_id=self.store_id, waiting=3, results=7)
 
     async def Backlog(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.BacklogResponse]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no scheduler here")

@@ -52,7 +52,7 @@ class Bench:
         journal = Journal(journal_path(self.output), self.source)
         try:
             name = batch_name(self.output, self.source, "")
-            journal.start(Header(name, name, "fake", self.source.sha256))
+            journal.start(Header(name, name, self.queue.store_id, self.source.sha256))
             async with serving(self.queue) as address, penstock.Client(address, retry_for_s=20) as client:
                 run = BatchRun(client, self.source, journal, Plan(name, channel, "", served), self.observer)
                 await run.run()
@@ -172,6 +172,25 @@ async def test_an_answer_to_a_line_that_is_not_taken_is_an_error_line(tmp_path: 
         run._answered(5, request_pb2.Result(outcome=request_pb2.OUTCOME_COMPLETED, client_reference="1"))
     assert (journal.out(1)["error"]["param"], run.tally.bad_lines, run.tally.requests) == ("body.shiny", 1, 0)
     journal.close()
+
+
+async def test_a_queue_that_comes_back_with_another_store_ends_the_run(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mixed(30))
+    bench.queue.paused = True
+    bench.queue.break_watch_after_results = 0
+    first = asyncio.create_task(bench.run())
+    async with bench.queue.changed:
+        await bench.queue.changed.wait_for(lambda: len(bench.queue.requests) == 30)
+    bench.queue.store_id = "another"
+    bench.queue.by_key.clear()
+    bench.queue.paused = False
+    await bench.queue.finish_all()
+    with pytest.raises(penstock.ServiceError, match=r"another store .* the same command"):
+        await first
+    bench.queue.requests.clear()
+    bench.queue.results.clear()
+    await bench.run()
+    assert [a["custom_id"] for a in bench.answers()] == [f"line-{i}" for i in range(30)]
 
 
 async def test_a_second_run_reads_the_answers_again(tmp_path: Path) -> None:
