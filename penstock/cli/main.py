@@ -12,6 +12,7 @@ import typer
 from penstock.cli import api_keys, certs, config, operations, requests, run_batch, status, tiny, top, up
 from penstock.cli.errors import EX_INTERRUPTED, CommandError
 from penstock.cli.interrupt import Interrupted
+from penstock.cli.telling import tell
 
 app = typer.Typer(
     name="penstock",
@@ -84,7 +85,7 @@ def main() -> None:
     try:
         app(default_map=_defaults())
     except CommandError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        tell(f"penstock: {error}", sys.stderr)
         sys.exit(error.status)
     except (KeyboardInterrupt, Interrupted):
         sys.exit(EX_INTERRUPTED)

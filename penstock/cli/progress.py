@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from penstock.batch.summary import Tally
+from penstock.cli.telling import tell
 
 PLAIN_EVERY_S = 5.0
 """Time between progress lines in a log."""
@@ -76,7 +78,8 @@ class Progress:
             transient=True,
         )
         self._bar.add_task("", total=self._lines, completed=answered, rates="")
-        self._bar.start()
+        with suppress(OSError):
+            self._bar.start()
 
     def progressed(self, answered: int, tally: Tally) -> None:
         """Show that `answered` lines have their answer."""
@@ -93,14 +96,16 @@ class Progress:
             self.say(f"{answered}/{self._lines} answered{earlier}  {rates}{left}")
 
     def say(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
+        """Print a line, above the bar if there is one; nobody has to read it."""
         if self._bar is not None:
-            self._bar.console.print(text, markup=False)
+            with suppress(OSError):
+                self._bar.console.print(text, markup=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            tell(text, sys.stderr)
 
     def close(self) -> None:
         """Take the bar away; a second call does nothing."""
         if self._bar is not None:
-            self._bar.stop()
+            with suppress(OSError):
+                self._bar.stop()
             self._bar = None

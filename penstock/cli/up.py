@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from penstock.cli.config import ConfigOption, take_config, told_to
 from penstock.cli.errors import EX_USAGE, CommandError
 from penstock.cli.interrupt import Interrupted
 from penstock.cli.stack import StackPlan, running_stack
+from penstock.cli.telling import tell
 from penstock.client import Client
 from penstock.openai.bodies import CHAT_URL
 from penstock.tls import TlsFiles
@@ -110,5 +112,5 @@ def example(url: str, model: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
-    print(text, flush=True)
+    """Print a line at once; nobody has to read it."""
+    tell(text, sys.stdout)

@@ -223,6 +223,18 @@ async def test_an_input_that_is_lost_ends_the_run_in_one_line(shell: Shell, tmp_
     assert said.splitlines()[1:] == [f"penstock: cannot read {tmp_path / 'in'}: Bad file descriptor"]
 
 
+async def test_a_run_whose_lines_nobody_can_read_answers_all_the_same(shell: Shell, tmp_path: Path) -> None:
+    command = ["run-batch", "-i", str(lines_in(tmp_path / "in", 3)), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
+    with open("/dev/full", "w") as full:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", *command, "--queue", shell.address, stderr=full
+        )
+        assert await process.wait() == 0
+        assert len((tmp_path / "out").read_text().splitlines()) == 3
+        wrong = await asyncio.create_subprocess_exec(sys.executable, "-m", "penstock", "get", stderr=full)
+        assert await wrong.wait() == 2, "an error has its own status"
+
+
 async def test_an_interrupted_run_says_how_to_go_on_and_how_to_give_up(shell: Shell, tmp_path: Path) -> None:
     shell.queue.paused = True
     source = lines_in(tmp_path / "in", 3)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +62,10 @@ async def eventually(fact: Callable[[], bool]) -> None:
         return fact()
 
     await wait_for_async(holds, "what the test is about")
+
+
+def lives(directory: Path) -> str:
+    return (directory / "lives").read_text()
 
 
 def flags(directory: Path, how: str) -> list[str]:
@@ -152,7 +159,7 @@ async def test_a_restart_that_fails_is_tried_again(service: Path, monkeypatch: p
     said: list[str] = []
     supervisor = Supervisor(service / "logs", said.append)
     supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "crashes"))
-    await eventually(lambda: (service / "lives").exists() and (service / "lives").read_text() == "xxx")
+    await eventually(lambda: (service / "lives").exists() and lives(service) == "xxx")
     assert [text.partition(";")[0] for text in said] == [
         "fake ended with status 70",
         "fake could not be started: Cannot allocate memory",
@@ -187,6 +194,35 @@ async def test_whatever_ends_the_supervision_of_a_service_is_its_failure(service
         await supervisor.failed()
     assert str(failed.value) == "fake is no longer supervised: ValueError: I/O operation on closed file."
     await supervisor.stop()
+
+
+async def test_a_service_is_restarted_though_nobody_can_read_it(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unread(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Unread())
+    supervisor = Supervisor(service / "logs", up.say)
+    supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "crashes"))
+    restarted = asyncio.create_task(eventually(lambda: (service / "lives").exists() and lives(service) == "xxx"))
+    failed = asyncio.create_task(supervisor.failed())
+    await asyncio.wait({restarted, failed}, return_when=asyncio.FIRST_COMPLETED)
+    assert not failed.done(), failed.exception()
+    await supervisor.stop()
+    await asyncio.gather(restarted, failed, return_exceptions=True)
+
+
+@pytest.mark.parametrize("gone", ["a reader that left", "a full disk"])
+def test_what_nobody_can_read_leaves_the_exit_status_alone(gone: str) -> None:
+    if gone == "a full disk":
+        end = os.open("/dev/full", os.O_WRONLY)
+    else:
+        read, end = os.pipe()
+        os.close(read)
+    program = "from penstock.cli.up import say; say('one'); say('two')"
+    done = subprocess.run([sys.executable, "-c", program], stdout=end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(end)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 async def test_a_very_long_line_of_a_service_is_passed_over(service: Path) -> None:

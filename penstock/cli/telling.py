@@ -1,0 +1,26 @@
+"""Lines for whoever looks on: one that cannot be written ends nothing."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import TextIO
+
+
+def tell(text: str, stream: TextIO) -> None:
+    """Print a line at once; one that cannot be written (a reader that left, a full disk) is no reason to stop."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        atexit.unregister(_let_go)
+        atexit.register(_let_go)
+
+
+def _let_go() -> None:
+    """Drop what still cannot be written: the interpreter's own last attempt would make 120 of the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
