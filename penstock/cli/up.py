@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.cli.calls import call
+from penstock.cli.calls import QUICK_RETRY_S, call
 from penstock.cli.config import ConfigOption, take_config, told_to
 from penstock.cli.errors import EX_USAGE, CommandError
 from penstock.cli.interrupt import Interrupted
-from penstock.cli.stack import StackPlan, running_stack
+from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.telling import tell
 from penstock.client import Client
+from penstock.errors import PenstockError
 from penstock.openai.bodies import CHAT_URL
 from penstock.tls import TlsFiles
 
@@ -76,12 +78,21 @@ async def _serve(plan: StackPlan) -> None:
             url = gateway_url(stack.gateway)
             say(f"gateway     {url}/v1")
             say(f"console     {url}/")
-            async with Client(stack.queue, stack.scheduler) as client:
-                models = [worker.model for worker in (await client.fleet()).workers]
-            say(f"try         {example(url, models[0] if models else '')}")
+            say(f"try         {example(url, await _served_model(stack))}")
         say(f"logs        {plan.data_dir / 'logs'}")
         say("ready; Ctrl-C stops everything")
         await stack.supervisor.failed()
+
+
+async def _served_model(stack: Stack) -> str:
+    """Return the name of the model for the example; empty, which stands for the only one, if the scheduler won't tell.
+
+    It may ask for a key, and the services' own is not this command's.
+    """
+    with suppress(PenstockError):
+        async with Client(stack.queue, stack.scheduler, retry_for_s=QUICK_RETRY_S) as client:
+            return next((worker.model for worker in (await client.fleet()).workers), "")
+    return ""
 
 
 def can_serve_http() -> bool:

@@ -8,17 +8,20 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from penstock.cli import up
 from penstock.cli.errors import CommandError
-from penstock.cli.stack import TINY_FLAGS, StackPlan, engine_flags, missing_flags, running_stack, way_out
+from penstock.cli.stack import TINY_FLAGS, Stack, StackPlan, engine_flags, missing_flags, running_stack, way_out
 from penstock.cli.supervisor import Supervisor
+from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
 from tests.support.waiting import wait_for_async
 
 SERVICE = """
@@ -346,3 +349,27 @@ def test_the_command_to_try_says_what_tls_and_keys_take(tmp_path: Path, monkeypa
     assert up.gateway_url("127.0.0.1:7415").startswith("http:")
     monkeypatch.setenv("PENSTOCK_TLS_CERT", "service.pem")
     assert up.gateway_url("127.0.0.1:7415").startswith("https:")
+
+
+async def test_a_fleet_whose_scheduler_asks_for_a_key_is_ready_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Locked(FakeScheduler):
+        async def Status(self, request: Any, context: Any) -> Any:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "an API key is needed")
+
+    class Fine(Supervisor):
+        async def failed(self) -> None:
+            """Return at once: the test has seen enough."""
+
+    async with serving_scheduler(Locked()) as address:
+
+        @asynccontextmanager
+        async def running(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
+            yield Stack("127.0.0.1:1", address, (), "127.0.0.1:7415", Fine(tmp_path, say))
+
+        monkeypatch.setattr(up, "running_stack", running)
+        await up._serve(plan(tmp_path, ""))
+    said = capsys.readouterr().out
+    assert "curl http://127.0.0.1:7415/v1/chat/completions" in said
+    assert "ready;" in said
