@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import stat
 import threading
@@ -99,7 +100,7 @@ def run_batch(
     stack = StackPlan(data_dir, workers, model, flags, base_port=0, told=told) if start else None
     target = _target(output_file)
     options = Options(input_file, target, queue, scheduler, channel, model, fresh, wait_s, summary_json, stack)
-    _keep_the_input(options)
+    _keep_what_is_needed(options)
     try:
         source = InputFile(input_file)
     except OSError as error:
@@ -137,17 +138,24 @@ def _refuse_what_is_no_file(path: Path) -> None:
         raise CommandError(f"cannot write {path}: it is no regular file", EX_CANNOT_WRITE)
 
 
-def _keep_the_input(options: Options) -> None:
-    """Raise CommandError if a file that the run writes is the input, by whatever name or link."""
-    written = {
+def _keep_what_is_needed(options: Options) -> None:
+    """Raise CommandError if a file that the run writes is the input, or the summary another one that it writes.
+
+    By whatever name or link: the input is there to be compared, what is written may not be yet.
+    """
+    written: dict[str, Path] = {
         "the output file": options.target,
         "the journal of the output file": journal_path(options.target),
         "the output file while it is written": writing_path(options.target),
-        "the summary file": options.summary_json,
     }
+    if (summary := options.summary_json) is not None:
+        for what, path in written.items():
+            if os.path.realpath(summary) == os.path.realpath(path):
+                raise CommandError(f"the summary file {summary} is {what} as well; one would be lost", EX_USAGE)
+        written["the summary file"] = summary
     for what, path in written.items():
         with suppress(OSError):
-            if path is not None and path.samefile(options.source):
+            if path.samefile(options.source):
                 message = f"the input file {options.source} is {what} as well ({path}) and would be lost"
                 raise CommandError(message, EX_USAGE)
 

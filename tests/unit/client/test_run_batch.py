@@ -91,6 +91,23 @@ async def test_the_input_is_never_written_over(shell: Shell, tmp_path: Path) -> 
     assert shell.queue.requests == []
 
 
+async def test_the_summary_is_never_written_over_the_answers(shell: Shell, tmp_path: Path) -> None:
+    source, target = lines_in(tmp_path / "in", 2), tmp_path / "out"
+    (tmp_path / "link").symlink_to("out")
+    for summary, why in (
+        ("out", "is the output file as well"),
+        ("link", "is the output file as well"),
+        ("../" + tmp_path.name + "/out", "is the output file as well"),
+        ("out.partial", "is the journal of the output file as well"),
+        ("out.writing", "is the output file while it is written as well"),
+    ):
+        path = tmp_path / summary
+        ran = await shell.run("run-batch", "-i", str(source), "-o", str(target), "--summary-json", str(path))
+        assert (ran.status, ran.err) == (2, f"penstock: the summary file {path} {why}; one would be lost\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "link"]
+    assert shell.queue.requests == []
+
+
 async def test_a_file_of_something_else_is_not_taken_for_the_journal(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "out.partial").write_bytes(b"half of a download")
     command = ["run-batch", "-i", str(lines_in(tmp_path / "in", 2)), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
