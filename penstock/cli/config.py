@@ -18,9 +18,23 @@ CHECKER = "services.config_check"
 
 app = typer.Typer(help="Check the configuration file; show the settings of a service.", no_args_is_help=True)
 
+
+def _take_addresses(context: typer.Context, path: Path | None) -> Path | None:
+    """Let the file's `[client]` say what the command's other options and their variables leave open."""
+    if path is not None:
+        context.default_map = _addresses({CONFIG_VARIABLE: str(path)})
+    return path
+
+
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", envvar=CONFIG_VARIABLE, help="TOML file with the settings of all services."),
+    typer.Option(
+        "--config",
+        envvar=CONFIG_VARIABLE,
+        callback=_take_addresses,
+        is_eager=True,  # before the options whose defaults it sets
+        help="TOML file with the settings of all services.",
+    ),
 ]
 
 
@@ -53,12 +67,16 @@ def defaults_of_commands(names: list[str], environment: Mapping[str, str] = os.e
 
     Raises CommandError if PENSTOCK_CONFIG names a file that is no good.
     """
+    addresses = _addresses(environment)
+    return dict.fromkeys(names, addresses) | {"dead": {"list": addresses, "requeue": addresses}}
+
+
+def _addresses(environment: Mapping[str, str]) -> dict[str, Any]:
     try:
         told = client_table(environment)
     except ConfigFileError as error:
         raise CommandError(str(error), EX_CONFIG) from None
-    addresses = {key: told[key] for key in ("queue", "scheduler") if key in told}
-    return dict.fromkeys(names, addresses) | {"dead": {"list": addresses, "requeue": addresses}}
+    return {key: told[key] for key in ("queue", "scheduler") if key in told}
 
 
 def told_to(service: str, name: str, environment: Mapping[str, str] = os.environ) -> str:

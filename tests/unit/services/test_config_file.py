@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, SecretStr
+from typer.testing import CliRunner
 
+from penstock.cli import run_batch
 from penstock.cli.config import defaults_of_commands
 from penstock.cli.errors import CommandError
+from penstock.cli.main import app
 from penstock.config_file import ConfigFile, ConfigFileError, client_table, positions
 from penstock.tls import TlsFiles
 from services.config import (
@@ -405,6 +408,22 @@ def test_commands_take_addresses_and_tls_from_the_file(file: Path) -> None:
     file.write_text("[client]\nqueue = 7410\n")
     with pytest.raises(CommandError, match=r"penstock\.toml:2: client\.queue: must be a string"):
         defaults_of_commands(["get"], environment)
+
+
+def test_a_file_named_by_the_option_tells_addresses_too(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(run_batch, "_with_journal", lambda options, _: asked.append((options.queue, options.scheduler)))
+    file.write_text('[client]\nqueue = "file:1"\n')
+    elsewhere = {"run-batch": {"queue": "elsewhere:1", "scheduler": "elsewhere:2"}}
+    command = ["run-batch", "-i", str(file), "-o", str(file.with_name("out"))]
+    for flags, queue in (([], "elsewhere:1"), (["--config", str(file)], "file:1")):
+        monkeypatch.setenv("PENSTOCK_CONFIG", "")
+        for flag in ([], ["--queue", "flag:1"]):
+            CliRunner().invoke(app, [*command, *flag, *flags], default_map=elsewhere, catch_exceptions=False)
+            assert asked.pop() == ("flag:1" if flag else queue, "127.0.0.1:7420" if flags else "elsewhere:2")
+    monkeypatch.setenv("PENSTOCK_QUEUE", "variable:1")
+    CliRunner().invoke(app, [*command, "--config", str(file)], catch_exceptions=False)
+    assert asked.pop()[0] == "variable:1"
 
 
 def test_the_gateway_reads_its_table(file: Path) -> None:
