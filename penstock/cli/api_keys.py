@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -46,8 +48,7 @@ def create(
     expires_ns = 0 if days is None else time.time_ns() + int(days * 86_400 * 1e9)
     channels = None if channel is None else frozenset(channel)
     made = ApiKey(key_id, role, tenant, channels, expires_ns, sha256=digest(key))
-    text = _text(file) if file.exists() else ""
-    _change(file, lambda: with_key(text, made))
+    _change(file, lambda: with_key(_text(file) if file.exists() else "", made))
     print(f"{file}: the key {key_id} has the role {role}, tenant {tenant}; it is shown this once:", file=sys.stderr)
     print(key)
 
@@ -74,8 +75,7 @@ def list_keys(file: FileOption) -> None:
 @app.command()
 def revoke(key_id: KeyArgument, file: FileOption) -> None:
     """Mark a key as revoked; services that use FILE refuse it within a second, and end its open calls."""
-    text = _text(file)
-    _change(file, lambda: with_revoked(text, key_id))
+    _change(file, lambda: with_revoked(_text(file), key_id))
     print(f"{file}: {key_id} is revoked")
 
 
@@ -89,24 +89,42 @@ def _text(file: Path) -> str:
 
 
 def _change(file: Path, change: Callable[[], str]) -> None:
-    """Put a changed text in the file's place at once: a service that reads meanwhile finds the old or the new one."""
+    """Put what `change` makes of the file in its place; no other change is made between its reading and that."""
     try:
-        text = change()
+        with _only_change(file.parent):
+            _replace(file, change())
     except KeysError as error:
         raise CommandError(f"{file}: {error}", EX_USAGE) from None
-    try:
-        before = file.stat() if file.exists() else None
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as written:
-                written.write(text)
-            _give(name, before)
-            os.replace(name, file)
-        except OSError:
-            os.unlink(name)
-            raise
     except OSError as error:
         raise CommandError(f"cannot write {file}: {error.strerror or error}", EX_CANNOT_WRITE) from None
+
+
+@contextmanager
+def _only_change(directory: Path) -> Iterator[None]:
+    """Wait for the changes that others make of files here, and let theirs wait.
+
+    It is the directory that is locked: the file gets another one in its place, and a lock file would have an owner.
+    """
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Put a text in the file's place at once: a service that reads meanwhile finds the old or the new one."""
+    before = file.stat() if file.exists() else None
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as written:
+            written.write(text)
+        _give(name, before)
+        os.replace(name, file)
+    except OSError:
+        os.unlink(name)
+        raise
 
 
 def _give(name: str, before: os.stat_result | None) -> None:

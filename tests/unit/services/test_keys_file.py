@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tomllib
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cli import api_keys
 from penstock.keys import ApiKey, KeysError, Role, digest, new_key, parse, with_key, with_revoked
 from services.auth.keyring import Keyring, NotAllowedError, Reason
 from tests.support.fleet import penstock
@@ -124,6 +126,34 @@ def test_a_changed_file_is_still_read_by_whom_it_was(tmp_path: Path) -> None:
     assert penstock("keys", "revoke", "ci", "--file", str(file)).returncode == 0
     found = file.stat()
     assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (10001, 10002, 0o640)
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.toml"]
+
+
+def test_a_change_keeps_the_one_that_it_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys.toml"
+    api_keys.create("old", file)
+    alone: list[bool] = []
+    lock, add = fcntl.flock, with_key
+
+    def wait_for_a_revocation(handle: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        api_keys.revoke("old", file)
+        lock(handle, how)
+
+    def look_for_others(text: str, key: ApiKey) -> str:
+        directory = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            lock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(directory)
+        alone.append(True)
+        return add(text, key)
+
+    monkeypatch.setattr(fcntl, "flock", wait_for_a_revocation)
+    monkeypatch.setattr(api_keys, "with_key", look_for_others)
+    api_keys.create("new", file)
+    assert alone
+    keys = parse(file.read_text()).keys
+    assert (keys["old"].revoked, keys["new"].revoked) == (True, False)
     assert [path.name for path in tmp_path.iterdir()] == ["keys.toml"]
 
 
