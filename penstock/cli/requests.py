@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import aclosing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import typer
 
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, call
 from penstock.cli.errors import EX_INCOMPLETE, EX_USAGE, CommandError, one_line
+from penstock.cli.telling import tell
 from penstock.client import DEFAULT_QUEUE_ADDRESS, Client
 from penstock.fields import RequestFields
 from penstock.results import Progress, Result, TokenDelta
@@ -86,12 +88,20 @@ def _ids(text: str) -> list[int]:
 async def _submit(queue: str, fields: RequestFields, wait: bool, stream: bool, as_json: bool) -> None:
     async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:
         request_id = await client.submit(**fields)
-        if stream:
-            await _follow(client, request_id)
-        elif wait:
-            _show_result(await client.result(request_id), as_json)
-        else:
-            _print_json({"request_id": request_id}) if as_json else print(request_id)
+    if not (wait or stream):
+        _print_json({"request_id": request_id}) if as_json else print(request_id)
+        return
+    try:
+        async with Client(queue) as client:  # with the patience of a client: the queue has the request, and comes back
+            if stream:
+                await _follow(client, request_id)
+            else:
+                _show_result(await client.result(request_id), as_json)
+    except CommandError:
+        raise  # the answer, though not a good one
+    except BaseException:
+        tell(f"{request_id} has no answer yet; `penstock get` and `penstock cancel` take this id", sys.stderr)
+        raise
 
 
 async def _follow(client: Client, request_id: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from penstock.cli import requests
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2 as pb
@@ -15,6 +17,7 @@ from tests.support.batch_lines import completion
 from tests.support.fake_queue import Answerer, FakeQueue, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
 from tests.support.shell import Shell
+from tests.support.waiting import wait_for_async
 
 
 @pytest.fixture
@@ -83,6 +86,45 @@ async def test_a_stream_ends_with_the_whole_text(
     ]
     ran = await shell.run("submit", "x", "--stream")
     assert (ran.status, ran.out) == (status, out)
+
+
+async def asked(queue: FakeQueue, address: str, stream: bool) -> asyncio.Task[None]:
+    """Return a submit that waits for its answer, once the queue has been asked for that."""
+    queue.paused = True
+    submit = asyncio.create_task(
+        requests._submit(address, {"prompt": "the gate"}, wait=not stream, stream=stream, as_json=False)
+    )
+
+    async def waits() -> bool:
+        return bool(queue.follows or queue.watches)
+
+    await wait_for_async(waits, "the submit to wait")
+    return submit
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_is_waited_for_while_the_queue_is_away(
+    stream: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(requests, "QUICK_RETRY_S", 0.0)  # whoever has no more patience gives up at once
+    queue = FakeQueue()
+    async with serving(queue) as address:
+        submit = await asked(queue, address, stream)
+    await queue.finish_all()
+    async with serving(queue, address):
+        await submit
+    assert capsys.readouterr().out == "THE GATE\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_wait_that_is_broken_off_names_the_request(stream: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = FakeQueue()
+    async with serving(queue) as address:
+        submit = await asked(queue, address, stream)
+        submit.cancel()
+        await asyncio.wait({submit})
+    assert submit.cancelled()
+    assert capsys.readouterr().err.startswith("r-0 has no answer yet;")
 
 
 async def test_user_errors_are_one_line_and_a_status(shell: Shell) -> None:
