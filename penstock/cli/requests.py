@@ -152,6 +152,8 @@ def get(
             info = await client.get(request_id or None, idempotency_key=key)
             if as_json:
                 _print_json(asdict(info))
+                if info.result is not None:
+                    _check(info.result)
                 return
             where = f" on {info.worker_id}" if info.worker_id else ""
             error = f"; last error: {one_line(info.last_error)}" if info.last_error else ""

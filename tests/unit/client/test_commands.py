@@ -127,6 +127,14 @@ async def test_a_wait_that_is_broken_off_names_the_request(stream: bool, capsys:
     assert capsys.readouterr().err.startswith("r-0 has no answer yet;")
 
 
+async def test_get_has_the_same_status_with_and_without_json(shell: Shell) -> None:
+    shell.queue.answer = ending(None)
+    await shell.run("submit", "x")
+    for flags in ((), ("--json",)):
+        got = await shell.run("get", "r-0", *flags)
+        assert (got.status, got.err) == (1, "penstock: r-0 cancelled\n")
+
+
 async def test_user_errors_are_one_line_and_a_status(shell: Shell) -> None:
     for arguments, status, text in (
         (("get", "nobody"), 1, "nobody"),
