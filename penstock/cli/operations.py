@@ -96,8 +96,9 @@ def verify_store(
 
 def _offline(*arguments: str) -> None:
     """Run a tool of the queue service; raises typer.Exit with its status if that is not 0."""
-    if any(argument.startswith("-") for argument in arguments):
-        raise CommandError(f"unexpected argument {arguments[-1]!r}", EX_USAGE)
+    for argument in arguments:
+        if argument.startswith("-"):
+            raise CommandError(f"unexpected argument {argument!r}", EX_USAGE)
     status = subprocess.run([sys.executable, "-m", OFFLINE, *arguments], check=False).returncode
     if status:
         raise typer.Exit(status)

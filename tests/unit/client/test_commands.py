@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock.cli import requests
+from penstock.cli.errors import CommandError
+from penstock.cli.main import app
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2 as pb
@@ -285,6 +288,14 @@ async def test_drain_waits_until_nothing_runs_on_the_worker() -> None:
         assert (undone.status, undone.out) == (0, "w1 takes grants again\n")
         away = await Shell(address, FakeQueue()).run("drain", "away", "--undo", *flags, plain=True)
         assert (away.status, "'away' is not connected" in away.err) == (70, True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("restore", "--data-dir", "/tmp/x", "--", "-b"), ("restore", "/tmp/x", "--data-dir", "-b")]
+)
+def test_a_tool_is_given_no_flags_for_paths(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(CommandError, match=r"^unexpected argument '-b'$"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 async def test_backup_of_a_running_queue(shell: Shell) -> None:
