@@ -15,6 +15,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from penstock.cli.certs import MOST_DAYS
 from penstock.cli.errors import EX_CANNOT_WRITE, EX_NO_INPUT, EX_USAGE, CommandError
 from penstock.keys import DEFAULT_TENANT, NAME, ApiKey, KeysError, Role, digest, new_key, parse, with_key, with_revoked
 
@@ -38,7 +39,9 @@ def create(
     channel: Annotated[
         list[str] | None, typer.Option(help="Channel it may submit to; can be repeated; default: all of its tenant's.")
     ] = None,
-    days: Annotated[float | None, typer.Option(min=0, help="Days it is good for; default: for ever.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0, max=MOST_DAYS, help="Days it is good for; default: for ever.")
+    ] = None,
 ) -> None:
     """Draw a key, put its hash into FILE (made if it is not there), and print the key: it is not kept anywhere."""
     for what, name in (("ID", key_id), ("--tenant", tenant)):

@@ -9,6 +9,9 @@ import typer
 
 from penstock.cli.errors import EX_CANNOT_WRITE, EX_UNAVAILABLE, EX_USAGE, CommandError
 
+MOST_DAYS = 36_500
+"""A hundred years: what is good for ever needs no date, and a date has to be one."""
+
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -18,7 +21,7 @@ def certs(
         list[str] | None,
         typer.Option(help="Name or IP address that services are reached by, besides localhost; can be repeated."),
     ] = None,
-    days: Annotated[float, typer.Option(min=0, help="Days the certificates are good for.")] = 90.0,
+    days: Annotated[float, typer.Option(min=0, max=MOST_DAYS, help="Days the certificates are good for.")] = 90.0,
 ) -> None:
     """Make a development CA with a certificate for services and one for clients; again: new certificates, same CA."""
     try:

@@ -24,6 +24,9 @@ dead = typer.Typer(help="Requests whose attempts are used up.", no_args_is_help=
 LEAST_DEADLINE_S = 0.001
 """A deadline has to be after now; less than this has passed before the queue reads it."""
 
+MOST_CURSOR = 2**64 - 1
+"""What the protocol's number holds."""
+
 Ids = Annotated[list[str], typer.Argument(help="Request ids.", metavar="ID...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
@@ -167,7 +170,7 @@ def get(
 def watch(
     ids: Annotated[list[str] | None, typer.Argument(help="Request ids.", metavar="[ID]...")] = None,
     batch: Annotated[str | None, typer.Option(help="Watch this batch instead.")] = None,
-    cursor: Annotated[int, typer.Option(min=0, help="With --batch: go on after this cursor.")] = 0,
+    cursor: Annotated[int, typer.Option(min=0, max=MOST_CURSOR, help="With --batch: go on after this cursor.")] = 0,
     follow: Annotated[bool, typer.Option("--follow", help="With --batch: wait for requests to come.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Print tokens while they are generated.")] = False,
     as_json: AsJson = False,

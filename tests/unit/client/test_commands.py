@@ -291,6 +291,24 @@ async def test_drain_waits_until_nothing_runs_on_the_worker() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("watch", "--batch", "b", "--cursor", "99999999999999999999999"), "cursor"),
+        (("keys", "create", "a", "--file", "keys.toml", "--days", "1e9"), "days"),
+        (("keys", "create", "a", "--file", "keys.toml", "--days", "inf"), "days"),
+        (("certs", "certs", "--days", "1e9"), "days"),
+    ],
+)
+def test_a_number_out_of_all_bounds_is_refused_by_its_name(
+    arguments: tuple[str, ...], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(app, arguments)
+    assert (ran.exit_code, option in ran.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     "arguments", [("restore", "--data-dir", "/tmp/x", "--", "-b"), ("restore", "/tmp/x", "--data-dir", "-b")]
 )
 def test_a_tool_is_given_no_flags_for_paths(arguments: tuple[str, ...]) -> None:
