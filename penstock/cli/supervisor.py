@@ -157,8 +157,8 @@ class Supervisor:
                 _signal(service.process, signal.SIGKILL)
             if service.process is not None:
                 await service.process.wait()
-        if not self._failure.done():
-            self._failure.cancel()
+        if not self._failure.cancel() and not self._failure.cancelled():
+            self._failure.exception()  # of a service that failed when nobody asked any more: it is no news
 
     def _stages(self) -> list[list[ServiceProcess]]:
         """Return the services in the order in which they stop; those of one kind stop together."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import io
 import os
 import subprocess
@@ -197,6 +198,19 @@ async def test_whatever_ends_the_supervision_of_a_service_is_its_failure(service
         await supervisor.failed()
     assert str(failed.value) == "fake is no longer supervised: ValueError: I/O operation on closed file."
     await supervisor.stop()
+
+
+async def test_a_failure_that_nobody_asked_for_is_not_told_after_the_end(service: Path) -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    supervisor = Supervisor(service / "logs", print)
+    supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "broken"))
+    await eventually(supervisor._failure.done)
+    await supervisor.stop()
+    await supervisor.stop()
+    del supervisor
+    gc.collect()
+    assert told == []
 
 
 async def test_a_service_is_restarted_though_nobody_can_read_it(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
