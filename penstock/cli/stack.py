@@ -68,6 +68,7 @@ class Stack:
 async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
     """Start everything, yield once it is ready, stop everything. Raises CommandError if a service does not start."""
     model_flags = engine_flags(plan, say)
+    interrupted = False
     supervisor = Supervisor(plan.data_dir / "logs", say, way_out(plan))
     try:
         metrics = plan.metrics_base_port
@@ -102,10 +103,25 @@ async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIte
             )
         yield Stack(queue, scheduler, tuple(workers), gateway, supervisor)
     except asyncio.CancelledError:
-        say(f"stopping: finishing what runs, at most {supervisor.longest_stop_s:.0f} s; Ctrl-C again ends it now")
+        interrupted = True
+        say(_stopping(supervisor))
         raise
     finally:
-        await supervisor.stop()
+        await (supervisor.stop() if interrupted else _stop_unhurried(supervisor, say))
+
+
+async def _stop_unhurried(supervisor: Supervisor, say: Callable[[str], None]) -> None:
+    """Stop the services where nobody has interrupted yet: the first cancellation tells how long it takes, no more."""
+    stopping = asyncio.create_task(supervisor.stop())
+    try:
+        await asyncio.shield(stopping)
+    except asyncio.CancelledError:
+        say(_stopping(supervisor))
+        await stopping
+
+
+def _stopping(supervisor: Supervisor) -> str:
+    return f"stopping: finishing what runs, at most {supervisor.longest_stop_s:.0f} s; Ctrl-C again ends it now"
 
 
 def way_out(plan: StackPlan) -> str:

@@ -296,6 +296,45 @@ async def test_an_interrupted_stack_says_how_long_it_may_take(tmp_path: Path) ->
     assert "stopping: finishing what runs, at most 75 s; Ctrl-C again ends it now" in said
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_only_the_second_interruption_cuts_an_orderly_stop_short(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops, ends, killed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Slow(Supervisor):
+        def add(self, *arguments: Any) -> Any:
+            """Start nothing."""
+
+        async def ready(self, service: Any) -> str:
+            return "127.0.0.1:1"
+
+        async def stop(self) -> None:
+            stops.set()
+            try:
+                await ends.wait()
+            except asyncio.CancelledError:
+                killed.set()
+
+    async def use() -> None:
+        async with running_stack(plan(tmp_path, "m"), said.append):
+            pass
+
+    said: list[str] = []
+    monkeypatch.setattr("penstock.cli.stack.Supervisor", Slow)
+    using = asyncio.create_task(use())
+    await stops.wait()
+    using.cancel()
+    await eventually(lambda: killed.is_set() or any(text.startswith("stopping: finishing") for text in said))
+    assert not killed.is_set()
+    if again:
+        using.cancel()
+    else:
+        ends.set()
+    await using
+    assert killed.is_set() == again
+
+
 def test_flags_the_user_gave_win_in_either_spelling() -> None:
     found = missing_flags(["--max_model_len=64", "--dtype", "bfloat16"], TINY_FLAGS)
     assert "--max-model-len" not in found
