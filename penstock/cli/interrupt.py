@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
-    """Ctrl-C or SIGTERM ended the work; everything it held is closed."""
+    """Ctrl-C, SIGTERM or the end of the terminal ended the work; everything it held is closed."""
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
@@ -19,7 +19,9 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
 
     The first SIGINT or SIGTERM cancels the work, which then has all the time it
     needs to close what it holds; a later one cancels that too, for a work that
-    has a faster way to end.
+    has a faster way to end. SIGHUP does the first and never the second: when a
+    terminal is closed, shell and kernel may both send it. Who ignores it
+    (nohup) goes on ignoring it.
     """
     return asyncio.run(_run(work))
 
@@ -34,8 +36,14 @@ async def _run(work: Coroutine[Any, Any, T]) -> T:
         interrupted = True
         task.cancel()
 
+    def hang_up() -> None:
+        if not interrupted:
+            interrupt()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
     try:
         return await task
     except asyncio.CancelledError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,6 +23,28 @@ from tests.support.fake_queue import Answerer, FakeQueue, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
 from tests.support.shell import Shell
 from tests.support.waiting import wait_for_async
+
+SIGNALLED = """
+import asyncio, os, signal, sys
+from penstock.cli.interrupt import run_interruptible
+
+async def cancelled_by(number):
+    os.kill(os.getpid(), number)
+    try:
+        for _ in range(10):
+            await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        return True
+    return False
+
+async def work():
+    return [await cancelled_by(number) for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)]
+
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+print(*run_interruptible(work()))
+"""
+"""Prints whether each of three signals cancelled a command's work: SIGHUP, SIGHUP again, SIGTERM."""
 
 
 @pytest.fixture
@@ -261,6 +285,12 @@ async def test_run_batch_says_what_it_cannot_read_or_write(shell: Shell, tmp_pat
     assert nobody.status == 69
     assert "penstock up" in nobody.err
     assert [path.name for path in tmp_path.iterdir()] == ["in"], "nothing is left behind"
+
+
+@pytest.mark.parametrize(("started_with", "cancelled"), [("", "True False True"), ("nohup", "False False True")])
+def test_a_terminal_that_goes_away_interrupts_once(started_with: str, cancelled: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, started_with], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{cancelled}\n", "")
 
 
 async def test_version(shell: Shell) -> None:
