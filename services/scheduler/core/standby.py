@@ -112,11 +112,10 @@ class StandBy:
 
     def _best_place(self, kind: Kind, most: Most, channel: Channel, now_ns: int) -> Place | None:
         """Return the roomiest worker that can spare what the largest request of the kind books, and could run it."""
-        places = (
-            place
-            for group in self._fleet.serving(kind.model)
-            for place in self._places(group, kind, most.within(group.shape.max_model_len), channel, now_ns)
-        )
+        groups = self._fleet.serving(kind.model)
+        # Of the largest window: where a smaller one cannot hold it, it would be outgrown by what is run elsewhere.
+        most = most.within(max((group.shape.max_model_len for group in groups), default=1))
+        places = (place for group in groups for place in self._places(group, kind, most, channel, now_ns))
         return max(places, key=lambda place: place.worker.usable_blocks, default=None)
 
     def _places(self, group: Group, kind: Kind, most: Most, channel: Channel, now_ns: int) -> Iterator[Place]:

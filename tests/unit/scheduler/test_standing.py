@@ -293,6 +293,16 @@ def test_it_is_for_no_more_than_a_window_holds() -> None:
     assert (grant.standing.prompt_tokens, grant.booked_blocks) == (WINDOW_TOKENS - 1, WINDOW_TOKENS - 1)
 
 
+def test_it_stands_where_the_window_holds_what_others_run() -> None:
+    made = rig(100_000)
+    made.open("wide", m.EngineShape(95_000, 1, 3 * WINDOW_TOKENS, 100), takes_standing=True)
+    for _ in range(3):
+        run_one(made, blocks=WINDOW_TOKENS + 1)
+    (grant,) = standing(made)
+    assert grant.standing is not None
+    assert (grant.worker_id, grant.standing.prompt_tokens) == ("wide", 2 * WINDOW_TOKENS + 2)
+
+
 def test_one_that_finds_no_room_keeps_it_from_no_other() -> None:
     made = rig(1000)
     made.announce("b", 300)
