@@ -13,6 +13,12 @@ BLOCK_SIZE = 16
 WINDOW = 512
 """Tokens, prompt and output together: 32 blocks, so that no engine below is too small for a whole window."""
 
+ALIKE_SHARE = 1 / 3
+"""Seeds whose requests are mostly small, of few kinds, and far apart: what standing grants are for."""
+
+STRETCH = 4
+"""Such a seed's requests and faults are spread over so many times the time."""
+
 ANY_STATE = ("waiting", "granted", "leased", "running", "stopping", "completing", "ended", "dead")
 """Where a request can be; `coverage.Census` says what each word means."""
 
@@ -109,6 +115,7 @@ class Options:
     delete_share: float
     requeue_share: float
     repeat_share: float
+    alike: bool
 
     def __str__(self) -> str:
         """Return one line with every option."""
@@ -172,7 +179,19 @@ class Plan:
         rng = random.Random(seed)
         options = _draw_options(rng, seed)
         faults = tuple(_draw_fault(rng, options, number) for number in range(options.faults))
-        return cls(options, faults, tuple(_draw_request(rng, options, number) for number in range(options.requests)))
+        plan = cls(options, faults, tuple(_draw_request(rng, options, number) for number in range(options.requests)))
+        return plan._made_alike() if options.alike else plan
+
+    def _made_alike(self) -> Plan:
+        """Return the plan with requests that are mostly small, far apart, and its faults as far."""
+        options = replace(self.options, fault_window_ms=self.options.fault_window_ms * STRETCH)
+        options = replace(options, arrival_ms=options.fault_window_ms)
+        stretched = options.arrival_ms // self.options.arrival_ms
+        return Plan(
+            options,
+            tuple(replace(fault, at_ns=fault.at_ns * STRETCH) for fault in self.faults),
+            tuple(_small(wanted, wanted.at_ns * stretched) for wanted in self.requests),
+        )
 
     def cut(self, faults: Collection[int] | None = None, requests: Collection[int] | None = None) -> Plan:
         """Return the plan with these faults and requests only; None keeps all."""
@@ -211,6 +230,7 @@ def _draw_options(rng: random.Random, seed: int) -> Options:
         delete_share=rng.choice((0.0, 0.5)),
         requeue_share=rng.choice((0.0, 0.5)),
         repeat_share=rng.choice((0.0, 0.2)),
+        alike=rng.random() < ALIKE_SHARE,
     )
 
 
@@ -242,4 +262,14 @@ def _draw_request(rng: random.Random, options: Options, number: int) -> Wanted:
         rng.random() < options.delete_share,
         rng.random() < options.requeue_share,
         rng.random() < options.repeat_share,
+    )
+
+
+def _small(wanted: Wanted, at_ns: int) -> Wanted:
+    """Return a request of a few tokens; one in ten stays as large as it was, and outgrows what stands."""
+    if wanted.number % 10 == 9:
+        return replace(wanted, at_ns=at_ns)
+    told = "bytes" if wanted.told == "nothing" else wanted.told
+    return replace(
+        wanted, at_ns=at_ns, told=told, prompt_tokens=4 + wanted.number % 4, max_tokens=8, completions=1, priority=0
     )

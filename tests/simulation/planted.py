@@ -22,6 +22,9 @@ from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.ledger import Change, Ledger, Reservation, Verdict
 from services.scheduler.core.machine import Machine as SchedulerMachine
+from services.scheduler.core.standing import Standing
+from services.worker.core.entry import Entry as Held
+from services.worker.core.reservations import Reservations
 
 
 def _skip_a_refund(stack: ExitStack) -> None:
@@ -128,6 +131,23 @@ def _last_in_first_out(stack: ExitStack) -> None:
     stack.enter_context(patch.object(channel, "order", backwards))
 
 
+def _still_standing(stack: ExitStack) -> None:
+    """A worker takes a standing grant that has met its request for one that still stands."""
+    meet = Reservations.meet
+
+    def meet_and_forget(self: Reservations, entry: Held, request_id: str, announced: Any) -> None:
+        standing = entry.standing
+        meet(self, entry, request_id, announced)
+        entry.standing = standing
+
+    stack.enter_context(patch.object(Reservations, "meet", meet_and_forget))
+
+
+def _stand_for_ever(stack: ExitStack) -> None:
+    """What stands unused is not recalled."""
+    stack.enter_context(patch.object(Standing, "unused", lambda self, now_ns: []))
+
+
 PLANTS: dict[str, Callable[[ExitStack], None]] = {
     "skipped-refund": _skip_a_refund,
     "stale-completion": _accept_stale_completions,
@@ -136,6 +156,8 @@ PLANTS: dict[str, Callable[[ExitStack], None]] = {
     "answer-before-sync": _answer_before_sync,
     "grant-beyond-free": _grant_beyond_the_free,
     "last-in-first-out": _last_in_first_out,
+    "still-standing": _still_standing,
+    "standing-for-ever": _stand_for_ever,
 }
 
 

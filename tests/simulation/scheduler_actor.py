@@ -24,7 +24,7 @@ REPORT_INTERVAL_NS = 20 * MS
 AUDIT_EVERY = 8
 """Wake-ups from one full recount of the ledgers to the next; the referee's own books are compared at every one."""
 
-STANDING_NS = 300 * MS
+STANDING_NS = 1000 * MS
 """Short enough that some stand unused for so long."""
 
 SHARES = {"interactive": Share(4.0, 0.1), "batch": Share(1.0)}

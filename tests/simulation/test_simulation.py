@@ -23,10 +23,12 @@ FOUND_BY = {
     "skipped-refund": 1,
     "stale-completion": 4,
     "ack-before-sync": 0,
-    "numbers-given-twice": 11,
+    "numbers-given-twice": 17,
     "answer-before-sync": 0,
     "grant-beyond-free": 3,
     "last-in-first-out": 1,
+    "still-standing": 9,
+    "standing-for-ever": 3,
 }
 """The first seed, from 0 on, that finds each planted bug."""
 
