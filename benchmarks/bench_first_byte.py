@@ -29,7 +29,13 @@ from benchmarks.bench_batch_files import ENDS, RUN_DIRECTORY, fleet, write_input
 
 ENGINE = ["--profile", "cpu-tiny", "--max-num-seqs", "16", "--num-gpu-blocks-override", "2001"]
 LINE_BYTES = 300
-BODY = {"model": "tiny", "prompt": "the gate feeds the wheel", "max_tokens": 2, "ignore_eos": True, "stream": True}
+BODY: dict[str, Any] = {
+    "model": "tiny",
+    "prompt": "the gate feeds the wheel",
+    "max_tokens": 2,
+    "ignore_eos": True,
+    "stream": True,
+}
 PHASES = ("validating", "in_progress")
 """Of a batch: its lines are only read; they are submitted, wait, and fill the engine."""
 
@@ -83,13 +89,13 @@ def _round(client: openai.OpenAI, address: str, path: Path, streams: int) -> dic
     return found
 
 
-def first_byte_s(address: str) -> float:
-    """Return how long a stream's first token took to come, in seconds."""
+def first_byte_s(address: str, body: dict[str, Any] = BODY) -> float:
+    """Return how long the first token of a streamed completion took to come, in seconds; the stream is read out."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=600)
     try:
         began_s = time.monotonic()
-        connection.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json"})
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
             raise SystemExit(f"a stream was answered with {response.status}")

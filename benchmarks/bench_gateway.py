@@ -1,13 +1,13 @@
 """`vllm bench serve` against the gateway and against vLLM's own OpenAI server, alternating, on the same KV cache.
 
-Usage: python -m benchmarks.bench_gateway [--requests 300] [--rounds 4] [--sustained 0.5]
-       [--model tiny]
+Usage: python -m benchmarks.bench_gateway [--requests 300] [--rounds 4] [--sustained 0.5] [--alone 100]
+       [--models m512 tiny]
 
 Both servers stay up and get the same engine flags; rounds alternate and swap who begins, and both sides of a round get
-the same random prompts at the same Poisson arrivals. First vLLM's own server is given everything at once: that is the
-rate it can serve. Then `--sustained` of that rate is offered, and three times as much. The TTFT that the gateway adds
-is printed in milliseconds, as its target is, and as a ratio. ITL is between chunks, of which one may carry several
-tokens; TPOT is the time per token after the first. Last line JSON.
+the same random prompts at the same Poisson arrivals. First both are asked for one stream at a time, taking turns. Then
+vLLM's own server is given everything at once: that is the rate it can serve. `--sustained` of that rate is offered, and
+three times as much. The TTFT that the gateway adds is printed in milliseconds, as its target is, and as a ratio. ITL is
+between chunks, of which one may carry several tokens; TPOT is the time per token after the first. Last line JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench_first_byte import first_byte_s
 from benchmarks.models import DTYPE, MODELS, make_model
 
 BASE_PORT = 17510
@@ -45,6 +47,9 @@ WINDOW_TOKENS = 1024
 
 OVERLOAD = 3
 """Times the sustained rate."""
+
+ALONE_TOKENS = 8
+"""Of a stream that is asked for alone; only its first token is looked at."""
 
 QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -139,16 +144,20 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--sustained", type=float, default=0.5, help="offered, as a share of what vLLM can serve")
-    parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
+    parser.add_argument("--alone", type=int, default=100, help="streams of a round, one at a time; 0 for none")
+    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=["m512", "tiny"])
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-gateway-") as name:
-        print(json.dumps(compare(Path(name), options)))
+    answer: dict[str, Any] = {"benchmark": "gateway", "sustained": options.sustained, "models": {}}
+    for model in dict.fromkeys(options.models):
+        with tempfile.TemporaryDirectory(prefix="bench-gateway-") as name:
+            answer["models"][model] = compare(Path(name), model, options)
+    print(json.dumps(answer))
 
 
-def compare(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Alternate both sides at both rates; return ratios and counts."""
+def compare(directory: Path, model_name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Alternate both sides with a model, alone and at both rates; return ratios and counts."""
     model = directory / "model"
-    make_model(model, options.model, WINDOW_TOKENS)
+    make_model(model, model_name, WINDOW_TOKENS)
     flags = engine_flags(model)
     up = ["penstock", "up", "--data-dir", str(directory / "data"), "--base-port", str(BASE_PORT), *flags]
     plain = ["vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(PLAIN_PORT), *flags]
@@ -160,12 +169,40 @@ def compare(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         for run in sides.values():
             run(Load(options.requests // 4, "inf", 1))
         most = sides["vllm"](Load(options.requests, "inf", 2))["request_throughput"]
-        answer: dict[str, Any] = {"benchmark": "gateway", "sustained": options.sustained}
+        print(f"model {model_name}")
+        answer = {}
+        if options.alone:
+            answer["alone"] = report_alone([alone(options.alone, number) for number in range(options.rounds)])
         for name, times in (("sustained", 1), ("overload", OVERLOAD)):
             rate = f"{most * options.sustained * times:.3f}"
             rounds = alternate(sides, options, rate, options.requests * times)
             answer[name] = report(name, rounds, options.requests * times)
     return answer
+
+
+def alone(streams: int, seed: int) -> dict[str, list[float]]:
+    """Ask both servers for one stream at a time, taking turns; return the milliseconds to each first token."""
+    rng = random.Random(seed)
+    ports = {"vllm": PLAIN_PORT, "gateway": GATEWAY_PORT}
+    took_ms: dict[str, list[float]] = {name: [] for name in ports}
+    for number in range(streams):
+        prompt = [rng.randrange(100, 400) for _ in range(INPUT_TOKENS)]
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": ALONE_TOKENS, "temperature": 0, "stream": True}
+        for name in list(ports)[:: 1 if number % 2 == 0 else -1]:
+            took_ms[name].append(1e3 * first_byte_s(f"127.0.0.1:{ports[name]}", {**body, "ignore_eos": True}))
+    return took_ms
+
+
+def report_alone(rounds: list[dict[str, list[float]]]) -> dict[str, Any]:
+    """Print and return what the gateway adds to the TTFT of streams that came alone."""
+    middles = [{name: statistics.median(took_ms) for name, took_ms in took.items()} for took in rounds]
+    print(f"alone: {len(rounds[0]['vllm'])} streams a round, one at a time")
+    return spread_of(
+        {
+            "p50_ttft_added_ms": [middle["gateway"] - middle["vllm"] for middle in middles],
+            "p50_ttft_ratio": [middle["gateway"] / middle["vllm"] for middle in middles],
+        }
+    )
 
 
 def alternate(
@@ -180,7 +217,7 @@ def alternate(
 
 
 def report(name: str, rounds: dict[str, list[dict[str, Any]]], requests: int) -> dict[str, Any]:
-    """Print one rate's table and return it: each figure the median of the rounds with the lowest and highest."""
+    """Print one rate's table and return it."""
     pairs = list(zip(rounds["vllm"], rounds["gateway"], strict=True))
     failed = {side: sum(requests - run["completed"] for run in runs) for side, runs in rounds.items()}
     figures = {
@@ -194,13 +231,15 @@ def report(name: str, rounds: dict[str, list[dict[str, Any]]], requests: int) ->
         "p50_tpot_ratio": [b["median_tpot_ms"] / a["median_tpot_ms"] for a, b in pairs],
     }
     print(f"{name}: {requests} requests a run, failed {failed}")
-    for figure, values in figures.items():
-        print(f"  {figure:20} {statistics.median(values):8.3f} [{min(values):.3f} .. {max(values):.3f}]", flush=True)
-    spread = {
-        figure: [round(value, 3) for value in (statistics.median(values), min(values), max(values))]
-        for figure, values in figures.items()
-    }
-    return {"requests": requests, "failed": failed, **spread}
+    return {"requests": requests, "failed": failed, **spread_of(figures)}
+
+
+def spread_of(figures: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Print each figure and return it: the median of the rounds with the least and the most."""
+    spread = {name: (statistics.median(values), min(values), max(values)) for name, values in figures.items()}
+    for name, (middle, least, most) in spread.items():
+        print(f"  {name:20} {middle:8.3f} [{least:.3f} .. {most:.3f}]", flush=True)
+    return {name: [round(value, 3) for value in values] for name, values in spread.items()}
 
 
 if __name__ == "__main__":
