@@ -212,14 +212,19 @@ class Journal:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Return the file at `path`, made if missing, with its lock. Raises JournalError if another process has it."""
+    """Return the file at `path`, made if missing, with its lock.
+
+    Raises JournalError if another process has it. Raises OSError.
+    """
     while True:
         file = path.open("a+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             file.close()
-            raise JournalError(f"another run is writing {path}") from None
+            if isinstance(error, BlockingIOError):
+                raise JournalError(f"another run is writing {path}") from None
+            raise
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file

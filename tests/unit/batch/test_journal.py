@@ -165,6 +165,15 @@ def test_two_runs_cannot_write_one_journal(tmp_path: Path, source: InputFile) ->
     journal.close()
 
 
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EINTR])
+def test_a_lock_that_cannot_be_had_for_another_reason_is_told_as_it_is(
+    tmp_path: Path, source: InputFile, number: int
+) -> None:
+    with patch("fcntl.flock", side_effect=failing(number)), pytest.raises(OSError, match=os.strerror(number)) as told:
+        Journal(tmp_path / "j", source)
+    assert told.value.errno == number
+
+
 @pytest.mark.parametrize("begun_anew", [False, True])
 def test_a_journal_that_its_run_removes_while_it_is_opened_is_not_taken(
     tmp_path: Path, source: InputFile, begun_anew: bool
