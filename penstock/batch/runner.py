@@ -55,7 +55,8 @@ class Plan:
 def batch_name(output: Path, source: InputFile, model: str, salt: str = "") -> str:
     """Return the batch's name: the same for the same output path, input content, model and salt."""
     text = "\0".join([str(output.absolute()), source.sha256, model, salt])
-    return "rb-" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    # A path may have bytes that are not UTF-8, each of them half a surrogate pair here.
+    return "rb-" + hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 class BatchRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,13 @@ def test_the_batchs_name_depends_on_path_content_and_model(tmp_path: Path) -> No
         batch_name(one.output, Bench(tmp_path, [completion("a", "y")]).source, ""),
     }
     assert len(others | {name}) == 5
+
+
+def test_a_batchs_name_takes_any_path_and_stays_what_it_is(tmp_path: Path) -> None:
+    source = Bench(tmp_path, [completion("a", "x")]).source
+    assert batch_name(Path("/é/out"), source, "é") == "rb-e0a64aee024222a4"
+    names = {batch_name(Path(os.fsdecode(b"/" + byte)), source, "") for byte in (b"\xfe", b"\xff", b"\xc3\xbf")}
+    assert len(names) == 3
 
 
 def test_the_summary_counts_only_this_run() -> None:

@@ -296,3 +296,12 @@ async def test_a_run_interrupted_while_it_writes_says_whether_the_output_is_ther
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert (await shell.run(*command)).status == 0
     assert len(out.read_text().splitlines()) == 3
+
+
+async def test_an_output_whose_name_is_not_utf_8_is_written(shell: Shell, tmp_path: Path) -> None:
+    source, out = lines_in(tmp_path / "in", 2), tmp_path / os.fsdecode(b"out-\xff")
+    for flags in ([], ["--summary-json", str(tmp_path / os.fsdecode(b"sum-\xfe"))]):
+        ran = await shell.run("run-batch", "-i", str(source), "-o", str(out), *NO_SCHEDULER, *flags)
+        assert ran.status == 0, ran.err
+        assert "answers      " in ran.err
+    assert len(out.read_text().splitlines()) == 2
