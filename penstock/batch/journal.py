@@ -103,7 +103,7 @@ class Journal:
             raise
 
     def start(self, header: Header) -> None:
-        """Begin, or go on, with this header. Raises JournalError if the journal is of another input, JournalWriteError.
+        """Begin, or go on, with this header. Raises JournalError if the journal is of another run, JournalWriteError.
 
         In another store the cursor means nothing: watching starts over, and what is answered stays answered.
         """
@@ -112,9 +112,7 @@ class Journal:
             self._empty()
             self._write(asdict(header))
         elif (found.key, found.batch) != (header.key, header.batch):
-            raise JournalError(
-                f"{self.path} is of another run (the input file or the model has changed since); --fresh discards it"
-            )
+            raise JournalError(f"{self.path} is of {_difference(found, header)}; --fresh discards it")
         elif found.store_id != header.store_id:
             self.cursor = 0
         self.header = header
@@ -209,6 +207,17 @@ class Journal:
             self.answered += 1
         self.cursor = max(self.cursor, record["cursor"])
         return True
+
+
+def _difference(found: Header, wanted: Header) -> str:
+    """Return whose journal it is that has the header `found` in place of `wanted`, as far as that can be known."""
+    if found.input_sha256 != wanted.input_sha256:
+        return "another run: the input file has changed since"
+    # The key is a digest of the input, the output's path and the model: that one of the latter differs, not which.
+    return (
+        "another run of this input file: one with another --model, or whose output had another name or was in another "
+        "directory; with what it had, it goes on"
+    )
 
 
 def _locked(path: Path) -> BinaryIO:

@@ -93,7 +93,9 @@ def test_the_journal_of_another_input_is_refused(tmp_path: Path, source: InputFi
     journal.start(HEADER)
     journal.close()
     again = Journal(path, source)
-    with pytest.raises(JournalError, match="--fresh"):
+    with pytest.raises(JournalError, match=r"another run: the input file has changed since; --fresh"):
+        again.start(Header("other", "rb-2", "store", "another sha"))
+    with pytest.raises(JournalError, match=r"another run of this input file: .* another --model, .* another name"):
         again.start(Header("other", "rb-2", "store", "sha"))
     again.close()
 
