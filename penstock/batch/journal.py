@@ -34,6 +34,9 @@ HEADER_LIMIT_BYTES = 64 * 1024
 CANNOT_BE_SYNCED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 """What a directory says whose file system has no way to sync it, or that may be written but not read."""
 
+MAX_CURSOR = 2**64 - 1
+"""Largest cursor that a watch can be resumed after."""
+
 NOT_ANSWERED = -1
 
 
@@ -83,7 +86,7 @@ class Journal:
         """Open the journal at `path`, made if missing; with `fresh` nothing is taken from it, and `start` begins anew.
 
         Raises JournalError, the file being as it was, if another process has it or if it is no journal or, where
-        something is to be taken from it, of another version. Raises OSError.
+        something is to be taken from it, of another version or with a line that is none of a journal's. Raises OSError.
         """
         self.path = path
         self.header: Header | None = None
@@ -185,28 +188,40 @@ class Journal:
 
     def _load(self) -> None:
         self._file.seek(0)
-        for data in self._file:
-            record = _whole(data)
-            if record is None or not self._take(record):
+        for number, data in enumerate(self._file, 1):
+            try:
+                record = _whole(data)
+            except ValueError:
                 break
+            if self.header is None:
+                self.header = self._header_of(record)
+            elif _is_answer(record):
+                self._take(record)
+            else:
+                raise self._odd(number)
             self._end += len(data)
         self._file.truncate(self._end)
 
-    def _take(self, record: dict[str, Any]) -> bool:
-        """Whether the record is part of a journal; note what it says."""
-        if self.header is None:
-            if record["version"] != VERSION or record.keys() != HEADER_FIELDS:
-                raise JournalError(f"{self.path} is a journal of another version; --fresh discards it")
-            self.header = Header(**record)
-            return True
-        if not {"line", "cursor", "out"} <= record.keys():
-            return False
+    def _header_of(self, record: dict[str, Any]) -> Header:
+        """Return the header that the first line is, which is known to be that of some version."""
+        if record["version"] != VERSION or record.keys() != HEADER_FIELDS:
+            raise JournalError(f"{self.path} is a journal of another version; --fresh discards it")
+        header = Header(**record)
+        if not all(isinstance(text, str) for text in (header.key, header.batch, header.store_id, header.input_sha256)):
+            raise self._odd(1)
+        return header
+
+    def _take(self, record: dict[str, Any]) -> None:
+        """Note what an answer says."""
         at = self._source.position(record["line"])
         if at is not None and self._offsets[at] == NOT_ANSWERED:
             self._offsets[at] = self._end
             self.answered += 1
         self.cursor = max(self.cursor, record["cursor"])
-        return True
+
+    def _odd(self, number: int) -> JournalError:
+        """Return the error about line `number`, which is whole and yet none that this module writes."""
+        return JournalError(f"{self.path}:{number}: no line of a journal; --fresh discards the whole file")
 
 
 def _difference(found: Header, wanted: Header) -> str:
@@ -250,14 +265,22 @@ def _may_begin_a_journal(data: bytes) -> bool:
     return isinstance(record, dict) and record.keys() >= IN_EVERY_VERSION
 
 
-def _whole(data: bytes) -> dict[str, Any] | None:
+def _whole(data: bytes) -> Any:
+    """Return what a line says. Raises ValueError if it is what is there of a line that was being written."""
     if not data.endswith(b"\n"):
-        return None
+        raise ValueError("torn")
     try:
-        record = json.loads(data)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def _is_answer(record: Any) -> bool:
+    """Whether `record` is an answer as `Journal.add` writes it."""
+    if not isinstance(record, dict) or not record.keys() >= {"line", "cursor", "out"}:
+        return False
+    line, cursor = record["line"], record["cursor"]
+    return type(line) is type(cursor) is int and 0 <= cursor <= MAX_CURSOR and isinstance(record["out"], dict)
 
 
 def write_output(

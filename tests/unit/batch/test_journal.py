@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import stat
+from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 from unittest.mock import patch
@@ -142,6 +143,67 @@ def test_the_journal_of_another_version_is_kept_until_a_fresh_run_begins(
     again = Journal(path, source)
     assert again.header == HEADER
     again.close()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'{"line": "2", "cursor": 1, "out": {}}',
+        b'{"line": [1], "cursor": 1, "out": {}}',
+        b'{"line": true, "cursor": 1, "out": {}}',
+        b'{"line": 3, "cursor": "1", "out": {}}',
+        b'{"line": 3, "cursor": null, "out": {}}',
+        b'{"line": 3, "cursor": -1, "out": {}}',
+        b'{"line": 3, "cursor": 18446744073709551616, "out": {}}',
+        b'{"line": 3, "cursor": 1, "out": [1]}',
+        b'{"line": 3, "cursor": 1}',
+        b"3",
+        b'{"key": "key", "batch": "rb-1", "store_id": "store", "input_sha256": "sha", "version": 1}',
+    ],
+)
+def test_a_whole_line_that_is_none_of_a_journals_is_named_and_kept(
+    tmp_path: Path, source: InputFile, odd: bytes
+) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path, source)
+    journal.start(HEADER)
+    journal.add(1, 7, {})
+    journal.close()
+    content = path.read_bytes() + odd + b"\n" + b'{"line": 4, "cursor": 9, "out": {}}\n'
+    path.write_bytes(content)
+    with pytest.raises(JournalError, match=f"^{path}:3: .*--fresh") as refused:
+        Journal(path, source)
+    assert path.read_bytes() == content
+    assert refused.tb is not None, "the lock is free while the error keeps the frames"
+    Journal(path, source, fresh=True).close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("key", "1"), ("batch", "null"), ("store_id", "[]"), ("input_sha256", "{}")],
+)
+def test_a_header_of_wrong_types_is_named(tmp_path: Path, source: InputFile, name: str, value: str) -> None:
+    path = tmp_path / "j"
+    header = json.dumps(asdict(HEADER) | {name: "WRONG"}).replace('"WRONG"', value) + "\n"
+    path.write_text(header)
+    with pytest.raises(JournalError, match=f"^{path}:1: "):
+        Journal(path, source)
+    assert path.read_text() == header
+
+
+def test_a_whole_line_that_is_no_json_is_the_end_like_a_torn_one(tmp_path: Path, source: InputFile) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path, source)
+    journal.start(HEADER)
+    journal.add(1, 7, {})
+    journal.close()
+    content = path.read_bytes()
+    for damage in (b"\x00\x00\n", b"[" * 100_000 + b"\n", b"\xff\n"):
+        path.write_bytes(content + damage)
+        again = Journal(path, source)
+        assert again.answered == 1
+        again.close()
+        assert path.read_bytes() == content
 
 
 def test_a_fresh_run_takes_nothing_from_the_journal(tmp_path: Path, source: InputFile) -> None:
