@@ -37,6 +37,9 @@ CANNOT_BE_SYNCED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 MAX_CURSOR = 2**64 - 1
 """Largest cursor that a watch can be resumed after."""
 
+READ_AND_WRITTEN = stat.S_IRUSR | stat.S_IWUSR
+"""What the mode of a journal has whatever that of its output: the next run opens it again."""
+
 NOT_ANSWERED = -1
 
 
@@ -82,9 +85,10 @@ def writing_path(output: Path) -> Path:
 class Journal:
     """An open, locked journal. `cursor` is where to go on watching; 0 is the beginning."""
 
-    def __init__(self, path: Path, source: InputFile, fresh: bool = False) -> None:
+    def __init__(self, path: Path, source: InputFile, fresh: bool = False, output: Path | None = None) -> None:
         """Open the journal at `path`, made if missing; with `fresh` nothing is taken from it, and `start` begins anew.
 
+        What there is at `output` hands on its mode, for what the journal has is to be there.
         Raises JournalError, the file being as it was, if another process has it or if it is no journal or, where
         something is to be taken from it, of another version or with a line that is none of a journal's. Raises OSError.
         """
@@ -101,6 +105,10 @@ class Journal:
             self._check()
             if not fresh:
                 self._load()
+            if output is not None:
+                # One that somebody else has made says itself who may read it.
+                with suppress(PermissionError):
+                    _keep_mode(self._file, output, READ_AND_WRITTEN)
         except BaseException:
             self._file.close()
             raise
@@ -325,10 +333,10 @@ def _sync_directory(path: Path) -> None:
             raise
 
 
-def _keep_mode(file: BinaryIO, replaced: Path) -> None:
-    """Let nobody read `file` who may not read what it replaces; to be called before anything is in it."""
+def _keep_mode(file: BinaryIO, replaced: Path, at_least: int = 0) -> None:
+    """Let nobody read `file` who may not read what it replaces, but for `at_least`; called before anything is in it."""
     with suppress(FileNotFoundError):
-        mode = stat.S_IMODE(replaced.stat().st_mode) & 0o777
+        mode = stat.S_IMODE(replaced.stat().st_mode) & 0o777 | at_least
         # Asked first, for there are file systems with one mode for all files, on which none can be set.
         if mode != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
             os.fchmod(file.fileno(), mode)

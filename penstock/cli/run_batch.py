@@ -163,7 +163,7 @@ def _keep_what_is_needed(options: Options) -> None:
 def _with_journal(options: Options, source: InputFile) -> None:
     path = journal_path(options.target)
     try:
-        journal = Journal(path, source, options.fresh)
+        journal = Journal(path, source, options.fresh, options.target)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}", EX_CANNOT_WRITE) from None
     except JournalError as error:

@@ -322,6 +322,29 @@ def test_an_output_keeps_the_mode_of_the_one_it_replaces(tmp_path: Path, source:
     journal.close()
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o444])
+def test_a_journal_has_the_mode_of_the_output_that_it_is_to_replace(
+    tmp_path: Path, source: InputFile, mode: int
+) -> None:
+    output, path = tmp_path / "out.jsonl", journal_path(tmp_path / "out.jsonl")
+    Journal(path, source, output=output).close()
+    unasked = stat.S_IMODE(path.stat().st_mode)
+    output.write_text("old")
+    assert unasked == stat.S_IMODE(output.stat().st_mode), "without an output it has that of any new file"
+    output.chmod(mode)
+    for _ in ("found", "made"):
+        Journal(path, source, output=output).close()
+        assert stat.S_IMODE(path.stat().st_mode) == mode | 0o600, "the next run writes to it"
+        path.unlink()
+
+
+def test_a_journal_whose_mode_cannot_be_set_is_used_as_it_is(tmp_path: Path, source: InputFile) -> None:
+    output = tmp_path / "out.jsonl"
+    output.touch(0o600)
+    with patch("os.fchmod", side_effect=failing(errno.EPERM)):
+        Journal(journal_path(output), source, output=output).close()
+
+
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
 def test_a_directory_that_cannot_be_synced_fails_no_run(tmp_path: Path, source: InputFile, number: int) -> None:
     journal, output = finished(tmp_path, source)

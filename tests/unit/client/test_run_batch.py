@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -254,6 +255,7 @@ async def test_a_run_whose_lines_nobody_can_read_answers_all_the_same(shell: She
 
 async def test_an_interrupted_run_says_how_to_go_on_and_how_to_give_up(shell: Shell, tmp_path: Path) -> None:
     shell.queue.paused = True
+    (tmp_path / "out").touch(0o600)
     source = lines_in(tmp_path / "in", 3)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock", "run-batch", "-i", str(source), "-o", str(tmp_path / "out"),
@@ -268,6 +270,7 @@ async def test_an_interrupted_run_says_how_to_go_on_and_how_to_give_up(shell: Sh
     assert "goes on running" in said
     assert "same command" in said
     assert f"penstock cancel --batch {shell.queue.requests[0].batch} --queue {shell.address}\n" in said
+    assert stat.S_IMODE((tmp_path / "out.partial").stat().st_mode) == 0o600, "who may not read the output reads no part"
 
 
 @pytest.mark.parametrize(
