@@ -84,16 +84,18 @@ class BatchRun:
         submitting = asyncio.create_task(self._submit())
         watching = asyncio.create_task(self._watch())
         finished = asyncio.create_task(self._finished.wait())
-        pending: set[asyncio.Task[object]] = {submitting, watching, finished}
+        tasks: set[asyncio.Task[object]] = {submitting, watching, finished}
+        pending = tasks
         try:
             while not finished.done():
                 ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:
                     task.result()
         finally:
-            for task in pending:
+            # All of them: what ended together with the one that failed may have failed too, which is no news then.
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def _done(self) -> bool:

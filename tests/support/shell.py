@@ -37,5 +37,5 @@ class Shell:
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         out, err = await process.communicate(stdin)
-        assert b"Traceback" not in err
+        assert b"Traceback" not in err, err.decode()
         return Ran(process.returncode or 0, out.decode(), err.decode())

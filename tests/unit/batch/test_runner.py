@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.batch.journal import Header, Journal, journal_path, write_output
+from penstock.batch.journal import Header, Journal, JournalWriteError, journal_path, write_output
 from penstock.batch.reader import InputFile, InputReadError
 from penstock.batch.runner import BatchRun, Plan, batch_name
 from penstock.batch.summary import EngineTotals, Tally, summarize
@@ -209,6 +210,27 @@ async def test_a_second_run_reads_the_answers_again(tmp_path: Path) -> None:
     assert (tally.answered_earlier, tally.requests) == (20, 0)
     assert bench.output.read_bytes() == first
     assert len(bench.queue.requests) == 20
+
+
+async def test_a_journal_that_fails_twice_at_once_fails_the_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, mixed(1))
+    journal = Journal(journal_path(bench.output), bench.source)
+    run = BatchRun(penstock.Client("127.0.0.1:1"), bench.source, journal, Plan("b", "batch", "", None), bench.observer)
+    unheard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+
+    async def fail() -> None:
+        raise JournalWriteError("full")
+
+    for part in ("_submit", "_watch"):
+        monkeypatch.setattr(run, part, fail)
+    with pytest.raises(JournalWriteError):
+        await run.run()
+    gc.collect()
+    assert unheard == []
+    journal.close()
 
 
 async def test_failed_requests_are_error_lines(tmp_path: Path) -> None:
