@@ -24,6 +24,10 @@ app = typer.Typer(
 PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that hand flags they do not know to the engine."""
 
+NAME_THE_FILE = {"config", "up", "run-batch"}
+"""Commands that are told which file, and read the environment's themselves where they are told of none: it may be no
+good where another is named, and `penstock config` looks at any."""
+
 app.command("up", context_settings=PASSES_FLAGS_ON)(up.up)
 app.command("run-batch", context_settings=PASSES_FLAGS_ON)(run_batch.run_batch)
 app.command("submit")(requests.submit)
@@ -74,8 +78,8 @@ def _options(
 
 
 def _defaults() -> dict[str, Any]:
-    """Return what the configuration file says to commands; `penstock config` must run with one that is no good."""
-    if sys.argv[1:2] == ["config"]:
+    """Return what the configuration file of the environment says to the command that is asked for."""
+    if NAME_THE_FILE.intersection(sys.argv[1:2]):
         return {}
     return config.defaults_of_commands([command.name or "" for command in app.registered_commands])
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from penstock.cli import requests
 from penstock.cli.errors import CommandError
-from penstock.cli.main import app
+from penstock.cli.main import app, main
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2 as pb
@@ -351,3 +351,30 @@ async def test_backup_of_a_running_queue(shell: Shell) -> None:
     assert made.out == "/backups/b1: backup of store fake; 3 requests waiting, 0 running, 0 dead letters, 7 results\n"
     taken = await shell.run("backup", "taken")
     assert (taken.status, taken.err) == (2, "penstock: name: there is a backup taken already\n")
+
+
+COMMANDS_WITH_CONFIG = [["up"], ["run-batch", "-i", "in", "-o", "out"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_CONFIG, ids=lambda command: command[0])
+@pytest.mark.parametrize("content", [None, "[nonsense]\n"], ids=["missing", "bad"])
+def test_an_option_wins_before_the_file_of_the_environment_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    command: list[str], content: str | None,
+) -> None:  # fmt: skip
+    good, named = tmp_path / "good.toml", tmp_path / "named.toml"
+    good.write_text('[client]\nqueue = "q:1"\n')
+    if content is not None:
+        named.write_text(content)
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(named))
+
+    def end(*arguments: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", ["penstock", *command, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, capsys.readouterr().err
+
+    # This argument is refused once all files are read.
+    assert end("--config", str(good), "word") == (2, "penstock: unexpected argument 'word'\n")
+    status, said = end("word")
+    assert (status, said.startswith(f"penstock: {named}:"), said.count("\n")) == (78, True, 1)
