@@ -19,7 +19,9 @@ def answer(custom_id: str, line: int, body: ChatBody | CompletionBody, result: p
         response = _response(name, 200, body_of(Shape.of(body), result))
         return {"id": f"vllm-{name}", "custom_id": custom_id, "response": response, "error": None}
     status, inner = failure_of(result)
-    error = {"code": inner["code"], "message": inner["message"], "param": inner["param"], "line": line}
+    # Beside the number of the line a field is named as the line has it; in the response, as the body has it.
+    param = inner["param"] and f"body.{inner['param']}"
+    error = {"code": inner["code"], "message": inner["message"], "param": param, "line": line}
     response = _response(name, status, {"error": inner})
     return {"id": f"vllm-{name}", "custom_id": custom_id, "response": response, "error": error}
 

@@ -109,12 +109,19 @@ def test_a_chat_that_goes_on_keeps_the_role() -> None:
     ],
 )
 def test_a_failure_says_so_twice(outcome: pb.Outcome.ValueType, code: str, status: int) -> None:
-    ended = pb.Result(request_id="r", outcome=outcome, error=pb.RequestError(code=code, message="why", param="p"))
+    error = pb.RequestError(code=code, message="why", param="sampling.p")
+    ended = pb.Result(request_id="r", outcome=outcome, error=error)
     line = answer("c", 4, body(CHAT_URL), ended)
     assert line["response"]["status_code"] == status
-    assert line["response"]["body"]["error"]["message"] == "why"
-    assert (line["error"]["line"], line["error"]["param"]) == (4, "p")
+    inner = line["response"]["body"]["error"]
+    assert (inner["message"], inner["param"]) == ("why", "p"), "as the server answers the body"
+    assert (line["error"]["line"], line["error"]["param"]) == (4, "body.p"), "as the fields of a line are named"
     assert line["error"]["code"]
+
+
+def test_a_failure_that_names_no_field_has_none() -> None:
+    ended = pb.Result(request_id="r", outcome=pb.OUTCOME_DEAD)
+    assert answer("c", 4, body(CHAT_URL), ended)["error"]["param"] is None
 
 
 def test_a_line_that_was_never_asked() -> None:

@@ -245,9 +245,10 @@ async def test_failed_requests_are_error_lines(tmp_path: Path) -> None:
     tally = await bench.run()
     rejected, died, expired = bench.answers()
     assert rejected["response"]["status_code"] == 400
-    assert rejected["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    inner = rejected["response"]["body"]["error"]
+    assert (inner["code"], inner["param"]) == ("context_length_exceeded", "prompt")
     assert rejected["error"] == {
-        "code": "context_length_exceeded", "message": "512 is too much", "param": "prompt", "line": 1,
+        "code": "context_length_exceeded", "message": "512 is too much", "param": "body.prompt", "line": 1,
     }  # fmt: skip
     assert (died["response"]["status_code"], expired["response"]["status_code"]) == (500, 408)
     assert dict(tally.outcomes) == {"rejected": 1, "dead": 1, "expired": 1}
