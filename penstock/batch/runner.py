@@ -11,11 +11,11 @@ import asyncio
 import hashlib
 import time
 from array import array
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from penstock.batch.answers import answer, error_line
 from penstock.batch.journal import Journal
@@ -41,6 +41,10 @@ class Observer(Protocol):
         """`answered` lines of the file have their answer."""
 
 
+LookAgain: TypeAlias = Callable[[Collection[str]], Awaitable[Collection[str] | None]]
+"""Returns the models that the fleet answers to, None if not known, when it is asked for some that it did not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to do with each line."""
@@ -50,6 +54,8 @@ class Plan:
     default_model: str
     served_models: Collection[str] | None
     """Models the fleet answers to; None if not known."""
+    look_again: LookAgain | None = None
+    """Asked before lines are refused for their models, once the others are submitted; None asks nobody."""
 
 
 def batch_name(output: Path, source: InputFile, model: str, salt: str = "") -> str:
@@ -68,6 +74,7 @@ class BatchRun:
         self._source = source
         self._journal = journal
         self._plan = plan
+        self._served = plan.served_models
         self._observer = observer
         self._submitted_lines = array("q")
         self._started_ns = time.time_ns()
@@ -108,30 +115,53 @@ class BatchRun:
                     self._refused(self._submitted_lines[ack.index], ack)
 
     async def _requests(self) -> AsyncIterator[pb.Request]:
-        """Yield the request of every line without an answer; wrong lines are answered here."""
+        """Yield the request of every line without an answer; wrong lines are answered here.
+
+        Lines for models that nobody serves come last: a worker may come while the others are read.
+        """
+        put_aside, models = array("q"), set[str]()
         for count, item in enumerate(asks(self._source, iter(self._source.lines))):
             if count % BREATHE_EVERY == 0:
                 await asyncio.sleep(0)
-            line = item.line
-            if self._journal.is_answered(line):
+            if self._journal.is_answered(item.line):
                 continue
+            if isinstance(item, Ask) and not self._serves(model := self._model_of(item)):
+                put_aside.append(item.line)
+                models.add(model)
+            elif (request := self._request_or_note(item)) is not None:
+                yield request
+        if put_aside and self._plan.look_again is not None:
+            self._served = await self._plan.look_again(models)
+        for count, line in enumerate(put_aside):
+            if count % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)
+            if (request := self._request_or_note(self._source.ask(line))) is not None:
+                yield request
+
+    def _model_of(self, ask: Ask) -> str:
+        return ask.body.model or self._plan.default_model
+
+    def _serves(self, model: str) -> bool:
+        """Whether a worker answers to `model`, as far as that is known; to no name any one does."""
+        return not model or self._served is None or model in self._served
+
+    def _request_or_note(self, item: Ask | LineError) -> pb.Request | None:
+        """Return the request of a line that is submitted next; note the answer of one that cannot be."""
+        try:
             if isinstance(item, LineError):
-                self._wrong(item)
-                continue
-            try:
-                request = self._request(item)
-            except LineError as error:
-                self._wrong(error)
-                continue
-            self._submitted_lines.append(line)
-            yield request
+                raise item
+            request = self._request(item)
+        except LineError as error:
+            self._wrong(error)
+            return None
+        self._submitted_lines.append(item.line)
+        return request
 
     def _request(self, ask: Ask) -> pb.Request:
         """Return the request of a good line. Raises LineError if it cannot be asked after all."""
-        model = ask.body.model or self._plan.default_model
-        served = self._plan.served_models
-        if model and served is not None and model not in served:
-            names = ", ".join(sorted(served))
+        model = self._model_of(ask)
+        if not self._serves(model):
+            names = ", ".join(sorted(self._served or ()))
             message = f"the model {model!r} is not served here (served: {names})"
             raise LineError(ask.line, "model_not_found", message, "body.model", ask.custom_id)
         try:

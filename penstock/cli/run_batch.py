@@ -9,9 +9,10 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,7 +86,9 @@ def run_batch(
     workers: Annotated[int, typer.Option(min=1, help="With --up: number of workers.")] = 1,
     data_dir: Annotated[Path, typer.Option(help="With --up: queue data, logs and the tiny model.")] = DEFAULT_DATA_DIR,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run every line again; forget earlier answers.")] = False,
-    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for the services to be there.")] = 0.0,
+    wait_s: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for the services, and workers of all models.")
+    ] = 0.0,
     summary_json: Annotated[Path | None, typer.Option(help="Write the summary to this file as well.")] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -194,9 +197,9 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         store_id = await _find_queue(options)
         header = _header(options, source, journal, store_id)
         journal.start(header)
-        plan = Plan(
-            header.batch, options.channel, "" if options.stack else options.model, await _served_models(options)
-        )
+        model = "" if options.stack else options.model
+        look_again = partial(_look, options, wait_s=options.wait_s)
+        plan = Plan(header.batch, options.channel, model, await _served_models(options), look_again)
         before, started = await _totals(options), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)
@@ -279,17 +282,24 @@ async def _served_models(options: Options) -> set[str] | None:
 
     Workers that this command started are waited for: they are ready, but may not have met the scheduler yet.
     """
-    patience = Patience(WORKERS_MEET_SCHEDULER_S if options.stack else min(options.wait_s, SUMMARY_TRIES_S))
+    return await _look(options, (), WORKERS_MEET_SCHEDULER_S if options.stack else min(options.wait_s, SUMMARY_TRIES_S))
+
+
+async def _look(options: Options, models: Collection[str], wait_s: float) -> set[str] | None:
+    """Return what is served once there are workers, and some for each of `models`, or `wait_s` seconds are over."""
+    patience = Patience(wait_s)
     async with Client(options.queue, options.scheduler, retry_for_s=0) as client:
         while True:
+            names: set[str] = set()
             with suppress(PenstockError):
                 status = await client.fleet()
-                if names := {n for worker in status.workers for n in (worker.model, *worker.model_aliases) if n}:
-                    return names
+                names = {n for worker in status.workers for n in (worker.model, *worker.model_aliases) if n}
+            if names and names.issuperset(models):
+                return names
             try:
                 await patience.wait_or_raise(Unavailable("no worker"))
             except Unavailable:
-                return None
+                return names or None
 
 
 async def _totals(options: Options) -> EngineTotals | None:

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import penstock
 from penstock.batch.journal import Header, Journal, JournalWriteError, journal_path, write_output
 from penstock.batch.reader import InputFile, InputReadError
-from penstock.batch.runner import BatchRun, Plan, batch_name
+from penstock.batch.runner import BatchRun, LookAgain, Plan, batch_name
 from penstock.batch.summary import EngineTotals, Tally, summarize
 from penstock.request.v1 import request_pb2
 from tests.support.batch_lines import chat, completion, mixed, text_of
@@ -49,14 +50,17 @@ class Bench:
         self.queue = FakeQueue()
         self.observer = Count()
 
-    async def run(self, served: set[str] | None = None, channel: str = "batch") -> Tally:
+    async def run(
+        self, served: set[str] | None = None, channel: str = "batch", look_again: LookAgain | None = None
+    ) -> Tally:
         """Run to the end and write the output."""
         journal = Journal(journal_path(self.output), self.source)
         try:
             name = batch_name(self.output, self.source, "")
             journal.start(Header(name, name, self.queue.store_id, self.source.sha256))
             async with serving(self.queue) as address, penstock.Client(address, retry_for_s=20) as client:
-                run = BatchRun(client, self.source, journal, Plan(name, channel, "", served), self.observer)
+                plan = Plan(name, channel, "", served, look_again)
+                run = BatchRun(client, self.source, journal, plan, self.observer)
                 await run.run()
             write_output(journal, self.source, self.output)
             return run.tally
@@ -103,6 +107,37 @@ async def test_wrong_lines_are_answered_and_the_rest_runs(tmp_path: Path) -> Non
     assert "tiny" in answers[3]["error"]["message"]
     assert answers[4]["error"]["param"] == "body.prompt"
     assert (tally.bad_lines, tally.requests) == (4, 2)
+
+
+async def test_a_model_is_looked_for_again_before_its_lines_are_refused(tmp_path: Path) -> None:
+    lines = [
+        completion(name, name, model=model)
+        for name, model in zip("abcdab", ("x", "tiny", "y", "tiny", "y", "x"), strict=True)
+    ]
+    bench = Bench(tmp_path, lines)
+    asked: list[tuple[set[str], int]] = []
+
+    async def look_again(models: Collection[str]) -> set[str]:
+        asked.append((set(models), len(bench.queue.requests)))
+        return {"tiny", "y"}
+
+    await bench.run(served={"tiny"}, look_again=look_again)
+    assert [models for models, _ in asked] == [{"x", "y"}], "once for all lines"
+    answers = bench.answers()
+    assert [(answer["error"] or {}).get("code") for answer in answers] == [
+        "model_not_found", None, None, None, "duplicate_custom_id", "duplicate_custom_id",
+    ]  # fmt: skip
+    assert "(served: tiny, y)" in answers[0]["error"]["message"]
+    assert [text_of(answers[line]) for line in (1, 2, 3)] == ["B", "C", "D"], "each answer is of its line"
+
+
+async def test_where_it_is_known_no_more_what_is_served_lines_wait_in_the_queue(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [completion("a", "x", model="other")])
+
+    async def look_again(models: Collection[str]) -> None:
+        """Say that nobody knows."""
+
+    assert (await bench.run(served={"tiny"}, look_again=look_again)).requests == 1
 
 
 async def test_a_file_of_wrong_lines_ends(tmp_path: Path) -> None:

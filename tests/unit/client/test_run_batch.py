@@ -206,6 +206,21 @@ async def test_a_scheduler_restart_marks_the_refunds(shell: Shell, tmp_path: Pat
     assert "2 at the tokenizer ACK (0 blocks), 0 at the completion ACK (0 blocks) since the scheduler" in ran.err
 
 
+async def test_a_models_worker_is_waited_for_as_long_as_was_said(shell: Shell, tmp_path: Path) -> None:
+    def fleet(*models: str) -> scheduler_pb2.StatusResponse:
+        return scheduler_pb2.StatusResponse(workers=[scheduler_pb2.WorkerStatus(model=model) for model in models])
+
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text("".join(json.dumps(completion(name, name, model=name)) + "\n" for name in "ab"))
+    command = ["run-batch", "-i", str(source), "-o", str(target), "--fresh"]
+    for flags, codes in (([], ["model_not_found", None]), (["--wait-s", "30"], [None, None])):
+        async with serving_scheduler(FakeScheduler(*[fleet("b")] * 4, fleet("a", "b"))) as address:
+            ran = await shell.run(*command, "--scheduler", address, *flags)
+        assert ran.status == 0, ran.err
+        answers = [json.loads(line) for line in target.read_text().splitlines()]
+        assert [(answer["error"] or {}).get("code") for answer in answers] == codes
+
+
 @pytest.mark.parametrize("line", [json.dumps(completion("c", "p", model=None)), "{broken"])
 async def test_a_journal_that_cannot_grow_ends_the_run_in_one_line(shell: Shell, tmp_path: Path, line: str) -> None:
     (tmp_path / "in").write_text(f"{line}\n" * 40)
