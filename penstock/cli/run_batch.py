@@ -9,7 +9,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -99,6 +99,7 @@ def run_batch(
     flags = flags_for_the_engine(context)
     if flags and not start:
         raise CommandError(f"no such option: {flags[0]} (engine flags need --up)", EX_USAGE)
+    _refuse_what_is_not_utf_8({"--channel": channel} if start else {"--channel": channel, "--model": model})
     told = take_config(config)
     stack = StackPlan(data_dir, workers, model, flags, base_port=0, told=told) if start else None
     target = _target(output_file)
@@ -112,6 +113,15 @@ def run_batch(
         _with_journal(options, source)
     finally:
         source.close()
+
+
+def _refuse_what_is_not_utf_8(options: Mapping[str, str]) -> None:
+    """Raise CommandError if one of `options`, by their flags, cannot be said in a request."""
+    for flag, text in options.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise CommandError(f"{flag}: must be UTF-8", EX_USAGE) from None
 
 
 def _target(output: Path) -> Path:

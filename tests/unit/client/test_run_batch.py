@@ -323,3 +323,13 @@ async def test_an_output_whose_name_is_not_utf_8_is_written(shell: Shell, tmp_pa
         assert ran.status == 0, ran.err
         assert "answers      " in ran.err
     assert len(out.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("option", ["--model", "--channel"])
+async def test_a_name_that_no_request_can_carry_is_refused_by_its_option(
+    shell: Shell, tmp_path: Path, option: str
+) -> None:
+    source, name = lines_in(tmp_path / "in", 2), os.fsdecode(b"n\xff")
+    ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / "out"), *NO_SCHEDULER, option, name)
+    assert (ran.status, ran.err) == (2, f"penstock: {option}: must be UTF-8\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
