@@ -70,6 +70,10 @@ class Front:
             raise Problem(503, "the queue does not answer", "", "queue_unavailable", retry) from None
         return JSONResponse({"status": "ok"})
 
+    async def live(self, _request: Request) -> JSONResponse:
+        """Say that the process answers, whatever the queue does: a restart mends nothing else."""
+        return JSONResponse({"status": "ok"})
+
     async def metrics(self, _request: Request) -> Response:
         """Return the metrics as Prometheus reads them."""
         return Response(generate_latest(self._parts.metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -98,6 +102,7 @@ def make_app(parts: Parts, front: Front, more: Sequence[Route] = ()) -> Starlett
         Route("/v1/requests/{request_id}", requests.get),
         Route("/v1/requests/{request_id}", requests.delete, methods=["DELETE"]),
         Route("/health", front.health),
+        Route("/live", front.live),
         Route("/metrics", front.metrics),
         *more,
     ]

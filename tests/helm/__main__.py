@@ -87,6 +87,9 @@ def plant(objects: list[Object]) -> dict[str, list[Object]]:
     name = {"name": "PENSTOCK_WORKER_NONE", "value": "1"}
     for workload in of_kind(copy_for("PENSTOCK_WORKER_NONE"), "Deployment"):
         workload["spec"]["template"]["spec"]["containers"][0]["env"].append(name)
+    for workload in of_kind(copy_for("while the queue is away"), "Deployment"):
+        container = workload["spec"]["template"]["spec"]["containers"][0]
+        container["livenessProbe"] = container["readinessProbe"]
     plant_secrets(copy_for)
     of_kind(copy_for("minReplicaCount"), "ScaledObject")[0]["spec"]["minReplicaCount"] = "two"
     of_kind(copy_for("scales nothing"), "ScaledObject")[0]["spec"]["scaleTargetRef"]["name"] = "other"

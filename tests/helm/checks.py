@@ -92,6 +92,9 @@ def _secure(workload: Object) -> Iterator[str]:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         if len({"exec", "grpc", "httpGet"} & container[probe].keys()) != 1:
             yield f"{probe} asks nothing"
+    for probe in ("startupProbe", "livenessProbe"):
+        if "/health" in str(container[probe]):
+            yield f"{probe} kills it while the queue is away"
 
 
 def _mounts(workload: Object, objects: list[Object]) -> Iterator[str]:

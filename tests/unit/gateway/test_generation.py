@@ -283,6 +283,7 @@ async def test_a_queue_that_is_away() -> None:
         assert (answer.status, answer.error["code"]) == (503, "queue_unavailable")
         assert answer.headers["retry-after"] == "2"
         assert (await get(gateway.app, "/health").whole()).status == 503
+        assert (await get(gateway.app, "/live").whole()).status == 200, "a restart brings no queue back"
         assert (await get(gateway.app, "/v1/requests/r-0").whole()).status == 503
 
 
@@ -331,6 +332,7 @@ async def test_the_rest_of_the_front(gateway: Gateway, monkeypatch: pytest.Monke
         assert (status, body["error"]["type"]) == (expected, "invalid_request_error"), path
     gateway.front.draining = True
     assert (await ask("/health"))[0] == 503
+    assert (await ask("/live"))[0] == 200, "what is stopping must not be killed for it"
 
     async def broken(*_: object) -> None:
         raise ZeroDivisionError

@@ -142,12 +142,14 @@ timeoutSeconds: 4
 {{- end }}
 {{- end -}}
 
+{{/* How the gateway is asked: (list $ path). `/health` also asks the queue, and is for readiness alone: a gateway whose
+     queue is away is not mended by a restart, which would end the answers it still owes. */}}
 {{- define "penstock.httpHealth" -}}
-{{- if .Values.tls.enabled }}
-exec: {command: [python3, -m, services.health, "http://127.0.0.1:7415/health"]}
+{{- if (index . 0).Values.tls.enabled }}
+exec: {command: [python3, -m, services.health, "http://127.0.0.1:7415{{ index . 1 }}"]}
 timeoutSeconds: 5
 {{- else }}
-httpGet: {path: /health, port: http}
+httpGet: {path: {{ index . 1 }}, port: http}
 timeoutSeconds: 4
 {{- end }}
 {{- end -}}
