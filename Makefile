@@ -180,13 +180,17 @@ fit-engine: $(READY) ## Fit the engine model's step time to real vLLM on this ma
 	@$(BIN)/python -m benchmarks.fit_engine --profile $(or $(PROFILE),cpu-tiny)
 
 # Packaging needs no vLLM: a small environment of its own.
+SETUPTOOLS := $(shell sed -n 's/^setuptools==//p' requirements/worker-cpu.txt)
 PACK := build/venv/bin/python
-$(PACK):
-	@$(PYTHON) -m venv build/venv
-	@$(PACK) -m pip --disable-pip-version-check install --quiet "setuptools==$(shell sed -n 's/^setuptools==//p' requirements/worker-cpu.txt)"
+# A file of its own: the Python is there before its setuptools is, and stays when that could not be installed.
+PACK_READY := build/venv/.ready-$(SETUPTOOLS)
+$(PACK_READY):
+	@$(PYTHON) -m venv --clear build/venv
+	@$(PACK) -m pip --disable-pip-version-check install --quiet "setuptools==$(SETUPTOOLS)"
+	@touch $@
 
 .PHONY: dist
-dist: $(PACK) ## Make dist/: sdist, and the wheel built from it
+dist: $(PACK_READY) ## Make dist/: sdist, and the wheel built from it
 	@$(PACK) tools/make_dist.py
 
 LIGHT_IMAGES := queue scheduler gateway worker-simulated

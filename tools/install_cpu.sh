@@ -14,9 +14,12 @@ if not (3, 11) <= sys.version_info[:2] <= (3, 13):
     sys.exit(f"setup: Python 3.11 to 3.13 is needed, this is {sys.version.split()[0]}; name another with PYTHON=…")
 CHECK
 
-if [ ! -x "$VENV/bin/python" ]; then
+# One whose making was interrupted, or that Debian's python3 without python3-venv began, has a Python and no pip.
+if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
     say "making the virtual environment $VENV"
-    "$PYTHON" -m venv "$VENV" || { say "could not make it; on Debian: apt-get install python3-venv"; exit 1; }
+    clear=
+    if [ -e "$VENV/pyvenv.cfg" ]; then clear=--clear; fi
+    "$PYTHON" -m venv $clear "$VENV" || { say "could not make it; on Debian: apt-get install python3-venv"; exit 1; }
 fi
 
 pip_install() {
