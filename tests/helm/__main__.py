@@ -38,6 +38,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "/workers/0/name": {"workers": [{"name": "A_b", "model": "m"}]},
     "/workerDefaults/drainSeconds": {"workerDefaults": {"drainSeconds": 0}},
     "/gateway/service/type": {"gateway": {"service": {"type": "Ingress"}}},
+    "longer than 46 characters": {
+        "fullnameOverride": "inference-production",
+        "workers": [{"name": "llama-70b-instruct-1", "model": "m", "autoscaling": {"enabled": True}}],
+    },
     "/channels": {"channels": []},
     "/channels/0/guaranteed_share": {"channels": [{"name": "a", "guaranteed_share": 2}]},
 }
