@@ -157,6 +157,8 @@ def main() -> None:
             objects = render(tools, values)
             wrong = check_objects(tools, objects, directory, KUBERNETES)
             assert not wrong, f"{values.name}:\n" + "\n".join(wrong)
+            has_key = "serviceKey" in values.read_text()
+            assert ("PENSTOCK_KEY" in tools.notes(CHART, values)) == has_key, "the notes' command gives no key"
             images = sorted({container_of(w)["image"] for w in of_kind(objects, "Deployment", "StatefulSet")})
             say(f"{values.name}: {len(objects)} objects, images {', '.join(images)}")
             total += len(objects)

@@ -70,6 +70,11 @@ class Toolbox:
         files = [part for path in values for part in ("--values", str(path))]
         return run(str(self.helm), "template", "fleet", str(chart), "--namespace", "llm", *files, *flags)
 
+    def notes(self, chart: Path, values: Path) -> str:
+        """Return what an installation would say; raises RuntimeError if there would be none."""
+        flags = ("--namespace", "llm", "--values", str(values), "--dry-run=client")
+        return done(str(self.helm), "install", "fleet", str(chart), *flags).partition("NOTES:")[2]
+
     def lint(self, chart: Path, values: Path) -> str:
         """Lint the chart with these values; raises RuntimeError with what is wrong."""
         return done(str(self.helm), "lint", "--strict", str(chart), "--values", str(values))
