@@ -10,13 +10,16 @@ revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 export DOCKER_BUILDKIT=1
 
 for image; do
+    base=${BASE:-}
+    # Triton compiles at run time, so what has a compiler is what this one runs on.
+    if [ "$image" = worker-cuda ]; then base=${BASE:-${BUILD_BASE:-python:3.11-bookworm}}; fi
     case $image in
     # A base image without libnuma1 has Debian asked for it.
     worker-cpu | worker-cuda) file=Dockerfile.worker network='' ;;
     *) file=Dockerfile network='--network none' ;;
     esac
     docker build --quiet $network --file "deploy/docker/$file" --target "$image" \
-        ${BASE:+--build-arg "BASE=$BASE"} ${BUILD_BASE:+--build-arg "BUILD_BASE=$BUILD_BASE"} \
+        ${base:+--build-arg "BASE=$base"} ${BUILD_BASE:+--build-arg "BUILD_BASE=$BUILD_BASE"} \
         ${COMPILE:+--build-arg "COMPILE=$COMPILE"} --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "SOURCE=${SOURCE:-}" \
         --tag "penstock/$image:$version" --tag "penstock/$image:latest" . >/dev/null
     docker image inspect -f '{{.Size}}' "penstock/$image:$version" |
