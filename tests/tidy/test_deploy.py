@@ -76,6 +76,11 @@ def test_a_service_of_the_stack_can_write_only_where_it_must(service: str) -> No
     assert STACK[service]["cap_drop"] == ["ALL"]
 
 
+def test_the_worker_can_load_what_it_compiles() -> None:
+    (where,) = STACK["worker"]["tmpfs"]
+    assert where == "/tmp:exec", "Docker mounts it noexec unless told otherwise"
+
+
 def test_the_stack_publishes_queue_and_gateway_on_loopback_and_nothing_else() -> None:
     for service in OURS:
         ports = STACK[service].get("ports", [])
