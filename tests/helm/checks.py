@@ -280,7 +280,8 @@ def _scaling(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
         for model in (name for target in targets for name in _models(target)):
             if lines is None or not re.fullmatch(json.loads(lines[1]), model):
                 yield f"{title(scaled)} does not see the line of {model}"
+        placed = {"namespace"} if of_kind(objects, "ServiceMonitor") else set()
         for trigger in scaled["spec"]["triggers"]:
             for metric, labels in selectors(trigger["metadata"]["query"]):
-                if not labels <= documented().get(metric, frozenset()):
-                    yield f"{title(scaled)}: no {metric} with {set(labels)}"
+                if not placed <= labels <= documented().get(metric, frozenset()) | placed:
+                    yield f"{title(scaled)}: no {metric} with {set(labels)}, or of another fleet"
