@@ -43,6 +43,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "workers": [{"name": "llama-70b-instruct-1", "model": "m", "autoscaling": {"enabled": True}}],
     },
     "/channels": {"channels": []},
+    "default_channel": {"channels": [{"name": "chat"}]},
+    "/channels/0/ceiling_share": {"channels": [{"name": "a", "ceiling_share": 0}]},
     "/channels/0/guaranteed_share": {"channels": [{"name": "a", "guaranteed_share": 2}]},
 }
 """What the error must name, and the values that are no good."""
