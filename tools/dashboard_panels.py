@@ -47,7 +47,8 @@ STARVATION = (
 )
 """Blocks that a channel's waiting requests are expected to need, for each block that may still be granted."""
 
-AUDITS = " + ".join(f"sum(penstock_{service}_audit_violations_total)" for service in ("queue", "scheduler", "worker"))
+AUDITS = f"sum({' or '.join(f'penstock_{it}_audit_violations_total' for it in ('queue', 'scheduler', 'worker'))})"
+"""Of all that is there: a sum with a part that is missing, as in a fleet without workers, is none."""
 
 WELL = Row(
     "Is it well?",

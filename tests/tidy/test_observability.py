@@ -50,3 +50,8 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(alert: Alert) -> None:
 
 def test_no_alert_is_documented_that_does_not_exist() -> None:
     assert set(re.findall(r"^### (Penstock\w+)$", PAGE.read_text(), re.MULTILINE)) == {a.name for a in alerts()}
+
+
+@pytest.mark.parametrize(("title", "query"), panel_queries(), ids=[title for title, _ in panel_queries()])
+def test_a_number_does_not_vanish_with_one_of_its_parts(title: str, query: str) -> None:
+    assert " + " not in query, f"{title}: a sum with a part that is missing is none; sum(a or b)"
