@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -104,11 +104,28 @@ class Output:
                 yield event.result
 
     async def _in_input_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
-        for first in range(1, batch.progress.line + 1, LOOK_AHEAD):
-            numbers = range(first, min(first + LOOK_AHEAD, batch.progress.line + 1))
-            for result in await asyncio.gather(*(self._result_of(batch, number) for number in numbers)):
-                if result is not None:
-                    yield result
+        for numbers in (range(1, batch.progress.line + 1), await self._after(batch)):
+            for first in range(0, len(numbers), LOOK_AHEAD):
+                some = numbers[first : first + LOOK_AHEAD]
+                for result in await asyncio.gather(*(self._result_of(batch, number) for number in some)):
+                    if result is not None:
+                        yield result
+
+    async def _after(self, batch: Batch) -> Sequence[int]:
+        """Return the lines of the last window that a quota may have let in, though not all of those before them."""
+        done = batch.progress
+        if done.submitted and not done.cut:
+            return ()
+        found: list[int] = []
+        try:
+            async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
+                async for raw in lines:
+                    found.append(raw.number)
+                    if len(found) == WINDOW_LINES:
+                        break
+        except NotFound:  # which of them are blank is not known any more
+            return range(done.line + 1, done.line + 1 + WINDOW_LINES)
+        return found
 
     async def _result_of(self, batch: Batch, line: int) -> pb.Result | None:
         """Return a line's result; None if the line is blank, or its result deleted."""
