@@ -182,14 +182,20 @@ class Shelf:
         return await self._read(lambda: seen_file(self._store.get(FILES, file_key(file_id)), sees))
 
     async def content(self, file_id: str, offset: int, sees: str | None = None) -> bytes:
-        """Return the content from `offset` to the end of its part; raises UnknownError."""
+        """Return the content from `offset` to the end of its part, nothing at its end; raises UnknownError."""
         first = offset - offset % PART_BYTES
 
         def read() -> bytes:
-            if seen_file(self._store.get(FILES, file_key(file_id)), sees) is None:
+            file = seen_file(self._store.get(FILES, file_key(file_id)), sees)
+            part = None if file is None else self._store.get(PARTS, part_key(file_id, first))
+            if part is not None:
+                return part[offset - first :]
+            if file is not None and (file.view or offset >= file.bytes):
+                return b""
+            # It may have been deleted between the two looks: its reader must not take that for its end.
+            if file is None or self._store.get(FILES, file_key(file_id)) is None:
                 raise UnknownError(f"file_id: {file_id!r} is unknown")
-            part = self._store.get(PARTS, part_key(file_id, first))
-            return (part or b"")[offset - first :]
+            raise StoreDamagedError(f"{file_id!r} has no part at {first} of {file.bytes} bytes")
 
         return await self._read(read)
 

@@ -40,11 +40,15 @@ class ShortStore(MemoryStore):
     fails = False
     writes_seen = 0
     damaged = b""
+    before_part: Callable[[], None] | None = None
+    """What happens between the look at a file and that at its content."""
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """Read, unless the row is damaged."""
         if self.damaged and key == self.damaged:
             raise StoreDamagedError("Corruption: block checksum mismatch")
+        if family == r.PARTS and self.before_part is not None:
+            self.before_part()
         return super().get(family, key)
 
     def write(self, writes: Any) -> None:
@@ -110,6 +114,25 @@ async def test_a_file_is_what_was_appended(stub: Any, store: Store) -> None:
     assert not (await stub.DeleteFile(pb.DeleteFileRequest(file_id="file-1"))).deleted
     assert store.scan(r.PARTS, b"", b"", 10) == []
     assert await code_of(stub.ReadFile(pb.ReadFileRequest(file_id="file-1"))) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_file_that_goes_while_it_is_read_is_gone_and_not_over(stub: Any, store: ShortStore) -> None:
+    await upload(stub, "f", FULL, TAIL)
+
+    def delete() -> None:
+        store.write(
+            [Write(family, key, None) for family in (r.FILES, r.PARTS) for key, _ in store.scan(family, b"", b"", 9)]
+        )
+
+    store.before_part = delete
+    assert await code_of(stub.ReadFile(pb.ReadFileRequest(file_id="f"))) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_file_without_one_of_its_parts_is_damaged_and_not_over(stub: Any, store: ShortStore) -> None:
+    await upload(stub, "f", FULL, TAIL)
+    store.write([Write(r.PARTS, part_key("f", PART_BYTES), None)])
+    read = pb.ReadFileRequest(file_id="f", offset=PART_BYTES)
+    assert await code_of(stub.ReadFile(read)) is grpc.StatusCode.DATA_LOSS
 
 
 async def test_every_step_of_an_upload_can_be_repeated(stub: Any) -> None:
