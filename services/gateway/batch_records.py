@@ -79,10 +79,15 @@ class BatchRecords:
         return (await self._shelf.put(puts))[0]
 
     async def change(self, batch_id: str, change: Callable[[Batch], Batch]) -> Batch:
-        """Change a batch whoever holds it; return it. Raises NotFound, and what `change` raises."""
+        """Change a batch whoever holds it; return it. Raises NotFound, and what `change` raises.
+
+        What `change` leaves as it is is not put: who drives the batch would have to look at it again.
+        """
         while True:
             batch, revision = await self.get(batch_id)
             changed = change(batch)
+            if changed is batch:
+                return batch
             try:
                 await self.put(changed, revision)
             except ConflictError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from services.gateway.batch_lines import ask_of, read_lines, request_of
 from services.gateway.batch_output import Output
 from services.gateway.batch_records import ChangedError
 from services.gateway.batches import cancelled
-from services.gateway.core.batch import Counts, Event
+from services.gateway.core.batch import Counts, Event, Status
+from services.gateway.drive import Drive
 from tests.unit.gateway.test_drive import LINES, URL, Rig, rig
 
 __all__ = ["rig"]
@@ -35,3 +37,27 @@ async def test_lines_behind_a_hole_are_there_in_the_order_of_the_input_too(rig: 
     ids = [line["custom_id"] for line in lines]
     assert sorted(ids) == sorted(f"line-{n}" for n in range(LINES))
     assert ids[:3] == ["line-0", "line-3", "line-7"]
+
+
+async def test_a_cancel_that_is_repeated_does_not_hold_up_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    tallied = 0
+    tally = Drive._tally
+
+    async def repeat(self: Drive, follow: bool) -> None:
+        nonlocal tallied
+        tallied += 1
+        await tally(self, follow)
+        await rig.records.change(self._batch.batch_id, cancelled)
+
+    monkeypatch.setattr(Drive, "_tally", repeat)
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
+    held = await rig.take(batch, "me")
+    await rig.records.change(batch.batch_id, cancelled)
+    with pytest.raises(ChangedError):
+        await held.save()
+    async with asyncio.timeout(5):
+        await rig.drive(held).run()
+    assert tallied == 1
+    _, revision = await rig.records.get(batch.batch_id)
+    await rig.records.change(batch.batch_id, cancelled)
+    assert (await rig.records.get(batch.batch_id))[1] == revision
