@@ -186,11 +186,7 @@ class Drive:
         """Submit what is left, then wait for the end of all that was submitted."""
         try:
             if not self._batch.progress.submitted:
-                async with self._turns.to_submit(self._batch.tenant) as turn:
-                    await first_of(self._submit(turn), self._tally(follow=True))
-                if self._unsaved is not None:
-                    await self._count(*self._unsaved)
-                    self._unsaved = None
+                await self._submit_in_turn()
         except RefusedError as error:
             await self._client.cancel(batch=self._batch.batch_id)
             await self._fail(error)
@@ -200,6 +196,21 @@ class Drive:
             await self._end(Event.LATE, self._batch)
         else:
             await self._move(Event.ENDED)
+
+    async def _submit_in_turn(self) -> None:
+        """Submit when it is this batch's turn, and count meanwhile; nothing more if its time is over before that."""
+        timeout = asyncio.timeout(self._batch.expires_at - self._held.now_s())
+        try:
+            async with timeout, self._turns.to_submit(self._batch.tenant) as turn:
+                timeout.reschedule(None)
+                await first_of(self._submit(turn), self._tally(follow=True))
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            await self._progress(submitted=True, cut=True)
+        if self._unsaved is not None:
+            await self._count(*self._unsaved)
+            self._unsaved = None
 
     async def _submit(self, turn: Turn) -> None:
         """Submit line after line, a window at a time; stop when the time is over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -61,3 +62,13 @@ async def test_a_cancel_that_is_repeated_does_not_hold_up_the_end(rig: Rig, monk
     _, revision = await rig.records.get(batch.batch_id)
     await rig.records.change(batch.batch_id, cancelled)
     assert (await rig.records.get(batch.batch_id))[1] == revision
+
+
+async def test_a_batch_whose_time_is_over_before_its_turn_ends(rig: Rig) -> None:
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES), expires_at=int(time.time()) + 1)
+    driven = rig.drive(await rig.take(batch, "me"))
+    async with driven._turns.to_submit(batch.tenant):
+        async with asyncio.timeout(5):
+            await driven.run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed, rig.keys()) == (Status.EXPIRED, LINES, [])
