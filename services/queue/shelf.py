@@ -263,9 +263,8 @@ class Shelf:
         Raises StoreError or ShelfRefusedError.
         """
         now_ns = self._clock.now_ns()
-        scan = self._store.scan
-        files = await self._read(lambda: scan(FILES, self._swept_files, b"", SWEEP_ROWS))
-        records = await self._read(lambda: scan(RECORDS, self._swept_records, b"", SWEEP_ROWS))
+        files = await self._to_sweep(FILES, self._swept_files)
+        records = await self._to_sweep(RECORDS, self._swept_records)
         self._swept_files = files[-1][0] + END if len(files) == SWEEP_ROWS else b""
         self._swept_records = records[-1][0] + END if len(records) == SWEEP_ROWS else b""
         due_files = [file.file_id for file in readable(read_file, files) if file_changes.file_is_due(file, now_ns)]
@@ -277,6 +276,13 @@ class Shelf:
         if not due_files and not due_records:
             return 0
         return await self.change(lambda draft: file_changes.sweep(draft, due_files, due_records))
+
+    async def _to_sweep(self, family: str, start: bytes) -> list[Row]:
+        """Return the next rows of a family; none of a page with damage, so that the sweep begins anew before it."""
+        try:
+            return await self._read(lambda: self._store.scan(family, start, b"", SWEEP_ROWS))
+        except StoreDamagedError:
+            return []
 
 
 def readable(read: Callable[[bytes], T], rows: Iterable[Row]) -> Iterator[T]:

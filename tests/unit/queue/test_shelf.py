@@ -23,8 +23,8 @@ from services.queue.file_rows import PART_BYTES, file_key, part_key, read_file, 
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
 from services.queue.rocksdb_store import RocksdbStore
-from services.queue.shelf import MAX_WAITING_BYTES, Shelf, ShelfRefusedError
-from services.queue.store import Store, StoreDamagedError, StoreError, StoreUnusableError
+from services.queue.shelf import MAX_WAITING_BYTES, SWEEP_ROWS, Shelf, ShelfRefusedError
+from services.queue.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
 from services.queue.verify import Verifier
 from services.telemetry import Telemetry
 from tests.support.queueing import Queue, meta
@@ -50,6 +50,13 @@ class ShortStore(MemoryStore):
         if family == r.PARTS and self.before_part is not None:
             self.before_part()
         return super().get(family, key)
+
+    def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Read rows, unless one of them is damaged."""
+        rows = super().scan(family, start, end, limit)
+        if self.damaged in [key for key, _ in rows]:
+            raise StoreDamagedError("Corruption: block checksum mismatch")
+        return rows
 
     def write(self, writes: Any) -> None:
         """Write, or fail."""
@@ -261,6 +268,23 @@ async def test_a_damaged_row_does_not_stop_the_sweep(stub: Any, peer: Peer, stor
     while await peer.service._shelf.sweep():
         pass
     assert [key for key, _ in store.scan(r.FILES, b"", b"", 9)] == [b"bad"]
+
+
+async def test_a_page_that_fails_its_checksum_does_not_stop_the_sweep_of_others(
+    stub: Any, peer: Peer, store: ShortStore
+) -> None:
+    rows = [pb.File(file_id=f"f{n:03}") for n in range(SWEEP_ROWS)]
+    store.write([Write(r.FILES, file_key(file.file_id), file.SerializeToString()) for file in rows])
+    await upload(stub, "z-bad", TAIL)
+    store.damaged = file_key("z-bad")
+    for _ in range(2):
+        await peer.service._shelf.sweep()
+    await upload(stub, "a-late", TAIL, expires_after_ns=1)
+    await stub.PutRecords(pb.PutRecordsRequest(puts=[put("old", b"", expires_unix_ns=1)]))
+    for _ in range(2):
+        await peer.service._shelf.sweep()
+    assert store.get(r.FILES, file_key("a-late")) is None
+    assert store.scan(r.RECORDS, b"", b"", 9) == []
 
 
 async def test_a_damaged_row_is_told_from_a_disk_that_does_not_answer_and_noted(
