@@ -47,7 +47,13 @@ class Backup(NamedTuple):
 
 def backups_of(data_dir: Path) -> Path:
     """Return the directory of the backups of a data directory: beside it, so on the same file system."""
-    return data_dir.with_name(f"{data_dir.name}-backups")
+    named = _named(data_dir)
+    return named.with_name(f"{named.name}-backups")
+
+
+def _named(directory: Path) -> Path:
+    """Return the same directory under a path that ends with its name: "." has none."""
+    return Path(os.path.abspath(directory)) if directory.name in {"", ".."} else directory
 
 
 def name_of(made_ns: int) -> str:
@@ -97,6 +103,7 @@ def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
     Every counter goes on far beyond anything given out before: names, cursors and fencing tokens that only the lost
     life of the store gave out stay unknown for ever. Raises BackupError, with nothing left behind.
     """
+    data_dir = _named(data_dir)
     if not (backup / BACKUP_MARK).is_file():
         raise BackupError(f"{backup} is not a backup: it has no {BACKUP_MARK}")
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):

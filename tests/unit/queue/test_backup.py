@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -276,6 +277,22 @@ def test_the_tools_for_a_stopped_queue(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.splitlines()[0] == f"requests {r.seq_key(1).hex()}: has no payload"
     assert main(["verify", str(tmp_path / "nowhere")]) == 69
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("here", [".", "../data", "../data/."])
+def test_a_directory_is_named_from_within_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str) -> None:
+    data = tmp_path / "data"
+    RocksdbStore(data).close()
+    monkeypatch.chdir(data)
+    assert main(["backup", here, "one"]) == 0
+    backup = tmp_path / "data-backups" / "one"
+    assert (backup / BACKUP_MARK).is_file()
+    shutil.rmtree(data)
+    data.mkdir()
+    monkeypatch.chdir(data)
+    assert main(["restore", str(backup), here]) == 0
+    assert (data / "CURRENT").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-backups"]
 
 
 def test_a_verification_changes_no_row_and_no_file(tmp_path: Path) -> None:
