@@ -81,14 +81,15 @@ class Batches:
         extras = _extras(request)
         body = await self._intake.read(request.headers, request.receive)
         batch = new_batch(body, extras, int(time.time()), who.tenant)
-        await self._check_file(batch.input_file_id)
+        await self._check_file(batch.input_file_id, who.tenant)
         await self._check_channel(batch.channel, who)
         with acting_for(who.tenant):
             await self._records.add(batch)
         self._wake()
         return JSONResponse(batch.to_object())
 
-    async def _check_file(self, file_id: str) -> None:
+    async def _check_file(self, file_id: str, tenant: str) -> None:
+        """Raise Problem if there is no such input of this tenant's, for whom it will be read: operators see all."""
         try:
             file = await self._shelf.file(file_id)
         except PenstockError as error:
@@ -96,7 +97,7 @@ class Batches:
             if problem.status != 404:
                 raise problem from None
             file = None
-        if file is None or file.uploading or file.purpose != PURPOSE:
+        if file is None or file.uploading or (file.purpose, file.tenant) != (PURPOSE, tenant):
             text = f"input_file_id: there is no file {file_id[:100]!r} with purpose {PURPOSE!r}"
             raise Problem(400, text, "input_file_id", "invalid_value")
 

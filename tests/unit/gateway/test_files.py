@@ -7,17 +7,21 @@ import time
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
+from penstock.credentials import acting_for
 from penstock.errors import PenstockError
 from penstock.files.v1 import files_pb2
 from services.gateway.app import _penstock, _problem
 from services.gateway.batch_output import Output
 from services.gateway.batch_records import BATCHES, new_batch_id
+from services.gateway.batches import BATCHES_URL, Batches
+from services.gateway.doorman import Doorman
 from services.gateway.files import FILES_URL, Files
+from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem
 from services.gateway.vigil import Vigil
-from tests.support.asgi import get
-from tests.unit.gateway.test_drive import Rig, rig
+from tests.support.asgi import get, post
+from tests.unit.gateway.test_drive import URL, Rig, rig
 
 __all__ = ["rig"]
 
@@ -25,7 +29,11 @@ __all__ = ["rig"]
 def app_of(rig: Rig) -> Starlette:
     metrics = GatewayMetrics(CollectorRegistry())
     files = Files(rig.shelf, rig.records, Output(rig.client, rig.shelf), metrics, Vigil(), 2**20, 5.0)
-    return Starlette(routes=files.routes(), exception_handlers={Problem: _problem, PenstockError: _penstock})
+    batches = Batches(rig.client, rig.shelf, rig.records, Intake(1.0), Doorman(), lambda: None)
+    return Starlette(
+        routes=[*files.routes(), *batches.routes()],
+        exception_handlers={Problem: _problem, PenstockError: _penstock},
+    )
 
 
 async def test_a_view_is_kept_no_longer_than_its_batch(rig: Rig) -> None:
@@ -49,3 +57,12 @@ async def test_a_view_whose_batch_is_gone_can_be_deleted(rig: Rig) -> None:
     deleted = await get(app, f"{FILES_URL}/file-1-output", method="DELETE").whole()
     assert deleted.json() == {"id": "file-1-output", "object": "file", "deleted": True}
     assert (await get(app, FILES_URL).whole()).json()["data"] == []
+
+
+async def test_a_file_of_another_tenant_is_no_input_also_for_who_sees_it(rig: Rig) -> None:
+    """An operator sees everybody's files; the lines of a batch are read for the tenant whose batch it is."""
+    with acting_for("other"):
+        batch = await rig.batch()
+    body = {"input_file_id": batch.input_file_id, "endpoint": URL, "completion_window": "24h"}
+    answer = await post(app_of(rig), BATCHES_URL, body).whole()
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "input_file_id")
