@@ -14,12 +14,12 @@ from penstock.credentials import act_for
 from penstock.errors import NotFound, PenstockError
 from penstock.files.v1 import files_pb2 as pb
 from services.gateway.batch_output import Output
-from services.gateway.batch_records import BatchRecords
+from services.gateway.batch_records import BatchRecords, DamagedError, damaged
 from services.gateway.core.batch import Batch
 from services.gateway.download import Download
 from services.gateway.intake import ClientGoneError
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.problem import Problem, of_error
+from services.gateway.problem import NO_RETRY, Problem, of_error
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
 from services.gateway.vigil import Vigil
@@ -110,8 +110,12 @@ class Files:
         if not file.view:
             headers["content-length"] = str(file.bytes)
             return Download(self._shelf.content(file.file_id), headers, self._vigil)
-        batch, errors = await self._viewed(file)
         in_order = one_of(query, "order", ORDERS) == INPUT_ORDER
+        try:
+            batch, errors = await self._viewed(file)
+        except DamagedError:
+            text = f"the record of {file.view}, by which the file is written, cannot be read"
+            raise Problem(500, text, "", "damaged_record", NO_RETRY) from None
         return Download(self._output.lines(batch, errors, in_order), headers, self._vigil)
 
     async def delete(self, request: Request) -> JSONResponse:
@@ -120,7 +124,7 @@ class Files:
         act_for(file.tenant)  # as above
         if file.view:
             with suppress(NotFound):  # of a batch that is forgotten nothing is left but the file
-                await self._output.delete(*await self._viewed(file))
+                await self._delete_results(file)
         else:
             users = [name for name, used in (await self._records.open_ids()).items() if used == file.file_id]
             if users:
@@ -144,6 +148,15 @@ class Files:
         """Return the batch of an output or error file, and whether it is the latter; raises NotFound."""
         batch, _ = await self._records.get(file.view)
         return batch, file.file_id == batch.error_file_name
+
+    async def _delete_results(self, file: pb.File) -> None:
+        """Delete what an output or error file is written from; raises NotFound."""
+        try:
+            batch, errors = await self._viewed(file)
+        except DamagedError:
+            batch = damaged(file.view)  # results are found by its name alone
+            errors = file.file_id == batch.error_file_name
+        await self._output.delete(batch, errors)
 
 
 def unknown(error: PenstockError, text: str) -> Problem:

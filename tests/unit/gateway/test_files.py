@@ -66,3 +66,15 @@ async def test_a_file_of_another_tenant_is_no_input_also_for_who_sees_it(rig: Ri
     body = {"input_file_id": batch.input_file_id, "endpoint": URL, "completion_window": "24h"}
     answer = await post(app_of(rig), BATCHES_URL, body).whole()
     assert (answer.status, answer.json()["error"]["param"]) == (400, "input_file_id")
+
+
+async def test_a_view_of_a_batch_whose_record_is_damaged_says_so_and_can_be_deleted(rig: Rig) -> None:
+    record = files_pb2.Record(kind=BATCHES, record_id="batch_f", value=b"{torn")
+    await rig.shelf.put([files_pb2.PutRecord(record=record)])
+    view = files_pb2.CreateFileRequest(file_id="file-f-output", view="batch_f", purpose="batch_output", bytes=7)
+    await rig.shelf.put_view(view)
+    app = app_of(rig)
+    found = await get(app, f"{FILES_URL}/file-f-output/content").whole()
+    assert (found.status, found.json()["error"]["code"]) == (500, "damaged_record")
+    deleted = await get(app, f"{FILES_URL}/file-f-output", method="DELETE").whole()
+    assert deleted.status == 200
