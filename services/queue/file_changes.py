@@ -98,7 +98,7 @@ class Draft:
 def create(
     draft: Draft, request: pb.CreateFileRequest, tenant: str = DEFAULT_TENANT, sees: str | None = None
 ) -> pb.File:
-    """Begin a file of `tenant`; one that was begun in the same way is returned as it is.
+    """Begin a file of `tenant`; one that was begun in the same way stays, a view with the size it is put with last.
 
     Raises UnknownError if the name is that of a file that the caller does not see: of another tenant's file it is told
     here what it is told everywhere, and not what state that file is in.
@@ -109,6 +109,10 @@ def create(
         begun = same and (request.view != "" or (found.uploading and not found.bytes))
         if not begun:
             raise TakenError(f"file_id: there is a file {request.file_id!r} already")
+        if request.view and found.bytes != request.bytes:
+            # Its batch ended in another way after all: what is known last of its content counts.
+            found.bytes = request.bytes
+            draft.put_file(found)
         return found
     file = pb.File(file_id=request.file_id, created_unix_ns=draft.now_ns, touched_unix_ns=draft.now_ns)
     file.tenant = tenant

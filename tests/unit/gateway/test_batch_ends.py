@@ -13,7 +13,7 @@ from services.gateway.batch_lines import ask_of, read_lines, request_of
 from services.gateway.batch_output import Output
 from services.gateway.batch_records import ChangedError
 from services.gateway.batches import cancelled
-from services.gateway.core.batch import Counts, Event, Status
+from services.gateway.core.batch import Batch, Counts, Event, Status
 from services.gateway.drive import Drive
 from tests.unit.gateway.test_drive import LINES, URL, Rig, rig
 
@@ -72,3 +72,24 @@ async def test_a_batch_whose_time_is_over_before_its_turn_ends(rig: Rig) -> None
             await driven.run()
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.counts.failed, rig.keys()) == (Status.EXPIRED, LINES, [])
+
+
+async def test_a_cancel_in_the_moment_of_the_end_leaves_files_of_the_size_they_say(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of an expired batch are there, and a client cancels before the batch says so."""
+    put = Drive._put_view
+
+    async def put_and_cancel(self: Drive, batch: Batch, file_id: str, kind: str, size_bytes: int) -> None:
+        await put(self, batch, file_id, kind, size_bytes)
+        await rig.records.change(batch.batch_id, cancelled)
+
+    monkeypatch.setattr(Drive, "_put_view", put_and_cancel)
+    now_s = int(time.time())
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES), expires_at=now_s - 1)
+    async with asyncio.timeout(5):
+        await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
+    content = b"".join([line async for line in Output(rig.client, rig.shelf).lines(done, errors=True)])
+    assert (await rig.shelf.file(done.error_file_name)).bytes == len(content) == done.counts.error_bytes
