@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, LineError, parse_line
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, NotFound
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.core.batch import Batch
-from services.gateway.shelf import Shelf
+from services.gateway.shelf import Shelf, UnreadableError
 
 MAX_CUSTOM_ID_BYTES = 512
 """It travels with its request and is kept in the queue's memory while that lives."""
@@ -24,6 +24,10 @@ WINDOW_LINES = 1000
 
 MAX_REQUEST_BYTES = 12 * 1024 * 1024
 """Largest encoded request the queue takes."""
+
+
+class InputDamagedError(NotFound):
+    """The input file is there, but its lines are as lost as those of one that is not."""
 
 
 class RawLine(NamedTuple):
@@ -80,12 +84,18 @@ class LineSplitter:
 
 
 async def read_lines(shelf: Shelf, file_id: str, line: int = 0, offset: int = 0) -> AsyncGenerator[RawLine, None]:
-    """Yield the lines of a file after number `line`, which ends at `offset`. Raises NotFound if the file is gone."""
+    """Yield the lines of a file after number `line`, which ends at `offset`.
+
+    Raises NotFound if the file is gone, and InputDamagedError if it cannot be read any more.
+    """
     splitter = LineSplitter(line, offset)
-    async with aclosing(shelf.content(file_id, offset)) as parts:
-        async for part in parts:
-            for raw in splitter.feed(part):
-                yield raw
+    try:
+        async with aclosing(shelf.content(file_id, offset)) as parts:
+            async for part in parts:
+                for raw in splitter.feed(part):
+                    yield raw
+    except UnreadableError as error:
+        raise InputDamagedError(str(error)) from None
     for raw in splitter.finish():
         yield raw
 

@@ -18,7 +18,16 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import RequestError
 from penstock.submitting import QUOTA_PAUSE_S
-from services.gateway.batch_lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines, request_of
+from services.gateway.batch_lines import (
+    WINDOW_LINES,
+    InputDamagedError,
+    RawLine,
+    Reference,
+    ask_of,
+    key_of,
+    read_lines,
+    request_of,
+)
 from services.gateway.batch_output import BREATHE_EVERY, Output, is_output, line_of, refusal_line
 from services.gateway.batch_records import KEPT_S, ChangedError, Held
 from services.gateway.core.batch import Batch, Counts, Event, LineError, Progress, Refusal, Status
@@ -156,8 +165,8 @@ class Drive:
                         errors.append(described(error))
                     if len(errors) == MAX_ERRORS:
                         break
-        except NotFound:
-            raise RefusedError(LineError("file_not_found", "the input file is gone", "input_file_id")) from None
+        except NotFound as error:
+            raise RefusedError(lost_input(error)) from None
         if errors:
             raise RefusedError(*errors)
         if not total:
@@ -223,8 +232,8 @@ class Drive:
                     if not in_time:
                         break
                     await self._reached(last)
-        except NotFound:
-            raise RefusedError(LineError("file_not_found", "the input file is gone", "input_file_id")) from None
+        except NotFound as error:
+            raise RefusedError(lost_input(error)) from None
         await self._progress(submitted=True, cut=not in_time)
 
     async def _progress(self, **fields: Any) -> None:
@@ -396,6 +405,13 @@ async def first_of(working: Coroutine[Any, Any, None], beside: Coroutine[Any, An
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def lost_input(error: NotFound) -> LineError:
+    """Return what a batch says of an input that is gone, or that cannot be read any more."""
+    if isinstance(error, InputDamagedError):
+        return LineError("file_damaged", "the input file is damaged and cannot be read", "input_file_id")
+    return LineError("file_not_found", "the input file is gone", "input_file_id")
 
 
 def described(error: WrongLine) -> LineError:

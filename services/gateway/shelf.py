@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from penstock.connection import Connection
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, ServiceError
 from penstock.files.v1 import files_pb2 as pb
 from penstock.files.v1.files_pb2_grpc import FilesServiceStub
 from penstock.tls import Access, TlsFiles
@@ -27,6 +27,10 @@ T = TypeVar("T")
 
 class ConflictError(PenstockError):
     """A record was changed by somebody else: read it again."""
+
+
+class UnreadableError(ServiceError):
+    """What is asked for is damaged at the queue: asking again does not help."""
 
 
 class Shelf:
@@ -55,6 +59,8 @@ class Shelf:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.ABORTED:
                     raise ConflictError(error.details() or "") from None
+                if error.code() is grpc.StatusCode.DATA_LOSS:
+                    raise UnreadableError(error.details() or "") from None
                 raise
 
         return await self._connection.call(call)

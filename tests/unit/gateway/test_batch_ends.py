@@ -15,6 +15,9 @@ from services.gateway.batch_records import ChangedError
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import Batch, Counts, Event, Status
 from services.gateway.drive import Drive
+from services.queue.core.effects import Write
+from services.queue.core.records import PARTS
+from services.queue.file_rows import part_key
 from tests.unit.gateway.test_drive import LINES, URL, Rig, rig
 
 __all__ = ["rig"]
@@ -93,3 +96,16 @@ async def test_a_cancel_in_the_moment_of_the_end_leaves_files_of_the_size_they_s
     assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
     content = b"".join([line async for line in Output(rig.client, rig.shelf).lines(done, errors=True)])
     assert (await rig.shelf.file(done.error_file_name)).bytes == len(content) == done.counts.error_bytes
+
+
+@pytest.mark.parametrize("status", [Status.VALIDATING, Status.IN_PROGRESS, Status.CANCELLING])
+async def test_a_batch_whose_input_is_damaged_ends_and_says_so(rig: Rig, status: Status) -> None:
+    batch = await rig.batch(status=status, counts=Counts(LINES))
+    rig.service._shelf._store.write([Write(PARTS, part_key("file-1", 0), None)])
+    async with asyncio.timeout(5):
+        await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    if status is Status.CANCELLING:
+        assert done.status is Status.CANCELLED
+    else:
+        assert (done.status, done.errors[0].code) == (Status.FAILED, "file_damaged")
