@@ -44,7 +44,10 @@ PAGE_BYTES = 4 * 1024 * 1024
 """A page of records ends once it holds this much."""
 
 SWEEP_ROWS = 256
-"""Rows of each family looked at in one sweep: all of ten thousand files within a minute, and never a pause."""
+"""Files read at once, and looked at in one sweep: all of ten thousand within a minute, and never a pause."""
+
+RECORDS_AT_ONCE = 16
+"""The same of records, which are kept for weeks and have up to a MiB each."""
 
 READ_THREADS = 2
 """Reads at once, as of results."""
@@ -243,7 +246,7 @@ class Shelf:
             if after:
                 start, end = (after + END, end) if ascending else (start, after)
             scan = self._store.scan if ascending else self._store.scan_back
-            rows: list[Row] = scan(family, start, end, min(limit + 1, SWEEP_ROWS))
+            rows: list[Row] = scan(family, start, end, min(limit + 1, rows_at_once(family)))
             for key, row in rows:
                 item = wanted(row)
                 if item is not None:
@@ -265,8 +268,8 @@ class Shelf:
         now_ns = self._clock.now_ns()
         files = await self._to_sweep(FILES, self._swept_files)
         records = await self._to_sweep(RECORDS, self._swept_records)
-        self._swept_files = files[-1][0] + END if len(files) == SWEEP_ROWS else b""
-        self._swept_records = records[-1][0] + END if len(records) == SWEEP_ROWS else b""
+        self._swept_files = files[-1][0] + END if len(files) == rows_at_once(FILES) else b""
+        self._swept_records = records[-1][0] + END if len(records) == rows_at_once(RECORDS) else b""
         due_files = [file.file_id for file in readable(read_file, files) if file_changes.file_is_due(file, now_ns)]
         due_records = [
             (record.kind, record.record_id)
@@ -280,9 +283,14 @@ class Shelf:
     async def _to_sweep(self, family: str, start: bytes) -> list[Row]:
         """Return the next rows of a family; none of a page with damage, so that the sweep begins anew before it."""
         try:
-            return await self._read(lambda: self._store.scan(family, start, b"", SWEEP_ROWS))
+            return await self._read(lambda: self._store.scan(family, start, b"", rows_at_once(family)))
         except StoreDamagedError:
             return []
+
+
+def rows_at_once(family: str) -> int:
+    """Return how many rows of a family are read at once."""
+    return RECORDS_AT_ONCE if family == RECORDS else SWEEP_ROWS
 
 
 def readable(read: Callable[[bytes], T], rows: Iterable[Row]) -> Iterator[T]:

@@ -20,10 +20,11 @@ from services.queue.core import records as r
 from services.queue.core.effects import Write
 from services.queue.core.lifecycle import State
 from services.queue.file_rows import PART_BYTES, file_key, part_key, read_file, record_key
+from services.queue.files_servicer import MAX_VALUE_BYTES
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
 from services.queue.rocksdb_store import RocksdbStore
-from services.queue.shelf import MAX_WAITING_BYTES, SWEEP_ROWS, Shelf, ShelfRefusedError
+from services.queue.shelf import MAX_WAITING_BYTES, RECORDS_AT_ONCE, SWEEP_ROWS, Shelf, ShelfRefusedError
 from services.queue.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
 from services.queue.verify import Verifier
 from services.telemetry import Telemetry
@@ -40,6 +41,7 @@ class ShortStore(MemoryStore):
     fails = False
     writes_seen = 0
     damaged = b""
+    most_scanned_bytes = 0
     before_part: Callable[[], None] | None = None
     """What happens between the look at a file and that at its content."""
 
@@ -54,6 +56,7 @@ class ShortStore(MemoryStore):
     def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Read rows, unless one of them is damaged."""
         rows = super().scan(family, start, end, limit)
+        self.most_scanned_bytes = max(self.most_scanned_bytes, sum(len(row) for _, row in rows))
         if self.damaged in [key for key, _ in rows]:
             raise StoreDamagedError("Corruption: block checksum mismatch")
         return rows
@@ -268,6 +271,21 @@ async def test_a_damaged_row_does_not_stop_the_sweep(stub: Any, peer: Peer, stor
     while await peer.service._shelf.sweep():
         pass
     assert [key for key, _ in store.scan(r.FILES, b"", b"", 9)] == [b"bad"]
+
+
+async def test_large_records_are_read_a_few_at_a_time(peer: Peer, stub: Any, store: ShortStore) -> None:
+    value = bytes(MAX_VALUE_BYTES)
+    for n in range(24):
+        await stub.PutRecords(pb.PutRecordsRequest(puts=[put(f"r{n:02}", value)]))
+    await peer.service._shelf.sweep()
+    names: list[str] = []
+    more = True
+    while more:
+        request = pb.ListRecordsRequest(kind="batch", after=names[-1] if names else "", ascending=True)
+        page, more = await peer.service._shelf.records(request, 100)
+        names += [record.record_id for record in page]
+    assert names == [f"r{n:02}" for n in range(24)]
+    assert store.most_scanned_bytes <= RECORDS_AT_ONCE * (MAX_VALUE_BYTES + 100)
 
 
 async def test_a_page_that_fails_its_checksum_does_not_stop_the_sweep_of_others(
