@@ -15,11 +15,9 @@ if not (3, 11) <= sys.version_info[:2] <= (3, 13):
 CHECK
 
 # One whose making was interrupted, or that Debian's python3 without python3-venv began, has a Python and no pip.
-if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+if ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
     say "making the virtual environment $VENV"
-    clear=
-    if [ -e "$VENV/pyvenv.cfg" ]; then clear=--clear; fi
-    "$PYTHON" -m venv $clear "$VENV" || { say "could not make it; on Debian: apt-get install python3-venv"; exit 1; }
+    "$PYTHON" -m venv "$VENV" || { say "could not make it; on Debian: apt-get install python3-venv"; exit 1; }
 fi
 
 pip_install() {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # build.sh IMAGE...: build penstock/IMAGE:VERSION and :latest from dist/ and build/wheels/; `make images` calls it.
-# BASE and BUILD_BASE name other base images than the Dockerfiles' own, SOURCE the address of the source code for the
-# image's label; COMPILE=0 leaves the services interpreted.
+# BASE and BUILD_BASE name other base images than the Dockerfiles' own (worker-cuda runs on BUILD_BASE without a BASE),
+# SOURCE the address of the source code for the image's label; COMPILE=0 leaves the services interpreted.
 set -eu
 cd "$(dirname "$0")/../.."
 

@@ -23,7 +23,7 @@ fi
 
 INSIDE = """#!/bin/sh
 echo "$*" >>"$HERE/asked"
-case "$*" in "-m pip "*) test -e "${0%/*}/pip" ;; esac
+case "$*" in "-m pip "* | "-c import pip") test -e "${0%/*}/pip" ;; esac
 """
 """The Python in it, without pip if that is how it was made."""
 

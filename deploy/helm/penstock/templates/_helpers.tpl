@@ -14,8 +14,8 @@
 
 {{/* What selects the pods of this release. */}}
 {{- define "penstock.selector" -}}
-app.kubernetes.io/name: {{ include "penstock.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "penstock.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "penstock.labels" -}}
