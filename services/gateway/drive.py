@@ -208,6 +208,9 @@ class Drive:
 
     async def _submit_in_turn(self) -> None:
         """Submit when it is this batch's turn, and count meanwhile; nothing more if its time is over before that."""
+        if self._late:  # nothing of the input is wanted any more, be it there or not
+            await self._progress(submitted=True, cut=True)
+            return
         timeout = asyncio.timeout(self._batch.expires_at - self._held.now_s())
         try:
             async with timeout, self._turns.to_submit(self._batch.tenant) as turn:

@@ -53,7 +53,7 @@ def backups_of(data_dir: Path) -> Path:
 
 def _named(directory: Path) -> Path:
     """Return the same directory under a path that ends with its name: "." has none."""
-    return Path(os.path.abspath(directory)) if directory.name in {"", ".."} else directory
+    return Path(os.path.realpath(directory)) if directory.name in {"", ".."} else directory
 
 
 def name_of(made_ns: int) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.files.v1 import files_pb2 as pb
@@ -266,10 +267,8 @@ class Shelf:
         Raises StoreError or ShelfRefusedError.
         """
         now_ns = self._clock.now_ns()
-        files = await self._to_sweep(FILES, self._swept_files)
-        records = await self._to_sweep(RECORDS, self._swept_records)
-        self._swept_files = files[-1][0] + END if len(files) == rows_at_once(FILES) else b""
-        self._swept_records = records[-1][0] + END if len(records) == rows_at_once(RECORDS) else b""
+        files, self._swept_files = await self._to_sweep(FILES, self._swept_files)
+        records, self._swept_records = await self._to_sweep(RECORDS, self._swept_records)
         due_files = [file.file_id for file in readable(read_file, files) if file_changes.file_is_due(file, now_ns)]
         due_records = [
             (record.kind, record.record_id)
@@ -280,12 +279,27 @@ class Shelf:
             return 0
         return await self.change(lambda draft: file_changes.sweep(draft, due_files, due_records))
 
-    async def _to_sweep(self, family: str, start: bytes) -> list[Row]:
-        """Return the next rows of a family; none of a page with damage, so that the sweep begins anew before it."""
+    async def _to_sweep(self, family: str, start: bytes) -> tuple[list[Row], bytes]:
+        """Return the next rows of a family, and where to go on after them; nothing if that is the beginning."""
+        limit = rows_at_once(family)
         try:
-            return await self._read(lambda: self._store.scan(family, start, b"", rows_at_once(family)))
+            rows = await self._read(lambda: self._store.scan(family, start, b"", limit))
         except StoreDamagedError:
-            return []
+            return await asyncio.get_running_loop().run_in_executor(self._readers, self._around_damage, family, start)
+        return rows, rows[-1][0] + END if len(rows) == limit else b""
+
+    def _around_damage(self, family: str, start: bytes) -> tuple[list[Row], bytes]:
+        """Return rows up to a damaged one, or where it is the next one those from the end back to it."""
+        rows = _readable(self._store.scan, family, start)
+        return (rows, rows[-1][0] + END) if rows else (_readable(self._store.scan_back, family, start), b"")
+
+
+def _readable(scan: Callable[[str, bytes, bytes, int], list[Row]], family: str, start: bytes) -> list[Row]:
+    limit = rows_at_once(family)
+    while limit := limit // 2:
+        with suppress(StoreDamagedError):
+            return scan(family, start, b"", limit)
+    return []
 
 
 def rows_at_once(family: str) -> int:

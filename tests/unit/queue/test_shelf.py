@@ -24,7 +24,7 @@ from services.queue.files_servicer import MAX_VALUE_BYTES
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
 from services.queue.rocksdb_store import RocksdbStore
-from services.queue.shelf import MAX_WAITING_BYTES, RECORDS_AT_ONCE, SWEEP_ROWS, Shelf, ShelfRefusedError
+from services.queue.shelf import MAX_WAITING_BYTES, RECORDS_AT_ONCE, Shelf, ShelfRefusedError
 from services.queue.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
 from services.queue.verify import Verifier
 from services.telemetry import Telemetry
@@ -55,7 +55,13 @@ class ShortStore(MemoryStore):
 
     def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Read rows, unless one of them is damaged."""
-        rows = super().scan(family, start, end, limit)
+        return self._checked(super().scan(family, start, end, limit))
+
+    def scan_back(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Read rows from the end, unless one of them is damaged."""
+        return self._checked(super().scan_back(family, start, end, limit))
+
+    def _checked(self, rows: list[Row]) -> list[Row]:
         self.most_scanned_bytes = max(self.most_scanned_bytes, sum(len(row) for _, row in rows))
         if self.damaged in [key for key, _ in rows]:
             raise StoreDamagedError("Corruption: block checksum mismatch")
@@ -288,20 +294,16 @@ async def test_large_records_are_read_a_few_at_a_time(peer: Peer, stub: Any, sto
     assert store.most_scanned_bytes <= RECORDS_AT_ONCE * (MAX_VALUE_BYTES + 100)
 
 
-async def test_a_page_that_fails_its_checksum_does_not_stop_the_sweep_of_others(
+async def test_rows_before_and_behind_one_that_fails_its_checksum_are_swept(
     stub: Any, peer: Peer, store: ShortStore
 ) -> None:
-    rows = [pb.File(file_id=f"f{n:03}") for n in range(SWEEP_ROWS)]
-    store.write([Write(r.FILES, file_key(file.file_id), file.SerializeToString()) for file in rows])
-    await upload(stub, "z-bad", TAIL)
-    store.damaged = file_key("z-bad")
-    for _ in range(2):
-        await peer.service._shelf.sweep()
-    await upload(stub, "a-late", TAIL, expires_after_ns=1)
+    for name in ("a-due", "m-bad", "z-due"):
+        await upload(stub, name, TAIL, expires_after_ns=0 if name == "m-bad" else 1)
     await stub.PutRecords(pb.PutRecordsRequest(puts=[put("old", b"", expires_unix_ns=1)]))
-    for _ in range(2):
+    store.damaged = file_key("m-bad")
+    for _ in range(3):
         await peer.service._shelf.sweep()
-    assert store.get(r.FILES, file_key("a-late")) is None
+    assert [name for name in ("a-due", "z-due") if store.get(r.FILES, file_key(name)) is not None] == []
     assert store.scan(r.RECORDS, b"", b"", 9) == []
 
 
