@@ -334,9 +334,14 @@ def _sync_directory(path: Path) -> None:
 
 
 def _keep_mode(file: BinaryIO, replaced: Path, at_least: int = 0) -> None:
-    """Let nobody read `file` who may not read what it replaces, but for `at_least`; called before anything is in it."""
+    """Let nobody read `file` who may not read what it replaces; called before anything is in it.
+
+    With `at_least` the file has been here before: it keeps these bits, and gets no others that it has not.
+    """
     with suppress(FileNotFoundError):
-        mode = stat.S_IMODE(replaced.stat().st_mode) & 0o777 | at_least
+        mode, has = stat.S_IMODE(replaced.stat().st_mode) & 0o777, stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if at_least:
+            mode = mode & has | at_least
         # Asked first, for there are file systems with one mode for all files, on which none can be set.
-        if mode != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
+        if mode != has:
             os.fchmod(file.fileno(), mode)

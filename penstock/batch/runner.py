@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,11 +130,19 @@ class BatchRun:
                 models.add(model)
             elif (request := self._request_or_note(item)) is not None:
                 yield request
-        if put_aside and self._plan.look_again is not None:
-            self._served = await self._plan.look_again(models)
-        for count, line in enumerate(put_aside):
+        async for request in self._set_aside(put_aside, models):
+            yield request
+
+    async def _set_aside(self, lines: Sequence[int], models: set[str]) -> AsyncIterator[pb.Request]:
+        """Ask once more who serves these models, and yield the requests of their lines."""
+        served = await self._plan.look_again(models) if lines and self._plan.look_again is not None else None
+        if served is not None:  # else what was known at the start still counts
+            self._served = served
+        for count, line in enumerate(lines):
             if count % BREATHE_EVERY == 0:
                 await asyncio.sleep(0)
+            if self._journal.is_answered(line):  # by an earlier run, whose answers came meanwhile
+                continue
             if (request := self._request_or_note(self._source.ask(line))) is not None:
                 yield request
 

@@ -131,13 +131,30 @@ async def test_a_model_is_looked_for_again_before_its_lines_are_refused(tmp_path
     assert [text_of(answers[line]) for line in (1, 2, 3)] == ["B", "C", "D"], "each answer is of its line"
 
 
-async def test_where_it_is_known_no_more_what_is_served_lines_wait_in_the_queue(tmp_path: Path) -> None:
+async def test_where_it_is_known_no_more_what_is_served_the_first_look_counts(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [completion("a", "x", model="other")])
 
     async def look_again(models: Collection[str]) -> None:
         """Say that nobody knows."""
 
-    assert (await bench.run(served={"tiny"}, look_again=look_again)).requests == 1
+    assert (await bench.run(served={"tiny"}, look_again=look_again)).bad_lines == 1
+
+
+async def test_a_line_that_an_earlier_run_had_answered_meanwhile_is_not_judged_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [completion("a", "x", model="other"), completion("b", "y", model="gone")])
+    await bench.run(served={"other"})
+    bench.output.unlink()
+    journal_path(bench.output).unlink(missing_ok=True)
+    bench.observer.answered = 0
+
+    async def look_again(models: Collection[str]) -> set[str]:
+        """Say that nobody serves any of them, once the queue has told what became of the first."""
+        async with asyncio.timeout(10):
+            while not bench.observer.answered:
+                await asyncio.sleep(0.01)
+        return set()
+
+    assert (await bench.run(served=set(), look_again=look_again)).bad_lines == 1
 
 
 async def test_a_file_of_wrong_lines_ends(tmp_path: Path) -> None:
