@@ -17,8 +17,11 @@ PAGE = ROOT / "docs" / "observability.md"
 RATE_WINDOW = "30s"
 """Stands for Grafana's $__rate_interval."""
 
-OF_THE_TARGET = frozenset({"job", "instance", "service", "namespace"})
-"""Labels that Prometheus gives to what it scrapes, by deploy/observability/prometheus.yaml or, the last, Kubernetes."""
+OF_THE_TARGET = frozenset({"job", "instance", "service"})
+"""Labels that Prometheus gives to whatever it scrapes, by deploy/observability/prometheus.yaml."""
+
+OF_KUBERNETES = frozenset({"namespace"})
+"""Labels that the Prometheus operator adds by itself."""
 
 NOT_OURS = {
     "up": frozenset[str](),

@@ -7,7 +7,17 @@ import re
 
 import pytest
 
-from tests.support.promql import OF_THE_TARGET, PAGE, Alert, alerts, compared, documented, panel_queries, selectors
+from tests.support.promql import (
+    OF_KUBERNETES,
+    OF_THE_TARGET,
+    PAGE,
+    Alert,
+    alerts,
+    compared,
+    documented,
+    panel_queries,
+    selectors,
+)
 from tools.make_dashboard import DASHBOARD, dashboard
 
 QUERIES = [*panel_queries(), *((alert.name, alert.query) for alert in alerts())]
@@ -35,7 +45,8 @@ def test_a_query_names_metrics_and_labels_that_are_documented(title: str, query:
     assert found, f"{title} asks for nothing"
     for metric, labels in found:
         assert metric in series, f"{title}: no service has {metric}"
-        assert labels <= series[metric] | OF_THE_TARGET, f"{title}: {metric} has no label {labels - series[metric]}"
+        known = series[metric] | OF_THE_TARGET | OF_KUBERNETES
+        assert labels <= known, f"{title}: {metric} has no label {labels - known}"
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert.name)
