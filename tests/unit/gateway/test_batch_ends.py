@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from dataclasses import replace
 
 import pytest
 
-from services.gateway.batch_lines import ask_of, read_lines, request_of
 from services.gateway.batch_output import Output
 from services.gateway.batch_records import ChangedError
 from services.gateway.batches import cancelled
-from services.gateway.core.batch import Batch, Counts, Event, Status
+from services.gateway.core.batch import Batch, Counts, Status
 from services.gateway.drive import Drive
 from services.queue.core.effects import Write
 from services.queue.core.records import PARTS
 from services.queue.file_rows import part_key
-from tests.unit.gateway.test_drive import LINES, URL, Rig, rig
+from tests.unit.gateway.test_drive import LINES, Rig, rig
 
 __all__ = ["rig"]
-
-
-async def test_lines_behind_a_hole_are_there_in_the_order_of_the_input_too(rig: Rig) -> None:
-    """A quota let in some later lines of a window and not some earlier ones, and the batch ended then."""
-    batch = await rig.batch()
-    held = await rig.take(batch, "me")
-    await held.save(replace(held.batch, counts=Counts(LINES)).moved(Event.VALID, 1))
-    asked = [request_of(ask_of(raw, URL, ()), batch) async for raw in read_lines(rig.shelf, "file-1")]
-    sent = [asked[0], asked[3], asked[7]]
-    assert len([ack async for ack in rig.client.submit_many(sent)]) == len(sent)
-    await rig.records.change(batch.batch_id, cancelled)
-    with pytest.raises(ChangedError):
-        await held.save()
-    await rig.drive(held).run()
-    done, _ = await rig.records.get(batch.batch_id)
-    output = Output(rig.client, rig.shelf)
-    lines = [json.loads(line) async for line in output.lines(done, errors=True, input_order=True)]
-    ids = [line["custom_id"] for line in lines]
-    assert sorted(ids) == sorted(f"line-{n}" for n in range(LINES))
-    assert ids[:3] == ["line-0", "line-3", "line-7"]
 
 
 async def test_a_cancel_that_is_repeated_does_not_hold_up_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -407,3 +407,8 @@ async def test_a_batch_that_ends_with_holes_in_its_last_window_has_each_line_onc
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
     assert sorted(await rig.error_ids(done)) == sorted(f"line-{n}" for n in range(LINES))
+    output = Output(rig.client, rig.shelf)
+    lines = [json.loads(line) async for line in output.lines(done, errors=True, input_order=True)]
+    ids = [line["custom_id"] for line in lines]
+    assert sorted(ids) == sorted(f"line-{n}" for n in range(LINES))
+    assert ids[:3] == ["line-0", "line-3", "line-7"], "in the order of the input too"
