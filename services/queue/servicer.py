@@ -157,6 +157,8 @@ class QueueServicer:
             # Told apart from a full disk, which is nobody's in particular, by its code.
             error = acks[0].error
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message, ((ERROR_CODE, error.code),))
+        if acks[0].status == queue_pb2.SUBMIT_STATUS_INVALID:  # what no waiting would let in; else it was raised above
+            raise BadInputError(acks[0].error.message)
         return queue_pb2.SubmitUnaryResponse(acks=acks)
 
     # ---- reads and administration ----

@@ -18,6 +18,7 @@ from services.queue.core import records
 from services.queue.core.effects import Submitted
 from services.queue.core.entry import Failure
 from services.queue.core.messages import NewRequest, Submit
+from services.queue.core.quotas import OVER_QUOTA
 from services.queue.items import Item, Lookup
 from services.queue.metrics import QueueMetrics
 from services.queue.store import Store
@@ -80,11 +81,12 @@ class Frame:
             ack.status = queue_pb2.SUBMIT_STATUS_UNAVAILABLE
             ack.error.CopyFrom(wire.error_of(refusal))
         else:
-            ack.request_id, new, over_quota = next(fates)
+            ack.request_id, new, beyond = next(fates)
             ack.status = queue_pb2.SUBMIT_STATUS_ACCEPTED if new else queue_pb2.SUBMIT_STATUS_DUPLICATE
-            if over_quota is not None:
-                ack.status = queue_pb2.SUBMIT_STATUS_OVER_QUOTA
-                ack.error.CopyFrom(wire.error_of(over_quota))
+            if beyond is not None:
+                waits = beyond.code == OVER_QUOTA
+                ack.status = queue_pb2.SUBMIT_STATUS_OVER_QUOTA if waits else queue_pb2.SUBMIT_STATUS_INVALID
+                ack.error.CopyFrom(wire.error_of(beyond))
         if taken.span is not None:
             taken.span.set_attribute("penstock.request.id", ack.request_id)
             taken.span.end(end_time=self._clock.now_ns())
@@ -169,7 +171,8 @@ class Intake:
         if answer.exception() is not None:
             self._metrics.refused_submits.labels("unavailable").inc(count)
         elif answer.result().refused:
-            self._metrics.refused_submits.labels("over_quota").inc(len(answer.result().refused))
+            for failure in answer.result().refused.values():
+                self._metrics.refused_submits.labels("over_quota" if failure.code == OVER_QUOTA else "invalid").inc()
 
 
 def check_caller(request: request_pb2.Request, caller: Caller) -> None:

@@ -152,3 +152,16 @@ def test_input_file_missing(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "none.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_file_of_keys_is_refused_at_start(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[keys.a]\nrole = "boss"\n')
+    fleet = Fleet(tmp_path, {"PENSTOCK_KEYS": str(path)})
+    try:
+        queue = fleet.add("queue", ["--data-dir", str(tmp_path / "data")])
+        queue.start(wait=False)
+        assert queue.wait_exit() == 78
+        assert f"{path}: keys.a.role: must be one of client, operator, service" in queue.log()
+    finally:
+        fleet.close()

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 import penstock as public
+from penstock.connection import TARGET_FRAME_BYTES
 from penstock.credentials import Credentials
 from penstock.files.v1 import files_pb2, files_pb2_grpc
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
@@ -391,8 +392,19 @@ async def test_a_quota_is_told_by_name_and_touches_nobody_else(keyed: Keyed) -> 
             status, answer, _ = await asyncio.to_thread(keyed.http, "small", "POST", "/v1/completions", COMPLETION)
             assert (status, answer["error"]["code"]) == (429, "insufficient_quota")
             await small.cancel(names[0])
-            with pytest.raises(public.QuotaExceeded, match="max_waiting_bytes of tenant small is 1000"):
+            with pytest.raises(public.QuotaExceeded, match="max_waiting_bytes of tenant small is 1000; "):
+                await small.submit(prompt="a" * 860, max_tokens=4)
+            # No waiting would let that in, whichever way it comes.
+            too_large = "max_waiting_bytes of tenant small is 1000; [0-9]+ were sent at once"
+            with pytest.raises(public.InvalidRequest, match=too_large):
                 await small.submit(prompt="a" * 1000, max_tokens=4)
+            with pytest.raises(public.InvalidRequest, match=too_large):
+                await small.submit(prompt="a" * (TARGET_FRAME_BYTES + 1), max_tokens=4)
+            never = [ack async for ack in small.submit_many([{"prompt": "a" * 1000}], wait_for_quota=True)]
+            assert [ack.error.code for ack in never if ack.error] == ["larger_than_quota"]
+            big = {**COMPLETION, "prompt": "a" * 1000}
+            status, answer, _ = await asyncio.to_thread(keyed.http, "small", "POST", "/v1/completions", big)
+            assert (status, answer["error"]["code"]) == (400, "invalid_request")
             assert await keyed.status("acme", submit()) is None
         finally:
             await ops.undrain_worker("w1")
@@ -430,16 +442,3 @@ def test_what_must_not_be_written_is_not(keyed: Keyed) -> None:
         for service in keyed.fleet.services.values():
             assert secret not in service.log()
     assert [said for service in keyed.fleet.services.values() for said in defects(service.log())] == []
-
-
-def test_a_wrong_file_is_refused_at_start(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    path.write_text('[keys.a]\nrole = "boss"\n')
-    fleet = Fleet(tmp_path, {"PENSTOCK_KEYS": str(path)})
-    try:
-        queue = fleet.add("queue", ["--data-dir", str(tmp_path / "data")])
-        queue.start(wait=False)
-        assert queue.wait_exit() == 78
-        assert f"{path}: keys.a.role: must be one of client, operator, service" in queue.log()
-    finally:
-        fleet.close()

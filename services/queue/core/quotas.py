@@ -13,7 +13,10 @@ from typing import NamedTuple
 from services.queue.core.entry import Failure, RequestMeta
 
 OVER_QUOTA = "insufficient_quota"
-"""Code of a request that its tenant's quota does not let in, as OpenAI's API calls it."""
+"""Code of a request that its tenant's quota does not let in now, as OpenAI's API calls it."""
+
+LARGER_THAN_QUOTA = "larger_than_quota"
+"""Code of a request that takes more than its tenant's quota, were nothing else waiting: to wait would not help."""
 
 
 class Quota(NamedTuple):
@@ -69,8 +72,12 @@ class Waiting:
                 ("bytes", quota.bytes, held.bytes, more.bytes),
             ):
                 if most is not None and now + added > most:
-                    text = (
-                        f"max_waiting_{unit} of tenant {tenant} is {most}; {now} wait already, {added} more were sent"
-                    )
-                    return Failure(OVER_QUOTA, text)
+                    return _failure(f"max_waiting_{unit} of tenant {tenant} is {most}", most, now, added)
         return None
+
+
+def _failure(quota: str, most: int, now: int, added: int) -> Failure:
+    # A quota of nothing is a tenant that is kept out for a while.
+    if 0 < most < added:
+        return Failure(LARGER_THAN_QUOTA, f"{quota}; {added} were sent at once")
+    return Failure(OVER_QUOTA, f"{quota}; {now} wait already, {added} more were sent")

@@ -19,7 +19,7 @@ from services.queue.core.messages import (
     Submit,
     WorkerOpened,
 )
-from services.queue.core.quotas import OVER_QUOTA, Quota
+from services.queue.core.quotas import LARGER_THAN_QUOTA, OVER_QUOTA, Quota
 from tests.support.queueing import LEASE_NS, PAYLOAD, Queue, meta
 
 TENANTS = ("acme", "beta", "free")
@@ -62,6 +62,16 @@ def test_together_means_all_or_none() -> None:
     assert set(answer.refused) == {0, 1, 2}
     assert not queue.machine.book.entries
     assert not submitted(queue, new(), new(), together=True).refused
+
+
+def test_what_no_waiting_would_let_in_is_told_apart() -> None:
+    queue = limited(acme=Quota(requests=2, bytes=100), kept_out=Quota(requests=0, bytes=0))
+    submitted(queue, new(size=90))
+    answer = submitted(queue, new(size=101), new(size=100), new("kept_out"))
+    assert [answer.refused[place].code for place in range(3)] == [LARGER_THAN_QUOTA, OVER_QUOTA, OVER_QUOTA]
+    assert answer.refused[0].message == "max_waiting_bytes of tenant acme is 100; 101 were sent at once"
+    together = submitted(queue, new(), new(), new(), together=True).refused
+    assert {failure.code for failure in together.values()} == {LARGER_THAN_QUOTA}
 
 
 def test_one_that_is_known_takes_nothing() -> None:
