@@ -4,7 +4,8 @@ Usage: python -m benchmarks.bench_gateway [--requests 300] [--rounds 4] [--susta
        [--models m512 tiny]
 
 Both servers stay up and get the same engine flags; rounds alternate and swap who begins, and both sides of a round get
-the same random prompts at the same Poisson arrivals. First both are asked for one stream at a time, taking turns. Then
+the same random prompts at the same Poisson arrivals. First both are asked for one stream at a time, some in a row, then
+the other: each begins when the other's processes rest (vLLM's poll for a second after their last request). Then
 vLLM's own server is given everything at once: that is the rate it can serve. `--sustained` of that rate is offered, and
 three times as much. The TTFT that the gateway adds is printed in milliseconds, as its target is, and as a ratio. ITL is
 between chunks, of which one may carry several tokens; TPOT is the time per token after the first. Last line JSON.
@@ -25,10 +26,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from benchmarks.bench_first_byte import first_byte_s
 from benchmarks.models import DTYPE, MODELS, make_model
@@ -50,6 +53,12 @@ OVERLOAD = 3
 
 ALONE_TOKENS = 8
 """Of a stream that is asked for alone; only its first token is looked at."""
+
+ALONE_ROW = 10
+"""Streams in a row for one side, one at a time, before the other has its turn."""
+
+REST_LOOK_S, REST_SHARE = 0.2, 0.15
+"""Processes rest when they take less than this share of a processor, over a look of this length."""
 
 QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -181,16 +190,44 @@ def compare(directory: Path, model_name: str, options: argparse.Namespace) -> di
 
 
 def alone(streams: int, seed: int) -> dict[str, list[float]]:
-    """Ask both servers for one stream at a time, taking turns; return the milliseconds to each first token."""
+    """Ask both servers for one stream at a time, by turns; return the milliseconds to each first token."""
     rng = random.Random(seed)
     ports = {"vllm": PLAIN_PORT, "gateway": GATEWAY_PORT}
     took_ms: dict[str, list[float]] = {name: [] for name in ports}
-    for number in range(streams):
-        prompt = [rng.randrange(100, 400) for _ in range(INPUT_TOKENS)]
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": ALONE_TOKENS, "temperature": 0, "stream": True}
+    for number, begin in enumerate(range(0, streams, ALONE_ROW)):
+        row = min(ALONE_ROW, streams - begin)
+        prompts = [[rng.randrange(100, 400) for _ in range(INPUT_TOKENS)] for _ in range(row)]
         for name in list(ports)[:: 1 if number % 2 == 0 else -1]:
-            took_ms[name].append(1e3 * first_byte_s(f"127.0.0.1:{ports[name]}", {**body, "ignore_eos": True}))
+            wait_for_rest()
+            took_ms[name] += [1e3 * first_byte_s(f"127.0.0.1:{ports[name]}", alone_body(prompt)) for prompt in prompts]
     return took_ms
+
+
+def alone_body(prompt: list[int]) -> dict[str, Any]:
+    """Return the body of a stream that is asked for alone."""
+    wanted = {"model": "tiny", "prompt": prompt, "max_tokens": ALONE_TOKENS}
+    return {**wanted, "temperature": 0, "stream": True, "ignore_eos": True}
+
+
+def wait_for_rest() -> None:
+    """Wait until the processes of both servers leave the processors alone."""
+    before = _processor_s()
+    while True:
+        time.sleep(REST_LOOK_S)
+        after = _processor_s()
+        if after - before < REST_SHARE * REST_LOOK_S:
+            return
+        before = after
+
+
+def _processor_s() -> float:
+    """Return the processor time that the servers and their children have taken, in seconds."""
+    total_s = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
 
 
 def report_alone(rounds: list[dict[str, list[float]]]) -> dict[str, Any]:
