@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -24,9 +26,12 @@ app = typer.Typer(
 PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that hand flags they do not know to the engine."""
 
-NAME_THE_FILE = {"config", "up", "run-batch"}
-"""Commands that are told which file, and read the environment's themselves where they are told of none: it may be no
-good where another is named, and `penstock config` looks at any."""
+ADDRESSES = {"queue", "scheduler"}
+"""Options that the configuration file of the environment has a say in."""
+
+NAME_THE_FILE = {"run-batch"}
+"""Commands with such options that are told which file, and read the environment's themselves where they are told of
+none: it may be no good where another is named."""
 
 app.command("up", context_settings=PASSES_FLAGS_ON)(up.up)
 app.command("run-batch", context_settings=PASSES_FLAGS_ON)(run_batch.run_batch)
@@ -78,10 +83,19 @@ def _options(
 
 
 def _defaults() -> dict[str, Any]:
-    """Return what the configuration file of the environment says to the command that is asked for."""
-    if NAME_THE_FILE.intersection(sys.argv[1:2]):
+    """Return what the configuration file of the environment says to the command that is asked for.
+
+    One that has no use for it is not refused because the file is no good.
+    """
+    callers = {command.name or "" for command in app.registered_commands if _is_addressed(command.callback)}
+    groups = {"dead"}
+    if not (callers - NAME_THE_FILE | groups).intersection(sys.argv[1:2]):
         return {}
-    return config.defaults_of_commands([command.name or "" for command in app.registered_commands])
+    return config.defaults_of_commands(sorted(callers))
+
+
+def _is_addressed(command: Callable[..., Any] | None) -> bool:
+    return command is not None and bool(ADDRESSES & signature(command).parameters.keys())
 
 
 def main() -> None:

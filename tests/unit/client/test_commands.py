@@ -378,3 +378,16 @@ def test_an_option_wins_before_the_file_of_the_environment_is_read(
     assert end("--config", str(good), "word") == (2, "penstock: unexpected argument 'word'\n")
     status, said = end("word")
     assert (status, said.startswith(f"penstock: {named}:"), said.count("\n")) == (78, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["version"], 0), (["--help"], 0), (["get", "--help"], 78), (["dead", "list"], 78)]
+)
+def test_a_missing_file_of_the_environment_refuses_only_who_asks_it(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONFIG", "/nonexistent.toml")
+    monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
