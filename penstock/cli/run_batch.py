@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -54,6 +54,9 @@ WORKERS_MEET_SCHEDULER_S = 15.0
 
 SUMMARY_TRIES_S = 2.0
 """How long the scheduler is asked for its totals; a run does not fail for want of them."""
+
+Say: TypeAlias = Callable[[str], None]
+"""Prints a line beside the progress bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +207,11 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
             stack = await resources.enter_async_context(running_stack(options.stack, progress.say))
             options = replace(options, queue=stack.queue, scheduler=stack.scheduler)
         client = await resources.enter_async_context(Client(options.queue, options.scheduler))
-        store_id = await _find_queue(options)
+        store_id = await _find_queue(options, progress.say)
         header = _header(options, source, journal, store_id)
         journal.start(header)
         model = "" if options.stack else options.model
-        look_again = partial(_look, options, wait_s=options.wait_s)
+        look_again = partial(_look, options, wait_s=options.wait_s, say=progress.say)
         plan = Plan(header.batch, options.channel, model, await _served_models(options), look_again)
         before, started = await _totals(options), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
@@ -278,13 +281,21 @@ async def _unless_services_fail(work: Coroutine[Any, Any, None], stack: Stack | 
         await asyncio.gather(working, failing, return_exceptions=True)
 
 
-async def _find_queue(options: Options) -> str:
-    """Return the store's name. Raises Unavailable with what to do if no queue answers."""
-    async with Client(options.queue, options.scheduler, retry_for_s=options.wait_s) as client:
-        try:
-            return (await client.stats()).store_id
-        except Unavailable as error:
-            raise CommandError(f"{error}; start the services with `penstock up`, or add --up", EX_UNAVAILABLE) from None
+async def _find_queue(options: Options, say: Say) -> str:
+    """Return the store's name. Raises CommandError with what to do if no queue answers."""
+    with suppress(Unavailable):
+        return await _store_id(options, retry_for_s=0)
+    if options.wait_s:
+        say(f"no queue answers on {options.queue} yet; waiting for at most {options.wait_s:g} s")
+    try:
+        return await _store_id(options, options.wait_s)
+    except Unavailable as error:
+        raise CommandError(f"{error}; start the services with `penstock up`, or add --up", EX_UNAVAILABLE) from None
+
+
+async def _store_id(options: Options, retry_for_s: float) -> str:
+    async with Client(options.queue, options.scheduler, retry_for_s=retry_for_s) as client:
+        return (await client.stats()).store_id
 
 
 async def _served_models(options: Options) -> set[str] | None:
@@ -295,7 +306,7 @@ async def _served_models(options: Options) -> set[str] | None:
     return await _look(options, (), WORKERS_MEET_SCHEDULER_S if options.stack else min(options.wait_s, SUMMARY_TRIES_S))
 
 
-async def _look(options: Options, models: Collection[str], wait_s: float) -> set[str] | None:
+async def _look(options: Options, models: Collection[str], wait_s: float, say: Say | None = None) -> set[str] | None:
     """Return what is served once there are workers, and some for each of `models`, or `wait_s` seconds are over."""
     patience = Patience(wait_s)
     async with Client(options.queue, options.scheduler, retry_for_s=0) as client:
@@ -306,6 +317,10 @@ async def _look(options: Options, models: Collection[str], wait_s: float) -> set
                 names = {n for worker in status.workers for n in (worker.model, *worker.model_aliases) if n}
             if names and names.issuperset(models):
                 return names
+            if say is not None and wait_s:
+                missing = ", ".join(sorted(repr(model) for model in set(models) - names))
+                say(f"no worker serves {missing} yet; waiting for at most {wait_s:g} s")
+                say = None
             try:
                 await patience.wait_or_raise(Unavailable("no worker"))
             except Unavailable:

@@ -18,6 +18,7 @@ from penstock.scheduler.v1 import scheduler_pb2
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import FakeQueue, completed, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
+from tests.support.fleet import free_port
 from tests.support.shell import Shell
 
 NO_SCHEDULER = ("--scheduler", "127.0.0.1:1")
@@ -219,6 +220,16 @@ async def test_a_models_worker_is_waited_for_as_long_as_was_said(shell: Shell, t
         assert ran.status == 0, ran.err
         answers = [json.loads(line) for line in target.read_text().splitlines()]
         assert [(answer["error"] or {}).get("code") for answer in answers] == codes
+        assert ("no worker serves 'a' yet; waiting for at most 30 s" in ran.err) == bool(flags)
+
+
+@pytest.mark.parametrize("wait_s", ["0", "0.1"])
+async def test_a_queue_that_is_waited_for_is_named(shell: Shell, tmp_path: Path, wait_s: str) -> None:
+    source, address = lines_in(tmp_path / "in", 2), f"127.0.0.1:{free_port()}"
+    command = ["run-batch", "-i", str(source), "-o", str(tmp_path / "out"), "--queue", address, "--wait-s", wait_s]
+    ran = await shell.run(*command, plain=True)
+    assert ran.status == 69
+    assert (f"no queue answers on {address} yet; waiting for at most 0.1 s" in ran.err) == (wait_s != "0")
 
 
 @pytest.mark.parametrize("line", [json.dumps(completion("c", "p", model=None)), "{broken"])
