@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from penstock.batch.reader import LineError
@@ -15,7 +16,7 @@ from penstock.openai.answers import body_of, error_object, failure_of
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch_lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
-from services.gateway.core.batch import Batch, Refusal, Status
+from services.gateway.core.batch import Batch, Counts, Refusal, Status
 from services.gateway.shelf import Shelf
 
 BREATHE_EVERY = 2
@@ -68,6 +69,15 @@ def _line(name: str, custom_id: str, response: dict[str, Any] | None, error: dic
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace") + b"\n"
 
 
+def counted(counts: Counts, result: pb.Result) -> Counts:
+    """Return the counts with one more result."""
+    size = len(line_of(result))
+    if is_output(result):
+        return replace(counts, completed=counts.completed + 1, output_bytes=counts.output_bytes + size)
+    expired = counts.expired + (result.outcome == pb.OUTCOME_EXPIRED)
+    return replace(counts, failed=counts.failed + 1, expired=expired, error_bytes=counts.error_bytes + size)
+
+
 class Output:
     """Writes the files of batches."""
 
@@ -93,6 +103,15 @@ class Output:
             async with aclosing(self.unsubmitted(batch, batch.status is Status.EXPIRED)) as rest:
                 async for line in rest:
                     yield line
+
+    async def size(self, batch: Batch, errors: bool) -> tuple[int, int]:
+        """Return how many lines the file has, and how many bytes."""
+        count = size_bytes = 0
+        async with aclosing(self.lines(batch, errors)) as lines:
+            async for line in lines:
+                count += 1
+                size_bytes += len(line)
+        return count, size_bytes
 
     async def _in_completion_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
         async with aclosing(self._client.wire_results(batch.batch_id, follow=False)) as watched:

@@ -28,7 +28,7 @@ from services.gateway.batch_lines import (
     read_lines,
     request_of,
 )
-from services.gateway.batch_output import BREATHE_EVERY, Output, is_output, line_of, refusal_line
+from services.gateway.batch_output import BREATHE_EVERY, Output, counted, is_output, refusal_line
 from services.gateway.batch_records import KEPT_S, ChangedError, Held
 from services.gateway.core.batch import Batch, Counts, Event, LineError, Progress, Refusal, Status
 from services.gateway.metrics import GatewayMetrics
@@ -358,8 +358,10 @@ class Drive:
         left += len(refusals)
         counts = batch.counts
         counts = replace(counts, failed=counts.failed + left, error_bytes=counts.error_bytes + left_bytes)
-        # A dead letter that was requeued has ended twice; only its last end is in the files.
-        counts = replace(counts, failed=min(counts.failed, max(0, counts.total - counts.completed)))
+        if counts.completed + counts.failed > counts.total:
+            # A dead letter that was requeued has ended twice; only its last end is in the files.
+            failed, error_bytes = await self._output.size(batch.moved(event, self._held.now_s()), errors=True)
+            counts = replace(counts, failed=failed, error_bytes=error_bytes)
         ended = replace(batch, counts=counts)
         if counts.completed:
             await self._put_view(ended, ended.output_file_name, "output", counts.output_bytes)
@@ -437,12 +439,3 @@ def with_refusals(batch: Batch, refusals: list[Refusal]) -> Batch:
 
 MAX_MESSAGE = 500
 """Characters kept of what is wrong with a line, and of the name of the field: a hundred of each are in one record."""
-
-
-def counted(counts: Counts, result: pb.Result) -> Counts:
-    """Return the counts with one more result."""
-    size = len(line_of(result))
-    if is_output(result):
-        return replace(counts, completed=counts.completed + 1, output_bytes=counts.output_bytes + size)
-    expired = counts.expired + (result.outcome == pb.OUTCOME_EXPIRED)
-    return replace(counts, failed=counts.failed + 1, expired=expired, error_bytes=counts.error_bytes + size)

@@ -16,7 +16,7 @@ from penstock.batch.reader import LineError as WrongLine
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch_lines import LineSplitter, RawLine, Reference, ask_of, request_of
-from services.gateway.batch_output import line_of
+from services.gateway.batch_output import counted, line_of
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import (
     ENDS,
@@ -30,7 +30,6 @@ from services.gateway.core.batch import (
     Progress,
     Status,
 )
-from services.gateway.drive import counted
 from tests.support.batch_lines import chat, completion
 
 URL = "/v1/completions"

@@ -94,3 +94,16 @@ async def test_a_batch_whose_input_is_damaged_ends_and_says_so(rig: Rig, status:
         assert done.status is Status.CANCELLED
     else:
         assert (done.status, done.errors[0].code) == (Status.FAILED, "file_damaged")
+
+
+async def test_what_ended_twice_is_in_the_sizes_once(rig: Rig) -> None:
+    """A line became a dead letter, was counted, and requeued."""
+    counts = Counts(LINES, failed=1, error_bytes=1000)
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=counts, expires_at=int(time.time()) - 1)
+    async with asyncio.timeout(5):
+        await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    lines = [line async for line in Output(rig.client, rig.shelf).lines(done, errors=True)]
+    assert (done.status, done.counts.failed, len(lines)) == (Status.EXPIRED, LINES, LINES)
+    size = sum(len(line) for line in lines)
+    assert (await rig.shelf.file(done.error_file_name)).bytes == size == done.counts.error_bytes
