@@ -243,8 +243,10 @@ class Runner:
 
     def _open_credits(self, effect: m.OpenCredits, _: int) -> None:
         who = self._identity
-        # What an earlier stream was still to be told is in the inventory.
+        # What an earlier stream was still to be told is in the inventory, and grants that are not in it are over.
         self._to_scheduler.clear()
+        held = {holding.request_id for holding in effect.inventory}
+        self._grants = {request_id: grant for request_id, grant in self._grants.items() if request_id in held}
         self._scheduler.open(
             wire.credits_open(who.worker_id, who.instance_id, self._engine.shape, who.capacity_blocks, effect.inventory)
         )

@@ -138,28 +138,27 @@ class Service:
 
     async def _wind_down(self, asked: bool, tasks: list[asyncio.Task[None]]) -> int:
         """Finish or hand back what is here; return the exit status."""
-        failed = next((task for task in tasks if task.done()), None)
-        if failed is not None:
-            log.error("%s ended", failed.get_name(), exc_info=failed.exception())
-            return EX_SOFTWARE
         if asked and not self.runner.dead_reason:
             log.info("draining: at most %g s", self._settings.shutdown_grace_s)
             self.runner.post(m.ShutdownAsked("the worker was asked to stop"))
-            await self._until_idle(self._settings.shutdown_grace_s)
+            await self._until_idle(self._settings.shutdown_grace_s, tasks)
             self.runner.post(m.GraceOver())
-            await self._until_idle(FLUSH_S)
+            await self._until_idle(FLUSH_S, tasks)
         else:
-            await self._until_idle(DEATH_GRACE_S)
-        return EX_SOFTWARE if self.runner.dead_reason else 0
+            await self._until_idle(DEATH_GRACE_S, tasks)
+        failed = next((task for task in tasks if task.done()), None)
+        if failed is not None:
+            log.error("%s ended", failed.get_name(), exc_info=failed.exception())
+        return EX_SOFTWARE if failed is not None or self.runner.dead_reason else 0
 
-    async def _until_idle(self, most_s: float) -> None:
-        """Wait until nothing is held, but no longer than `most_s` seconds."""
+    async def _until_idle(self, most_s: float, tasks: list[asyncio.Task[None]]) -> None:
+        """Wait until nothing is held, but no longer than `most_s` seconds or than all `tasks` run."""
         self.runner.idle.clear()
         self.runner.post(m.Tick())
-        try:
-            async with asyncio.timeout(most_s):
-                await self.runner.idle.wait()
-        except TimeoutError:
+        waiting = asyncio.create_task(self.runner.idle.wait())
+        done, _ = await asyncio.wait([waiting, *tasks], timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not done:
             log.warning("something is still held after %g s", most_s)
 
     async def _stop(self, server: Server, tasks: list[asyncio.Task[None]]) -> None:

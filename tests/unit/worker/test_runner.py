@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
+from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
 from penstock.queue.v1 import queue_pb2 as q
@@ -28,7 +29,8 @@ from services.worker.engine import (
 from services.worker.gen_ai import RunSpans
 from services.worker.metrics import WorkerMetrics
 from services.worker.runner import Identity, Runner
-from services.worker.service import sizes_of
+from services.worker.service import EX_SOFTWARE, Service, sizes_of
+from services.worker.settings import WorkerSettings
 from services.worker.tokenizer import answer_to
 from tests.support.fake_peers import until
 
@@ -105,11 +107,12 @@ class Queue:
 class Bench:
     """A runner between its peers."""
 
-    def __init__(self) -> None:
+    def __init__(self, telemetry: Telemetry | None = None) -> None:
         self.registry = CollectorRegistry()
         self.queue = Queue()
         session, tokenizer = Session(sizes_of(SHAPE, 64)), Tokenizer()
-        metrics, spans = WorkerMetrics(session, 64, self.registry), RunSpans(Telemetry(None), SHAPE, "w1")
+        spans = RunSpans(telemetry or Telemetry(None), SHAPE, "w1")
+        metrics = WorkerMetrics(session, 64, self.registry)
         who = Identity("w1", "i1", 64)
         self.runner = Runner(who, session, Engine(), tokenizer, SystemClock(), metrics, spans)  # type: ignore[arg-type]
         tokenizer.runner = self.runner
@@ -160,3 +163,29 @@ async def test_a_refusal_that_quotes_half_a_surrogate_pair_reaches_the_client(be
     assert refused.result.outcome == pb.OUTCOME_REJECTED
     assert "\\ud800" in refused.result.error.message
     assert (await bench.complete("r2", "well")).result.outcome == pb.OUTCOME_COMPLETED
+
+
+async def test_what_is_kept_of_a_grant_for_its_spans_goes_with_it() -> None:
+    """A grant that was not claimed ends with the scheduler's stream."""
+    bench = Bench(Telemetry(TracerProvider()))
+    bench.runner.post(m.QueueDown())
+    bench.runner.grant_arrived(s.Grant(request_id="r1", channel="batch", booked_blocks=9, settles=True, attempt=1))
+    loop = asyncio.get_running_loop().create_task(bench.runner.run())
+    await until(lambda: bench.runner._grants, "the grant")
+    for message in (m.SchedulerDown(), m.SchedulerReached()):
+        bench.runner.post(message)
+    await until(lambda: not bench.runner._grants, "the end of the grant")
+    loop.cancel()
+
+
+async def test_a_worker_whose_loop_dies_while_it_drains_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    service = Service(WorkerSettings(model="tiny"), Engine(), Tokenizer(), Telemetry(None))  # type: ignore[arg-type]
+
+    async def die() -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("a defect")
+
+    loop = asyncio.get_running_loop().create_task(die(), name="runner")
+    async with asyncio.timeout(10):
+        assert await service._wind_down(True, [loop]) == EX_SOFTWARE
+    assert "runner ended" in caplog.text
