@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -25,6 +26,11 @@ MOST_ITEMS_IN_ALL = 1_000_000
 
 VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose values are no schemas."""
+
+NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
+"""Keywords whose values are schemas by names, which may be any: a property can be called `default`."""
+
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
@@ -55,21 +61,51 @@ def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
 def _bound(schema: Any, most: int) -> tuple[bool, int]:
     """Bound every array in `schema`, in place; return whether there was one to bound, and the sum of all sizes."""
     changed, items = False, 0
-    left = [schema]
+    left = [(schema, False)]
     while left:
-        node = left.pop()
+        node, named = left.pop()
         if isinstance(node, list):
-            left += node
+            left += [(value, False) for value in node]
         elif isinstance(node, dict):
-            if _exceeds(node.get("minItems"), most):
-                node["minItems"] = most
-                changed = True
-            if _exceeds(node.get("maxItems"), most):
-                del node["maxItems"]
-                changed = True
+            changed = _bound_one(node, most) or changed
             items += sum(_size(node.get(keyword)) for keyword in ("minItems", "maxItems"))
-            left += [value for keyword, value in node.items() if keyword not in VALUES]
+            left += [(value, keyword in NAMED and not named) for keyword, value in _schemas_of(node, named)]
     return changed, items
+
+
+def _bound_one(node: dict[str, Any], most: int) -> bool:
+    """Bound the array that a schema describes, in place; return whether that changed anything."""
+    too_many, too_large = _exceeds(node.get("minItems"), most), _exceeds(node.get("maxItems"), most)
+    if too_many:
+        node["minItems"] = most
+    if too_large:
+        del node["maxItems"]
+    return too_many or too_large
+
+
+def _schemas_of(node: dict[str, Any], named: bool) -> list[tuple[str, Any]]:
+    """Return what may be a schema in a schema, or, if they are `named`, in schemas by their names."""
+    for keyword in REFERENCES:
+        _check_reference(node.get(keyword))
+    return [(keyword, value) for keyword, value in node.items() if named or keyword not in VALUES]
+
+
+def _check_reference(reference: Any) -> None:
+    """Raise RequestRefusedError if a reference takes for a schema what is none where it stands, and so is not bounded.
+
+    It would lead into a value, or to schemas with their names as a whole.
+    """
+    if not isinstance(reference, str):
+        return
+    named = False
+    for part in unquote(reference.partition("#")[2]).split("/")[1:]:
+        if not named and part in VALUES:
+            text = f"a reference of the schema leads into {part!r}, where there is no schema: {reference[:100]!r}"
+            raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+        named = part in NAMED and not named
+    if named:
+        text = f"a reference of the schema leads to {part!r} and to none of the schemas in it: {reference[:100]!r}"
+        raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
 
 
 def _exceeds(count: Any, most: int) -> bool:

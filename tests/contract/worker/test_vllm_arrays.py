@@ -35,6 +35,9 @@ def bounded(schema: Any) -> Any:
         ({"minItems": MOST, "maxItems": MOST}, {"minItems": MOST, "maxItems": MOST}),
         ({"anyOf": [{"items": {"maxItems": 10**6}}]}, {"anyOf": [{"items": {}}]}),
         ({"properties": {"minItems": {"minItems": 10**6}}}, {"properties": {"minItems": {"minItems": MOST}}}),
+        ({"properties": {"default": {"minItems": 10**6}}}, {"properties": {"default": {"minItems": MOST}}}),
+        ({"$defs": {"const": {"maxItems": 10**6}}}, {"$defs": {"const": {}}}),
+        ({"properties": {"properties": {"enum": [{"minItems": 999}]}}},) * 2,
         ({"const": {"minItems": 10**6}}, {"const": {"minItems": 10**6}}),
         ({"enum": [{"maxItems": 10**6}]}, {"enum": [{"maxItems": 10**6}]}),
         ({"minItems": "many", "maxItems": None}, {"minItems": "many", "maxItems": None}),
@@ -84,3 +87,23 @@ def test_many_large_arrays_are_refused_with_both_numbers() -> None:
         bound_arrays(wanted, 10**6)
     assert refused.value.code == "invalid_parameter"
     bound_arrays(wanted, MAX_TOKENS)  # what cannot be reached does not count
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"default": {"minItems": 10**9}, "$ref": "#/default"},
+        {"default": {"minItems": 10**9}, "$ref": "#/%64efault"},
+        {"$id": "http://h/x", "examples": [{"minItems": 10**9}], "anyOf": [{"$ref": "x#/examples/0"}]},
+        {"properties": {"properties": {"default": {"minItems": 10**9}}}, "items": {"$ref": "#/properties"}},
+    ],
+)
+def test_a_reference_makes_no_schema_of_what_is_none(schema: Any) -> None:
+    with pytest.raises(RequestRefusedError, match="a reference of the schema leads") as refused:
+        bounded(schema)
+    assert refused.value.param == "sampling.structured_outputs"
+
+
+@pytest.mark.parametrize("reference", ["#", "#/$defs/enum", "#/properties/default/items", "#anchor", "x", "#/foo"])
+def test_references_to_schemas_are_left(reference: str) -> None:
+    assert bounded({"$ref": reference}) == {"$ref": reference}
