@@ -26,6 +26,7 @@ from typing import Any
 import openai
 
 from benchmarks.lifecycle.processes import Child
+from benchmarks.options import at_least, count
 
 RUN_DIRECTORY = Path(".run")
 LIMIT_MIB = 300
@@ -36,6 +37,11 @@ BLOCKS, SEQUENCES, STEP_TOKENS = 20_001, 256, 262_144
 
 ENGINE = ["--max-num-seqs", str(SEQUENCES), "--num-gpu-blocks-override", str(BLOCKS)]
 ENGINE += ["--max-num-batched-tokens", str(STEP_TOKENS)]
+
+AROUND_PROMPT_BYTES = 120
+"""Of a line, about."""
+
+LEAST_LINE_BYTES = 150
 
 POLL_S = 0.5
 PROBE_S = 0.05
@@ -52,9 +58,11 @@ ENDS = {"completed", "failed", "expired", "cancelled"}
 def main() -> None:
     """Run the benchmark; exit with 1 if the gateway took more than it may, or a line is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lines", type=int, default=150_000)
-    parser.add_argument("--line-bytes", type=int, default=1400, help="about so many bytes a line")
-    parser.add_argument("--in-order", type=int, default=2000, help="lines read in the order of the input")
+    parser.add_argument("--lines", type=count, default=150_000)
+    parser.add_argument(
+        "--line-bytes", type=at_least(LEAST_LINE_BYTES), default=1400, help="about so many bytes a line"
+    )
+    parser.add_argument("--in-order", type=at_least(0), default=2000, help="lines read in the order of the input")
     options = parser.parse_args()
     # Not the system's place for such things, which may be memory: syncing would cost nothing there.
     RUN_DIRECTORY.mkdir(exist_ok=True)
@@ -78,7 +86,7 @@ def write_input(path: Path, lines: int, line_bytes: int) -> Path:
     with path.open("w") as file:
         for number in range(lines):
             prompt = f"{number} " + "river gate water " * (line_bytes // 17)
-            body = {"model": "tiny", "prompt": prompt[: line_bytes - 120], "max_tokens": 1}
+            body = {"model": "tiny", "prompt": prompt[: line_bytes - AROUND_PROMPT_BYTES], "max_tokens": 1}
             line = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
             file.write(json.dumps(line) + "\n")
     return path

@@ -26,6 +26,7 @@ from typing import Any
 import openai
 
 from benchmarks.bench_batch_files import ENDS, RUN_DIRECTORY, fleet, write_input
+from benchmarks.options import count
 
 ENGINE = ["--profile", "cpu-tiny", "--max-num-seqs", "16", "--num-gpu-blocks-override", "2001"]
 LINE_BYTES = 300
@@ -45,9 +46,9 @@ POLL_S = 0.1
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--streams", type=int, default=40, help="alone, and beside the batch that runs")
-    parser.add_argument("--lines", type=int, default=20_000, help="of the batch")
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--streams", type=count, default=40, help="alone, and beside the batch that runs")
+    parser.add_argument("--lines", type=count, default=20_000, help="of the batch")
     options = parser.parse_args()
     RUN_DIRECTORY.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="first-byte-", dir=RUN_DIRECTORY) as name:

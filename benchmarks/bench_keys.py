@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.lifecycle.processes import Child, python
+from benchmarks.options import count
 from penstock.client import Client
 from penstock.keys import ApiKey, Role, digest, new_key
 
@@ -31,8 +32,8 @@ LIMITS = "[tenants.acme]\nmax_waiting_requests = 100000000\nmax_waiting_bytes = 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=3000, help="of one round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=count, default=3000, help="of one round")
+    parser.add_argument("--rounds", type=count, default=5)
     options = parser.parse_args()
     RUN_DIRECTORY.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keys-", dir=RUN_DIRECTORY) as name:

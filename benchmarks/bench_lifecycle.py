@@ -23,11 +23,16 @@ from benchmarks.lifecycle import report
 from benchmarks.lifecycle.beside import beside_a_flood
 from benchmarks.lifecycle.growth import Growth, by_waiting, by_workers, fleet_usage
 from benchmarks.lifecycle.measure import alternate, opened_systems
+from benchmarks.lifecycle.systems import SYSTEMS
+from benchmarks.options import count, each, some_of
+from services.scheduler.core.policy import POLICIES
 
 RUN_DIRECTORY = Path(".run")
 
 WORKERS = (1, 8, 64, 512)
 WAITING = (100, 1_000, 10_000, 150_000)
+
+PARTS = ("compare", "workers", "waiting", "fleet", "beside")
 
 PACE_PER_S = 5_000.0
 """Rate at which the scheduler's cost is stated."""
@@ -39,24 +44,26 @@ FLEET = Growth(workers=512, requests=147_456, requests_at_once=32, service_s=16.
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=20_000, help="requests of one flood")
-    parser.add_argument("--lone", type=int, default=300, help="lone requests per round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--policy", default="", help="the scheduler's policy; empty means its default")
+    parser.add_argument("--requests", type=count, default=20_000, help="requests of one flood")
+    parser.add_argument("--lone", type=count, default=300, help="lone requests per round")
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument(
+        "--policy", choices=["", *POLICIES], default="", help="the scheduler's policy; empty means its default"
+    )
     parser.add_argument("--nats-server", default="nats-server", help="program; its version decides whether it can sync")
-    parser.add_argument("--only", default="penstock,redis,nats", help="systems to compare")
-    parser.add_argument("--workers", type=_counts, default=WORKERS, help="numbers of workers to compare")
-    parser.add_argument("--waiting", type=_counts, default=WAITING, help="numbers of waiting requests to compare")
-    parser.add_argument("--parts", default="compare,workers,waiting,fleet,beside", help="parts to run")
+    parser.add_argument("--only", type=some_of(SYSTEMS), default="penstock,redis,nats", help="systems to compare")
+    parser.add_argument("--workers", type=each(count), default=WORKERS, help="numbers of workers to compare")
+    parser.add_argument("--waiting", type=each(count), default=WAITING, help="numbers of waiting requests to compare")
+    parser.add_argument("--parts", type=some_of(PARTS), default=",".join(PARTS), help="parts to run")
     options = parser.parse_args()
-    parts = options.parts.split(",")
+    parts = options.parts
     answer: dict[str, Any] = {"benchmark": "lifecycle"}
     # Not the system's place for such things, which may be memory: syncing would cost nothing there.
     RUN_DIRECTORY.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lifecycle-", dir=RUN_DIRECTORY) as name:
         directory = Path(name).resolve()
         if "compare" in parts:
-            with opened_systems(directory, options.only.split(","), options.policy, options.nats_server) as systems:
+            with opened_systems(directory, options.only, options.policy, options.nats_server) as systems:
                 rounds = alternate(systems, options.requests, options.lone, options.rounds)
             answer.update(report.comparison(rounds, {system.name: system.note for system in systems}))
         if "workers" in parts:
@@ -73,10 +80,6 @@ def main() -> None:
             found = beside_a_flood(directory, options.requests, options.lone, options.rounds, options.policy)
             answer["beside"] = report.beside(found)
     print(json.dumps(answer))
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import traces, workload
+from benchmarks.options import POLICIES, count
 
 WINDOW_TOKENS = 1024
 """`max_model_len` of the run."""
@@ -54,9 +55,9 @@ def penstock(*arguments: str, environment: dict[str, str] | None = None) -> None
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--policy", default="virtual-channels")
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--requests", type=count, default=2000)
+    parser.add_argument("--policy", choices=POLICIES, default="virtual-channels")
+    parser.add_argument("--workers", type=count, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         print(json.dumps(run(Path(name), options.requests, options.policy, options.workers)))

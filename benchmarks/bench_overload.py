@@ -1,10 +1,10 @@
 """Ten and a hundred times the load that the fleet can serve: refusals, timeouts, memory, and the interactive channel.
 
-Usage: python -m benchmarks.bench_overload [--x10-s 45] [--x100-s 45] [--hold-s 60] [--capacity 50]
+Usage: python -m benchmarks.bench_overload [--x10-s 45] [--x100-s 35] [--hold-s 60] [--capacity 50]
 
 Real queue, scheduler and clients; workers whose engines let answers go at a fixed rate, so that the fleet's capacity is
-known. Phases: interactive requests alone; batch requests at 10 times the capacity beside them; at 100 times, until at
-least 150,000 wait; then as many as are served ("hold"), where the backlog stays and memory must not grow. From the
+known. Phases: interactive requests alone; batch requests at 10 times the capacity beside them; at 100 times, by default
+until some 150,000 wait; then as many as are served ("hold"), where the backlog stays and memory must not grow. From the
 second phase on, readers that opened a Watch of everything take nothing. Wait is from durable submit to delivery to a
 worker. Last line JSON; memory is resident MiB per process as start, peak and end of each phase.
 """
@@ -22,6 +22,7 @@ import grpc
 
 from benchmarks.lifecycle.processes import Child, python
 from benchmarks.lifecycle.systems import FleetShape, PenstockStack, penstock_without_workers
+from benchmarks.options import above
 from benchmarks.overload.memory import Memory
 from penstock.queue.v1.queue_pb2 import StatsRequest
 from penstock.queue.v1.queue_pb2_grpc import QueueServiceStub
@@ -34,15 +35,18 @@ REQUESTS_AT_ONCE = 32
 PROBE_PER_S = 4.0
 STALLED_READERS = 8
 
+LEAST_S = 0.5
+"""Of a phase: it has at least two probes."""
+
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--alone-s", type=float, default=20.0)
-    parser.add_argument("--x10-s", type=float, default=45.0)
-    parser.add_argument("--x100-s", type=float, default=35.0)
-    parser.add_argument("--hold-s", type=float, default=60.0)
-    parser.add_argument("--capacity", type=float, default=50.0, help="requests per second the fleet can serve")
+    parser.add_argument("--alone-s", type=above(LEAST_S), default=20.0)
+    parser.add_argument("--x10-s", type=above(LEAST_S), default=45.0)
+    parser.add_argument("--x100-s", type=above(LEAST_S), default=35.0)
+    parser.add_argument("--hold-s", type=above(LEAST_S), default=60.0)
+    parser.add_argument("--capacity", type=above(0), default=50.0, help="requests per second the fleet can serve")
     options = parser.parse_args()
     # Not the system's place for such things, which may be memory: syncing would cost nothing there.
     RUN_DIRECTORY.mkdir(exist_ok=True)

@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks import traces, workload
 from benchmarks.bench_main import FACTOR, MOST_OUTPUT, WINDOW_TOKENS, engine_flags, penstock
+from benchmarks.options import POLICIES, count
 
 BASE_PORT = 17410
 
@@ -86,9 +87,9 @@ def through_penstock(directory: Path, flags: list[str], policy: str) -> Iterator
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--policy", default="virtual-channels")
+    parser.add_argument("--requests", type=count, default=400)
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--policy", choices=POLICIES, default="virtual-channels")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         print(json.dumps(compare(Path(name), options.requests, options.rounds, options.policy)))

@@ -17,10 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import count, each, some_of
 from benchmarks.recovery import fleet
 from benchmarks.recovery.queue_restart import restarts
 
 RUN_DIRECTORY = Path(".run")
+
+PARTS = ("queue", "scheduler", "worker")
 
 QUEUE_TARGET_S, REGRANT_TARGET_S, LOSS_TARGET_S = 5.0, 2.0, 3.0
 """What the project asks for: submits after a restart with a million waiting, grants after a restart, requests of a
@@ -30,20 +33,21 @@ lost worker running elsewhere (besides what loading a model takes)."""
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--waiting", default="100,10000,1000000", help="sizes of the store, in waiting requests")
-    parser.add_argument("--rounds", type=int, default=3, help="starts per size, and kills of scheduler and worker")
-    parser.add_argument("--parts", default="queue,scheduler,worker", help="parts to run")
+    parser.add_argument(
+        "--waiting", type=each(count), default="100,10000,1000000", help="sizes of the store, in waiting requests"
+    )
+    parser.add_argument("--rounds", type=count, default=3, help="starts per size, and kills of scheduler and worker")
+    parser.add_argument("--parts", type=some_of(PARTS), default=",".join(PARTS), help="parts to run")
     options = parser.parse_args()
-    parts = options.parts.split(",")
+    parts = options.parts
     answer: dict[str, Any] = {"benchmark": "recovery"}
     # Not the system's place for such things, which may be memory: syncing would cost nothing there.
     RUN_DIRECTORY.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="recovery-", dir=RUN_DIRECTORY) as name:
         directory = Path(name).resolve()
         if "queue" in parts:
-            counts = [int(count) for count in options.waiting.split(",")]
-            found = restarts(directory, counts, options.rounds)
-            answer["queue"] = {str(count): worst(rows) for count, rows in found.items()}
+            found = restarts(directory, options.waiting, options.rounds)
+            answer["queue"] = {str(waiting): worst(rows) for waiting, rows in found.items()}
             answer["queue_target_s"] = QUEUE_TARGET_S
         if "scheduler" in parts:
             answer["scheduler"] = worst([fleet.regrant(directory / f"regrant-{n}") for n in range(options.rounds)])

@@ -27,6 +27,8 @@ from benchmarks.admission.pushing import Push, least_requests, round_robin
 from benchmarks.admission.report import spread
 from benchmarks.admission.sim import HOP_NS, Side
 from benchmarks.admission.workloads import Item, Shape
+from benchmarks.options import at_least, count, each
+from services.scheduler.core.policy import POLICIES
 from services.worker.engine import ENGINE_WATERMARK
 
 FLEETS: dict[str, tuple[float, ...]] = {
@@ -86,13 +88,13 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=list(workloads.WORKLOADS), default="bimodal")
-    parser.add_argument("--policy", default="predictive")
-    parser.add_argument("--requests", type=int, default=8000)
+    parser.add_argument("--policy", choices=POLICIES, default="predictive")
+    parser.add_argument("--requests", type=count, default=8000)
     parser.add_argument("--scale", choices=sorted(workloads.SCALES), default="cpu")
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", type=each(at_least(0)), default="0,1,2")
     options = parser.parse_args()
     ratios: dict[tuple[str, str], list[float]] = {}
-    made = [workloads.make(options.workload, options.requests, options.scale, int(s)) for s in options.seeds.split(",")]
+    made = [workloads.make(options.workload, options.requests, options.scale, seed) for seed in options.seeds]
     print(f"{options.workload}, {options.requests} requests: {made[0].source}; penstock with {options.policy}")
     for name, shares in FLEETS.items():
         for workload in made:

@@ -26,6 +26,7 @@ from benchmarks.admission.sides import PENSTOCK, PUSHED, Penstock, Pushed, Side
 from benchmarks.admission.trace import Trace
 from benchmarks.admission.workloads import Shape, Workload
 from benchmarks.models import DTYPE, MODELS, make_model
+from benchmarks.options import count, some_of
 
 
 def engine_flags(model: Path, shape: Shape, prefix_caching: bool) -> list[str]:
@@ -132,20 +133,29 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", choices=[*workloads.WORKLOADS, "all"], default=["kv-bound"])
-    parser.add_argument("--policies", default="all", help="comma-separated, or all; the first has to be push")
-    parser.add_argument("--requests", type=int, default=600)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--policies", type=_policies, default="all", help="comma-separated, or all; the first has to be push"
+    )
+    parser.add_argument("--requests", type=count, default=600)
+    parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     options = parser.parse_args()
-    policies = [*PUSHED, *PENSTOCK] if options.policies == "all" else options.policies.split(",")
     lines: list[dict[str, Any]] = []
     for name in list(workloads.WORKLOADS) if "all" in options.workload else options.workload:
         with tempfile.TemporaryDirectory() as directory:
-            outcomes = asyncio.run(compare(name, options, policies, Path(directory)))
+            outcomes = asyncio.run(compare(name, options, options.policies, Path(directory)))
         lines += print_table(outcomes, options.out)
     for line in lines:
         print(json.dumps(line))
+
+
+def _policies(text: str) -> list[str]:
+    """Return the policies of an option. Pushing comes first: the rate of timed arrivals is a share of its own."""
+    found = some_of((*PUSHED, *PENSTOCK), "all")(text)
+    if found[0] != "push":
+        raise argparse.ArgumentTypeError(f"the first has to be push, not {found[0]!r}")
+    return found
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +25,7 @@ from benchmarks.admission.penstock_side import Penstock
 from benchmarks.admission.pushing import Aimd, Push, Windowed, round_robin
 from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.workloads import Scale, Workload
+from benchmarks.options import at_least, count, each, some_of
 from services.scheduler.core.policy import POLICIES
 from services.worker.engine import ENGINE_WATERMARK
 from services.worker.simulated_profile import PROFILES
@@ -112,17 +113,17 @@ def saturated_rps(workload: Workload) -> float:
 
 
 def compare(
-    name: str, policies: list[str], count: int, scale: Scale, seeds: list[int], engine_watermark: float
+    name: str, policies: list[str], requests: int, scale: Scale, seeds: Sequence[int], engine_watermark: float
 ) -> list[Outcome]:
     """Run every policy on every seed's requests; return one outcome per policy and seed."""
     outcomes = []
     for seed in seeds:
-        workload = workloads.WORKLOADS[name](count, scale, seed)
+        workload = workloads.WORKLOADS[name](requests, scale, seed)
         if seed == seeds[0]:
             shape = workload.shape
             print(
                 f"\n{name}, {len(workload.items)} requests: {workload.source}\n  window {shape.window_tokens}, "
-                f"{shape.blocks} blocks of {shape.block_size}, profile {shape.profile}, seeds {seeds}"
+                f"{shape.blocks} blocks of {shape.block_size}, profile {shape.profile}, seeds {list(seeds)}"
             )
         push_rps = saturated_rps(workload) if workload.load is not None else 0.0
         for policy in policies:
@@ -136,28 +137,30 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", choices=[*workloads.WORKLOADS, "all"], default=["kv-bound"])
-    parser.add_argument("--policies", default="push,predictive", help="comma-separated, or all")
-    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument(
+        "--policies", type=some_of(SIDES, "all"), default="push,predictive", help="comma-separated, or all"
+    )
+    parser.add_argument("--requests", type=count, default=1000)
     parser.add_argument("--scale", choices=sorted(workloads.SCALES), default="cpu")
     parser.add_argument("--profile", choices=sorted(PROFILES), help="another engine than the scale's own")
-    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--seeds", type=each(at_least(0)), default="0")
     parser.add_argument("--out", type=Path, help="directory for every outcome as JSON and the cache over time as PNG")
     parser.add_argument("--pool-windows", type=float, help="pool in windows; 0 is what the profile's GPU holds")
     parser.add_argument(
         "--engine-watermark", type=float, default=ENGINE_WATERMARK, help="of the engines behind Penstock's policies"
     )
     options = parser.parse_args()
-    policies = list(SIDES) if options.policies == "all" else options.policies.split(",")
     names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
-    seeds = [int(seed) for seed in options.seeds.split(",")]
     scale = workloads.SCALES[options.scale]
     if options.pool_windows is not None:
         scale = replace(scale, pool_windows=options.pool_windows)
     if options.profile:
         scale = replace(scale, profile=options.profile)
+    if scale.pool_windows <= 0 and not PROFILES[scale.profile].num_blocks:
+        parser.error(f"--pool-windows: the profile {scale.profile} does not say how many blocks its GPU has")
     lines: list[dict[str, Any]] = []
     for name in names:
-        outcomes = compare(name, policies, options.requests, scale, seeds, options.engine_watermark)
+        outcomes = compare(name, options.policies, options.requests, scale, options.seeds, options.engine_watermark)
         lines += print_table(outcomes, options.out)
     for line in lines:
         print(json.dumps(line))

@@ -23,6 +23,9 @@ from benchmarks.lifecycle.processes import (
 PENSTOCK, PENSTOCK_COMPILED = "penstock", "penstock-compiled"
 """Names of Penstock's systems: from the sources, and from build/compiled."""
 
+SYSTEMS = (PENSTOCK, PENSTOCK_COMPILED, "redis", "nats")
+"""All there are to compare, by name."""
+
 NATS_SYNCED = "sync_interval: always"
 
 
