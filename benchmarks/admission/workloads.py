@@ -174,19 +174,26 @@ def mooncake(count: int, scale: Scale, seed: int) -> Workload:
         found = _azure("mooncake", count, scale, seed, 4.0)
         return replace(found, source=f"{MOONCAKE_FILE} not found; {found.source}")
     items: list[Item] = []
+    before = seed * count
     with path.open() as lines:
         for row in map(json.loads, lines):
             prompt, output = scale.tokens(row["input_length"]), scale.tokens(row["output_length"])
             if prompt + output <= shape.window_tokens and row["output_length"]:
+                if before:
+                    before -= 1
+                    continue
                 pieces = tuple(row["hash_ids"][: prompt // prefix_tokens])
                 keys = [piece * per_piece + at for piece in pieces for at in range(per_piece)]
                 items.append(Item(prompt, output, shape.window_tokens - prompt, pieces, tuple(keys)))
             if len(items) == count:
                 break
-    mean = sum(item.output_tokens for item in items) / len(items)
+    if len(items) < count:
+        raise SystemExit(f"{path} has {len(items)} requests that fit from number {seed * count}, {count} are wanted")
+    mean = sum(item.output_tokens for item in items) / count
     items = [replace(item, max_tokens=min(item.max_tokens, round(4 * mean))) for item in items]
     items = [replace(item, output_tokens=min(item.output_tokens, item.max_tokens)) for item in items]
-    source = f"the first {len(items)} requests of {MOONCAKE_FILE} that fit the window, times {scale.factor:g}"
+    source = f"{count} requests of {MOONCAKE_FILE} that fit the window from number {seed * count}"
+    source = f"{source}, times {scale.factor:g}"
     return Workload("mooncake", items, shape, source, prefix_tokens=prefix_tokens)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +96,13 @@ def test_the_closing_lines_have_their_form(capsys: pytest.CaptureFixture[str]) -
         outcomes[1].requests_per_s / outcomes[0].requests_per_s, abs=1e-3
     )
     assert "aimd" in capsys.readouterr().out
+
+
+def test_each_seed_has_its_own_stretch_of_the_mooncake_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"input_length": 600 + number, "output_length": 40, "hash_ids": [number, -1]} for number in range(9)]
+    (tmp_path / workloads.MOONCAKE_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setenv("PENSTOCK_TRACES", str(tmp_path))
+    found = [workloads.mooncake(4, workloads.SCALES["gpu"], seed).items for seed in (0, 1)]
+    assert [[item.prompt_tokens for item in items] for items in found] == [[600, 601, 602, 603], [604, 605, 606, 607]]
+    with pytest.raises(SystemExit, match="has 1 requests"):
+        workloads.mooncake(4, workloads.SCALES["gpu"], 2)
