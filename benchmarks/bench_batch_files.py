@@ -121,19 +121,25 @@ class Probe:
         host, _, port = address.rpartition(":")
         self._connection = http.client.HTTPConnection(host, int(port), timeout=60)
         self._took_s: list[float] = []
+        self._failed: Exception | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="probe")
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(PROBE_S):
-            began_s = time.monotonic()
-            self._connection.request("GET", NOWHERE)
-            self._connection.getresponse().read()
-            self._took_s.append(time.monotonic() - began_s)
+        try:
+            while not self._over.wait(PROBE_S):
+                began_s = time.monotonic()
+                self._connection.request("GET", NOWHERE)
+                self._connection.getresponse().read()
+                self._took_s.append(time.monotonic() - began_s)
+        except (OSError, http.client.HTTPException) as error:
+            self._failed = error
 
     def take_s(self) -> tuple[float, float]:
-        """Return median and 99th percentile since the last call."""
+        """Return median and 99th percentile since the last call; raises SystemExit once there was no answer."""
+        if self._failed is not None:
+            raise SystemExit(f"the gateway did not answer a small question: {self._failed!r}")
         took_s, self._took_s = sorted(self._took_s), []
         if not took_s:
             return 0.0, 0.0

@@ -73,9 +73,11 @@ def _round(client: openai.OpenAI, address: str, path: Path, streams: int) -> dic
     beside_s: dict[str, list[float]] = {phase: [] for phase in PHASES}
     while len(beside_s[PHASES[-1]]) < streams:
         batch = client.batches.retrieve(created.id)
-        if batch.status in ENDS:
-            raise SystemExit(f"the batch ended as {batch.status} before the streams did; ask for more --lines")
+        if batch.status not in beside_s:
+            raise SystemExit(f"the batch was {batch.status} before the streams had ended; ask for more --lines")
         beside_s[batch.status].append(first_byte_s(address))
+    if not beside_s[PHASES[0]]:
+        raise SystemExit("the batch was validated before a stream began; ask for more --lines")
     client.batches.cancel(created.id)
     while (batch := client.batches.retrieve(created.id)).status not in ENDS:
         time.sleep(POLL_S)

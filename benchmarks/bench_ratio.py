@@ -116,8 +116,20 @@ def compare(directory: Path, requests: int, rounds: int, policy: str) -> dict[st
     return report(sides, policy)
 
 
+def check_same_work(plain_run: dict[str, Any], penstock_run: dict[str, Any]) -> None:
+    """Raise SystemExit unless Penstock completed every request, with as many tokens as plain vLLM."""
+    outcomes, wanted = penstock_run["outcomes"], {"completed": plain_run["requests"]}
+    if outcomes != wanted:
+        raise SystemExit(f"penstock: the requests of a round ended as {outcomes}, not as {wanted}")
+    tokens, plain_tokens = penstock_run["completion_tokens"], plain_run["completion_tokens"]
+    if tokens != plain_tokens:
+        raise SystemExit(f"penstock generated {tokens} tokens in a round, plain vLLM {plain_tokens}")
+
+
 def report(sides: dict[str, list[dict[str, Any]]], policy: str) -> dict[str, Any]:
-    """Print a table and return the closing JSON object."""
+    """Print a table and return the closing JSON object; raises SystemExit if a round did not do the same work."""
+    for plain_run, penstock_run in zip(sides["plain"], sides["penstock"], strict=True):
+        check_same_work(plain_run, penstock_run)
     ratios = [
         (b["requests"] / b["elapsed_s"]) / (a["requests"] / a["elapsed_s"])
         for a, b in zip(sides["plain"], sides["penstock"], strict=True)
