@@ -28,13 +28,13 @@ def comparison(rounds: Mapping[str, list[Round]], notes: Mapping[str, str]) -> d
         )
         print(f"{'':17} by process: {figures['cpu_us_by_process']}")
     answer: dict[str, Any] = {"systems": systems}
-    if PENSTOCK not in rounds:
+    ours = rounds.get(PENSTOCK, rounds.get(PENSTOCK_COMPILED))
+    if ours is None:
         return answer
-    ours = rounds[PENSTOCK]
     for name in [name for name in rounds if name not in {PENSTOCK, PENSTOCK_COMPILED}]:
         answer[f"rps_ratio_vs_{name}"] = _per_s_ratio(ours, rounds[name])
     answer["lone_added_ms"] = _added(ours)
-    if PENSTOCK_COMPILED in rounds:
+    if {PENSTOCK, PENSTOCK_COMPILED} <= rounds.keys():
         answer["compiled_vs_interpreted"] = _compiled(rounds[PENSTOCK_COMPILED], ours)
     return answer
 

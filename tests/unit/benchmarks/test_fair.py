@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_batch_files, bench_first_byte, bench_ratio
+from benchmarks.lifecycle import report
+from benchmarks.lifecycle.measure import Cost, Round
 from tests.support.fleet import free_port
 
 PLAIN = {"requests": 4, "elapsed_s": 2.0, "preemptions": 1, "kv_usage": 0.5, "completion_tokens": 40}
@@ -54,3 +56,14 @@ def test_a_batch_that_is_too_short_is_said_to_be(
     client: Any = SimpleNamespace(batches=batches, files=SimpleNamespace(create=lambda **_: SimpleNamespace(id="f")))
     with pytest.raises(SystemExit, match=text):
         bench_first_byte._round(client, "nowhere", path, 2)
+
+
+@pytest.mark.parametrize("ours", ["penstock", "penstock-compiled"])
+def test_others_are_compared_with_penstock_compiled_or_not(ours: str) -> None:
+    def rounds(seconds: float) -> list[Round]:
+        return [Round(Cost(10, seconds, {"client": 1.0}, 1.0), [0.02], [0.01])]
+
+    found = report.comparison({ours: rounds(2.0), "redis": rounds(1.0)}, {ours: "", "redis": ""})
+    assert found["rps_ratio_vs_redis"]["median"] == 0.5
+    assert found["lone_added_ms"]["p50"] == 10.0
+    assert "compiled_vs_interpreted" not in found
