@@ -11,7 +11,9 @@ from services.config import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, LI
 class GatewaySettings(ServiceSettings):
     """Settings of the gateway; environment names start with PENSTOCK_GATEWAY_."""
 
-    model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "PENSTOCK_GATEWAY_"})
+    model_config = SettingsConfigDict(
+        **{**ServiceSettings.model_config, "env_prefix": "PENSTOCK_GATEWAY_", "cli_prog_name": "services.gateway"}
+    )
 
     @property
     def has_credentials(self) -> bool:

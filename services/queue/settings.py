@@ -13,7 +13,7 @@ from services.config import DEFAULT_QUEUE_ADDRESS, LISTEN_PATTERN, ChannelledSet
 class QueueSettings(ChannelledSettings):
     """What the queue service can be told."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_QUEUE_")
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_QUEUE_", cli_prog_name="services.queue")
 
     listen: str = Field(
         DEFAULT_QUEUE_ADDRESS, pattern=LISTEN_PATTERN, description="HOST:PORT to serve on; port 0 picks a free one."

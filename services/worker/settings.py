@@ -26,7 +26,9 @@ PROGRAM = "worker"
 class WorkerSettings(ServiceSettings):
     """What the worker can be told, besides the engine's own arguments."""
 
-    model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "PENSTOCK_WORKER_"})
+    model_config = SettingsConfigDict(
+        **{**ServiceSettings.model_config, "env_prefix": "PENSTOCK_WORKER_", "cli_prog_name": "services.worker"}
+    )
 
     listen: str = Field(
         "127.0.0.1:7430", pattern=LISTEN_PATTERN, description="HOST:PORT of the health and reflection services."

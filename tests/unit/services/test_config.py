@@ -26,6 +26,14 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", [QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings])
+def test_help_names_the_service(kind: type[ServiceSettings], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        load_settings(kind, "service", ["--help"])
+    assert ending.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: {kind.__module__.removesuffix('.settings')} ")
+
+
 def test_the_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CHANNELS", '{"a": {}}')
     assert set(load_settings(ChannelledSettings, "queue", []).channels) == {"a"}
