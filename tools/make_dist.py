@@ -3,11 +3,12 @@
 Usage: python tools/make_dist.py
 
 Needs setuptools, nothing else. The version is the one in pyproject.toml. Times in the archives are those of the last
-commit, so that one commit makes one wheel, byte for byte.
+commit, so that one commit makes one sdist and one wheel, byte for byte: Docker takes what it built of it before.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import subprocess
@@ -26,13 +27,18 @@ def commit_time() -> str:
     return done.stdout.strip() or "315532800"
 
 
+def archive_time() -> str:
+    """Return the Unix time that the archives bear."""
+    return os.environ.get("SOURCE_DATE_EPOCH") or commit_time()
+
+
 def build(kind: str, source: Path, target: Path) -> Path:
     """Run setuptools' hook `build_KIND` (PEP 517) in the tree `source`; return the archive it leaves in `target`."""
     program = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]), end='')"
     done = subprocess.run(
         [sys.executable, "-c", program, str(target)],
         cwd=source, capture_output=True, text=True, check=False,
-        env={**os.environ, "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH") or commit_time()},
+        env={**os.environ, "SOURCE_DATE_EPOCH": archive_time()},
     )  # fmt: skip
     if done.returncode != 0:
         raise SystemExit(f"build_{kind} failed:\n{done.stderr}")
@@ -49,6 +55,23 @@ def clean_copy(target: Path) -> Path:
     return target
 
 
+def settle(sdist: Path) -> None:
+    """Give what is in the sdist, which setuptools packs as it lies there, one time, one owner and one order."""
+    when, packed = int(archive_time()), sdist.with_suffix(".new")
+    with (
+        tarfile.open(sdist) as old,
+        packed.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=when) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as new,
+    ):
+        for member in sorted(old, key=lambda found: found.name):
+            member.mtime, member.uid, member.gid, member.uname, member.gname = when, 0, 0, "", ""
+            member.mode = 0o755 if member.mode & 0o100 else 0o644
+            member.pax_headers = {}
+            new.addfile(member, old.extractfile(member) if member.isfile() else None)
+    packed.replace(sdist)
+
+
 def make_dist(dist: Path) -> tuple[Path, Path]:
     """Empty `dist`, put sdist and wheel there and return their paths."""
     shutil.rmtree(dist, ignore_errors=True)
@@ -56,6 +79,7 @@ def make_dist(dist: Path) -> tuple[Path, Path]:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         sdist = build("sdist", clean_copy(scratch / "tree"), dist)
+        settle(sdist)
         with tarfile.open(sdist) as archive:
             archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
             archive.extractall(scratch)

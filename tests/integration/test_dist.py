@@ -71,6 +71,12 @@ def test_the_version_is_the_one_of_the_project(installed: Path, tmp_path: Path) 
     assert said.stdout.strip() == version
 
 
+def test_one_commit_makes_one_sdist_and_one_wheel(installed: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in (installed.parent.parent / "dist").iterdir()}
+    again = {path.name: path.read_bytes() for path in make_dist(tmp_path / "dist")}
+    assert again == before, "Docker would compile the services anew"
+
+
 def test_the_wheel_holds_the_packages_and_nothing_else(installed: Path) -> None:
     (wheel,) = (installed.parent.parent / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
