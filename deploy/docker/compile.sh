@@ -8,8 +8,8 @@ tools)
         -r deploy/docker/packages/compile.txt -r requirements/base.txt
     ;;
 wheel)
-    if [ "$COMPILE" != 0 ] && ! command -v gcc >/dev/null; then
-        echo "compile.sh: BUILD_BASE has no gcc. Name one that has, or leave the services interpreted with COMPILE=0" >&2
+    if [ "$COMPILE" != 0 ] && ! sh check_compiler.sh "compile.sh: BUILD_BASE"; then
+        echo "compile.sh: name one that has what is missing, or leave the services interpreted with COMPILE=0" >&2
         exit 1
     fi
     PENSTOCK_COMPILE=$COMPILE PYTHONPATH=/opt/compile \

@@ -65,6 +65,16 @@ def test_an_image_sets_variables_that_exist(name: str) -> None:
     assert set(re.findall(r"\b(PENSTOCK_\w+)=", text)) <= variables()
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.worker"])
+def test_a_build_sees_the_scripts_that_it_runs(name: str) -> None:
+    seen = (ROOT / ".dockerignore").read_text().splitlines()
+    scripts = set(re.findall(r"deploy/docker/\w+\.sh", (DEPLOY / "docker" / name).read_text()))
+    assert scripts
+    for script in scripts:
+        assert (ROOT / script).is_file()
+        assert f"!{script}" in seen
+
+
 @pytest.mark.parametrize("service", OURS)
 def test_the_stack_sets_variables_that_exist(service: str) -> None:
     assert {key for key in STACK[service]["environment"] if key.startswith("PENSTOCK")} <= variables()
