@@ -7,8 +7,8 @@ install() { python3 -m pip --python /opt/penstock/bin/python3 install --quiet "$
 case $1 in
 penstock)
     install --no-deps dist/penstock-*.whl
-    # The command line, where nothing of what it imports is.
-    /opt/penstock/bin/python3 -c 'import penstock.cli.main' 2>/dev/null || rm /opt/penstock/bin/penstock
+    # The command line, in images whose packages it is not among: it is written with typer.
+    /opt/penstock/bin/python3 -c 'import typer' 2>/dev/null || rm /opt/penstock/bin/penstock
     ;;
 *) install -r deploy/docker/packages/init.txt -r "deploy/docker/packages/$1.txt" ;;
 esac
