@@ -8,8 +8,8 @@ worker, and then that of the next one.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
-from urllib.parse import unquote
 
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -31,6 +31,10 @@ NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "
 """Keywords whose values are schemas by names, which may be any: a property can be called `default`."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+PLAIN = re.compile(r"#(/(\$defs|definitions)/[^/%~]+)?")
+"""References that lead to schemas, however they are read: to the whole, or to one that is named for it. Readers differ
+in the others: in what they decode, and whether an empty part counts."""
 
 
 def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
@@ -59,8 +63,13 @@ def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
 
 
 def _bound(schema: Any, most: int) -> tuple[bool, int]:
-    """Bound every array in `schema`, in place; return whether there was one to bound, and the sum of all sizes."""
+    """Bound every array in `schema`, in place; return whether there was one to bound, and the sum of all sizes.
+
+    Raises RequestRefusedError if a reference might take for a schema what is none where it stands.
+    """
     changed, items = False, 0
+    values: list[Any] = []
+    unplain = ""
     left = [(schema, False)]
     while left:
         node, named = left.pop()
@@ -68,8 +77,15 @@ def _bound(schema: Any, most: int) -> tuple[bool, int]:
             left += [(value, False) for value in node]
         elif isinstance(node, dict):
             changed = _bound_one(node, most) or changed
-            items += sum(_size(node.get(keyword)) for keyword in ("minItems", "maxItems"))
-            left += [(value, keyword in NAMED and not named) for keyword, value in _schemas_of(node, named)]
+            items += int(sum(_sizes(node)))
+            unplain = unplain or _unplain_reference(node)
+            for keyword, value in node.items():
+                if keyword in VALUES and not named:
+                    values.append(value)
+                else:
+                    left.append((value, keyword in NAMED and not named))
+    if unplain:
+        items += _hidden(values, most, unplain)
     return changed, items
 
 
@@ -83,34 +99,37 @@ def _bound_one(node: dict[str, Any], most: int) -> bool:
     return too_many or too_large
 
 
-def _schemas_of(node: dict[str, Any], named: bool) -> list[tuple[str, Any]]:
-    """Return what may be a schema in a schema, or, if they are `named`, in schemas by their names."""
-    for keyword in REFERENCES:
-        _check_reference(node.get(keyword))
-    return [(keyword, value) for keyword, value in node.items() if named or keyword not in VALUES]
+def _unplain_reference(node: dict[str, Any]) -> str:
+    """Return a reference of a schema that may lead anywhere; empty if it has none."""
+    given = [node.get(keyword) for keyword in REFERENCES]
+    return next((one for one in given if isinstance(one, str) and not PLAIN.fullmatch(one)), "")
 
 
-def _check_reference(reference: Any) -> None:
-    """Raise RequestRefusedError if a reference takes for a schema what is none where it stands, and so is not bounded.
+def _hidden(values: list[Any], most: int, reference: str) -> int:
+    """Return the sum of all sizes in `values`, which may be schemas by `reference`; raises if one is beyond `most`.
 
-    It would lead into a value, or to schemas with their names as a whole.
+    They are not bounded: for everybody else they are values.
     """
-    if not isinstance(reference, str):
-        return
-    named = False
-    for part in unquote(reference.partition("#")[2]).split("/")[1:]:
-        if not named and part in VALUES:
-            text = f"a reference of the schema leads into {part!r}, where there is no schema: {reference[:100]!r}"
-            raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
-        named = part in NAMED and not named
-    if named:
-        text = f"a reference of the schema leads to {part!r} and to none of the schemas in it: {reference[:100]!r}"
-        raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+    items = 0
+    left = list(values)
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            found = _sizes(node)
+            if any(size > most for size in found):
+                text = f"a value of the schema has an array of {max(found)} items; to it {reference[:99]!r} may lead"
+                raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+            items += int(sum(found))
+            left += node.values()
+    return items
 
 
 def _exceeds(count: Any, most: int) -> bool:
     return isinstance(count, int | float) and count > most
 
 
-def _size(count: Any) -> int:
-    return int(count) if _exceeds(count, 0) else 0
+def _sizes(node: dict[str, Any]) -> list[float]:
+    given: list[Any] = [node.get(keyword) for keyword in ("minItems", "maxItems")]
+    return [count for count in given if _exceeds(count, 0)]

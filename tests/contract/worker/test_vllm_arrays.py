@@ -96,14 +96,42 @@ def test_many_large_arrays_are_refused_with_both_numbers() -> None:
         {"default": {"minItems": 10**9}, "$ref": "#/%64efault"},
         {"$id": "http://h/x", "examples": [{"minItems": 10**9}], "anyOf": [{"$ref": "x#/examples/0"}]},
         {"properties": {"properties": {"default": {"minItems": 10**9}}}, "items": {"$ref": "#/properties"}},
+        {"%70roperties": {"default": {"minItems": 10**9}}, "items": {"$ref": "#/%70roperties/default"}},
+        {
+            "properties": {
+                "properties": {"default": {"minItems": 10**9}},
+                "a": {"$ref": "#/properties//properties/default"},
+            }
+        },
+        {"default": {"minItems": float("inf")}, "$ref": "#/default"},
+        {"default": [{"$anchor": "here", "maxItems": 10**9}], "items": {"$dynamicRef": "#here"}},
     ],
 )
 def test_a_reference_makes_no_schema_of_what_is_none(schema: Any) -> None:
-    with pytest.raises(RequestRefusedError, match="a reference of the schema leads") as refused:
+    with pytest.raises(
+        RequestRefusedError, match=r"a value of the schema has an array of [0-9a-z]+ items; to it .* may lead"
+    ) as refused:
         bounded(schema)
     assert refused.value.param == "sampling.structured_outputs"
 
 
-@pytest.mark.parametrize("reference", ["#", "#/$defs/enum", "#/properties/default/items", "#anchor", "x", "#/foo"])
-def test_references_to_schemas_are_left(reference: str) -> None:
-    assert bounded({"$ref": reference}) == {"$ref": reference}
+@pytest.mark.parametrize("reference", ["#", "#/$defs/enum", "#/properties/default/items", "#anchor", "x", "#/default"])
+def test_references_are_left(reference: str) -> None:
+    schema = {"$ref": reference, "default": [{"maxItems": MOST}], "$defs": {"enum": {"items": {"$ref": "#"}}}}
+    assert bounded(schema) == schema
+
+
+@pytest.mark.parametrize("reference", ["#", "#/$defs/default", "#/definitions/A"])
+def test_a_value_is_a_value_where_references_are_plain(reference: str) -> None:
+    schema = {"$ref": reference, "const": {"minItems": 10**9}}
+    assert bounded(schema) == schema
+
+
+def test_what_a_reference_may_make_a_schema_of_counts() -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from services.worker.vllm_arrays import bound_arrays
+
+    schema = {"examples": [{"maxItems": 200_000}] * 6, "items": {"$ref": "#/examples/0"}}
+    with pytest.raises(RequestRefusedError, match="may have 1200000 items in all;"):
+        bound_arrays(StructuredOutputsParams(json=schema), 10**6)
