@@ -57,8 +57,9 @@ ALONE_TOKENS = 8
 ALONE_ROW = 10
 """Streams in a row for one side, one at a time, before the other has its turn."""
 
-REST_LOOK_S, REST_SHARE = 0.2, 0.15
-"""Processes rest when they take less than this share of a processor, over a look of this length."""
+REST_LOOK_S, REST_SHARE, REST_MOST_S = 0.2, 0.15, 30.0
+"""Processes rest when they take less than this share of a processor, over a look of this length; and the longest wait
+for that."""
 
 QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -210,24 +211,29 @@ def alone_body(prompt: list[int]) -> dict[str, Any]:
 
 
 def wait_for_rest() -> None:
-    """Wait until the processes of both servers leave the processors alone."""
+    """Wait until the processes of both servers leave the processors alone. Raises SystemExit if they never do."""
+    until = time.monotonic() + REST_MOST_S
     before = _processor_s()
     while True:
         time.sleep(REST_LOOK_S)
         after = _processor_s()
-        if after - before < REST_SHARE * REST_LOOK_S:
+        # One that has ended since is in the first look alone.
+        took_s = sum(after[pid] - before.get(pid, 0.0) for pid in after)
+        if took_s < REST_SHARE * REST_LOOK_S:
             return
+        if time.monotonic() > until:
+            raise SystemExit(f"the servers do not rest: they take {took_s / REST_LOOK_S:.2f} of a processor")
         before = after
 
 
-def _processor_s() -> float:
-    """Return the processor time that the servers and their children have taken, in seconds."""
-    total_s = 0.0
+def _processor_s() -> dict[int, float]:
+    """Return the processor time that each process of the servers has taken, in seconds."""
+    found = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            total_s += times.user + times.system
-    return total_s
+            found[process.pid] = times.user + times.system
+    return found
 
 
 def report_alone(rounds: list[dict[str, list[float]]]) -> dict[str, Any]:

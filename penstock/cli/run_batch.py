@@ -283,14 +283,17 @@ async def _unless_services_fail(work: Coroutine[Any, Any, None], stack: Stack | 
 
 async def _find_queue(options: Options, say: Say) -> str:
     """Return the store's name. Raises CommandError with what to do if no queue answers."""
-    with suppress(Unavailable):
+    try:
         return await _store_id(options, retry_for_s=0)
+    except Unavailable as error:
+        missing = error
     if options.wait_s:
         say(f"no queue answers on {options.queue} yet; waiting for at most {options.wait_s:g} s")
-    try:
-        return await _store_id(options, options.wait_s)
-    except Unavailable as error:
-        raise CommandError(f"{error}; start the services with `penstock up`, or add --up", EX_UNAVAILABLE) from None
+        try:
+            return await _store_id(options, options.wait_s)
+        except Unavailable as error:
+            missing = error
+    raise CommandError(f"{missing}; start the services with `penstock up`, or add --up", EX_UNAVAILABLE)
 
 
 async def _store_id(options: Options, retry_for_s: float) -> str:

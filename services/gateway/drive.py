@@ -244,12 +244,18 @@ class Drive:
         await self._held.change(lambda batch: replace(batch, progress=replace(batch.progress, **fields)))
 
     async def _windows(self, start: Progress) -> AsyncGenerator[tuple[list[pb.Request], RawLine], None]:
-        """Yield the requests of some lines after `start`, and the last of the lines."""
+        """Yield the requests of some lines after `start`, and the last of the lines.
+
+        What the queue has refused stays refused: the queue may have been told otherwise since, and the line is told of.
+        """
+        refused_lines = {one.line for one in self._batch.refusals}
         window: list[pb.Request] = []
         size_bytes = 0
         lines = read_lines(self._shelf, self._batch.input_file_id, start.line, start.offset)
         async with aclosing(lines):
             async for raw in lines:
+                if raw.number in refused_lines:
+                    continue
                 window.append(self._request(raw))
                 size_bytes += window[-1].ByteSize()
                 if len(window) % BREATHE_EVERY == 0:

@@ -64,7 +64,7 @@ def test_a_value_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("name", MAINS)
-def test_defaults_are_values_that_can_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_is_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(f"benchmarks.{MAINS[name]}").main()

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
+from services.gateway import drive
 from services.gateway.batch_output import Output
 from services.gateway.batch_records import ChangedError
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import Batch, Counts, Status
 from services.gateway.drive import Drive
 from services.queue.core.effects import Write
+from services.queue.core.entry import DEFAULT_TENANT
+from services.queue.core.messages import SetQuotas
+from services.queue.core.quotas import Quota
 from services.queue.core.records import PARTS
 from services.queue.file_rows import part_key
+from tests.support.batch_lines import completion
+from tests.support.waiting import wait_for_async
+from tests.unit.gateway import test_drive
 from tests.unit.gateway.test_drive import LINES, Rig, rig
 
 __all__ = ["rig"]
@@ -107,3 +115,35 @@ async def test_what_ended_twice_is_in_the_sizes_once(rig: Rig) -> None:
     assert (done.status, done.counts.failed, len(lines)) == (Status.EXPIRED, LINES, LINES)
     size = sum(len(line) for line in lines)
     assert (await rig.shelf.file(done.error_file_name)).bytes == size == done.counts.error_bytes
+
+
+async def test_what_was_refused_once_is_not_submitted_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is larger than its quota; the gateway dies while others wait for room, and the quota is lifted."""
+    monkeypatch.setattr(drive, "QUOTA_PAUSE_S", 0.05)
+
+    def line(name: str, text: str) -> dict[str, Any]:
+        return completion(name, "x" * 2000 if name == "line-0" else text)
+
+    monkeypatch.setattr(test_drive, "completion", line)
+    rig.service.committer.post(SetQuotas({DEFAULT_TENANT: Quota(requests=3, bytes=1500)}))
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
+    first = asyncio.create_task(rig.drive(await rig.take(batch, "first")).run())
+
+    async def refused() -> bool:
+        return bool((await rig.records.get(batch.batch_id))[0].refusals)
+
+    await wait_for_async(refused, "the refusal")
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    rig.service.committer.post(SetQuotas({}))
+    second = asyncio.create_task(rig.drive(await rig.take(batch, "second", ahead_s=11)).run())
+
+    async def submitted() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].progress.submitted
+
+    await wait_for_async(submitted, "the submission")
+    await rig.records.change(batch.batch_id, cancelled)
+    await second
+    done, _ = await rig.records.get(batch.batch_id)
+    assert sorted(await rig.error_ids(done)) == sorted(f"line-{n}" for n in range(LINES))
+    assert done.counts.failed == LINES

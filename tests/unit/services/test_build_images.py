@@ -51,15 +51,19 @@ for word; do case $word in *.c) grep -q Python.h "$word" || exit 2 ;; esac; done
 
 
 @pytest.mark.parametrize(
-    ("compilers", "said"),
+    ("compilers", "wanted", "said"),
     [
-        ({}, "BASE has no C compiler"),
-        ({"gcc": WITHOUT_HEADERS}, "BASE cannot compile for Python"),
-        ({"gcc": COMPILES}, ""),
-        ({"clang": COMPILES}, ""),
+        ({}, [], "BASE has no C compiler (gcc or clang)"),
+        ({"gcc": WITHOUT_HEADERS}, [], "BASE cannot compile for Python"),
+        ({"gcc": COMPILES}, [], ""),
+        ({"clang": COMPILES}, [], ""),
+        ({"clang": COMPILES}, ["some-gcc"], "BASE has no C compiler (some-gcc)"),
+        ({"some-gcc": COMPILES}, ["some-gcc"], ""),
     ],
 )
-def test_a_compiler_counts_that_compiles_for_python(tmp_path: Path, compilers: dict[str, str], said: str) -> None:
+def test_a_compiler_counts_that_compiles_for_python(
+    tmp_path: Path, compilers: dict[str, str], wanted: list[str], said: str
+) -> None:
     for program in ("sh", "mktemp", "rm", "grep"):
         found = shutil.which(program)
         assert found is not None
@@ -68,7 +72,7 @@ def test_a_compiler_counts_that_compiles_for_python(tmp_path: Path, compilers: d
     for name, text in compilers.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    command = ["sh", str(SCRIPTS / "check_compiler.sh"), "BASE"]
+    command = ["sh", str(SCRIPTS / "check_compiler.sh"), "BASE", *wanted]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == bool(said)
     assert said in done.stderr
