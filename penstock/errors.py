@@ -86,6 +86,9 @@ ERROR_CODE = "penstock-error-code"
 OVER_QUOTA = "insufficient_quota"
 """The reason of a RESOURCE_EXHAUSTED that concerns one tenant alone."""
 
+LARGER_THAN_QUOTA = "larger_than_quota"
+"""Code of a request that takes more than its tenant's whole quota."""
+
 
 def _error_code(error: grpc.aio.AioRpcError) -> str:
     found = [value for name, value in error.trailing_metadata() or () if name == ERROR_CODE]
@@ -128,7 +131,8 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
     match error.code():
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE | grpc.StatusCode.ALREADY_EXISTS:
             field = _FIELD.match(details)
-            return InvalidRequest(*as_given(details, field.group(1) if field else ""))
+            message, param = as_given(details, field.group(1) if field else "")
+            return InvalidRequest(message, param, _error_code(error) or "invalid_request")
         case code if _torn_off(code, details):
             return Unavailable(f"{address} broke off the call")
         case grpc.StatusCode.UNAVAILABLE:

@@ -17,7 +17,15 @@ import grpc
 
 from penstock.connection import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES, Connection
 from penstock.credentials import Identity
-from penstock.errors import CHANNEL_DENIED, InvalidRequest, PenstockError, Unavailable, as_given, refusal_of
+from penstock.errors import (
+    CHANNEL_DENIED,
+    LARGER_THAN_QUOTA,
+    InvalidRequest,
+    PenstockError,
+    Unavailable,
+    as_given,
+    refusal_of,
+)
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 
@@ -215,7 +223,7 @@ def _refusal(ack: pb.SubmitAck) -> PenstockError:
     if error.code == CHANNEL_DENIED:
         # A unary call is refused as a whole, so it says of which request; who reads that finds the field by it.
         return refusal_of(error.code, f"requests[0].{error.message}", error.param)
-    if ack.status == pb.SUBMIT_STATUS_OVER_QUOTA:
+    if ack.status == pb.SUBMIT_STATUS_OVER_QUOTA or error.code == LARGER_THAN_QUOTA:
         return refusal_of(error.code, error.message, error.param)
-    # As after a unary call, whose status has no room for the code.
+    # As after a unary call, which has no code for anything else.
     return InvalidRequest(*as_given(error.message, error.param))

@@ -51,6 +51,13 @@ ack is small and holds none, so that who does not read its acks keeps nobody els
 MAX_UNARY_REQUESTS = 1000
 """As the API says; larger sets belong on a stream."""
 
+BEYOND_QUOTA = {
+    queue_pb2.SUBMIT_STATUS_OVER_QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # No waiting would let it in; what else is wrong with a call of all or none is raised where it is taken.
+    queue_pb2.SUBMIT_STATUS_INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+}
+"""Status of a call whose requests a quota does not let in."""
+
 
 @dataclass
 class Parts:
@@ -153,12 +160,11 @@ class QueueServicer:
             full = acks[0].error.code == "disk_full"
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
             await context.abort(code, acks[0].error.message)
-        if acks[0].status == queue_pb2.SUBMIT_STATUS_OVER_QUOTA:
-            # Told apart from a full disk, which is nobody's in particular, by its code.
+        beyond = BEYOND_QUOTA.get(acks[0].status)
+        if beyond is not None:
+            # Told apart from a full disk, which is nobody's in particular, and from what is wrong, by its code.
             error = acks[0].error
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message, ((ERROR_CODE, error.code),))
-        if acks[0].status == queue_pb2.SUBMIT_STATUS_INVALID:  # what no waiting would let in; else it was raised above
-            raise BadInputError(acks[0].error.message)
+            await context.abort(beyond, error.message, ((ERROR_CODE, error.code),))
         return queue_pb2.SubmitUnaryResponse(acks=acks)
 
     # ---- reads and administration ----

@@ -396,15 +396,17 @@ async def test_a_quota_is_told_by_name_and_touches_nobody_else(keyed: Keyed) -> 
                 await small.submit(prompt="a" * 860, max_tokens=4)
             # No waiting would let that in, whichever way it comes.
             too_large = "max_waiting_bytes of tenant small is 1000; [0-9]+ were sent at once"
-            with pytest.raises(public.InvalidRequest, match=too_large):
+            with pytest.raises(public.InvalidRequest, match=too_large) as refused:
                 await small.submit(prompt="a" * 1000, max_tokens=4)
-            with pytest.raises(public.InvalidRequest, match=too_large):
+            assert refused.value.code == "larger_than_quota"
+            with pytest.raises(public.InvalidRequest, match=too_large) as refused:
                 await small.submit(prompt="a" * (TARGET_FRAME_BYTES + 1), max_tokens=4)
+            assert refused.value.code == "larger_than_quota"
             never = [ack async for ack in small.submit_many([{"prompt": "a" * 1000}], wait_for_quota=True)]
             assert [ack.error.code for ack in never if ack.error] == ["larger_than_quota"]
             big = {**COMPLETION, "prompt": "a" * 1000}
             status, answer, _ = await asyncio.to_thread(keyed.http, "small", "POST", "/v1/completions", big)
-            assert (status, answer["error"]["code"]) == (400, "invalid_request")
+            assert (status, answer["error"]["code"]) == (400, "larger_than_quota")
             assert await keyed.status("acme", submit()) is None
         finally:
             await ops.undrain_worker("w1")
