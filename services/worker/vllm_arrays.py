@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 from vllm.sampling_params import StructuredOutputsParams
@@ -36,6 +37,11 @@ PLAIN = re.compile(r"#(/(\$defs|definitions)/[^/%~]+)?")
 """References that lead to schemas, however they are read: to the whole, or to one that is named for it. Readers differ
 in the others: in what they decode, and whether an empty part counts."""
 
+INLINE = re.compile(r"%json[ \t\r\n]*")
+"""What a schema follows in a Lark grammar."""
+
+DECODER = json.JSONDecoder()
+
 
 def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
     """Change what a schema says of the size of its arrays where `max_tokens` of output cannot come so far.
@@ -44,6 +50,7 @@ def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
     longer is never so long. Raises RequestRefusedError for what is too much in all even so.
     """
     most = min((max_tokens + 1) * ITEMS_PER_TOKEN, MOST_ITEMS)
+    _check_total(_inline_items(wanted.grammar or ""))
     for name in ("json", "structural_tag"):
         given = getattr(wanted, name)
         if given is None:
@@ -53,13 +60,38 @@ def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
         except (ValueError, RecursionError):
             continue  # vLLM's own check says what is wrong with it
         changed, items = _bound(schema, most)
-        if items > MOST_ITEMS_IN_ALL:
-            text = (
-                f"the arrays of the schema may have {items} items in all; at most {MOST_ITEMS_IN_ALL} can be compiled"
-            )
-            raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+        _check_total(items)
         if changed:
             setattr(wanted, name, json.dumps(schema) if isinstance(given, str) else schema)
+
+
+def _check_total(items: int) -> None:
+    if items > MOST_ITEMS_IN_ALL:
+        text = f"the arrays of the schema may have {items} items in all; at most {MOST_ITEMS_IN_ALL} can be compiled"
+        raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+
+
+def _inline_items(grammar: str) -> int:
+    """Return the sum of all sizes in the schemas of a grammar, those in its strings and comments as well."""
+    items = 0
+    for found in INLINE.finditer(grammar):
+        with suppress(ValueError, RecursionError):  # the compiler reads no more than Python does
+            items += _items([DECODER.raw_decode(grammar, found.end())[0]])
+    return items
+
+
+def _items(values: list[Any]) -> int:
+    """Return the sum of all sizes anywhere in `values`; one that is beyond all bounds counts as just that."""
+    items = 0
+    left = list(values)
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            items += sum(int(min(size, MOST_ITEMS_IN_ALL + 1)) for size in _sizes(node))
+            left += node.values()
+    return items
 
 
 def _bound(schema: Any, most: int) -> tuple[bool, int]:

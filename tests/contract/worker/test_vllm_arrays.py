@@ -135,3 +135,33 @@ def test_what_a_reference_may_make_a_schema_of_counts() -> None:
     schema = {"examples": [{"maxItems": 200_000}] * 6, "items": {"$ref": "#/examples/0"}}
     with pytest.raises(RequestRefusedError, match="may have 1200000 items in all;"):
         bound_arrays(StructuredOutputsParams(json=schema), 10**6)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: %json {"type": "array", "maxItems": 1000000000, "uniqueItems": true}',
+        'start: "a" | %json\n{"items": {"minItems": 1e300}} "b"',
+        'start: %json {"maxItems": 600000} %json{"maxItems": 600000}',
+        'start: "%json [" %json {",": ",", "minItems": 1000000000} "]"',
+    ],
+)
+def test_schemas_within_a_grammar_count(grammar: str) -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from services.worker.vllm_arrays import bound_arrays
+
+    with pytest.raises(RequestRefusedError, match="items in all; at most 1000000") as refused:
+        bound_arrays(StructuredOutputsParams(grammar=grammar), MAX_TOKENS)
+    assert refused.value.param == "sampling.structured_outputs"
+
+
+@pytest.mark.parametrize("grammar", ['start: "a"', 'start: %json {"maxItems": 99}', 'start: "%json" "["', "%json @x"])
+def test_other_grammars_stay(grammar: str) -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from services.worker.vllm_arrays import bound_arrays
+
+    wanted = StructuredOutputsParams(grammar=grammar)
+    bound_arrays(wanted, MAX_TOKENS)
+    assert wanted.grammar == grammar
