@@ -59,10 +59,30 @@ def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
             schema = json.loads(given) if isinstance(given, str) else given
         except (ValueError, RecursionError):
             continue  # vLLM's own check says what is wrong with it
+        if name == "json":
+            _check_says_something(schema)
         changed, items = _bound(schema, most)
         _check_total(items)
         if changed:
             setattr(wanted, name, json.dumps(schema) if isinstance(given, str) else schema)
+
+
+def _check_says_something(schema: Any) -> None:
+    """Raise RequestRefusedError if a schema refers to itself before it says anything: nothing could be written."""
+    reference, seen = _reference(schema), set[str]()
+    while reference not in seen and PLAIN.fullmatch(reference):
+        seen.add(reference)
+        _, keyword, name = reference.split("/") if "/" in reference else ("", "", "")
+        named = schema.get(keyword) if keyword else {name: schema}
+        reference = _reference(named.get(name) if isinstance(named, dict) else None)
+    if reference in seen:
+        text = f"the schema is what {reference[:99]!r} refers to, which is that again"
+        raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+
+
+def _reference(schema: Any) -> str:
+    found = schema.get("$ref") if isinstance(schema, dict) else None
+    return found if isinstance(found, str) else ""
 
 
 def _check_total(items: int) -> None:

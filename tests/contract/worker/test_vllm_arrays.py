@@ -117,13 +117,14 @@ def test_a_reference_makes_no_schema_of_what_is_none(schema: Any) -> None:
 
 @pytest.mark.parametrize("reference", ["#", "#/$defs/enum", "#/properties/default/items", "#anchor", "x", "#/default"])
 def test_references_are_left(reference: str) -> None:
-    schema = {"$ref": reference, "default": [{"maxItems": MOST}], "$defs": {"enum": {"items": {"$ref": "#"}}}}
+    defs = {"enum": {"items": {"$ref": "#"}}}
+    schema = {"items": {"$ref": reference}, "default": [{"maxItems": MOST}], "$defs": defs}
     assert bounded(schema) == schema
 
 
 @pytest.mark.parametrize("reference", ["#", "#/$defs/default", "#/definitions/A"])
 def test_a_value_is_a_value_where_references_are_plain(reference: str) -> None:
-    schema = {"$ref": reference, "const": {"minItems": 10**9}}
+    schema = {"items": {"$ref": reference}, "const": {"minItems": 10**9}}
     assert bounded(schema) == schema
 
 
@@ -165,3 +166,33 @@ def test_other_grammars_stay(grammar: str) -> None:
     wanted = StructuredOutputsParams(grammar=grammar)
     bound_arrays(wanted, MAX_TOKENS)
     assert wanted.grammar == grammar
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#", "type": "string"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"$ref": "#/definitions/a", "definitions": {"a": {"$ref": "#"}}},
+    ],
+)
+def test_a_schema_that_is_only_itself_is_refused(schema: Any) -> None:
+    with pytest.raises(RequestRefusedError, match="refers to, which is that again") as refused:
+        bounded(schema)
+    assert (refused.value.code, refused.value.param) == ("invalid_parameter", "sampling.structured_outputs")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"next": {"$ref": "#/$defs/a"}}}}},
+        {"$ref": "#/$defs/a", "$defs": []},
+        {"$ref": "#/$defs/a"},
+        {"$ref": 1},
+        {"properties": {"next": {"$ref": "#"}}},
+        True,
+    ],
+)
+def test_one_that_says_something_first_is_left(schema: Any) -> None:
+    assert bounded(schema) == schema
