@@ -135,15 +135,18 @@ class Output:
         done = batch.progress
         if done.submitted and not done.cut:
             return ()
+        refused = {refusal.line for refusal in batch.refusals}
         found: list[int] = []
         try:
             async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
                 async for raw in lines:
+                    if raw.number in refused:
+                        continue
                     found.append(raw.number)
                     if len(found) == WINDOW_LINES:
                         break
         except NotFound:  # which of them are blank is not known any more
-            return range(done.line + 1, done.line + 1 + WINDOW_LINES)
+            return range(done.line + 1, done.line + 1 + WINDOW_LINES + len(refused))
         return found
 
     async def _result_of(self, batch: Batch, line: int) -> pb.Result | None:
@@ -170,9 +173,9 @@ class Output:
                 looked = 0
                 async for raw in lines:
                     await asyncio.sleep(0)
-                    looked += 1
                     if raw.number in refused:
                         continue
+                    looked += 1
                     if looked <= WINDOW_LINES and await self._is_known(batch, raw.number):
                         continue  # of a window of which its tenant's quota let in a part
                     custom_id = _custom_id(raw, batch.endpoint)

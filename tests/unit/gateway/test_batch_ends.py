@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from services.gateway import drive
+from services.gateway import batch_output, drive
+from services.gateway.batch_lines import ask_of, read_lines, request_of
 from services.gateway.batch_output import Output
 from services.gateway.batch_records import ChangedError
 from services.gateway.batches import cancelled
-from services.gateway.core.batch import Batch, Counts, Status
+from services.gateway.core.batch import Batch, Counts, Refusal, Status
 from services.gateway.drive import Drive
 from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT
@@ -147,3 +150,23 @@ async def test_what_was_refused_once_is_not_submitted_later(rig: Rig, monkeypatc
     done, _ = await rig.records.get(batch.batch_id)
     assert sorted(await rig.error_ids(done)) == sorted(f"line-{n}" for n in range(LINES))
     assert done.counts.failed == LINES
+
+
+async def test_a_window_may_lie_behind_what_was_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lines are refused, and of the two behind them, which are a window, a quota lets in the second alone."""
+    monkeypatch.setattr(batch_output, "WINDOW_LINES", 2)
+    refusals = [Refusal(number, f"line-{number - 1}", "invalid_request", "no") for number in (1, 2)]
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES), refusals=refusals)
+    lines = [raw async for raw in read_lines(rig.shelf, batch.input_file_id)]
+    request = request_of(ask_of(lines[3], batch.endpoint, ()), batch)
+    async with aclosing(rig.client.submit_many([request])) as acks:
+        assert [ack.error async for ack in acks] == [None]
+    await rig.records.change(batch.batch_id, cancelled)
+    async with asyncio.timeout(5):
+        await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
+    for input_order in (False, True):
+        content = Output(rig.client, rig.shelf).lines(done, errors=True, input_order=input_order)
+        names = [json.loads(line)["custom_id"] async for line in content]
+        assert sorted(names) == sorted(f"line-{n}" for n in range(LINES))
