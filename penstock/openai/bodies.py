@@ -420,6 +420,8 @@ def _body_error(error: ValidationError) -> BodyError:
         return BodyError(f"{path}: there is no such field", path, "unknown_parameter")
     if problem["type"] == "missing":
         return BodyError(f"{path}: is missing", path, "missing_parameter")
+    if problem["input"] is True and problem.get("ctx") == {"expected": "False"}:
+        return BodyError(f"{path}: not supported", path, "unsupported_parameter")
     param = place[0] if place else ""
     text = problem["msg"].removeprefix("Value error, ")
     shown = repr(problem.get("input"))

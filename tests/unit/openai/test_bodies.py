@@ -204,12 +204,12 @@ def test_a_structural_tag_keeps_its_fields() -> None:
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
         ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": True}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
         ({"stream": True}, "stream"),
         ({"tools": []}, "tools"),
         ({"best_of": 2}, "best_of"),
-        ({"return_token_ids": True}, "return_token_ids"),
         ({"priority": 2**40}, "priority"),
     ],
 )
@@ -312,7 +312,6 @@ def test_a_stream_is_for_those_who_wait_for_it() -> None:
     ("url", "fields", "param"),
     [
         (CHAT_URL, {"stream_options": {"include_usage": True}}, "stream_options"),
-        (CHAT_URL, {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
         (CHAT_URL, {"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
         (CHAT_URL, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         (CHAT_URL, {"stream": "yes"}, "stream"),
@@ -325,6 +324,22 @@ def test_what_a_stream_cannot_tell_is_refused_by_name(url: str, fields: dict[str
     with pytest.raises(BodyError) as refused:
         parse_body(url, {**prompt, **fields}, streams=True)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("url", [CHAT_URL, COMPLETIONS_URL])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ],
+)
+def test_what_may_only_be_false_is_not_supported(url: str, fields: dict[str, Any], param: str) -> None:
+    prompt = CHAT if url == CHAT_URL else {"prompt": "p"}
+    with pytest.raises(BodyError, match="not supported") as refused:
+        parse_body(url, {**prompt, "stream": True, **fields}, streams=True)
+    assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
 
 
 def test_a_body_too_deep_to_be_written_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
