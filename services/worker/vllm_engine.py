@@ -307,7 +307,7 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
-        from services.worker.vllm_sampling import engine_step, refusal
+        from services.worker.vllm_sampling import engine_step, refusal, refuse_dead_end
 
         run_id = request.run_id
         params, tools = self._understood(request)
@@ -321,8 +321,10 @@ class VllmEngine:
                 if first and self._pace.wanted(run_id) != request.tell_at_tokens:
                     # It changed before vLLM knew the run.
                     self._pace.apply(run_id)
-                first = False
                 step = engine_step(output, params.logprobs, params.prompt_logprobs, self._llm.get_tokenizer().decode)
+                if first:
+                    refuse_dead_end(step, params)
+                first = False
                 yield step if tools is None else tools.read(step)
         except VllmDeadError as error:
             raise EngineDeadError(first_line(error)) from error

@@ -117,6 +117,18 @@ def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedErro
     return RequestRefusedError("invalid_prompt", message, parameter or where)
 
 
+def refuse_dead_end(step: EngineStep, params: SamplingParams) -> None:
+    """Raise RequestRefusedError if the first step of a run ends it because the shape it must have allows no token.
+
+    A left-recursive grammar is such: vLLM draws a token even so, and then finds it forbidden. So would every attempt.
+    """
+    if params.structured_outputs is None:
+        return
+    if any(choice.finish_reason == "error" and len(choice.token_ids) == 1 for choice in step.choices):
+        text = "the structured outputs allow no first token, as where a rule of a grammar begins with itself"
+        raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+
+
 def engine_step(
     output: RequestOutput, top: int | None, prompt_top: int | None, decode: Callable[[int], str]
 ) -> EngineStep:

@@ -169,6 +169,15 @@ async def test_a_run_that_the_engine_never_starts_is_no_prefill(made: UnderTest)
     assert after.prefill_tokens - before.prefill_tokens == len(prompt)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_grammar_that_allows_no_first_token_is_refused(made: UnderTest, n: int) -> None:
+    grammar = pb.StructuredOutputs(grammar='root ::= root "x"')
+    with pytest.raises(RequestRefusedError, match="allow no first token") as caught:
+        await run(made, pb.SamplingParams(temperature=1.0, structured_outputs=grammar, n=n))
+    assert (caught.value.code, caught.value.param) == ("invalid_parameter", "sampling.structured_outputs")
+    assert (await run(made, greedy())).tokens == 12
+
+
 async def test_metrics_that_nobody_reads_are_not_kept(made: UnderTest) -> None:
     await run(made, greedy())
     assert made.reports
