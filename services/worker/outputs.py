@@ -123,8 +123,14 @@ class RunOutput:
             choice.told_parts = len(choice.parts)
         return found
 
+    def count(self, result: pb.Result) -> None:
+        """Write what the engine has done into `result`, however the run ended."""
+        result.preemptions = self.preemptions
+        result.usage.completion_tokens = self.tokens
+        result.usage.cached_tokens = self.cached_tokens
+
     def fill(self, result: pb.Result, echo_text: str | None) -> None:
-        """Write choices, usage and prompt log probabilities into `result`.
+        """Write choices and prompt log probabilities into `result`.
 
         The echoed prompt stands in `prompt_text`; a choice has what was generated.
         """
@@ -146,9 +152,6 @@ class RunOutput:
                 message.stop_token_id = choice.stop_reason
         if self.prompt_logprobs:
             result.prompt_logprobs.extend(_logprob(p) for p in self.prompt_logprobs)
-        result.preemptions = self.preemptions
-        result.usage.completion_tokens = self.tokens
-        result.usage.cached_tokens = self.cached_tokens
         if echo_text is not None:
             result.prompt_text = echo_text
 

@@ -99,11 +99,11 @@ class Run:
         on_credit.settled_blocks = spent.settled_blocks
         on_credit.released_blocks = spent.released_blocks
         on_credit.tokenizer_acks = spent.tokenizer_acks
+        self.output.count(result)
         if ending.kind is EndingKind.COMPLETED:
             self.output.fill(result, self.prompt_text)
         else:
             result.error.CopyFrom(wire.error_of(ending))
-            usage.completion_tokens = self.output.tokens
         return complete
 
     def token_messages(self) -> list[bytes]:

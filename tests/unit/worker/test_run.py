@@ -69,6 +69,14 @@ def test_a_failure_carries_no_result() -> None:
     assert (complete.failure.code, complete.failure.message) == ("engine_error", "why")
 
 
+def test_a_cancelled_run_tells_what_it_cost() -> None:
+    run = made()
+    run.output.take(step(ChoiceStep(0, (7, 8), "seven")))
+    result = sent(run.finish(Ending(EndingKind.CANCELLED, "cancelled", "why"), "tiny", SPENT)).result
+    assert (result.usage.completion_tokens, result.usage.cached_tokens, result.preemptions) == (2, 2, 1)
+    assert not result.choices
+
+
 def test_a_rejection_names_the_field() -> None:
     ending = Ending(EndingKind.REJECTED, "invalid_parameter", "too hot", "sampling.temperature")
     result = sent(made().finish(ending, "tiny", SPENT)).result
