@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.2
 """Between looks at deadlines and leases: what a deadline may be late by."""
 
+STOOD_STILL_S = 1.0
+"""A tick that is late by more finds a process that was stopped, or starved, and that has heard nobody meanwhile."""
+
 HOUSEKEEPING_TICKS = 5
 """Ticks between updates of gauges."""
 
@@ -232,7 +235,11 @@ class Service:
                 self._metrics.show(view, self._clock.now_ns(), len(self._hub), self.committer.disk_free_bytes)
                 self.committer.post(Lookup(0, self._spot_check))
             ticks += 1
+            due_ns = self._clock.now_ns() + int(TICK_S * 1e9)
             await asyncio.sleep(TICK_S)
+            if self._clock.now_ns() - due_ns > STOOD_STILL_S * 1e9:
+                # Renewals wait to be read, and workers are about to return, before leases may be found to be over.
+                await asyncio.sleep(self._settings.worker_grace_s)
 
     def _spot_check(self, store: Store) -> Message:
         """Compare a few requests with their rows; runs on the committing thread, while the machine stands still."""
