@@ -32,7 +32,13 @@ MOST_DEVIATIONS: Final = 6.0
 """Beyond this, more margin prevents nothing that a model of independent requests can foresee."""
 
 STEP_DEVIATIONS: Final = 0.2
-"""What one preemption adds: at the default target 1,000 requests without one narrow the margin by a deviation."""
+"""What one preemption adds where few are worth it: at the default target 1,000 requests without one narrow the margin
+by a deviation."""
+
+MOST_NARROWING_DEVIATIONS: Final = 0.01
+"""The most that one completion takes away: where more than one preemption in twenty requests is worth it, each says
+less of the margin, and adds less than a step. With whole steps the margin swings by half a deviation about where it
+belongs, and what it leaves empty above costs more than it saves below. So a hundred requests still find it."""
 
 MOST_BURST_STEPS: Final = 5
 """Most steps until the engine has recovered: one overflow preempts many, and it must not cost usage for thousands
@@ -51,7 +57,7 @@ balance at `r = e / l * spread / c`. With e = 0.3 (the part of a step's time tha
 computes) and l = 1.5, r = 5 per 1,000 where spread / c = 0.025, and rises in proportion.
 """
 
-MOST_NARROWING_DEVIATIONS = STEP_DEVIATIONS / 2
+MOST_PREEMPTIONS_PER_REQUEST: Final = 0.5
 """However little they cost: more than 500 preemptions per 1,000 requests are a cache that is never at rest."""
 
 
@@ -63,7 +69,8 @@ class Margin:
         self.deviations = FIRST_DEVIATIONS if target_per_1000 else UNTARGETED_DEVIATIONS
         self.recovering = False
         self.cost = RecomputeCost()
-        self._narrowing = STEP_DEVIATIONS * target_per_1000 / 1000
+        self._target = target_per_1000 / 1000
+        self._step_deviations = STEP_DEVIATIONS
         self._preemptions: int | None = None
         self._burst_steps = 0
         self._usage = 0.0
@@ -76,7 +83,11 @@ class Margin:
         """
         self.cost.completed(tokens)
         worth = max(spread / (FULL_PRICE_SHARE * self.cost.requests), 1.0)
-        narrowing = min(self._narrowing * worth, max(self._narrowing, MOST_NARROWING_DEVIATIONS))
+        per_request = max(min(self._target * worth, MOST_PREEMPTIONS_PER_REQUEST), self._target)
+        if not per_request:
+            return
+        narrowing = min(per_request * STEP_DEVIATIONS, MOST_NARROWING_DEVIATIONS)
+        self._step_deviations = narrowing / per_request
         self.deviations = max(self.deviations - narrowing, LEAST_DEVIATIONS)
 
     def observe(self, report: EngineReport) -> None:
@@ -99,4 +110,4 @@ class Margin:
         self._burst_steps = self._burst_steps if self.recovering else 0
         steps = min(preemptions, MOST_BURST_STEPS - self._burst_steps)
         self._burst_steps += steps
-        self.deviations = min(self.deviations + steps * STEP_DEVIATIONS, MOST_DEVIATIONS)
+        self.deviations = min(self.deviations + steps * self._step_deviations, MOST_DEVIATIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from services.scheduler.core.margin import (
     LEAST_DEVIATIONS,
     MOST_BURST_STEPS,
     MOST_DEVIATIONS,
+    MOST_NARROWING_DEVIATIONS,
+    MOST_PREEMPTIONS_PER_REQUEST,
     STEP_DEVIATIONS,
     UNTARGETED_DEVIATIONS,
     Margin,
@@ -70,7 +73,29 @@ def test_a_cache_is_never_without_rest_however_little_preemptions_cost() -> None
         margin.observe(report(0)._replace(busy_ns=10**9 * number, prefill_tokens=number, prefill_ns=number))
         before = margin.deviations
         margin.completed(1, 0.5)
-        assert before - margin.deviations <= STEP_DEVIATIONS / 2 + 1e-9
+        assert before - margin.deviations <= MOST_NARROWING_DEVIATIONS + 1e-9
+    before = margin.deviations
+    margin.observe(report(1)._replace(busy_ns=10**11, prefill_tokens=100, prefill_ns=100))
+    for _ in range(round(1 / MOST_PREEMPTIONS_PER_REQUEST)):
+        margin.completed(1, 0.5)
+    assert margin.deviations == pytest.approx(before)
+
+
+def test_where_many_preemptions_are_worth_it_the_margin_hardly_swings() -> None:
+    """An engine that preempts half of its requests at a margin of 0, a fifth of them at 0.66, which is what is worth it."""
+    rng = random.Random(7)
+    margin = Margin(5.0)
+    preemptions = 0
+    seen: list[float] = []
+    for number in range(10_000):
+        counters = {"busy_ns": 1000 * number, "prefill_tokens": 10 * number, "prefill_ns": 10 * number}
+        preemptions += rng.random() < 0.5 * 4**-margin.deviations
+        margin.observe(report(preemptions)._replace(**counters))
+        margin.observe(report(preemptions, usage=0.1)._replace(**counters))
+        margin.completed(100, 0.1)
+        seen += [margin.deviations] if number > 1000 else []
+    assert statistics.mean(seen) == pytest.approx(0.66, abs=0.1)
+    assert statistics.pstdev(seen) < 0.15
 
 
 @given(target=st.floats(0, 1000), events=st.lists(st.integers(0, 50)))
