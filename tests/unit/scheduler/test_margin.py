@@ -82,7 +82,7 @@ def test_a_cache_is_never_without_rest_however_little_preemptions_cost() -> None
 
 
 def test_where_many_preemptions_are_worth_it_the_margin_hardly_swings() -> None:
-    """An engine that preempts half of its requests at a margin of 0, a fifth of them at 0.66, which is what is worth it."""
+    """An engine that preempts half of its requests at a margin of 0, and a fifth, which is worth it, at 0.66."""
     rng = random.Random(7)
     margin = Margin(5.0)
     preemptions = 0
