@@ -123,7 +123,10 @@ class ChoiceStep(NamedTuple):
 
 
 class EngineStep(NamedTuple):
-    """New output of one run. With `finished` the engine holds no block of it any more."""
+    """New output of one run. With `finished` the engine holds no block of it any more.
+
+    `preemptions` are those of all its completions so far.
+    """
 
     choices: Sequence[ChoiceStep]
     finished: bool

@@ -374,6 +374,8 @@ class Runner:
         except EngineDeadError as death:
             self.died(str(death) or "the engine is dead")
         except Exception as error:
+            if run.generation is not None and run.generation.cancelling():
+                raise  # to the abort, which waits for the end of this, and which the engine failed at
             log.exception("%s: the engine failed", run_id, extra=run.about)
             self.post(m.EngineFailed(run_id, False, "engine_error", f"{type(error).__name__}: {error}"))
 
@@ -402,17 +404,25 @@ class Runner:
             self._metrics.inter_token.observe(gap_s)
 
     async def _abort(self, run: Run) -> None:
-        """Stop the generation first, so that a start still under way cannot come after the abort."""
+        """Stop the generation first, so that a start still under way cannot come after the abort.
+
+        What an engine holds that fails to abort nobody can say, so nothing may be granted on it any more.
+        """
         try:
             if run.generation is not None:
                 # What the engine has held back counts: it comes within one turn of the loop.
                 self._engine.tell_at(run.run_id, 1)
                 await asyncio.sleep(0)
                 run.generation.cancel()
-                await asyncio.gather(run.generation, return_exceptions=True)
+                await asyncio.wait([run.generation])
+                if not run.generation.cancelled():
+                    run.generation.result()
             await self._engine.abort(run.run_id)
-        except EngineDeadError as error:
-            self.died(str(error))
+        except EngineDeadError as death:
+            self.died(str(death) or "the engine is dead")
+        except Exception as error:
+            log.exception("%s: the engine cannot abort it", run.run_id, extra=run.about)
+            self.died(f"the engine cannot abort a run: {type(error).__name__}: {error}")
         self.post(m.EngineAborted(run.run_id, run.output.tokens, run.output.preemptions))
 
 

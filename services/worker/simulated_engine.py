@@ -96,9 +96,13 @@ class _Run:
     lengths: list[int]
     open_choices: set[int]
     steps: asyncio.Queue[EngineStep | EngineDeadError] = field(default_factory=asyncio.Queue)
-    preemptions: int = 0
+    sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     last_token_s: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def preemptions(self) -> int:
+        return sum(sequence.preemptions for sequence in self.sequences)
 
 
 class SimulatedEngine:
@@ -172,7 +176,9 @@ class SimulatedEngine:
         caching = self._settings.rules.enable_prefix_caching
         keys = prompt_keys(request.prompt_ids, self._settings.block_size) if caching else ()
         for index, length in enumerate(run.lengths):
-            self.batch.add(Sequence(_key(request.run_id, index), len(request.prompt_ids), length, keys))
+            sequence = Sequence(_key(request.run_id, index), len(request.prompt_ids), length, keys)
+            run.sequences.append(sequence)
+            self.batch.add(sequence)
         self._work.set()
         finished = False
         try:
@@ -265,7 +271,6 @@ class SimulatedEngine:
             if run is None:
                 # Aborted while the step was being computed.
                 continue
-            run.preemptions = max(run.preemptions, sequence.preemptions)
             run.cached_tokens = max(run.cached_tokens, sequence.cached_tokens)
             number = int(index)
             if number in run.last_token_s:

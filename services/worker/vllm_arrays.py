@@ -69,20 +69,37 @@ def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
 
 def _check_says_something(schema: Any) -> None:
     """Raise RequestRefusedError if a schema refers to itself before it says anything: nothing could be written."""
-    reference, seen = _reference(schema), set[str]()
-    while reference not in seen and PLAIN.fullmatch(reference):
-        seen.add(reference)
-        _, keyword, name = reference.split("/") if "/" in reference else ("", "", "")
-        named = schema.get(keyword) if keyword else {name: schema}
-        reference = _reference(named.get(name) if isinstance(named, dict) else None)
-    if reference in seen:
-        text = f"the schema is what {reference[:99]!r} refers to, which is that again"
-        raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+    left, seen = [schema], {id(schema)}
+    while left:
+        parts = _parts(left.pop(), schema)
+        if not parts:
+            return
+        left += [part for part in parts if id(part) not in seen]
+        seen.update(map(id, parts))
+    text = "the schema refers only to itself: there is nothing that could be written"
+    raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
 
 
-def _reference(schema: Any) -> str:
-    found = schema.get("$ref") if isinstance(schema, dict) else None
-    return found if isinstance(found, str) else ""
+def _parts(node: Any, schema: Any) -> list[Any]:
+    """Return the schemas of which a schema is made where it stands; empty if it says something of its own."""
+    if not isinstance(node, dict):
+        return []
+    reference = node.get("$ref")
+    if isinstance(reference, str):
+        return _named(reference, schema)
+    given = [node.get(keyword) for keyword in ("allOf", "anyOf", "oneOf")]
+    return [part for parts in given if isinstance(parts, list) for part in parts]
+
+
+def _named(reference: str, schema: dict[str, Any]) -> list[Any]:
+    """Return what a plain reference leads to; empty if it leads nowhere, or is not plain."""
+    if not PLAIN.fullmatch(reference):
+        return []
+    if reference == "#":
+        return [schema]
+    _, keyword, name = reference.split("/")
+    named = schema.get(keyword)
+    return [named[name]] if isinstance(named, dict) and name in named else []
 
 
 def _check_total(items: int) -> None:

@@ -25,7 +25,7 @@ from services.worker.engine import (
 )
 from services.worker.processes import guard_process_group, yield_to_engine
 from services.worker.vllm_pace import Pace
-from services.worker.vllm_stats import EngineStats, no_metrics
+from services.worker.vllm_stats import EngineStats, RunPreemptions, no_metrics
 
 EX_SOFTWARE = 70
 """Exit status when the engine cannot be started (sysexits.h)."""
@@ -233,6 +233,8 @@ class VllmEngine:
         self._defaults: dict[str, Any] = llm.vllm_config.model_config.get_diff_sampling_param()
         self._shape = self._describe(names)
         self._tool_parser = self._parser_class(tool_parser)
+        config = llm.vllm_config
+        self._loads = bool(config.kv_transfer_config or config.ec_transfer_config)
         self._watch: asyncio.Task[None] | None = None
 
     def _parser_class(self, name: str) -> Any:
@@ -315,15 +317,17 @@ class VllmEngine:
         if interval is not None:
             params.stream_interval = interval
         outputs = self._llm.generate(tokens_input(list(request.prompt_ids)), params, run_id)
+        decode = self._llm.get_tokenizer().decode
+        preemptions = RunPreemptions(getattr(self._llm, "output_processor", None), run_id)
         first = True
         try:
             async for output in outputs:
                 if first and self._pace.wanted(run_id) != request.tell_at_tokens:
                     # It changed before vLLM knew the run.
                     self._pace.apply(run_id)
-                step = engine_step(output, params.logprobs, params.prompt_logprobs, self._llm.get_tokenizer().decode)
+                step = engine_step(output, params.logprobs, params.prompt_logprobs, decode, preemptions.count(output))
                 if first:
-                    refuse_dead_end(step, params)
+                    refuse_dead_end(step, params, self._loads)
                 first = False
                 yield step if tools is None else tools.read(step)
         except VllmDeadError as error:

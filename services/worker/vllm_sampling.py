@@ -117,31 +117,38 @@ def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedErro
     return RequestRefusedError("invalid_prompt", message, parameter or where)
 
 
-def refuse_dead_end(step: EngineStep, params: SamplingParams) -> None:
-    """Raise RequestRefusedError if the first step of a run ends it because the shape it must have allows no token.
+def refuse_dead_end(step: EngineStep, params: SamplingParams, loads: bool) -> None:
+    """Raise RequestRefusedError if the first step of a run ends it because of the shape that its output must have.
 
-    A left-recursive grammar is such: vLLM draws a token even so, and then finds it forbidden. So would every attempt.
+    A left-recursive grammar allows no token: vLLM draws one even so, and then finds it forbidden. Without a token end
+    those that the engine's backend cannot compile: vLLM takes what any of its backends can, and works with the one that
+    was asked for first. Every attempt would say so again. An engine that `loads` caches from elsewhere ends a run
+    without a token where that fails, too.
     """
     if params.structured_outputs is None:
         return
-    if any(choice.finish_reason == "error" and len(choice.token_ids) == 1 for choice in step.choices):
+    tokens = next((len(choice.token_ids) for choice in step.choices if choice.finish_reason == "error"), 2)
+    if tokens == 1:
         text = "the structured outputs allow no first token, as where a rule of a grammar begins with itself"
-        raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+    elif tokens == 0 and not loads:
+        text = "the engine cannot compile the structured outputs (or not in time) with the backend that it works with"
+    else:
+        return
+    raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
 
 
 def engine_step(
-    output: RequestOutput, top: int | None, prompt_top: int | None, decode: Callable[[int], str]
+    output: RequestOutput, top: int | None, prompt_top: int | None, decode: Callable[[int], str], preemptions: int = 0
 ) -> EngineStep:
     """Return a delta output of vLLM; `top` and `prompt_top` are the log probabilities asked for, None for none.
 
-    `decode` gives the text of a token that the engine says nothing of.
+    `decode` gives the text of a token that the engine says nothing of, `preemptions` are those of the whole run.
     """
-    metrics = getattr(output, "metrics", None)
     return EngineStep(
         [_choice(choice, top) for choice in output.outputs],
         output.finished,
         cached_tokens=output.num_cached_tokens or 0,
-        preemptions=getattr(metrics, "num_preemptions", 0),
+        preemptions=preemptions,
         prompt_logprobs=_prompt_logprobs(output, prompt_top, decode),
     )
 

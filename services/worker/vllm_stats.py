@@ -86,6 +86,32 @@ class EngineStats:
         )
 
 
+class RunPreemptions:
+    """How often the completions of one run were preempted. vLLM tells with an output only those of one of them.
+
+    It counts each one's in an object that it keeps for it in its front-end's records, which are no public interface:
+    where they do not look as expected, what the outputs tell is all there is.
+    """
+
+    def __init__(self, processor: Any, run_id: str) -> None:
+        """Read the records of vLLM's `processor` of outputs at the first output; then they have every completion."""
+        self._processor = processor
+        self._run_id = run_id
+        self._counted: dict[int, Any] = {}
+
+    def count(self, output: Any) -> int:
+        """Return the sum as of an output of the run."""
+        if not self._counted:
+            names = getattr(self._processor, "external_req_ids", {}).get(self._run_id, ())
+            states = getattr(self._processor, "request_states", {})
+            self._add(*(getattr(states.get(name), "stats", None) for name in names))
+        self._add(getattr(output, "metrics", None))
+        return sum(getattr(stats, "num_preemptions", 0) for stats in self._counted.values())
+
+    def _add(self, *found: Any) -> None:
+        self._counted.update((id(stats), stats) for stats in found if stats is not None)
+
+
 def no_metrics() -> Any:
     """Return a logger that takes the place of vLLM's own for Prometheus, and keeps nothing.
 

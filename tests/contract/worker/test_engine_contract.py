@@ -276,10 +276,13 @@ async def test_prefills_are_counted_with_the_time_they_took(made: UnderTest) -> 
     assert after.prefill_ns > before.prefill_ns or not after.step_ns, "only an engine of no time takes none"
 
 
-async def test_more_than_fits_is_queued_and_all_end(made: UnderTest) -> None:
+@pytest.mark.parametrize("n", [1, 4])
+async def test_more_than_fits_is_queued_and_all_end(made: UnderTest, n: int) -> None:
     before = made.reports[-1].preemptions if made.reports else 0
-    runs = await asyncio.gather(*(collect(generation(made, f"{i} " * 20, max_tokens=100)) for i in range(24)))
-    assert all(output.tokens == 100 for output, _ in runs)
+    asked = [generation(made, f"{i} " * 20, max_tokens=160, n=n, temperature=1.0) for i in range(24 // n)]
+    runs = await asyncio.gather(*map(collect, asked))
+    assert all(output.tokens == 160 * n for output, _ in runs)
+    assert made.reports[-1].preemptions > before
     assert made.reports[-1].preemptions - before == sum(output.preemptions for output, _ in runs)
     await until_all_free(made)
 

@@ -175,10 +175,14 @@ def test_other_grammars_stay(grammar: str) -> None:
         {"$ref": "#", "type": "string"},
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         {"$ref": "#/definitions/a", "definitions": {"a": {"$ref": "#"}}},
+        {"anyOf": [{"$ref": "#"}]},
+        {"oneOf": [{"$ref": "#"}, {"$ref": "#"}], "type": "string"},
+        {"allOf": [{"anyOf": [{"$ref": "#"}]}]},
+        {"anyOf": [{"$ref": "#"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"oneOf": [{"$ref": "#/$defs/a"}]}}},
     ],
 )
 def test_a_schema_that_is_only_itself_is_refused(schema: Any) -> None:
-    with pytest.raises(RequestRefusedError, match="refers to, which is that again") as refused:
+    with pytest.raises(RequestRefusedError, match="refers only to itself") as refused:
         bounded(schema)
     assert (refused.value.code, refused.value.param) == ("invalid_parameter", "sampling.structured_outputs")
 
@@ -190,6 +194,11 @@ def test_a_schema_that_is_only_itself_is_refused(schema: Any) -> None:
         {"$ref": "#/$defs/a", "$defs": []},
         {"$ref": "#/$defs/a"},
         {"$ref": 1},
+        {"anyOf": [{"$ref": "#"}, {"type": "string"}]},
+        {"anyOf": [{"$ref": "#"}, {"$ref": "#anchor"}]},
+        {"anyOf": [{"$ref": "#"}, True]},
+        {"anyOf": []},
+        {"anyOf": {"$ref": "#"}},
         {"properties": {"next": {"$ref": "#"}}},
         True,
     ],

@@ -160,8 +160,8 @@ async def test_a_run_that_the_engine_never_starts_is_no_prefill(made: UnderTest)
     await run(made, pb.SamplingParams(temperature=0.0, structured_outputs=regex))
     before = made.reports[-1]
     # Only the other one knows such a class: the front-end's checks, which try both, let it pass.
-    failed = await run(made, greedy(structured_outputs=pb.StructuredOutputs(regex=r"\p{L}+")))
-    assert (failed.finish_reasons, failed.tokens) == (["error"], 0)
+    with pytest.raises(RequestRefusedError, match="cannot compile"):
+        await run(made, greedy(structured_outputs=pb.StructuredOutputs(regex=r"\p{L}+")))
     await run(made, greedy())
     after = made.reports[-1]
     assert after.prefill_ns - before.prefill_ns < 60e9
@@ -174,6 +174,17 @@ async def test_a_grammar_that_allows_no_first_token_is_refused(made: UnderTest, 
     grammar = pb.StructuredOutputs(grammar='root ::= root "x"')
     with pytest.raises(RequestRefusedError, match="allow no first token") as caught:
         await run(made, pb.SamplingParams(temperature=1.0, structured_outputs=grammar, n=n))
+    assert (caught.value.code, caught.value.param) == ("invalid_parameter", "sampling.structured_outputs")
+    assert (await run(made, greedy())).tokens == 12
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_grammar_that_the_engines_backend_cannot_compile_is_refused(made: UnderTest, n: int) -> None:
+    """vLLM takes what any backend can compile, and compiles it with the one that was asked for first."""
+    await run(made, pb.SamplingParams(structured_outputs=pb.StructuredOutputs(grammar='root ::= "x"')))
+    grammar = pb.StructuredOutputs(grammar='start: %regex {"substring_words": "a b"}')
+    with pytest.raises(RequestRefusedError, match="cannot compile") as caught:
+        await run(made, pb.SamplingParams(structured_outputs=grammar, n=n))
     assert (caught.value.code, caught.value.param) == ("invalid_parameter", "sampling.structured_outputs")
     assert (await run(made, greedy())).tokens == 12
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -15,6 +16,7 @@ from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from services.clock import SystemClock
 from services.telemetry import Telemetry
+from services.worker import wire
 from services.worker.core import messages as m
 from services.worker.core.session import Session
 from services.worker.engine import (
@@ -54,6 +56,25 @@ class Engine:
         yield EngineStep([ChoiceStep(0, (2,), "!", finish_reason="stop")], True)
 
     def tell_at(self, run_id: str, tokens: int) -> None: ...
+
+
+class NeverAborts(Engine):
+    """Runs on for ever, and fails to be stopped: when the generation is left, as vLLM's does, or when it is asked."""
+
+    def __init__(self, at_leaving: bool) -> None:
+        self._at_leaving = at_leaving
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
+        yield EngineStep([ChoiceStep(0, (1,), "on")], False)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if self._at_leaving:
+                raise RuntimeError("a defect")
+
+    async def abort(self, run_id: str) -> None:
+        if not self._at_leaving:
+            raise RuntimeError("a defect")
 
 
 class Renderer:
@@ -107,14 +128,16 @@ class Queue:
 class Bench:
     """A runner between its peers."""
 
-    def __init__(self, telemetry: Telemetry | None = None) -> None:
+    def __init__(self, telemetry: Telemetry | None = None, engine: Engine | None = None) -> None:
         self.registry = CollectorRegistry()
         self.queue = Queue()
-        session, tokenizer = Session(sizes_of(SHAPE, 64)), Tokenizer()
+        self.session = session = Session(sizes_of(SHAPE, 64))
+        tokenizer = Tokenizer()
         spans = RunSpans(telemetry or Telemetry(None), SHAPE, "w1")
         metrics = WorkerMetrics(session, 64, self.registry)
         who = Identity("w1", "i1", 64)
-        self.runner = Runner(who, session, Engine(), tokenizer, SystemClock(), metrics, spans)  # type: ignore[arg-type]
+        works: Any = engine or Engine()
+        self.runner = Runner(who, session, works, tokenizer, SystemClock(), metrics, spans)
         tokenizer.runner = self.runner
         self.runner.connect(Scheduler(), self.queue)
         for message in (m.SchedulerReached(), m.SchedulerUp(1, 0), m.QueueReached(), m.QueueUp(10**15, 8)):
@@ -122,12 +145,17 @@ class Bench:
 
     async def complete(self, name: str, text: str, watched: bool = False) -> q.Complete:
         """Run a request; return how its attempt ended."""
+        await self.deliver(name, text, watched)
+        return await until(lambda: self.queue.completion(name), f"the completion of {name}", 10)
+
+    async def deliver(self, name: str, text: str, watched: bool = False) -> q.LeaseRef:
+        """Grant a request and hand it over; return its lease."""
         self.runner.grant_arrived(s.Grant(request_id=name, channel="batch", booked_blocks=9, settles=True, attempt=1))
         await until(lambda: any(h.claim.request_id == name for h in self.queue.heard), f"the claim of {name}")
         lease = q.LeaseRef(request_id=name, attempt=1, fencing_token=1)
         request = pb.Request(request_id=name, text=text, sampling=pb.SamplingParams(max_tokens=4))
         self.runner.deliver_arrived(q.Deliver(lease=lease, request=request, watched=watched))
-        return await until(lambda: self.queue.completion(name), f"the completion of {name}", 10)
+        return lease
 
     @property
     def unwritable(self) -> float | None:
@@ -163,6 +191,21 @@ async def test_a_refusal_that_quotes_half_a_surrogate_pair_reaches_the_client(be
     assert refused.result.outcome == pb.OUTCOME_REJECTED
     assert "\\ud800" in refused.result.error.message
     assert (await bench.complete("r2", "well")).result.outcome == pb.OUTCOME_COMPLETED
+
+
+@pytest.mark.parametrize("at_leaving", [False, True])
+async def test_an_engine_that_cannot_abort_a_run_ends_the_worker(at_leaving: bool) -> None:
+    """What the engine still holds of it nobody knows, so none of the credits can be granted again."""
+    bench = Bench(engine=NeverAborts(at_leaving))
+    loop = asyncio.get_running_loop().create_task(bench.runner.run())
+    lease = await bench.deliver("r1", "well", watched=True)
+    await until(lambda: bench.queue.said("r1"), "its first token")
+    bench.runner.post(m.CancelRun(wire.lease_of(lease), m.CancelCause.CLIENT))
+    completion = await until(lambda: bench.queue.completion("r1"), "its end", 10)
+    assert completion.result.outcome == pb.OUTCOME_CANCELLED
+    assert bench.runner.dead_reason == "the engine cannot abort a run: RuntimeError: a defect"
+    assert bench.session.held_blocks == 0
+    loop.cancel()
 
 
 async def test_what_is_kept_of_a_grant_for_its_spans_goes_with_it() -> None:
