@@ -26,6 +26,9 @@ LINE_LIMIT_BYTES = 16 * 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
 """Read size of the indexing pass."""
 
+MARK = b"\xef\xbb\xbf"
+"""UTF-8's byte order mark, with which Windows begins a file; it is no part of the first line."""
+
 LINE_FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -122,12 +125,13 @@ class InputFile:
             digest.update(chunk)
             *ends, rest = chunk.split(b"\n")
             for piece in ends:
-                self._add(number, start, length + len(piece), zlib.crc32(piece, checksum), blank and not piece.strip())
+                blank = blank and is_blank(piece, start + length)
+                self._add(number, start, length + len(piece), zlib.crc32(piece, checksum), blank)
                 start += length + len(piece) + 1
                 number, length, checksum, blank = number + 1, 0, 0, True
+            blank = blank and is_blank(rest, start + length)
             length += len(rest)
             checksum = zlib.crc32(rest, checksum)
-            blank = blank and not rest.strip()
         self._add(number, start, length, checksum, blank)
 
     def _add(self, number: int, start: int, length: int, checksum: int, blank: bool) -> None:
@@ -136,6 +140,11 @@ class InputFile:
             self._starts.append(start)
             self._lengths.append(length)
             self._checksums.append(checksum)
+
+
+def is_blank(line: bytes | bytearray, offset: int) -> bool:
+    """Whether there is nothing in a line, or a piece of one, that begins at `offset` of its file."""
+    return not (line if offset else line.removeprefix(MARK)).strip()
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -191,7 +200,7 @@ def parse_line(data: bytes, line: int) -> Ask:
 
 def _record(data: bytes, line: int) -> dict[str, Any]:
     if line == 1:
-        data = data.removeprefix(b"\xef\xbb\xbf")
+        data = data.removeprefix(MARK)
     try:
         record = json.loads(data.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:

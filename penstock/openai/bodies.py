@@ -65,14 +65,13 @@ STREAMING: dict[str, tuple[Any, ...]] = {"stream": (False,), "stream_options": (
 """Fields that say how the answer is delivered: refused like NOT_CARRIED where nobody waits for it, as in batches."""
 
 WITHOUT_EFFECT = (
-    "user",
     "metadata",
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
 )
-"""Fields that never change an answer; accepted and left out."""
+"""Fields that never change an answer and that vLLM does not know; accepted whatever they hold, and left out."""
 
 MAX_PROMPTS = 1024
 """In one body: each is a request of its own, and all of them are watched at once."""
@@ -215,6 +214,8 @@ class Body(Strict):
     vllm_xargs: Entries[str | int | float | Items[str | int | float]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Without effect; its type is checked, as vLLM does."""
 
     @field_validator("stop")
     @classmethod

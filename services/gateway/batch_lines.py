@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, LineError, parse_line
+from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, LineError, is_blank, parse_line
 from penstock.errors import InvalidRequest, NotFound
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
@@ -74,10 +74,11 @@ class LineSplitter:
 
     def _cut(self, break_bytes: int) -> Iterator[RawLine]:
         self._line += 1
+        start = self._offset
         self._offset += len(self._held) + self._skipped_bytes + break_bytes
         if self._skipped_bytes:
             yield RawLine(self._line, None, self._offset)
-        elif self._held.strip():
+        elif not is_blank(self._held, start):
             yield RawLine(self._line, bytes(self._held), self._offset)
         self._held.clear()
         self._skipped_bytes = 0

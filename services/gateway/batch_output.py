@@ -38,6 +38,15 @@ def is_output(result: pb.Result) -> bool:
     return result.outcome == pb.OUTCOME_COMPLETED
 
 
+def is_line(batch: Batch, result: pb.Result) -> bool:
+    """Whether a result is that of one of the batch's lines; else a client's, who submitted under the batch's name."""
+    try:
+        reference = Reference.from_text(result.client_reference)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return result.idempotency_key == key_of(batch.batch_id, reference.line)
+
+
 def line_of(result: pb.Result) -> bytes:
     """Return a result as a line of its file."""
     reference = Reference.from_text(result.client_reference)
@@ -120,7 +129,8 @@ class Output:
                 count += 1
                 if count % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
-                yield event.result
+                if is_line(batch, event.result):
+                    yield event.result
 
     async def _in_input_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
         for numbers in (range(1, batch.progress.line + 1), await self._after(batch)):
@@ -150,13 +160,13 @@ class Output:
         return found
 
     async def _result_of(self, batch: Batch, line: int) -> pb.Result | None:
-        """Return a line's result; None if the line is blank, or its result deleted."""
+        """Return a line's result; None if the line is blank, or its result deleted, or the key's is not a line's."""
         key = queue_pb2.IdempotencyKey(key=key_of(batch.batch_id, line))
         try:
             found = await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
         except NotFound:
             return None
-        return found.result if found.HasField("result") else None
+        return found.result if found.HasField("result") and is_line(batch, found.result) else None
 
     async def unsubmitted(self, batch: Batch, late: bool) -> AsyncGenerator[bytes, None]:
         """Yield the lines of the error file for those of the input that were never submitted.

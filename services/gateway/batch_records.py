@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -13,9 +14,14 @@ from penstock.files.v1 import files_pb2 as pb
 from services.gateway.core.batch import Batch, LineError, Status
 from services.gateway.shelf import ConflictError, Shelf
 
+log = logging.getLogger(__name__)
+
 BATCHES = "batch"
 OPEN = "open-batch"
 """Kinds of records: every batch, and the names of those that have not ended, with their input file as the value."""
+
+FILE = "file-"
+"""What names of files begin with."""
 
 KEPT_S = 30 * 86_400
 """A batch that has ended is forgotten after thirty days, the longest its files can be kept."""
@@ -64,9 +70,29 @@ class BatchRecords:
         records, more = await self._shelf.records(BATCHES, after, limit, ascending=False)
         return [_shown(record) for record in records], more
 
-    async def open_ids(self) -> dict[str, str]:
-        """Return the input file of every batch that has not ended, by the batch's name."""
-        return {record.record_id: record.value.decode() for record in await self._shelf.every(OPEN)}
+    async def open_ids(self) -> list[str]:
+        """Return the name of every batch that has not ended and whose marker can be read; the others are logged.
+
+        One of which only the name can be read could not be closed: it would be driven to its end again and again.
+        """
+        markers = await self._shelf.readable(OPEN)
+        for marker in markers:
+            if not marker.revision:
+                log.error("%s rests: its marker of kind %s cannot be read", marker.record_id, OPEN)
+        return [marker.record_id for marker in markers if marker.revision]
+
+    async def users_of(self, file_id: str) -> list[str]:
+        """Return the batches that have not ended and read this input. Raises UnreadableError where one is unknown."""
+        return [one.record_id for one in await self._shelf.every(OPEN) if await self._input_of(one) == file_id]
+
+    async def _input_of(self, marker: pb.Record) -> str:
+        value = marker.value.decode(errors="replace")
+        if value.isascii() and value.startswith(FILE):
+            return value
+        try:  # a damaged one; a batch that cannot be read either will never read its input
+            return (await self.get(marker.record_id))[0].input_file_id
+        except (NotFound, DamagedError):
+            return ""
 
     async def put(self, batch: Batch, revision: int) -> int:
         """Put a batch that has this revision, closing it if it has ended; return the new one. Raises ConflictError."""
@@ -185,6 +211,10 @@ class Held:
         """Renew the lease when a third of it has gone."""
         if self.batch.lease.until - self.now_s() < self._lease_s * 2 / 3:
             await self.save()
+
+    async def found(self) -> Batch:
+        """Return the batch as it is now, whoever holds it."""
+        return (await self._records.get(self.batch.batch_id))[0]
 
     async def give_back(self) -> None:
         """End the lease, so that another gateway need not wait for it."""

@@ -16,20 +16,18 @@ from penstock.errors import OVER_QUOTA, NotFound
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from penstock.results import RequestError
 from penstock.submitting import QUOTA_PAUSE_S
+from services.gateway.batch_errors import described, lost_input, refused, with_refusals
 from services.gateway.batch_lines import (
     WINDOW_LINES,
-    InputDamagedError,
     RawLine,
-    Reference,
     ask_of,
     key_of,
     read_lines,
     request_of,
 )
-from services.gateway.batch_output import BREATHE_EVERY, Output, counted, is_output, refusal_line
-from services.gateway.batch_records import KEPT_S, ChangedError, Held
+from services.gateway.batch_output import BREATHE_EVERY, Output, counted, is_line, is_output, refusal_line
+from services.gateway.batch_records import KEPT_S, ChangedError, Held, LostError
 from services.gateway.core.batch import Batch, Counts, Event, LineError, Progress, Refusal, Status
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
@@ -61,6 +59,10 @@ SAVE_S = 1.0
 
 DEADLINE = "deadline_unix_ns"
 """Field by which the queue refuses a line whose batch is over."""
+
+
+UNWANTED = {Status.CANCELLING, Status.CANCELLED, Status.FAILED}
+"""In which no line of a batch is wanted any more; one that expired has deadlines."""
 
 
 class RefusedError(Exception):
@@ -113,8 +115,17 @@ class Drive:
         }
         while not self._batch.ended:
             self._unsaved = None
-            with suppress(ChangedError):
-                await first_of(steps[self._batch.status](), self._beat())
+            try:
+                with suppress(ChangedError):
+                    await first_of(steps[self._batch.status](), self._beat())
+            except LostError:
+                await self._withdraw()
+                raise
+
+    async def _withdraw(self) -> None:
+        """End what this gateway, frozen for longer than its lease, submitted when another had ended what there was."""
+        if (await self._held.found()).status in UNWANTED:
+            await self._client.cancel(batch=self._batch.batch_id)
 
     async def _beat(self) -> None:
         """Renew the lease in time, and show how far the counting is."""
@@ -277,9 +288,11 @@ class Drive:
 
         Return False if the batch's time was over for a line of it.
         """
+        await self._held.beat()  # raises LostError if another gateway has taken the batch, because this one was frozen
         left, in_time = await self._send_once(window)
         while left and in_time:
             await turn.pause(QUOTA_PAUSE_S)
+            await self._held.beat()
             left, in_time = await self._send_once(left)
         return in_time
 
@@ -324,9 +337,11 @@ class Drive:
         read = 0
         async with aclosing(self._client.wire_results(self._batch.batch_id, cursor, follow)) as results:
             async for watched in results:
-                counts, cursor = counted(counts, watched.result), watched.cursor
+                cursor = watched.cursor
+                if is_line(self._batch, watched.result):
+                    counts = counted(counts, watched.result)
+                    self._metrics.batch_lines.labels("completed" if is_output(watched.result) else "failed").inc()
                 self._unsaved = (counts, cursor)
-                self._metrics.batch_lines.labels("completed" if is_output(watched.result) else "failed").inc()
                 read += 1
                 if read % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
@@ -416,32 +431,3 @@ async def first_of(working: Coroutine[Any, Any, None], beside: Coroutine[Any, An
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def lost_input(error: NotFound) -> LineError:
-    """Return what a batch says of an input that is gone, or that cannot be read any more."""
-    if isinstance(error, InputDamagedError):
-        return LineError("file_damaged", "the input file is damaged and cannot be read", "input_file_id")
-    return LineError("file_not_found", "the input file is gone", "input_file_id")
-
-
-def described(error: WrongLine) -> LineError:
-    """Return what a batch says of a wrong line."""
-    return LineError(error.code, str(error)[:MAX_MESSAGE], error.param[:MAX_MESSAGE] or None, error.line)
-
-
-def refused(error: RequestError, request: pb.Request) -> Refusal:
-    """Return what a batch says of a line that the queue refused."""
-    reference = Reference.from_text(request.client_reference)
-    message = error.message[:MAX_MESSAGE]
-    return Refusal(reference.line, reference.custom_id, error.code, message, error.param or None)
-
-
-def with_refusals(batch: Batch, refusals: list[Refusal]) -> Batch:
-    """Return the batch with more lines refused; one that was submitted again after a crash counts once."""
-    known = {one.line for one in batch.refusals}
-    return replace(batch, refusals=[*batch.refusals, *(one for one in refusals if one.line not in known)])
-
-
-MAX_MESSAGE = 500
-"""Characters kept of what is wrong with a line, and of the name of the field: a hundred of each are in one record."""

@@ -125,11 +125,9 @@ class Files:
         if file.view:
             with suppress(NotFound):  # of a batch that is forgotten nothing is left but the file
                 await self._delete_results(file)
-        else:
-            users = [name for name, used in (await self._records.open_ids()).items() if used == file.file_id]
-            if users:
-                text = f"{file.file_id} is the input of {users[0]}, which has not ended"
-                raise Problem(409, text, "file_id", "file_in_use")
+        elif users := await self._records.users_of(file.file_id):
+            text = f"{file.file_id} is the input of {users[0]}, which has not ended"
+            raise Problem(409, text, "file_id", "file_in_use")
         await self._shelf.delete(file.file_id)
         return JSONResponse({"id": file.file_id, "object": "file", "deleted": True})
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -15,6 +17,8 @@ from penstock.tls import Access, TlsFiles
 
 if TYPE_CHECKING:
     from penstock.files.v1.files_pb2_grpc import FilesServiceAsyncStub
+
+log = logging.getLogger(__name__)
 
 PART_BYTES = 1024 * 1024
 """Content of one part, as the queue wants it."""
@@ -138,10 +142,33 @@ class Shelf:
         return list(page.records), page.has_more
 
     async def every(self, kind: str) -> list[pb.Record]:
-        """Return all records of a kind of which there are few."""
+        """Return all records of a kind of which there are few. Raises UnreadableError if one cannot be read."""
         found: list[pb.Record] = []
+        await self._page_into(found, kind, ascending=True)
+        return found
+
+    async def readable(self, kind: str) -> list[pb.Record]:
+        """Return the records of a kind, from both ends up to what fails its checksum, which is logged."""
+        found: list[pb.Record] = []
+        try:
+            await self._page_into(found, kind, ascending=True)
+        except UnreadableError as error:
+            behind: list[pb.Record] = []
+            with suppress(UnreadableError):
+                await self._page_into(behind, kind, ascending=False)
+            before, after = (found[-1:], behind[-1:])
+            log.error("records of kind %s cannot be read between %s and %s: %s", kind, _end(before), _end(after), error)
+            known = {record.record_id for record in found}
+            found += [record for record in reversed(behind) if record.record_id not in known]
+        return found
+
+    async def _page_into(self, found: list[pb.Record], kind: str, ascending: bool) -> None:
+        """Add page after page to `found`, so that what was read stays when the next one cannot be."""
         more = True
         while more:
-            page, more = await self.records(kind, found[-1].record_id if found else "", PAGE, True)
+            page, more = await self.records(kind, found[-1].record_id if found else "", PAGE, ascending)
             found += page
-        return found
+
+
+def _end(records: Sequence[pb.Record]) -> str:
+    return records[-1].record_id if records else "the end"

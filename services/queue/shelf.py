@@ -55,6 +55,7 @@ READ_THREADS = 2
 
 T = TypeVar("T")
 Change = Callable[[Draft], T]
+Scan = Callable[[str, bytes, bytes, int], list[Row]]
 
 
 class ShelfRefusedError(Exception):
@@ -208,7 +209,7 @@ class Shelf:
     ) -> tuple[list[pb.File], bool]:
         """Return a page of closed files, and whether there are more."""
 
-        def wanted(row: bytes) -> pb.File | None:
+        def wanted(_: bytes, row: bytes) -> pb.File | None:
             file = seen_file(row, sees)
             return file if file and not file.uploading and request.purpose in {"", file.purpose} else None
 
@@ -222,12 +223,22 @@ class Shelf:
     async def records(
         self, request: pb.ListRecordsRequest, limit: int, sees: str | None = None
     ) -> tuple[list[pb.Record], bool]:
-        """Return a page of records of one kind, and whether there are more."""
+        """Return a page of records of one kind, and whether there are more; of a row that is none its name alone.
+
+        Whose that is cannot be known: for a caller who sees one tenant only it raises StoreDamagedError.
+        """
         bounds = (record_key(request.kind, ""), after_records(request.kind))
         after = record_key(request.kind, request.after) if request.after else b""
 
-        def wanted(row: bytes) -> pb.Record | None:
-            return seen_record(row, sees)
+        def wanted(key: bytes, row: bytes) -> pb.Record | None:
+            try:
+                return seen_record(row, sees)
+            except StoreDamagedError as error:
+                if sees is not None:
+                    raise
+                name = key[len(bounds[0]) :].decode("ascii", "replace")
+                self._faults.note(StoreDamagedError(f"{request.kind} {name}: {error}"))
+                return pb.Record(kind=request.kind, record_id=name)
 
         return await self._read(lambda: self._page(RECORDS, bounds, after, request.ascending, limit, wanted))
 
@@ -238,8 +249,9 @@ class Shelf:
         after: bytes,
         ascending: bool,
         limit: int,
-        wanted: Callable[[bytes], T | None],
+        wanted: Callable[[bytes, bytes], T | None],
     ) -> tuple[list[T], bool]:
+        """Return a page; it ends before a row that fails its checksum, and the one that would begin there raises."""
         start, end = bounds
         found: list[T] = []
         size_bytes = 0
@@ -247,9 +259,14 @@ class Shelf:
             if after:
                 start, end = (after + END, end) if ascending else (start, after)
             scan = self._store.scan if ascending else self._store.scan_back
-            rows: list[Row] = scan(family, start, end, min(limit + 1, rows_at_once(family)))
+            try:
+                rows = _up_to_damage(scan, family, (start, end), min(limit + 1, rows_at_once(family)))
+            except StoreDamagedError:
+                if found:
+                    return found, True
+                raise
             for key, row in rows:
-                item = wanted(row)
+                item = wanted(key, row)
                 if item is not None:
                     if len(found) == limit or size_bytes >= PAGE_BYTES:
                         return found, True
@@ -290,15 +307,27 @@ class Shelf:
 
     def _around_damage(self, family: str, start: bytes) -> tuple[list[Row], bytes]:
         """Return rows up to a damaged one, or where it is the next one those from the end back to it."""
-        rows = _readable(self._store.scan, family, start)
-        return (rows, rows[-1][0] + END) if rows else (_readable(self._store.scan_back, family, start), b"")
+        bounds = (start, b"")
+        rows = _readable(self._store.scan, family, bounds, rows_at_once(family))
+        if rows:
+            return rows, rows[-1][0] + END
+        return _readable(self._store.scan_back, family, bounds, rows_at_once(family)), b""
 
 
-def _readable(scan: Callable[[str, bytes, bytes, int], list[Row]], family: str, start: bytes) -> list[Row]:
-    limit = rows_at_once(family)
+def _up_to_damage(scan: Scan, family: str, bounds: tuple[bytes, bytes], limit: int) -> list[Row]:
+    """Return the next rows, or those before one that fails its checksum; raises StoreDamagedError if it is the next."""
+    try:
+        return scan(family, *bounds, limit)
+    except StoreDamagedError:
+        if rows := _readable(scan, family, bounds, limit):
+            return rows
+        raise
+
+
+def _readable(scan: Scan, family: str, bounds: tuple[bytes, bytes], limit: int) -> list[Row]:
     while limit := limit // 2:
         with suppress(StoreDamagedError):
-            return scan(family, start, b"", limit)
+            return scan(family, *bounds, limit)
     return []
 
 

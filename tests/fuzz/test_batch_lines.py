@@ -73,6 +73,7 @@ def test_files(tmp_path: Path, parts: list[bytes]) -> None:
         found = list(asks(source, iter(source.lines)))
     finally:
         source.close()
-    numbers = [number for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    lines_given = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    numbers = [number for number, line in enumerate(lines_given, 1) if line.strip()]
     assert [ask.line for ask in found] == numbers, "every line that is not blank, once, in order"
     assert all(isinstance(ask, Ask | LineError) for ask in found)

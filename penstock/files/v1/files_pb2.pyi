@@ -473,7 +473,9 @@ class Record(_message.Message):
     record_id: _builtins.str
     """Its name."""
     revision: _builtins.int
-    """Number of changes so far; 0 means that there is no such record."""
+    """Number of changes so far; 0 means that there is no such record, or in a list that its row is damaged and only its
+    name can be told.
+    """
     value: _builtins.bytes
     """The value, at most 1 MiB."""
     expires_unix_ns: _builtins.int

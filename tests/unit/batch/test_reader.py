@@ -47,6 +47,15 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     assert isinstance(found[0], Ask)
 
 
+@pytest.mark.parametrize("blank", [b"", b"\n", b" \t\r\n"])
+def test_a_first_line_of_a_byte_order_mark_alone_is_blank(tmp_path: Path, blank: bytes) -> None:
+    assert read(tmp_path / "in", b"\xef\xbb\xbf" + blank) == []
+    found = read(tmp_path / "in", b"\xef\xbb\xbf\n" + blank + encoded(completion("a", "x")))
+    assert [isinstance(item, Ask) for item in found] == [True]
+    found = read(tmp_path / "in", b"\n\xef\xbb\xbf" + blank)
+    assert [item.line for item in found] == [2], "elsewhere it is no space"
+
+
 @pytest.mark.parametrize(
     ("line", "code", "param", "text"),
     [

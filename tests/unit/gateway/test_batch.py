@@ -170,3 +170,13 @@ def test_an_end_is_a_line_of_one_of_the_files(outcome: Any, status: int | None, 
     assert (counts.completed, counts.failed) == ((1, 0) if status == 200 else (0, 1))
     assert counts.output_bytes + counts.error_bytes == len(line_of(result))
     assert counts.expired == (code == "batch_expired")
+
+
+@pytest.mark.parametrize("part_bytes", [1, 2, 100])
+def test_a_byte_order_mark_begins_a_file_and_no_line(part_bytes: int) -> None:
+    for first, numbers in ((b"\r\n{}\n{}", [2, 3]), (b"{}\n\xef\xbb\xbf\n{}", [1, 2, 3]), (b"", [])):
+        data, splitter = b"\xef\xbb\xbf" + first, LineSplitter()
+        parts = [data[at : at + part_bytes] for at in range(0, len(data), part_bytes)]
+        found = [line for part in parts for line in splitter.feed(part)] + list(splitter.finish())
+        assert [line.number for line in found] == numbers
+        assert not found or found[-1].end == len(data)

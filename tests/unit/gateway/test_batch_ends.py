@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from penstock.queue.v1.queue_pb2 import GetRequest, IdempotencyKey
+from penstock.request.v1.request_pb2 import Request
 from services.gateway import batch_output, drive
 from services.gateway.batch_lines import ask_of, read_lines, request_of
 from services.gateway.batch_output import Output
-from services.gateway.batch_records import ChangedError
+from services.gateway.batch_records import ChangedError, LostError
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import Batch, Counts, Refusal, Status
 from services.gateway.drive import Drive
@@ -118,6 +120,69 @@ async def test_what_ended_twice_is_in_the_sizes_once(rig: Rig) -> None:
     assert (done.status, done.counts.failed, len(lines)) == (Status.EXPIRED, LINES, LINES)
     size = sum(len(line) for line in lines)
     assert (await rig.shelf.file(done.error_file_name)).bytes == size == done.counts.error_bytes
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"client_reference": "mine"},
+        {"client_reference": 'x\n[2, "line-1"]'},
+        {"client_reference": "x\n2"},
+        {"client_reference": "x\n" + "[" * 4000},
+    ],
+    ids=["none", "another", "a-line's", "a-number", "nested"],
+)
+async def test_what_a_client_submits_under_the_name_of_a_batch_is_not_of_its_lines(
+    rig: Rig, fields: dict[str, Any]
+) -> None:
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
+    lines = [raw async for raw in read_lines(rig.shelf, batch.input_file_id)]
+    line = request_of(ask_of(lines[0], batch.endpoint, ()), batch)
+    foreign = Request(text="hi", batch=batch.batch_id, idempotency_key="mine", channel="batch", **fields)
+    async with aclosing(rig.client.submit_many([foreign, line])) as acks:
+        assert [ack.error async for ack in acks] == [None, None]
+    await rig.records.change(batch.batch_id, cancelled)
+    async with asyncio.timeout(5):
+        await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
+    for input_order in (False, True):
+        content = [one async for one in Output(rig.client, rig.shelf).lines(done, True, input_order)]
+        names = [json.loads(one)["custom_id"] for one in content]
+        assert sorted(names) == sorted(f"line-{n}" for n in range(LINES))
+        assert sum(len(one) for one in content) == done.counts.error_bytes
+    await Output(rig.client, rig.shelf).delete(done, errors=True)
+    assert (await rig.client.wire_get(GetRequest(idempotency_key=IdempotencyKey(key="mine")))).HasField("result")
+
+
+@pytest.mark.parametrize("frozen", ["before its window", "in its window"])
+async def test_a_gateway_that_was_frozen_leaves_nothing_behind_in_a_cancelled_batch(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, frozen: str
+) -> None:
+    """It goes on when another gateway has taken its batch and ended it; what it was about to submit is not wanted."""
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
+    first = await rig.take(batch, "first")
+    name = "_send" if frozen == "before its window" else "_send_once"
+    send, submitted = getattr(Drive, name), 0
+
+    async def freeze(self: Drive, *args: Any) -> Any:
+        nonlocal submitted
+        monkeypatch.setattr(Drive, name, send)
+        await rig.records.change(batch.batch_id, cancelled)
+        await rig.drive(await rig.take(batch, "second", ahead_s=11)).run()
+        first.now_s = lambda: time.time() + 11
+        try:
+            return await send(self, *args)
+        finally:
+            submitted = len(rig.keys())
+
+    monkeypatch.setattr(Drive, name, freeze)
+    with pytest.raises(LostError):
+        await rig.drive(first).run()
+    assert submitted == (0 if frozen == "before its window" else LINES)
+    assert rig.keys() == []
+    assert (await rig.records.get(batch.batch_id))[0].status is Status.CANCELLED
 
 
 async def test_what_was_refused_once_is_not_submitted_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -262,6 +263,20 @@ def test_values_that_change_nothing_are_accepted() -> None:
     neutral: dict[str, Any] = {name: values[0] if values else None for name, values in NOT_CARRIED.items()}
     assert chat(**neutral, user="me", metadata={"a": "b"}) == chat()
     assert completion(**neutral, user="me") == completion(echo=False)
+
+
+@pytest.mark.parametrize("wrong", [5, True, ["me"], {"name": "me"}])
+@pytest.mark.parametrize("parsed", [chat, completion])
+def test_a_user_is_a_text(parsed: Callable[..., pb.Request], wrong: Any) -> None:
+    assert parsed(user=None) == parsed()
+    with pytest.raises(BodyError, match=r"^user: ") as refused:
+        parsed(user=wrong)
+    assert (refused.value.param, refused.value.code) == ("user", "invalid_value")
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_what_vllm_does_not_know_may_be_anything(name: str) -> None:
+    assert chat(**{name: 5}) == chat()
 
 
 def test_every_field_of_vllms_protocol_is_carried_or_refused_by_name() -> None:

@@ -9,9 +9,12 @@ from unittest.mock import patch
 import grpc
 import pytest
 
+from penstock.files.v1 import files_pb2
+from penstock.files.v1.files_pb2_grpc import FilesServiceStub
 from penstock.queue.v1 import queue_pb2
 from services.queue.core.effects import Write
-from services.queue.core.records import PAYLOADS, RESULTS, seq_key
+from services.queue.core.records import PAYLOADS, RECORDS, RESULTS, seq_key
+from services.queue.file_rows import record_key
 from services.queue.store import StoreDamagedError, StoreError
 from services.telemetry import Telemetry
 from tests.support.serving import Peer, ids, refused, serving, text
@@ -151,3 +154,15 @@ async def test_a_damaged_payload_is_the_matter_of_its_request_alone(peer: Peer) 
     assert not peer.service.committer.broken
     assert get(PAYLOADS, seq_key(1)) is not None
     assert peer.registry.get_sample_value("penstock_queue_store_failures_total") == 1
+
+
+async def test_a_record_whose_row_is_none_is_listed_by_its_name(peer: Peer) -> None:
+    files, store = FilesServiceStub(peer.channel), peer.service._store
+    puts = [files_pb2.PutRecord(record=files_pb2.Record(kind="batch", record_id=name)) for name in ("a", "z")]
+    await files.PutRecords(files_pb2.PutRecordsRequest(puts=puts))
+    store.write([Write(RECORDS, record_key("batch", "m"), b"\xff")])
+    request = files_pb2.ListRecordsRequest(kind="batch", ascending=True)
+    page = await files.ListRecords(request)
+    assert [(one.record_id, one.revision) for one in page.records] == [("a", 1), ("m", 0), ("z", 1)]
+    with pytest.raises(StoreDamagedError):  # whose it is cannot be known
+        await peer.service._shelf.records(request, 100, sees="default")

@@ -1,0 +1,40 @@
+"""What a batch says of lines that are wrong or refused, and of an input that is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.batch.reader import LineError as WrongLine
+from penstock.errors import NotFound
+from penstock.request.v1 import request_pb2 as pb
+from penstock.results import RequestError
+from services.gateway.batch_lines import InputDamagedError, Reference
+from services.gateway.core.batch import Batch, LineError, Refusal
+
+MAX_MESSAGE = 500
+"""Characters kept of what is wrong with a line, and of the name of the field: a hundred of each are in one record."""
+
+
+def lost_input(error: NotFound) -> LineError:
+    """Return what a batch says of an input that is gone, or that cannot be read any more."""
+    if isinstance(error, InputDamagedError):
+        return LineError("file_damaged", "the input file is damaged and cannot be read", "input_file_id")
+    return LineError("file_not_found", "the input file is gone", "input_file_id")
+
+
+def described(error: WrongLine) -> LineError:
+    """Return what a batch says of a wrong line."""
+    return LineError(error.code, str(error)[:MAX_MESSAGE], error.param[:MAX_MESSAGE] or None, error.line)
+
+
+def refused(error: RequestError, request: pb.Request) -> Refusal:
+    """Return what a batch says of a line that the queue refused."""
+    reference = Reference.from_text(request.client_reference)
+    message = error.message[:MAX_MESSAGE]
+    return Refusal(reference.line, reference.custom_id, error.code, message, error.param or None)
+
+
+def with_refusals(batch: Batch, refusals: list[Refusal]) -> Batch:
+    """Return the batch with more lines refused; one that was submitted again after a crash counts once."""
+    known = {one.line for one in batch.refusals}
+    return replace(batch, refusals=[*batch.refusals, *(one for one in refusals if one.line not in known)])
