@@ -58,7 +58,8 @@ computes) and l = 1.5, r = 5 per 1,000 where spread / c = 0.025, and rises in pr
 """
 
 MOST_PREEMPTIONS_PER_REQUEST: Final = 0.5
-"""However little they cost: more than 500 preemptions per 1,000 requests are a cache that is never at rest."""
+"""However little they cost: more than 500 preemptions per 1,000 requests are a cache that is never at rest. Of one
+burst MOST_BURST_STEPS are counted; where bursts are larger more of them happen, as at any target."""
 
 
 class Margin:

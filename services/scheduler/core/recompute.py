@@ -55,7 +55,10 @@ class RecomputeCost:
         Had every request that ended been preempted at its last token, the engine would have computed all their tokens
         once more, at the speed of its prefills: that time over the time it was busy. It errs upwards: a request that
         is preempted has come less far, some of its blocks may still be in the prefix cache, and prompts that are
-        computed in the same step are charged the whole of it each.
+        computed in the same step are charged the whole of it each. At first it errs downwards: the engine was busy with
+        many requests of which only the short ones have ended, a tenth of the cost where outputs are thousands of tokens
+        long (`near-critical` in docs/benchmarks.md). It does so too where many are
+        cancelled, which take time and are not counted.
         """
         once_ns = self._busy_ns * self._prefill_tokens
         again_ns = self._tokens * self._prefill_ns

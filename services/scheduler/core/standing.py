@@ -37,6 +37,10 @@ that nearly everything that comes finds room beside it."""
 WEIGHT: Final = 4
 """The last prompt counts for one part in so many of what the next grant is for."""
 
+OUTPUT_WEIGHT: Final = 16
+"""The largest output asked for of late loses one part in so many with each request. Where limits are drawn from a
+range, the largest of the last dozen is near its upper end; half of them are larger than the last one."""
+
 LOOKS: Final = 64
 """Lines that are searched for somebody who waits."""
 
@@ -91,8 +95,12 @@ class Most(NamedTuple):
         return Most(
             self.prompt_bytes + (2 * request.prompt_bytes - self.prompt_bytes) // WEIGHT,
             self.prompt_tokens + (2 * request.prompt_tokens - self.prompt_tokens) // WEIGHT,
-            max(request.max_tokens, self.output_tokens - self.output_tokens // WEIGHT),
+            max(request.max_tokens, self.output_tokens - self.output_tokens // OUTPUT_WEIGHT),
         )
+
+    def rounded(self) -> Most:
+        """Return these with the output up to the next power of two, as many limits are: below it all are alike."""
+        return self._replace(output_tokens=1 << (self.output_tokens - 1).bit_length() if self.output_tokens else 0)
 
 
 def twice(request: Announced) -> Most:
@@ -167,7 +175,7 @@ class Standing:
             return []
         out = {given.kind for given in self._given.values()}
         kinds = [
-            (kind, wanted.most)
+            (kind, wanted.most.rounded())
             for kind, wanted in reversed(self._wanted.items())
             if kind not in out and now_ns >= wanted.look_ns
         ]

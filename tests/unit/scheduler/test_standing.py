@@ -203,6 +203,23 @@ def test_one_large_request_does_not_count_for_ever() -> None:
     assert standing(made)
 
 
+def test_it_is_for_the_outputs_of_late_and_not_only_for_that_of_the_last() -> None:
+    made = rig(2000)
+    for asked in (48, 20, 33, 16, 25, 18):
+        run_one(made, max_tokens=asked)
+        made.wait(20)
+        made.tell(m.Tick())
+    given = standing(made)[-1].standing
+    assert given is not None
+    assert given.max_tokens == 64, "48 came lately, which is above 32"
+
+
+def test_a_limit_that_is_a_power_of_two_is_given_as_it_is() -> None:
+    made = rig(2000)
+    run_one(made, max_tokens=64)
+    assert [grant.standing.max_tokens for grant in standing(made) if grant.standing] == [64]
+
+
 def test_an_engine_that_runs_as_many_as_it_can_has_none_standing() -> None:
     made = rig(1000, seqs=4)
     made.announce("a", 2)
