@@ -24,6 +24,7 @@ from services.queue.outlet import Early, Released
 from services.queue.store import StoreDamagedError, StoreError
 from services.queue.watch import WatchHub
 from services.rpc.limits import MAX_UNSENT_BYTES, MAX_UNSENT_PAYLOAD_BYTES
+from services.rpc.names import name_taken
 from services.rpc.outbox import Outbox
 from services.telemetry import Telemetry
 
@@ -97,6 +98,7 @@ class Speaker:
             fx.Announce: self._announce,
             fx.Gone: self._gone,
             fx.EndStream: self._end_stream,
+            fx.NameTaken: self._name_taken,
             fx.Ended: self._ended,
             fx.LeaseEnded: self._lease_ended,
             fx.WentBack: self._went_back,
@@ -310,6 +312,11 @@ class Speaker:
         link = self.links.get(effect.stream)
         if link is not None:
             link.end(grpc.StatusCode.ABORTED, effect.reason)
+
+    def _name_taken(self, effect: fx.NameTaken) -> None:
+        link = self.links.get(effect.stream)
+        if link is not None:
+            link.end(grpc.StatusCode.ALREADY_EXISTS, name_taken(effect.worker_id))
 
 
 def _cancel(effect: fx.StopRun) -> queue_pb2.QueueToWorker:

@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import grpc
+
 from penstock.queue.v1 import queue_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from services.clock import Clock
 from services.logs import about
+from services.rpc.names import name_taken
 from services.rpc.outbox import Outbox
 from services.scheduler import wire
 from services.scheduler.core import messages as m
@@ -28,14 +31,20 @@ log = logging.getLogger("scheduler")
 
 
 class WorkerStream:
-    """The sending half of one Credits stream, and whether a newer stream has replaced it."""
+    """The sending half of one Credits stream, and the status with which the scheduler ends it."""
 
     def __init__(self, epoch: int, worker_id: str) -> None:
         """Make the stream of `epoch` with nothing to send yet."""
         self.epoch = epoch
         self.worker_id = worker_id
         self.outbox = Outbox()
-        self.replaced = False
+        self.code: grpc.StatusCode | None = None
+        self.reason = ""
+
+    def end(self, code: grpc.StatusCode, reason: str) -> None:
+        """End the stream with a status."""
+        self.code, self.reason = code, reason
+        self.outbox.close()
 
 
 class Runner:
@@ -60,12 +69,14 @@ class Runner:
         self._unserved: set[str] = set()
         metrics.source = lambda: self._snapshot
         self._deliver: dict[type, Callable[[Any], None]] = {
+            m.Opened: self._opened,
+            m.NameTaken: self._name_taken,
+            m.EndStream: self._end_stream,
             m.Grant: self._send_grant,
             m.Met: self._met,
             m.Recall: lambda effect: self._send(effect.epoch, wire.recall(effect)),
             m.Drain: lambda effect: self._send(effect.epoch, wire.drain()),
             m.Undrain: lambda effect: self._send(effect.epoch, wire.undrain()),
-            m.EndStream: self._end_stream,
             m.SetWindow: lambda effect: self._send_queue(wire.window(effect)),
             m.RejectRequest: self._send_reject,
             m.Settled: self._spans.settled,
@@ -88,11 +99,10 @@ class Runner:
         opened = wire.worker_opened(first, max(self._clock.now_ns(), self._last_epoch + 1))
         self._last_epoch = opened.epoch
         stream = WorkerStream(opened.epoch, opened.worker_id)
-        stream.outbox.put(wire.credits_opened(opened.epoch, self._machine.policy.name, self._report_interval_ns))
         self._streams[opened.epoch] = stream
         self.feed([opened])
         log.info(
-            "worker %s opened epoch %d: model %s, %d blocks of %d tokens, %d reservations",
+            "worker %s opens epoch %d: model %s, %d blocks of %d tokens, %d reservations",
             opened.worker_id,
             opened.epoch,
             opened.models[0],
@@ -210,11 +220,21 @@ class Runner:
         log.info("rejected %s: %s", effect.request_id, effect.message, extra=about(effect.request_id))
         self._send_queue(wire.reject(effect))
 
+    def _opened(self, effect: m.Opened) -> None:
+        policy = self._machine.policy.name
+        self._send(effect.epoch, wire.credits_opened(effect.epoch, policy, self._report_interval_ns))
+
+    def _name_taken(self, effect: m.NameTaken) -> None:
+        stream = self._streams.pop(effect.epoch, None)
+        if stream is not None:
+            log.warning("worker %s: another instance of this name is connected", stream.worker_id)
+            stream.end(grpc.StatusCode.ALREADY_EXISTS, name_taken(stream.worker_id))
+
     def _end_stream(self, effect: m.EndStream) -> None:
         stream = self._streams.pop(effect.epoch, None)
         if stream is not None:
-            stream.replaced = True
-            stream.outbox.close()
+            text = f"a newer stream of worker {stream.worker_id} has replaced this one"
+            stream.end(grpc.StatusCode.ABORTED, text)
 
 
 def _report_audit(effect: m.AuditFailed) -> None:

@@ -72,9 +72,8 @@ class SchedulerServicer:
 
     async def _say_why(self, stream: WorkerStream, reader: asyncio.Task[None], context: Context) -> None:
         """End the call with the reason for which its outbox was closed; plainly, if the worker ended it."""
-        if stream.replaced:
-            text = f"a newer stream of worker {stream.worker_id} has replaced this one"
-            await context.abort(grpc.StatusCode.ABORTED, text)
+        if stream.code is not None:
+            await context.abort(stream.code, stream.reason)
         if not reader.done():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down")
         error = reader.exception()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -20,6 +21,7 @@ from penstock.scheduler.v1 import scheduler_pb2 as s
 from penstock.tls import Access
 from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
+from services.rpc.names import ASK_S, NameTakenError
 from services.rpc.outbox import Outbox
 from services.rpc.streams import stream_method
 from services.worker import wire
@@ -52,8 +54,18 @@ class Dialect(NamedTuple):
 class Link(Generic[Up]):
     """One stream to one peer. Messages sent while there is no stream are dropped: the next open says the same."""
 
-    def __init__(self, address: str, access: Access, dialect: Dialect, post: Callable[[m.Message], None]) -> None:
-        """Connect to `address`; tell `post` of the stream's beginning and end."""
+    def __init__(
+        self,
+        address: str,
+        access: Access,
+        dialect: Dialect,
+        post: Callable[[m.Message], None],
+        ask_s: float = ASK_S,
+    ) -> None:
+        """Connect to `address`; tell `post` of the stream's beginning and end.
+
+        A worker that was never let in asks for `ask_s` seconds for a name that another instance has.
+        """
         self._address = address
         self._access = access
         self._dialect: Dialect = dialect
@@ -63,6 +75,10 @@ class Link(Generic[Up]):
         self._opening: asyncio.Future[Up] | None = None
         self._waiting = False
         self._finishing = False
+        self._ask_s = ask_s
+        self._taken_s: float | None = None
+        self.let_in = asyncio.Event()
+        """Set for good when the peer has taken this instance in."""
 
     def open(self, message: Up) -> None:
         """Open the stream with `message`; the session's answer to `reached`."""
@@ -88,7 +104,10 @@ class Link(Generic[Up]):
         self._outbox.close()
 
     async def run(self) -> None:
-        """Keep the stream open until finished or cancelled."""
+        """Keep the stream open until finished or cancelled.
+
+        Raises NameTakenError if another instance keeps the name of this one, which was never let in.
+        """
         backoff = Backoff()
         async with self._access.open(self._address, CHANNEL_OPTIONS) as channel:
             while not self._finishing:
@@ -120,15 +139,29 @@ class Link(Generic[Up]):
                 if not opened:
                     opened = True
                     backoff.connected()
+                    self.let_in.set()
                     self._waiting = False
                     log.info("%s: connected to %s", self._dialect.name, self._address)
                 self._dialect.take(frame)
             return "the stream was closed"
         except grpc.aio.AioRpcError as error:
-            return error.details() or str(error.code())
+            reason = error.details() or str(error.code())
+            if error.code() is grpc.StatusCode.ALREADY_EXISTS:
+                self._name_taken(reason)
+            return reason
         finally:
             self._outbox.close()
             self._post(self._dialect.down)
+
+    def _name_taken(self, reason: str) -> None:
+        """Give up if an instance that has not done anything yet has asked for long enough.
+
+        One that was let in before goes on asking: it has work, and is the one that the name belongs to.
+        """
+        now_s = time.monotonic()
+        self._taken_s = now_s if self._taken_s is None else self._taken_s
+        if not self.let_in.is_set() and now_s - self._taken_s >= self._ask_s:
+            raise NameTakenError(reason)
 
     def _say_waiting(self, reason: str) -> None:
         """Log, once per loss, that the peer is waited for."""

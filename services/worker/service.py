@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TextIO
 import grpc
 
 from services.clock import SystemClock
+from services.config import EX_CONFIG
+from services.rpc.names import NameTakenError
 from services.rpc.server import Server, bind, stop_on_signals
 from services.rpc.tls import security_of
 from services.telemetry import Telemetry, start_metrics, start_telemetry
@@ -126,7 +128,7 @@ class Service:
         main = loop.create_task(self.runner.run(), name="runner")
         links = [
             loop.create_task(self._scheduler.run(), name="scheduler-link"),
-            loop.create_task(self._queue.run(), name="queue-link"),
+            loop.create_task(self._to_queue(), name="queue-link"),
         ]
         waits = [loop.create_task(event.wait()) for event in (stop, dead)]
         await asyncio.wait([main, *links, *waits], return_when=asyncio.FIRST_COMPLETED)
@@ -135,6 +137,14 @@ class Service:
             task.cancel()
         await self._stop(server, [main, *links])
         return status
+
+    async def _to_queue(self) -> None:
+        """Keep the Work stream open, from when the scheduler has let this instance in.
+
+        Not before: the queue would take the leases of another instance of the same name whose stream has just broken.
+        """
+        await self._scheduler.let_in.wait()
+        await self._queue.run()
 
     async def _wind_down(self, asked: bool, tasks: list[asyncio.Task[None]]) -> int:
         """Finish or hand back what is here; return the exit status."""
@@ -147,9 +157,13 @@ class Service:
         else:
             await self._until_idle(DEATH_GRACE_S, tasks)
         failed = next((task for task in tasks if task.done()), None)
-        if failed is not None:
-            log.error("%s ended", failed.get_name(), exc_info=failed.exception())
-        return EX_SOFTWARE if failed is not None or self.runner.dead_reason else 0
+        if failed is None:
+            return EX_SOFTWARE if self.runner.dead_reason else 0
+        if isinstance(error := failed.exception(), NameTakenError):
+            log.error("%s", error)
+            return EX_CONFIG
+        log.error("%s ended", failed.get_name(), exc_info=error)
+        return EX_SOFTWARE
 
     async def _until_idle(self, most_s: float, tasks: list[asyncio.Task[None]]) -> None:
         """Wait until nothing is held, but no longer than `most_s` seconds or than all `tasks` run."""

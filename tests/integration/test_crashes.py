@@ -16,7 +16,7 @@ import pytest
 import penstock as public
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.fleet import Fleet, penstock
-from tests.support.waiting import wait_for_async
+from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -72,6 +72,27 @@ async def test_kill_9_loses_nothing_and_repeats_nothing(make_fleet: Callable[...
 
     await wait_for_async(credits_home, "every credit to come home")
     assert int(status(fleet)["scheduler"].get("audit_violations", 0)) == 0
+
+
+async def test_a_second_worker_of_one_name_takes_nothing_from_the_first_and_follows_it(
+    make_fleet: Callable[..., Fleet],
+) -> None:
+    fleet = make_fleet(queue_flags=["--worker-grace-s", "0.5"])
+    first = fleet.add_worker("w1", SIMULATED_FLAGS)
+    addresses = ["--queue-address", fleet.queue.address, "--scheduler-address", fleet.scheduler.address]
+    second = fleet.add("worker-twin", ["--worker-id", "w1", *addresses, *SIMULATED_FLAGS])
+    second.start()
+
+    def blow() -> None:
+        wait_for(lambda: "another instance of 'w1' is connected" in second.log(), "the second one to be refused")
+        first.kill()
+
+    results = await run_through(fleet, blow, after=REQUESTS // 2)
+    assert {result.outcome for result in results.values()} == {public.Outcome.COMPLETED}, fleet.logs()
+    # In the order in which they ended: only what the first one ran when it was killed was tried again.
+    attempts = [result.attempts for result in results.values()]
+    assert set(attempts[: REQUESTS // 2]) == {1}
+    assert set(attempts) <= {1, 2}
 
 
 async def test_sigterm_drains_and_exits_0(make_fleet: Callable[..., Fleet]) -> None:

@@ -259,6 +259,16 @@ async def test_a_new_stream_of_a_worker_replaces_the_old_one(rig: Rig) -> None:
     assert len((await rig.status()).workers) == 1
 
 
+async def test_another_instance_of_a_connected_worker_is_refused_by_name(rig: Rig) -> None:
+    first, second = rig.worker(), rig.worker()
+    opened = await first.open()
+    await second.say(s.WorkerToScheduler(open=credits_open(instance_id="another")))
+    code, details = await second.fate()
+    assert code is grpc.StatusCode.ALREADY_EXISTS
+    assert details.startswith("worker_id: another instance of 'w1' is connected")
+    assert [(seen.epoch, seen.connected) for seen in (await rig.status()).workers] == [(opened.epoch, True)]
+
+
 @pytest.mark.parametrize(
     ("message", "field_name"),
     [

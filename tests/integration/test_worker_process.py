@@ -412,3 +412,20 @@ async def test_the_engines_death_is_reported_and_ends_the_worker_with_70(
         assert complete.failure.code == "engine_dead"
         assert peers.scheduler.release_of("r1").cause == s.RELEASE_CAUSE_FAILED  # type: ignore[union-attr]
     assert not any(alive(pid) for pid in family)
+
+
+async def test_a_worker_whose_name_another_one_keeps_ends_and_says_so(
+    tmp_path: Path, peers: Peers, started: list[Service]
+) -> None:
+    peers.scheduler.name_taken = True
+    service = worker_service(tmp_path, peers, SIMULATED)
+    module = service.command.index("-m")
+    impatient = "from services.rpc import names; names.ASK_S = 0.0; from services.worker.__main__ import main; main()"
+    service.command = [*service.command[:module], "-c", impatient, *service.command[module + 2 :]]
+    service.start(wait=False)
+    started.append(service)
+    await until(lambda: not service.running, "the end of the worker")
+    assert service.wait_exit() == 78
+    assert "another instance of 'w1' is connected" in service.log()
+    assert "Traceback" not in service.log()
+    assert not peers.queue.opens, "it would have taken the leases of the other"

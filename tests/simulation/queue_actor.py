@@ -340,7 +340,7 @@ class QueueActor(Process):
                 told = partial(wire.told_result, effect)
                 self.hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, told)
                 self.world.note("queue:", effect.request_id, "ended", effect.outcome.name, "after", effect.attempts)
-            elif type(effect) is e.EndStream:
+            elif isinstance(effect, e.EndStream | e.NameTaken):
                 self._end(effect.stream)
             elif hasattr(effect, "stream"):
                 self._say(effect)

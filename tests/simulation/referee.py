@@ -20,7 +20,7 @@ from services.scheduler.core.machine import Machine as SchedulerMachine
 from tests.simulation.durable import STORE_ID, Durable
 from tests.simulation.world import demand
 
-NO_PROMISES = frozenset({q.TokensWatched, q.EndStream, q.PutResult})
+NO_PROMISES = frozenset({q.TokensWatched, q.EndStream, q.NameTaken, q.PutResult})
 """Effects that say nothing of what is on disk."""
 
 

@@ -101,7 +101,10 @@ class SchedulerActor(Process):
             if isinstance(effect, m.SetWindow | m.RejectRequest):
                 if self.backlog is not None:
                     self.backlog.up(self._to_queue(effect))
-            elif isinstance(effect, m.EndStream):
+            elif isinstance(effect, m.Opened):
+                if effect.epoch in self.workers:
+                    self.workers[effect.epoch].down(effect.epoch)
+            elif isinstance(effect, m.EndStream | m.NameTaken):
                 stream = self.workers.pop(effect.epoch, None)
                 if stream is not None:
                     stream.close(UP)
@@ -164,7 +167,6 @@ class SchedulerActor(Process):
         self._last_epoch = stream.label = epoch = max(self.world.now_ns(), self._last_epoch + 1)
         self.workers[epoch] = stream
         stream.over[UP] = lambda: self.post(self._worker_lost, epoch)
-        stream.down(epoch)
         self._step(message._replace(epoch=epoch))
         if stream.closed[UP]:
             self._worker_lost(epoch)

@@ -120,7 +120,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.draining: list[str] = []
         self.frames: list[s.CreditsRequest] = []
         self.epoch = 0
+        self.name_taken = False
+        self.refused = 0
         self._outbox = Outbox()
+
+    def hang_up(self) -> None:
+        """End the stream."""
+        self._outbox.close()
 
     def grant(
         self, request_id: str, blocks: int, settles: bool = True, channel: str = "batch", reserve_output_tokens: int = 0
@@ -141,6 +147,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_iterator: AsyncIterator[s.CreditsRequest],
         context: grpc.aio.ServicerContext[s.CreditsRequest, s.CreditsResponse],
     ) -> AsyncIterator[s.CreditsResponse]:
+        if self.name_taken:
+            self.refused += 1
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "worker_id: another instance of 'w1' is connected")
         outbox = self._outbox = Outbox()
 
         async def read() -> None:

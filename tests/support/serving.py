@@ -35,6 +35,12 @@ class Work:
     async def send(self, *messages: queue_pb2.WorkerToQueue) -> None:
         await self.call.write(queue_pb2.WorkRequest(messages=messages))
 
+    async def close(self) -> None:
+        """End the stream, and return when the service has seen it."""
+        await self.call.done_writing()
+        while await self.call.read() is not grpc.aio.EOF:
+            pass
+
     async def next(self, kind: str) -> Any:
         """Return the next message of this kind; others in between are an error."""
         while not self.inbox:

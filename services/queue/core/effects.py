@@ -242,6 +242,13 @@ class EndStream(NamedTuple):
     reason: str
 
 
+class NameTaken(NamedTuple):
+    """End the stream of a worker whose name another instance has, which is connected."""
+
+    stream: int
+    worker_id: str
+
+
 class Ended(NamedTuple):
     """A request ended, durably."""
 
@@ -306,6 +313,7 @@ Effect: TypeAlias = (
     | Announce
     | Gone
     | EndStream
+    | NameTaken
     | Ended
     | LeaseEnded
     | WentBack

@@ -11,6 +11,7 @@ from services.queue.core.book import Book, Change
 from services.queue.core.effects import (
     Deliver,
     EndStream,
+    NameTaken,
     Recorded,
     Refused,
     RefusedReason,
@@ -78,9 +79,16 @@ class Workers:
         return len(self._by_stream)
 
     def worker_opened(self, message: WorkerOpened, now_ns: int) -> None:
-        """Take a worker in: adopt the leases it still holds, requeue those it does not."""
+        """Take a worker in: adopt the leases it still holds, requeue those it does not.
+
+        Not while another instance of its name is connected: two that took each other's leases would use
+        up the attempts of every request.
+        """
         known = self._workers.get(message.worker_id)
         if known is not None and known.stream is not None:
+            if known.instance_id != message.instance_id:
+                self._book.emit(NameTaken(message.stream, message.worker_id))
+                return
             self._book.emit(EndStream(known.stream, "a newer Work stream of this worker replaced this one"))
             del self._by_stream[known.stream]
             self._offers.drop(known.stream)

@@ -262,6 +262,9 @@ class Machine:
     def _worker_opened(self, opened: m.WorkerOpened, now_ns: int) -> None:
         before = self.fleet.named(opened.worker_id)
         if before is not None:
+            if before.closed_ns is None and before.instance_id != opened.instance_id:
+                self._effects.append(m.NameTaken(opened.epoch))
+                return
             if before.closed_ns is None:
                 self._effects.append(m.EndStream(before.epoch))
             self._end_epoch(before, now_ns)
@@ -269,7 +272,7 @@ class Machine:
         self.policy.opened(worker)
         self._arbiter.opened(worker)
         standing = of_earlier(opened.inventory)
-        self._effects.extend(m.Recall(worker.epoch, name) for name in standing)
+        self._effects += (m.Opened(worker.epoch), *(m.Recall(worker.epoch, name) for name in standing))
         for holding in opened.inventory:
             if holding.request_id not in standing:
                 self._adopt(holding.request_id, worker)

@@ -283,6 +283,18 @@ class Undrain(NamedTuple):
     epoch: int
 
 
+class Opened(NamedTuple):
+    """To a worker: the epoch has begun."""
+
+    epoch: int
+
+
+class NameTaken(NamedTuple):
+    """To a worker: another instance of its name is connected, so no epoch has begun."""
+
+    epoch: int
+
+
 class EndStream(NamedTuple):
     """A newer stream of the same worker has replaced this epoch's."""
 
@@ -331,5 +343,17 @@ class AuditFailed(NamedTuple):
 
 
 Effect: TypeAlias = (
-    Grant | Met | Recall | Drain | Undrain | EndStream | SetWindow | RejectRequest | Settled | Released | AuditFailed
+    Opened
+    | NameTaken
+    | EndStream
+    | Grant
+    | Met
+    | Recall
+    | Drain
+    | Undrain
+    | SetWindow
+    | RejectRequest
+    | Settled
+    | Released
+    | AuditFailed
 )

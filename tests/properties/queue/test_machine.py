@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.queue.core import records
-from services.queue.core.effects import Announce, Effect, Ended, Gone, StopRun
+from services.queue.core.effects import Announce, Effect, Ended, Gone, NameTaken, StopRun
 from services.queue.core.entry import Entry, Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.core.messages import (
@@ -47,6 +47,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.ended: dict[str, Outcome] = {}
         self.leases: list[LeaseRef] = []
         self.streams: dict[str, int] = {}
+        self.lives: dict[str, str] = {}
         self.next_stream = 1
         self.backlog: int | None = None
         self.announced: set[str] = set()
@@ -123,9 +124,13 @@ class QueueMachine(RuleBasedStateMachine):
     def open_work(self, worker: str, same_life: bool, keep: bool) -> None:
         stream = self.next_stream
         self.next_stream += 1
-        self.streams[worker] = stream
-        held = tuple(self.leases) if keep else ()
-        self.step(WorkerOpened(stream, worker, "life" if same_life else f"life-{stream}", held))
+        life = "life" if same_life else f"life-{stream}"
+        opened = WorkerOpened(stream, worker, life, tuple(self.leases) if keep else ())
+        if worker in self.streams and self.lives[worker] != life:
+            assert NameTaken(stream, worker) in self.queue.step(opened)
+            return
+        self.streams[worker], self.lives[worker] = stream, life
+        self.step(opened)
 
     @precondition(lambda self: self.streams)
     @rule(worker=st.sampled_from(WORKERS))

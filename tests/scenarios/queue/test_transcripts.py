@@ -125,6 +125,7 @@ SHOWN: dict[type, Callable[..., str]] = {
     fx.Announce: lambda e: f"to {e.stream}: announce {number(e.request_id)} attempt {e.attempt}",
     fx.Gone: lambda e: f"to {e.stream}: gone {number(e.request_id)} {e.reason.name}",
     fx.EndStream: lambda e: f"to {e.stream}: end ({e.reason})",
+    fx.NameTaken: lambda e: f"to {e.stream}: end, another {e.worker_id} is connected",
     fx.Ended: lambda e: f"ended {number(e.request_id)} {e.outcome.name} attempts {e.attempts} at {e.completion_seq}",
     fx.WentBack: lambda e: f"waits again ({e.cause})",
     fx.StaleCompletion: lambda e: "stale completion counted",

@@ -20,6 +20,14 @@ from tests.support.scheduling import SECOND_NS, announced, shape
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 ANNOUNCE_NUMBERS = {"attempt", "priority", "position", "n", "max_tokens", "prompt_tokens"}
+PLAIN = {
+    m.Opened: "opened",
+    m.NameTaken: "name taken",
+    m.EndStream: "end",
+    m.Recall: "recall",
+    m.Drain: "drain",
+}
+"""Effects that are written as a word and their fields."""
 
 
 class Replay:
@@ -180,7 +188,7 @@ class Replay:
             case m.AuditFailed():
                 text = f"audit failed: {effect.violations}"
             case _:
-                name = {m.Recall: "recall", m.Drain: "drain", m.EndStream: "end"}[type(effect)]
+                name = PLAIN[type(effect)]
                 text = " ".join([name, f"#{effect.epoch}", *effect[1:]])
         return text
 

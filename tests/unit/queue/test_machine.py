@@ -10,6 +10,7 @@ from services.queue.core.effects import (
     Ended,
     EndStream,
     Gone,
+    NameTaken,
     Recorded,
     Refused,
     RefusedReason,
@@ -157,12 +158,24 @@ def test_a_second_life_of_a_worker_gets_none_of_the_first() -> None:
     (name,) = queue.submit(meta())
     lease = queue.claim(1, name)
     assert lease
+    queue.step(WorkerClosed(1))
     effects = queue.step(WorkerOpened(2, "w", "life-2", (lease,)))
-    assert only(EndStream, effects)
     assert only(StopRun, effects) == [StopRun(2, lease, StopReason.LEASE_LOST)]
     again = queue.claim(2, name)
     assert again
     assert again.attempt == 2
+
+
+def test_a_second_instance_of_a_connected_worker_gets_neither_its_name_nor_its_leases() -> None:
+    queue = working(Queue())
+    (name,) = queue.submit(meta())
+    lease = queue.claim(1, name)
+    assert lease
+    assert queue.step(WorkerOpened(2, "w", "life-2", (lease,))) == [NameTaken(2, "w")]
+    assert queue.claim(2, name) is None
+    queue.step(WorkerClosed(2))
+    assert queue.machine.runs(name, 1)
+    assert queue.complete(1, lease)[-1] == Recorded(1, lease, True)
 
 
 def test_a_worker_that_stays_away_loses_its_leases_after_the_grace() -> None:

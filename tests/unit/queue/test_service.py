@@ -391,8 +391,10 @@ async def test_an_attempt_is_a_span_of_the_queue_also_when_its_worker_is_gone() 
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with serving(Telemetry(provider)) as traced:
         (name,) = await traced.submit(text())
-        await (await traced.work("w1")).claim(name)
-        # Another life of the worker, which knows nothing of the lease: the first one was killed.
+        killed = await traced.work("w1")
+        await killed.claim(name)
+        await killed.close()
+        # Another life of the worker, which knows nothing of the lease.
         work = await traced.work("w1", life="2")
         delivery = await work.claim(name)
         timings = request_pb2.Timings(first_token_unix_ns=70, last_token_unix_ns=90)

@@ -55,10 +55,10 @@ def test_a_worker_away_stays_drained_and_only_a_new_life_of_it_is_not() -> None:
     made = rig()
     made.tell(m.DrainRequested("a"), m.WorkerClosed(1))
     assert made.tell(m.DrainRequested("a", undo=True)) == [], "it would say that it drains when it comes back"
-    made.open("a", shape(10))
+    epoch = made.open("a", shape(10))
     assert made.machine.fleet.named("a").draining  # type: ignore[union-attr]
     again = m.WorkerOpened(9, "a", "another life", ("m",), shape(10), ())
-    made.tell(again)
+    made.tell(m.WorkerClosed(epoch), again)
     assert not made.machine.fleet.named("a").draining  # type: ignore[union-attr]
 
 

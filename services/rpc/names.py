@@ -1,0 +1,21 @@
+"""One name, one worker: what queue and scheduler answer to a second instance, and how long that one asks."""
+
+from __future__ import annotations
+
+from services.rpc.limits import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
+
+ASK_S = 1.5 * (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000
+"""How long a worker that begins asks for a name that is taken. The connection of an instance whose machine is gone is
+noticed after the two times together; half as much again for the pauses between questions."""
+
+
+class NameTakenError(Exception):
+    """Another instance that is connected has the worker's name."""
+
+
+def name_taken(worker_id: str) -> str:
+    """Return the text of the status (ALREADY_EXISTS) that answers the second instance."""
+    return (
+        f"worker_id: another instance of {worker_id!r} is connected; give each worker an id of its own "
+        "(one whose machine is gone is let go within half a minute)"
+    )

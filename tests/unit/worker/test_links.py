@@ -1,0 +1,66 @@
+"""A link whose name another instance has: who gives up, and who goes on asking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from penstock.scheduler.v1 import scheduler_pb2 as s
+from penstock.tls import Access
+from services.rpc.names import NameTakenError
+from services.worker.core import messages as m
+from services.worker.links import SCHEDULER, Dialect, Link
+from tests.support.fake_peers import Peers, until
+
+
+@pytest_asyncio.fixture
+async def peers() -> AsyncIterator[Peers]:
+    peers = Peers()
+    await peers.start()
+    yield peers
+    await peers.close()
+
+
+class Asking:
+    """A link to the scheduler that opens whenever it can."""
+
+    def __init__(self, port: int, ask_s: float) -> None:
+        dialect = Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), SCHEDULER, "Credits", lambda _: None)
+        self.link: Link[s.WorkerToScheduler] = Link(f"127.0.0.1:{port}", Access(), dialect, self._heard, ask_s)
+        self.task = asyncio.create_task(self.link.run())
+
+    def _heard(self, message: m.Message) -> None:
+        if isinstance(message, m.SchedulerReached):
+            self.link.open(s.WorkerToScheduler(open=s.CreditsOpen(worker_id="w1", instance_id="i")))
+
+
+async def test_an_instance_that_was_never_let_in_gives_up(peers: Peers) -> None:
+    peers.scheduler.name_taken = True
+    asking = Asking(peers.scheduler_port, ask_s=0.0)
+    with pytest.raises(NameTakenError, match="another instance of 'w1' is connected"):
+        await asking.task
+    assert peers.scheduler.refused == 1
+    assert not asking.link.let_in.is_set()
+
+
+async def test_it_asks_for_a_while_because_the_other_may_be_gone(peers: Peers) -> None:
+    peers.scheduler.name_taken = True
+    asking = Asking(peers.scheduler_port, ask_s=600.0)
+    await until(lambda: peers.scheduler.refused > 1, "a second question")
+    peers.scheduler.name_taken = False
+    await asyncio.wait_for(asking.link.let_in.wait(), 60)
+    asking.task.cancel()
+
+
+async def test_an_instance_that_was_let_in_goes_on_asking(peers: Peers) -> None:
+    asking = Asking(peers.scheduler_port, ask_s=0.0)
+    await asyncio.wait_for(asking.link.let_in.wait(), 60)
+    peers.scheduler.name_taken = True
+    peers.scheduler.hang_up()
+    await until(lambda: peers.scheduler.refused > 1, "a second question")
+    peers.scheduler.name_taken = False
+    await until(lambda: len(peers.scheduler.opens) == 2, "the stream to open again")
+    asking.task.cancel()
