@@ -2,7 +2,8 @@
 
 Usage: python -m benchmarks.bench_main [--requests 2000] [--policy virtual-channels] [--workers 1]
 
-Prints what `penstock run-batch` prints, then checks that every line has one answer, and ends with one JSON line.
+Prints what `penstock run-batch` prints, then checks that every line has one answer, and ends with one JSON line. The
+exit status is 1 if requests failed or were answered with another length than their own.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def main() -> None:
     parser.add_argument("--workers", type=count, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        print(json.dumps(run(Path(name), options.requests, options.policy, options.workers)))
+        found = run(Path(name), options.requests, options.policy, options.workers)
+    print(json.dumps(found), flush=True)
+    accept(found, options.requests)
 
 
 def run(directory: Path, requests: int, policy: str, workers: int) -> dict[str, Any]:
@@ -88,6 +91,13 @@ def run(directory: Path, requests: int, policy: str, workers: int) -> dict[str, 
     )
     summary = dict(json.loads(summary_file.read_text()))
     return {"benchmark": "main", "policy": policy, "failed": len(failed), "wrong_length": wrong_length, **summary}
+
+
+def accept(found: dict[str, Any], requests: int) -> None:
+    """Raise SystemExit unless every request completed, with as many tokens as it was to have."""
+    if found["failed"] or found["wrong_length"]:
+        wrong = f"{found['wrong_length']} have another length than they should"
+        raise SystemExit(f"{found['failed']} of {requests} requests failed; of the others {wrong}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from benchmarks.admission.meter import Life, Meter
 from benchmarks.admission.penstock_side import Penstock
 from benchmarks.admission.pushing import Aimd, Push, Windowed, round_robin
 from benchmarks.admission.report import Outcome, print_table
-from benchmarks.admission.workloads import Scale, Workload
+from benchmarks.admission.workloads import Workload
 from benchmarks.options import at_least, count, each, some_of
 from services.scheduler.core.policy import POLICIES
 from services.worker.engine import ENGINE_WATERMARK
@@ -112,19 +112,16 @@ def saturated_rps(workload: Workload) -> float:
     return len(workload.items) / meter.elapsed_s
 
 
-def compare(
-    name: str, policies: list[str], requests: int, scale: Scale, seeds: Sequence[int], engine_watermark: float
-) -> list[Outcome]:
+def compare(policies: list[str], made: Mapping[int, Workload], engine_watermark: float) -> list[Outcome]:
     """Run every policy on every seed's requests; return one outcome per policy and seed."""
+    first = next(iter(made.values()))
+    name, shape = first.name, first.shape
+    print(
+        f"\n{name}, {len(first.items)} requests: {first.source}\n  window {shape.window_tokens}, "
+        f"{shape.blocks} blocks of {shape.block_size}, profile {shape.profile}, seeds {list(made)}"
+    )
     outcomes = []
-    for seed in seeds:
-        workload = workloads.WORKLOADS[name](requests, scale, seed)
-        if seed == seeds[0]:
-            shape = workload.shape
-            print(
-                f"\n{name}, {len(workload.items)} requests: {workload.source}\n  window {shape.window_tokens}, "
-                f"{shape.blocks} blocks of {shape.block_size}, profile {shape.profile}, seeds {list(seeds)}"
-            )
+    for seed, workload in made.items():
         push_rps = saturated_rps(workload) if workload.load is not None else 0.0
         for policy in policies:
             started_s = time.process_time()
@@ -158,9 +155,11 @@ def main() -> None:
         scale = replace(scale, profile=options.profile)
     if scale.pool_windows <= 0 and not PROFILES[scale.profile].num_blocks:
         parser.error(f"--pool-windows: the profile {scale.profile} does not say how many blocks its GPU has")
+    # All of them first: a trace that is too short for one ends nothing in the middle.
+    made = {name: workloads.of_seeds(name, options.requests, scale, options.seeds) for name in names}
     lines: list[dict[str, Any]] = []
-    for name in names:
-        outcomes = compare(name, options.policies, options.requests, scale, options.seeds, options.engine_watermark)
+    for seeds in made.values():
+        outcomes = compare(options.policies, seeds, options.engine_watermark)
         lines += print_table(outcomes, options.out)
     for line in lines:
         print(json.dumps(line))

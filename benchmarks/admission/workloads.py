@@ -11,7 +11,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -253,6 +253,14 @@ WORKLOADS: dict[str, Callable[[int, Scale, int], Workload]] = {
     "loose-max-tokens": loose_max_tokens,
 }
 """Every workload by name; the first is the acceptance workload."""
+
+
+def of_seeds(name: str, count: int, scale: Scale, seeds: Iterable[int]) -> dict[int, Workload]:
+    """Return each seed's requests of a workload; raises SystemExit naming it if its trace has not so many."""
+    try:
+        return {seed: WORKLOADS[name](count, scale, seed) for seed in seeds}
+    except SystemExit as error:
+        raise SystemExit(f"{name}: {error}; ask for fewer, or leave {name} out of --workload") from None
 
 
 def make(name: str, count: int, scale: str, seed: int = 0) -> Workload:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from benchmarks.lifecycle.measure import Cost, charged
+from benchmarks.lifecycle.processes import Child
 from benchmarks.lifecycle.systems import FleetShape, PenstockStack, penstock_without_workers
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -88,18 +89,23 @@ def fleet_usage(directory: Path, growth: Growth, policy: str) -> Usage:
         def work() -> dict[str, Any]:
             client.tell(do="flood", requests=growth.requests)
             with grpc.insecure_channel(stack.scheduler) as channel:
-                _watch_ledgers(SchedulerServiceStub(channel), growth, held)
+                _watch_ledgers(SchedulerServiceStub(channel), stack.system.children, growth, held)
             return client.answer()
 
         cost = charged(stack.system.children, growth.requests, work)
         return Usage(growth.requests, cost.seconds, held, cost)
 
 
-def _watch_ledgers(scheduler: Any, growth: Growth, held: list[float]) -> None:
-    """Note the share of blocks held while requests wait, from the first time the fleet is full to the last grant."""
+def _watch_ledgers(scheduler: Any, children: Sequence[Child], growth: Growth, held: list[float]) -> None:
+    """Note the share of blocks held while requests wait, from the first time the fleet is full to the last grant.
+
+    Raises SystemExit if one of the processes that all of it needs ends.
+    """
     granted = 0
     while granted < growth.requests:
         time.sleep(SAMPLE_S)
+        for child in children:
+            child.still_runs()
         status = scheduler.Status(scheduler_pb2.StatusRequest())
         granted = status.grants
         waiting = sum(channel.waiting for channel in status.channels)

@@ -76,6 +76,11 @@ class Child:
                 return dict(json.loads(line))
         raise SystemExit(f"{self.name} ended early")
 
+    def still_runs(self) -> None:
+        """Raise SystemExit if the process has ended."""
+        if self.process.poll() is not None:
+            raise SystemExit(f"{self.name} ended early")
+
     def cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds used so far, by process: this one, and its children under `NAME-child`."""
         used = {self.name: _cpu_s(self._stats)}

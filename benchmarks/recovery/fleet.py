@@ -64,8 +64,8 @@ class Fleet:
         self._stack = stack
         self._scheduler_address = f"127.0.0.1:{free_port()}"
         listen = ["--listen", "127.0.0.1:0"]
-        queue = self._child("queue", "services.queue", *listen, "--data-dir", str(directory / "queue"))
-        self._queue_address = queue.ready_on()
+        self.queue_process = self._child("queue", "services.queue", *listen, "--data-dir", str(directory / "queue"))
+        self._queue_address = self.queue_process.ready_on()
         self.queue = QueueServiceStub(stack.enter_context(grpc.insecure_channel(self._queue_address)))
         options = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20)]
         self._scheduler_channel = stack.enter_context(grpc.insecure_channel(self._scheduler_address, options=options))
@@ -91,6 +91,11 @@ class Fleet:
         """Start the scheduler's process and return without waiting for it."""
         flags = ["--listen", self._scheduler_address, "--queue-address", self._queue_address]
         return self._child("scheduler", "services.scheduler", *flags)
+
+    def still_runs(self) -> None:
+        """Raise SystemExit if a process has ended that is to run."""
+        for child in (self.queue_process, self.scheduler, *self.workers.values()):
+            child.still_runs()
 
     def status(self) -> scheduler_pb2.StatusResponse:
         """Return the scheduler's state."""
@@ -138,6 +143,7 @@ def regrant(directory: Path) -> Regrant:
         fleet.status()
         ready_s = time.monotonic() - began_s
         while not fleet.status().grants:
+            fleet.still_runs()
             time.sleep(LOOK_S)
         return Regrant(ready_s, time.monotonic() - began_s)
 
@@ -149,11 +155,13 @@ def loss(directory: Path) -> Loss:
         wait_for("leases", lambda: len(fleet.runs_on(names)) == LOST_REQUESTS)
         victim = "w0"
         lost = [name for name, worker in fleet.runs_on(names).items() if worker == victim]
-        fleet.workers[victim].kill()
+        fleet.workers.pop(victim).kill()
         began_s = time.monotonic()
         while fleet.connected() == WORKERS:
+            fleet.still_runs()
             time.sleep(LOOK_S)
         noticed_s = time.monotonic() - began_s
         while sum(worker != victim for worker in fleet.runs_on(lost).values()) < len(lost):
+            fleet.still_runs()
             time.sleep(LOOK_S)
         return Loss(noticed_s, len(lost), time.monotonic() - began_s)

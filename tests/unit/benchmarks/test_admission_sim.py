@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from benchmarks.admission import makespan, sim, workloads
+from benchmarks.admission import makespan, real, sim, workloads
 from benchmarks.admission.meter import Meter
 from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.workloads import Workload
@@ -106,3 +108,15 @@ def test_each_seed_has_its_own_stretch_of_the_mooncake_trace(tmp_path: Path, mon
     assert [[item.prompt_tokens for item in items] for items in found] == [[600, 601, 602, 603], [604, 605, 606, 607]]
     with pytest.raises(SystemExit, match="has 1 requests"):
         workloads.mooncake(4, workloads.SCALES["gpu"], 2)
+
+
+@pytest.mark.parametrize("main", [sim, real], ids=["sim", "real"])
+def test_a_trace_that_is_too_short_for_one_workload_is_told_before_any_runs(
+    main: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / workloads.MOONCAKE_FILE).write_text("")
+    monkeypatch.setenv("PENSTOCK_TRACES", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["main", "--workload", "all", "--requests", "20"])
+    monkeypatch.setattr(main, "compare", lambda *_arguments: pytest.fail("something ran"))
+    with pytest.raises(SystemExit, match=r"^mooncake: .* has 0 requests .* leave mooncake out"):
+        main.main()

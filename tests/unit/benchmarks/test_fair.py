@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import bench_batch_files, bench_first_byte, bench_ratio
+from benchmarks import bench_batch_files, bench_first_byte, bench_main, bench_ratio
 from benchmarks.lifecycle import report
 from benchmarks.lifecycle.measure import Cost, Round
 from tests.support.fleet import free_port
@@ -27,6 +28,28 @@ def test_a_ratio_is_of_the_same_work() -> None:
 def test_a_round_that_did_less_gives_no_ratio(less: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="penstock"):
         bench_ratio.report({"plain": [PLAIN], "penstock": [{**PENSTOCK, **less}]}, "p")
+
+
+@pytest.mark.parametrize(
+    ("failed", "wrong_length", "said"),
+    [(0, 0, None), (3, 0, "3 of 9 requests failed"), (0, 2, "2 have another length")],
+)
+def test_the_main_job_with_failed_requests_ends_as_failed(
+    failed: int,
+    wrong_length: int,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {"benchmark": "main", "failed": failed, "wrong_length": wrong_length}
+    monkeypatch.setattr(bench_main, "run", lambda *_arguments: found)
+    monkeypatch.setattr(sys, "argv", ["main", "--requests", "9"])
+    if said is None:
+        bench_main.main()
+    else:
+        with pytest.raises(SystemExit, match=said):
+            bench_main.main()
+    assert '"benchmark": "main"' in capsys.readouterr().out
 
 
 def test_a_probe_without_an_answer_is_no_short_one() -> None:
