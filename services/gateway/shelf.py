@@ -156,8 +156,9 @@ class Shelf:
             behind: list[pb.Record] = []
             with suppress(UnreadableError):
                 await self._page_into(behind, kind, ascending=False)
-            before, after = (found[-1:], behind[-1:])
-            log.error("records of kind %s cannot be read between %s and %s: %s", kind, _end(before), _end(after), error)
+            before = found[-1].record_id if found else "the beginning"
+            after = behind[-1].record_id if behind else "the end"
+            log.error("records of kind %s cannot be read between %s and %s: %s", kind, before, after, error)
             known = {record.record_id for record in found}
             found += [record for record in reversed(behind) if record.record_id not in known]
         return found
@@ -168,7 +169,3 @@ class Shelf:
         while more:
             page, more = await self.records(kind, found[-1].record_id if found else "", PAGE, ascending)
             found += page
-
-
-def _end(records: Sequence[pb.Record]) -> str:
-    return records[-1].record_id if records else "the end"

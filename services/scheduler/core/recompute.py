@@ -57,8 +57,8 @@ class RecomputeCost:
         is preempted has come less far, some of its blocks may still be in the prefix cache, and prompts that are
         computed in the same step are charged the whole of it each. At first it errs downwards: the engine was busy with
         many requests of which only the short ones have ended, a tenth of the cost where outputs are thousands of tokens
-        long (`near-critical` in docs/benchmarks.md). It does so too where many are
-        cancelled, which take time and are not counted.
+        long (`near-critical` in docs/benchmarks.md). So it does where many are cancelled, which take time and are not
+        counted.
         """
         once_ns = self._busy_ns * self._prefill_tokens
         again_ns = self._tokens * self._prefill_ns

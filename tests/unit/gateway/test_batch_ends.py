@@ -122,6 +122,16 @@ async def test_what_ended_twice_is_in_the_sizes_once(rig: Rig) -> None:
     assert (await rig.shelf.file(done.error_file_name)).bytes == size == done.counts.error_bytes
 
 
+async def driven_after_a_cancel(rig: Rig, batch: Batch) -> Batch:
+    """Cancel a batch and drive it to its end, in which every line is in the error file; return it."""
+    await rig.records.change(batch.batch_id, cancelled)
+    async with asyncio.timeout(5):
+        await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
+    return done
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -142,11 +152,7 @@ async def test_what_a_client_submits_under_the_name_of_a_batch_is_not_of_its_lin
     foreign = Request(text="hi", batch=batch.batch_id, idempotency_key="mine", channel="batch", **fields)
     async with aclosing(rig.client.submit_many([foreign, line])) as acks:
         assert [ack.error async for ack in acks] == [None, None]
-    await rig.records.change(batch.batch_id, cancelled)
-    async with asyncio.timeout(5):
-        await rig.drive(await rig.take(batch, "me")).run()
-    done, _ = await rig.records.get(batch.batch_id)
-    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
+    done = await driven_after_a_cancel(rig, batch)
     for input_order in (False, True):
         content = [one async for one in Output(rig.client, rig.shelf).lines(done, True, input_order)]
         names = [json.loads(one)["custom_id"] for one in content]
@@ -226,11 +232,7 @@ async def test_a_window_may_lie_behind_what_was_refused(rig: Rig, monkeypatch: p
     request = request_of(ask_of(lines[3], batch.endpoint, ()), batch)
     async with aclosing(rig.client.submit_many([request])) as acks:
         assert [ack.error async for ack in acks] == [None]
-    await rig.records.change(batch.batch_id, cancelled)
-    async with asyncio.timeout(5):
-        await rig.drive(await rig.take(batch, "me")).run()
-    done, _ = await rig.records.get(batch.batch_id)
-    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
+    done = await driven_after_a_cancel(rig, batch)
     for input_order in (False, True):
         content = Output(rig.client, rig.shelf).lines(done, errors=True, input_order=input_order)
         names = [json.loads(line)["custom_id"] async for line in content]
