@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
 import penstock as public
 from tests.support.fleet import Fleet, alive, descendants
-from tests.support.waiting import wait_for
+from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.timeout(240)]
 
-REQUESTS = 40
+REQUESTS = 20
+"""All of them fit the KV cache together (some 82 of 128 blocks), so that none waits for another."""
 
 
 def none_alive(pids: set[int]) -> bool:
     """Whether all of these processes are gone."""
     return not any(alive(pid) for pid in pids)
+
+
+def tell(pids: set[int], number: signal.Signals) -> None:
+    """Send a signal to each of these processes that is still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+async def ask(client: public.Client, number: int) -> str:
+    """Submit one of the requests, and return its id; they are of different lengths, so that some are first."""
+    prompt, tokens, reference = f"request number {number}", 20 + 8 * number, str(number)
+    return await client.submit(prompt=prompt, max_tokens=tokens, ignore_eos=True, batch="b", client_reference=reference)
+
+
+async def leased(client: public.Client, request_id: str) -> bool:
+    """Whether a worker has taken the request."""
+    return (await client.get(request_id)).state is public.RequestState.LEASED
 
 
 async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(
@@ -27,10 +49,8 @@ async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(
     fleet = make_fleet(queue_flags=["--worker-grace-s", "0.5"])
     worker = fleet.add_worker("w1", engine_flags)
     async with public.Client(fleet.queue.address, retry_for_s=60) as client:
-        for i in range(REQUESTS):
-            # Of different lengths, so that some still run when the first have ended.
-            prompt, tokens = f"request number {i}", 20 + 8 * i
-            await client.submit(prompt=prompt, max_tokens=tokens, ignore_eos=True, batch="b", client_reference=str(i))
+        for i in range(REQUESTS - 1):
+            await ask(client, i)
         seen: dict[str, public.Result] = {}
         async for result in client.watch(batch="b"):
             assert result.client_reference not in seen
@@ -38,7 +58,12 @@ async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(
             if len(seen) == 5:
                 family = descendants(worker.pid)
                 assert family, "the engine core is a process of its own"
+                # What comes to an engine that stands still does not end before its worker is killed.
+                tell(family, signal.SIGSTOP)
+                last = await ask(client, REQUESTS - 1)
+                await wait_for_async(partial(leased, client, last), "a request to be running")
                 worker.kill()
+                tell(family, signal.SIGCONT)
                 wait_for(partial(none_alive, family), "the engine to die with its worker")
                 worker.start()
             if len(seen) == REQUESTS:
