@@ -13,6 +13,7 @@ import sys
 from setuptools import setup
 
 COMPILED: dict[str, str] = {
+    "services/core": "value",
     "services/rpc": "backoff encoding outbox streams",
     "services/queue/core": "audit book effects entry lifecycle lines machine messages offers quotas records workers",
     "services/queue": """batch_log committer file_changes file_rows items loading outlet payloads rights rocksdb_store
@@ -43,7 +44,7 @@ def modules() -> list[str]:
 
 
 def groups() -> list[tuple[list[str], str | None]]:
-    """Return the modules of each service, and the name of the library that holds their code.
+    """Return the modules of each service, and of what they share, and the name of the library that holds their code.
 
     A library each: a process loads only its own, and a changed service is compiled alone.
     """

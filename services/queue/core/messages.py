@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from services.core.value import Value
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Entry, Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.quotas import Quota
@@ -52,11 +53,11 @@ class WorkerClosed(NamedTuple):
     stream: int
 
 
-class Claim(NamedTuple):
+class Claim(Value):
     """A worker asks for a granted request."""
 
-    stream: int
-    request_id: str
+    def __init__(self, stream: int, request_id: str) -> None:
+        self.stream, self.request_id = stream, request_id
 
 
 class Offer(NamedTuple):
@@ -92,11 +93,11 @@ class Complete(NamedTuple):
     """The worker's result, opaque to the machine."""
 
 
-class Renew(NamedTuple):
+class Renew(Value):
     """Leases that are still being worked on."""
 
-    stream: int
-    leases: tuple[LeaseRef, ...]
+    def __init__(self, stream: int, leases: tuple[LeaseRef, ...]) -> None:
+        self.stream, self.leases = stream, leases
 
 
 class GiveBack(NamedTuple):
