@@ -31,8 +31,10 @@ class Value:
 
 
 def fields(value: object) -> dict[str, Any]:
-    """Return the fields of a value by name, in the order in which they are set."""
-    kind = type(value)
-    # A compiled class has the first; an interpreted one the second where there are many of its objects at a time.
-    names = getattr(kind, "__mypyc_attrs__", None) or getattr(kind, "__slots__", None)
-    return {name: getattr(value, name) for name in names} if names else dict(vars(value))
+    """Return the fields of a value by name, in the order of its parameters."""
+    kind: Any = type(value)
+    names = getattr(kind, "__mypyc_attrs__", None)  # of a compiled class
+    if names is None:
+        code = kind.__init__.__code__
+        names = code.co_varnames[1 : code.co_argcount]
+    return {name: getattr(value, name) for name in names}

@@ -57,7 +57,8 @@ class MemoryStore:
     def write(self, writes: Sequence[Write]) -> None:
         """Apply all writes."""
         with self._guard:
-            for family, key, value in writes:
+            for write in writes:
+                family, key, value = write.family, write.key, write.value
                 rows, keys = self._rows[family], self._keys[family]
                 if value is not None:
                     if key not in rows:

@@ -48,7 +48,7 @@ def _with_sizes(store: Store, page: Sequence[Row]) -> Iterator[Write]:
         some = old[first : first + RESULTS_AT_ONCE]
         payloads = store.get_many(records.PAYLOADS, [key for key, _ in some])
         for (key, (_, tenant, *values, submitted_ns)), payload in zip(some, payloads, strict=True):
-            meta = RequestMeta._make((tenant or DEFAULT_TENANT, *values, len(payload or b""), submitted_ns))
+            meta = RequestMeta(*[tenant or DEFAULT_TENANT, *values, len(payload or b""), submitted_ns])
             yield Write(records.REQUESTS, key, records.encode_meta(meta))
 
 

@@ -222,11 +222,11 @@ class RocksdbStore:
         with _store_errors():
             batch = rocksdict.WriteBatch(raw_mode=True)
             put, delete, handles = batch.put, batch.delete, self._handles
-            for family, key, value in writes:
-                if value is None:
-                    delete(key, handles[family])
+            for write in writes:
+                if write.value is None:
+                    delete(write.key, handles[write.family])
                 else:
-                    put(key, value, handles[family])
+                    put(write.key, write.value, handles[write.family])
             self._db.write(batch, self._sync)
             number = self._db.latest_sequence_number()  # of a write that is synced: RocksDB counts it only then
         self._note_synced(number)

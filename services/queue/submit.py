@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import CHANNEL_DENIED
 from penstock.queue.v1 import queue_pb2
@@ -12,6 +12,7 @@ from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, Caller
 from services.auth.keyring import NotAllowedError, Reason
 from services.clock import Clock
+from services.core.value import Value
 from services.queue import wire
 from services.queue.committer import Committer, RefusedError
 from services.queue.core import records
@@ -35,12 +36,11 @@ Fate: TypeAlias = tuple[str, bool, Failure | None]
 """Name of a request, whether it is new, and why it was not stored if it was not."""
 
 
-class _Taken(NamedTuple):
+class _Taken(Value):
     """One request of a frame: refused, or on its way to the disk."""
 
-    tag: int
-    failure: Failure | None
-    span: Span | None
+    def __init__(self, tag: int, failure: Failure | None, span: Span | None) -> None:
+        self.tag, self.failure, self.span = tag, failure, span
 
 
 class Frame:
@@ -210,7 +210,7 @@ def submit_item(ticket: int, requests: tuple[NewRequest, ...], together: bool = 
         looked_up = list(requests)
         for index, row in zip(named, store.get_many(records.IDEMPOTENCY, keys), strict=True):
             if row is not None:
-                looked_up[index] = requests[index]._replace(known_seq=records.seq_of(row))
+                looked_up[index] = requests[index].replace(known_seq=records.seq_of(row))
         return Submit(ticket, tuple(looked_up), together)
 
     return Lookup(ticket, read, glance, submits=True)

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 from google.protobuf.message import DecodeError
 
 from penstock.request.v1 import request_pb2
+from services.core.value import fields
 from services.queue.core import records as r
 from services.queue.core.entry import Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
@@ -293,9 +294,11 @@ def _restored(restore: Callable[[Entry, bytes], None], entry: Entry, row: bytes)
 def _meta_of(row: bytes) -> RequestMeta | None:
     """Return the metadata if every field has the type that is written."""
     meta = _read(r.decode_meta, row)
-    if meta is None or [type(value) for value in meta] != [type(value) for value in WRITTEN]:
-        return None
-    return meta
+    return None if meta is None or _types(meta) != _types(WRITTEN) else meta
+
+
+def _types(meta: RequestMeta) -> list[type]:
+    return [type(value) for value in fields(meta).values()]
 
 
 WRITTEN = RequestMeta("", "", "", "", "", 0, 0, "", "", 0, 0, 0, 0, False, 0, 0, 0)

@@ -6,10 +6,11 @@ import hashlib
 from array import array
 from collections.abc import Collection, Iterable
 from sys import intern
-from typing import NamedTuple, cast
+from typing import cast
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from services.core.value import Value
 from services.queue.core import records
 from services.queue.core.effects import Announce, Deliver, Ended, Gone, PutResult, Recorded, View, Write
 from services.queue.core.entry import Failure, LeaseRef, RequestMeta
@@ -148,12 +149,12 @@ def result_write(put: PutResult) -> Write:
     return Write(records.RESULTS, records.seq_key(put.seq), row)
 
 
-class StoredResult(NamedTuple):
+class StoredResult(Value):
     """A result as the store has it."""
 
-    cursor: int
-    body: bytes
-    """Encoded `Result`."""
+    def __init__(self, cursor: int, body: bytes) -> None:
+        """Take an encoded `Result`."""
+        self.cursor, self.body = cursor, body
 
     def event(self) -> bytes:
         """Return the encoded WatchEvent of this result."""

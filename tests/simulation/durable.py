@@ -56,7 +56,8 @@ class Durable:
     def batch(self, writes: Sequence[Write]) -> None:
         """Take one batch; raises BrokenPromiseError if what is on disk after it breaks a promise."""
         self._last = {id(write): write for write in writes}
-        for family, key, value in writes:
+        for write in writes:
+            family, key, value = write.family, write.key, write.value
             take = self._take.get(family)
             if take is not None:
                 take(key, value)

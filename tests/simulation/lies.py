@@ -96,8 +96,8 @@ def stale_completion(worker: WorkerActor, value: float) -> None:
     stale: list[LeaseRef] = list(worker.leases)
     for entry in worker.session._held.by_run.values():
         lease = LeaseRef(*entry.the_lease)
-        stale.append(lease._replace(fencing_token=lease.fencing_token - 1))
-        stale.append(lease._replace(attempt=lease.attempt + 1))
+        stale.append(lease.replace(fencing_token=lease.fencing_token - 1))
+        stale.append(lease.replace(attempt=lease.attempt + 1))
     for lease in stale:
         outcome = Outcome.COMPLETED if value < 0.7 else None
         worker.up_work(qm.Complete(worker.work_number, lease, outcome, None, None))

@@ -55,7 +55,7 @@ def _accept_stale_completions(stack: ExitStack) -> None:
     def complete_anyhow(self: Workers, message: Complete, now_ns: int) -> None:
         entry = self._book.find(message.lease.request_id)
         if entry is not None and entry.seq in self._book.leases:
-            message = message._replace(lease=self._book.lease_of(entry))
+            message = message.replace(lease=self._book.lease_of(entry))
         complete(self, message, now_ns)
 
     stack.enter_context(patch.object(Workers, "complete", complete_anyhow))

@@ -242,16 +242,16 @@ class WorkerActor(Process):
         elif isinstance(effect, q.StopRun):
             if effect.reason is q.StopReason.LEASE_LOST:
                 self._note_loss(effect.lease)
-            self.handle(m.CancelRun(m.Lease(*effect.lease), STOPS[effect.reason]))
+            self.handle(m.CancelRun(_worker_lease(effect.lease), STOPS[effect.reason]))
         elif isinstance(effect, q.Recorded):
             if not effect.accepted:
                 self.coverage.happened("stale completion refused", effect.lease.request_id)
-            self.handle(m.Recorded(m.Lease(*effect.lease), effect.accepted))
+            self.handle(m.Recorded(_worker_lease(effect.lease), effect.accepted))
         elif isinstance(effect, q.TokensWatched):
             self.handle(m.Watched(effect.request_id, effect.watched))
 
     def _delivered(self, effect: q.Deliver) -> None:
-        lease = m.Lease(*effect.lease)
+        lease = _worker_lease(effect.lease)
         self.runs[lease.run_id] = (effect.lease, effect.meta)
         met = m.Met(effect.grant, _announced(effect)) if effect.grant else None
         self.handle(m.Delivered(lease, effect.meta.n, effect.meta.max_tokens, effect.watched, met))
@@ -259,7 +259,7 @@ class WorkerActor(Process):
             self.coverage.happened("standing grant met", lease.request_id)
 
     def _note_loss(self, lease: LeaseRef) -> None:
-        held = self.session._held.by_run.get(m.Lease(*lease).run_id)
+        held = self.session._held.by_run.get(_worker_lease(lease).run_id)
         if held is not None:
             self.coverage.lost(held.state)
 
@@ -399,3 +399,7 @@ def _standing(most: sm.Announced) -> m.Standing:
 
 def _announced(effect: q.Deliver) -> sm.Announced:
     return announced(q.Announce(0, effect.lease.request_id, effect.seq, effect.lease.attempt, effect.meta))
+
+
+def _worker_lease(lease: LeaseRef) -> m.Lease:
+    return m.Lease(lease.request_id, lease.attempt, lease.fencing_token)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
+from services.core.value import Value
 from services.queue.core import records
 from services.queue.core.effects import (
     Announce,
@@ -29,20 +30,22 @@ from services.queue.core.lifecycle import Action, Input, Outcome, State, transit
 from services.queue.core.lines import Line
 from services.queue.core.quotas import Waiting
 
-_new_tuple = tuple.__new__
-"""Makes a named tuple without the call into Python that its own constructor is: a request takes a dozen writes."""
 
-
-class Change(NamedTuple):
+class Change(Value):
     """One input to one request, with what its action needs."""
 
-    event: Input
-    now_ns: int
-    outcome: Outcome | None = None
-    failure: Failure | None = None
-    body: Any = None
-    worker_id: str = ""
-    instance_id: str = ""
+    def __init__(
+        self,
+        event: Input,
+        now_ns: int,
+        outcome: Outcome | None = None,
+        failure: Failure | None = None,
+        body: Any = None,
+        worker_id: str = "",
+        instance_id: str = "",
+    ) -> None:
+        self.event, self.now_ns, self.outcome, self.failure, self.body = event, now_ns, outcome, failure, body
+        self.worker_id, self.instance_id = worker_id, instance_id
 
 
 class Book:
@@ -159,7 +162,7 @@ class Book:
     def add(self, meta: RequestMeta, payload: bytes, now_ns: int) -> Entry:
         """Store a new request and let it wait."""
         self.counters.seq += 1
-        entry = Entry(self.counters.seq, RequestMeta(*meta[:-1], now_ns), State.ABSENT)
+        entry = Entry(self.counters.seq, meta.submitted(now_ns), State.ABSENT)
         self._write(records.PAYLOADS, records.seq_key(entry.seq), payload)
         self.apply(entry, Change(Input.SUBMIT, now_ns))
         return entry
@@ -228,14 +231,14 @@ class Book:
     def _end_stopped(self, entry: Entry, change: Change) -> None:
         outcome = entry.stop_outcome
         self._leave_lease(entry, change)
-        self._finish(entry, change._replace(outcome=outcome, failure=stop_failure(outcome), body=None))
+        self._finish(entry, change.replace(outcome=outcome, failure=stop_failure(outcome), body=None))
 
     def _bury(self, entry: Entry, change: Change) -> None:
         self._leave_lease(entry, change)
         failure = change.failure or Failure("attempts_exhausted", "every attempt failed")
         entry.last_error = failure.message
         entry.died_ns = change.now_ns
-        self._put_result(entry, change._replace(outcome=Outcome.DEAD, failure=failure, body=None))
+        self._put_result(entry, change.replace(outcome=Outcome.DEAD, failure=failure, body=None))
         entry.completion_seq = self.counters.completion_seq
         self._write(records.DEAD, records.seq_key(entry.completion_seq), records.encode_dead(entry))
         self.dead[entry.seq] = None
@@ -260,7 +263,7 @@ class Book:
     # ---- parts of actions ----
 
     def _write(self, family: str, key: bytes, value: bytes | None) -> None:
-        self._out.append(_new_tuple(Write, (family, key, value)))
+        self._out.append(Write(family, key, value))
 
     def _wait(self, entry: Entry) -> None:
         self._write(records.READY, records.ready_key(entry), records.encode_ready(entry))

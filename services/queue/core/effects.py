@@ -10,48 +10,56 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+from services.core.value import Value
 from services.queue.core.entry import Entry, Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 
 
-class Write(NamedTuple):
+class Write(Value):
     """Put a row, or delete it if `value` is None."""
 
-    family: str
-    key: bytes
-    value: bytes | None
+    def __init__(self, family: str, key: bytes, value: bytes | None) -> None:
+        self.family, self.key, self.value = family, key, value
 
 
-class PutResult(NamedTuple):
+class PutResult(Value):
     """Put a result; the shell encodes it."""
 
-    request_id: str
-    seq: int
-    meta: RequestMeta
-    outcome: Outcome
-    failure: Failure | None
-    attempts: int
-    worker_id: str
-    delivered_ns: int
-    completed_ns: int
-    completion_seq: int
-    body: Any
+    def __init__(
+        self,
+        request_id: str,
+        seq: int,
+        meta: RequestMeta,
+        outcome: Outcome,
+        failure: Failure | None,
+        attempts: int,
+        worker_id: str,
+        delivered_ns: int,
+        completed_ns: int,
+        completion_seq: int,
+        body: Any,
+    ) -> None:
+        self.request_id, self.seq, self.meta, self.outcome, self.failure = request_id, seq, meta, outcome, failure
+        self.attempts, self.worker_id, self.delivered_ns = attempts, worker_id, delivered_ns
+        self.completed_ns, self.completion_seq, self.body = completed_ns, completion_seq, body
 
 
-class Submitted(NamedTuple):
+class Submitted(Value):
     """Answer to Submit: (request_id, was new) for each, in order; what a quota does not let in has no name."""
 
-    ticket: int
-    acks: tuple[tuple[str, bool], ...]
-    refused: Mapping[int, Failure] = MappingProxyType({})
-    """Why, by the place in `acks`."""
+    def __init__(
+        self, ticket: int, acks: tuple[tuple[str, bool], ...], refused: Mapping[int, Failure] = MappingProxyType({})
+    ) -> None:
+        self.ticket, self.acks = ticket, acks
+        self.refused = refused
+        """Why, by the place in `acks`."""
 
 
-class Accepted(NamedTuple):
+class Accepted(Value):
     """A new request is stored."""
 
-    request_id: str
-    meta: RequestMeta
+    def __init__(self, request_id: str, meta: RequestMeta) -> None:
+        self.request_id, self.meta = request_id, meta
 
 
 class Cancelled(NamedTuple):
@@ -142,20 +150,27 @@ class WorkOpened(NamedTuple):
     stream: int
 
 
-class Deliver(NamedTuple):
+class Deliver(Value):
     """The request, with its lease."""
 
-    stream: int
-    seq: int
-    lease: LeaseRef
-    watched: bool
-    submitted_ns: int
-    leased_ns: int
-    meta: RequestMeta
-    grant: str = ""
-    """The offer it is delivered for; empty if it was claimed."""
-    payload: bytes | None = None
-    """The encoded request, of one that is not in the store yet."""
+    def __init__(
+        self,
+        stream: int,
+        seq: int,
+        lease: LeaseRef,
+        watched: bool,
+        submitted_ns: int,
+        leased_ns: int,
+        meta: RequestMeta,
+        grant: str = "",
+        payload: bytes | None = None,
+    ) -> None:
+        self.stream, self.seq, self.lease, self.watched, self.submitted_ns = stream, seq, lease, watched, submitted_ns
+        self.leased_ns, self.meta = leased_ns, meta
+        self.grant = grant
+        """The offer it is delivered for; empty if it was claimed."""
+        self.payload = payload
+        """The encoded request, of one that is not in the store yet."""
 
     @property
     def asked_as(self) -> str:
@@ -179,12 +194,11 @@ class StopRun(NamedTuple):
     reason: StopReason
 
 
-class Recorded(NamedTuple):
+class Recorded(Value):
     """Answer to Complete."""
 
-    stream: int
-    lease: LeaseRef
-    accepted: bool
+    def __init__(self, stream: int, lease: LeaseRef, accepted: bool) -> None:
+        self.stream, self.lease, self.accepted = stream, lease, accepted
 
 
 class TokensWatched(NamedTuple):
@@ -209,14 +223,11 @@ class ChannelsChanged(NamedTuple):
     channels: tuple[str, ...]
 
 
-class Announce(NamedTuple):
+class Announce(Value):
     """A request waits."""
 
-    stream: int
-    request_id: str
-    seq: int
-    attempt: int
-    meta: RequestMeta
+    def __init__(self, stream: int, request_id: str, seq: int, attempt: int, meta: RequestMeta) -> None:
+        self.stream, self.request_id, self.seq, self.attempt, self.meta = stream, request_id, seq, attempt, meta
 
 
 class GoneReason(Enum):
@@ -226,13 +237,11 @@ class GoneReason(Enum):
     ENDED = 2
 
 
-class Gone(NamedTuple):
+class Gone(Value):
     """An announced request left its line."""
 
-    stream: int
-    request_id: str
-    reason: GoneReason
-    attempt: int
+    def __init__(self, stream: int, request_id: str, reason: GoneReason, attempt: int) -> None:
+        self.stream, self.request_id, self.reason, self.attempt = stream, request_id, reason, attempt
 
 
 class EndStream(NamedTuple):
@@ -249,30 +258,40 @@ class NameTaken(NamedTuple):
     worker_id: str
 
 
-class Ended(NamedTuple):
+class Ended(Value):
     """A request ended, durably."""
 
-    seq: int
-    request_id: str
-    meta: RequestMeta
-    outcome: Outcome
-    attempts: int
-    completed_ns: int
-    completion_seq: int
-    body: Any
+    def __init__(
+        self,
+        seq: int,
+        request_id: str,
+        meta: RequestMeta,
+        outcome: Outcome,
+        attempts: int,
+        completed_ns: int,
+        completion_seq: int,
+        body: Any,
+    ) -> None:
+        self.seq, self.request_id, self.meta, self.outcome, self.attempts = seq, request_id, meta, outcome, attempts
+        self.completed_ns, self.completion_seq, self.body = completed_ns, completion_seq, body
 
 
-class LeaseEnded(NamedTuple):
+class LeaseEnded(Value):
     """An attempt is over, however it ended; `cause` is what ended its lease, `body` the result if it has one."""
 
-    request_id: str
-    meta: RequestMeta
-    attempt: int
-    worker_id: str
-    leased_ns: int
-    ended_ns: int
-    cause: str
-    body: Any
+    def __init__(
+        self,
+        request_id: str,
+        meta: RequestMeta,
+        attempt: int,
+        worker_id: str,
+        leased_ns: int,
+        ended_ns: int,
+        cause: str,
+        body: Any,
+    ) -> None:
+        self.request_id, self.meta, self.attempt, self.worker_id = request_id, meta, attempt, worker_id
+        self.leased_ns, self.ended_ns, self.cause, self.body = leased_ns, ended_ns, cause, body
 
 
 class WentBack(NamedTuple):

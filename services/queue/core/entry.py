@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from services.core.value import Value
 from services.queue.core.lifecycle import Outcome, State
 
 DEFAULT_TENANT = "default"
@@ -20,37 +21,64 @@ NO_SEQ = -1
 """What `parse_request_id` returns for a name that is not this store's."""
 
 
-class RequestMeta(NamedTuple):
+class RequestMeta(Value):
     """What the queue knows of a request besides its payload; fixed at submit."""
 
-    tenant: str
-    idempotency_key: str
-    channel: str
-    model: str
-    batch: str
-    priority: int
-    deadline_ns: int
-    """Unix time; 0 means never."""
-    traceparent: str
-    client_reference: str
-    prompt_bytes: int
-    """Size of a text prompt in UTF-8; 0 if given as token ids."""
-    prompt_tokens: int
-    """Exact number of prompt tokens; 0 if unknown."""
-    max_tokens: int
-    """Per completion; 0 means up to the window."""
-    n: int
-    chat: bool
-    prefix_digest: int
-    payload_bytes: int = 0
-    """Size of the encoded request, which is what it takes of its tenant's quota while it waits."""
-    submitted_ns: int = 0
-    """Last, so that it can be put in when the request is stored."""
+    __slots__ = (
+        "batch", "channel", "chat", "client_reference", "deadline_ns", "idempotency_key", "max_tokens", "model", "n",
+        "payload_bytes", "prefix_digest", "priority", "prompt_bytes", "prompt_tokens", "submitted_ns", "tenant",
+        "traceparent",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        tenant: str,
+        idempotency_key: str,
+        channel: str,
+        model: str,
+        batch: str,
+        priority: int,
+        deadline_ns: int,
+        traceparent: str,
+        client_reference: str,
+        prompt_bytes: int,
+        prompt_tokens: int,
+        max_tokens: int,
+        n: int,
+        chat: bool,
+        prefix_digest: int,
+        payload_bytes: int = 0,
+        submitted_ns: int = 0,
+    ) -> None:
+        self.tenant, self.idempotency_key, self.channel, self.model = tenant, idempotency_key, channel, model
+        self.batch, self.priority = batch, priority
+        self.deadline_ns = deadline_ns
+        """Unix time; 0 means never."""
+        self.traceparent, self.client_reference = traceparent, client_reference
+        self.prompt_bytes = prompt_bytes
+        """Size of a text prompt in UTF-8; 0 if given as token ids."""
+        self.prompt_tokens = prompt_tokens
+        """Exact number of prompt tokens; 0 if unknown."""
+        self.max_tokens = max_tokens
+        """Per completion; 0 means up to the window."""
+        self.n, self.chat, self.prefix_digest = n, chat, prefix_digest
+        self.payload_bytes = payload_bytes
+        """Size of the encoded request, which is what it takes of its tenant's quota while it waits."""
+        self.submitted_ns = submitted_ns
+        """Last, so that it can be put in when the request is stored."""
 
     @property
     def batch_key(self) -> BatchKey:
         """The batch it belongs to."""
         return (self.tenant, self.batch)
+
+    def submitted(self, now_ns: int) -> RequestMeta:
+        """Return the same with the moment at which it was stored."""
+        return RequestMeta(
+            self.tenant, self.idempotency_key, self.channel, self.model, self.batch, self.priority, self.deadline_ns,
+            self.traceparent, self.client_reference, self.prompt_bytes, self.prompt_tokens, self.max_tokens, self.n,
+            self.chat, self.prefix_digest, self.payload_bytes, now_ns,
+        )  # fmt: skip
 
 
 class Failure(NamedTuple):
@@ -61,12 +89,11 @@ class Failure(NamedTuple):
     param: str = ""
 
 
-class LeaseRef(NamedTuple):
+class LeaseRef(Value):
     """Names one lease."""
 
-    request_id: str
-    attempt: int
-    fencing_token: int
+    def __init__(self, request_id: str, attempt: int, fencing_token: int) -> None:
+        self.request_id, self.attempt, self.fencing_token = request_id, attempt, fencing_token
 
 
 class Entry:

@@ -14,22 +14,22 @@ NO_BATCH: BatchKey = (DEFAULT_TENANT, "")
 """Stands where requests are named."""
 
 
-class NewRequest(NamedTuple):
+class NewRequest(Value):
     """One request to store."""
 
-    meta: RequestMeta
-    payload: bytes
-    known_seq: int | None = None
-    """Request that has this idempotency key in the store already."""
+    def __init__(self, meta: RequestMeta, payload: bytes, known_seq: int | None = None) -> None:
+        self.meta, self.payload = meta, payload
+        self.known_seq = known_seq
+        """Request that has this idempotency key in the store already."""
 
 
-class Submit(NamedTuple):
+class Submit(Value):
     """Requests of one frame, all valid; one answer for all."""
 
-    ticket: int
-    requests: tuple[NewRequest, ...]
-    together: bool = False
-    """Whether none is to be stored unless all are."""
+    def __init__(self, ticket: int, requests: tuple[NewRequest, ...], together: bool = False) -> None:
+        self.ticket, self.requests = ticket, requests
+        self.together = together
+        """Whether none is to be stored unless all are."""
 
 
 class SetQuotas(NamedTuple):
@@ -82,15 +82,15 @@ class Withdraw(NamedTuple):
     grant: str
 
 
-class Complete(NamedTuple):
+class Complete(Value):
     """An attempt ended with a result (`outcome` set) or with a failure."""
 
-    stream: int
-    lease: LeaseRef
-    outcome: Outcome | None
-    failure: Failure | None
-    body: Any
-    """The worker's result, opaque to the machine."""
+    def __init__(
+        self, stream: int, lease: LeaseRef, outcome: Outcome | None, failure: Failure | None, body: Any
+    ) -> None:
+        self.stream, self.lease, self.outcome, self.failure = stream, lease, outcome, failure
+        self.body = body
+        """The worker's result, opaque to the machine."""
 
 
 class Renew(Value):

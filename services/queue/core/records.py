@@ -15,6 +15,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
+from services.core.value import fields
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 
@@ -63,11 +64,11 @@ _PRIORITY_ZERO = 1 << 31
 """Added to priorities, so that negative ones sort first as unsigned numbers."""
 
 
-_META_FIELDS = len(RequestMeta._fields)
-_SHARED = tuple(RequestMeta._fields.index(name) for name in ("tenant", "channel", "model", "batch"))
-
 NO_META = RequestMeta("", "", "", "", "", 0, 0, "", "", 0, 0, 0, 1, False, 0)
 """Stands for metadata that is read after the state."""
+
+_META_FIELDS = list(fields(NO_META))
+_SHARED = tuple([_META_FIELDS.index(name) for name in ("tenant", "channel", "model", "batch")])
 
 
 class ResultHead(NamedTuple):
@@ -165,13 +166,12 @@ def expiry_of(key: bytes) -> tuple[int, int]:
 
 def encode_meta(meta: RequestMeta) -> bytes:
     """Return the row in `requests`."""
-    tenant, key, channel, model, batch, priority, deadline_ns, trace, reference, *numbers = meta
-    prompt_bytes, prompt_tokens, max_tokens, n, chat, digest, payload_bytes, submitted_ns = numbers
     # Written out, because this and the rows below are made for every request: json.dumps takes twice as long.
     return (
-        f"[{_META_ROW_VERSION},{_quoted(tenant)},{_quoted(key)},{_quoted(channel)},{_quoted(model)},{_quoted(batch)},"
-        f"{priority},{deadline_ns},{_quoted(trace)},{_quoted(reference)},{prompt_bytes},{prompt_tokens},{max_tokens},"
-        f"{n},{'true' if chat else 'false'},{digest},{payload_bytes},{submitted_ns}]"
+        f"[{_META_ROW_VERSION},{_quoted(meta.tenant)},{_quoted(meta.idempotency_key)},{_quoted(meta.channel)},"
+        f"{_quoted(meta.model)},{_quoted(meta.batch)},{meta.priority},{meta.deadline_ns},{_quoted(meta.traceparent)},"
+        f"{_quoted(meta.client_reference)},{meta.prompt_bytes},{meta.prompt_tokens},{meta.max_tokens},{meta.n},"
+        f"{'true' if meta.chat else 'false'},{meta.prefix_digest},{meta.payload_bytes},{meta.submitted_ns}]"
     ).encode()
 
 
@@ -193,11 +193,11 @@ def decode_metas(rows: Sequence[bytes]) -> list[RequestMeta]:
 
 def _meta(row: object) -> RequestMeta:
     values = _versioned(row, _META_ROW_VERSION)
-    if len(values) == _META_FIELDS:
+    if len(values) == len(_META_FIELDS):
         # Few names for many requests: one string each instead of one for every request of a loaded backlog.
         for index in _SHARED:
             values[index] = sys.intern(values[index])
-    return RequestMeta._make(values)
+    return RequestMeta(*values)
 
 
 def encode_ready(entry: Entry) -> bytes:

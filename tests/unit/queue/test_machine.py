@@ -145,7 +145,7 @@ def test_a_returning_worker_keeps_what_it_holds_and_loses_what_it_does_not() -> 
     assert dropped
     queue.step(WorkerClosed(1))
     queue.tick(GRACE_NS - 1)
-    ghost = held._replace(fencing_token=99)
+    ghost = held.replace(fencing_token=99)
     effects = queue.step(WorkerOpened(2, "w", "life-1", (held, ghost)))
     assert only(StopRun, effects) == [StopRun(2, ghost, StopReason.LEASE_LOST)]
     assert queue.machine.runs(names[0], 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.core.value import fields
 from services.queue.core import records as r
 from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT, RequestMeta
@@ -21,7 +22,7 @@ from tests.support.queueing import PAYLOAD, Queue, meta
 
 def old_meta_row(meta: RequestMeta) -> bytes:
     """Return a row of `requests` as version 2 wrote it: no payload_bytes, and a tenant that may be empty."""
-    values = meta._replace(tenant=old_tenant(meta.tenant))._asdict()
+    values = fields(meta.replace(tenant=old_tenant(meta.tenant)))
     del values["payload_bytes"]
     return json.dumps([1, *values.values()], separators=(",", ":")).encode()
 

@@ -14,7 +14,7 @@ PRIORITIES = st.integers(-(2**31), 2**31 - 1)
 
 
 def entry(seq: int = 7, priority: int = 0) -> Entry:
-    return Entry(seq, META._replace(priority=priority))
+    return Entry(seq, META.replace(priority=priority))
 
 
 def everything(of: Entry) -> dict[str, object]:
