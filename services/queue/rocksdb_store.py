@@ -7,9 +7,8 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import rocksdict
 
@@ -132,7 +131,7 @@ class RocksdbStore:
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """Return the row of `key`, or None."""
-        with _store_errors():
+        with _STORE_ERRORS:
             value: bytes | None = self._families[family].get(key)
             return value
 
@@ -140,19 +139,19 @@ class RocksdbStore:
         """Return the rows of `keys`, in order, None where there is none."""
         if not keys:
             return []
-        with _store_errors():
+        with _STORE_ERRORS:
             values: list[bytes | None] = self._families[family].get(list(keys))
             return values
 
     def may_hold(self, family: str, key: bytes) -> bool:
         """Return False only if there is no row of `key`, by memtables, bloom filters and what is cached."""
-        with _store_errors():
+        with _STORE_ERRORS:
             return bool(self._families[family].key_may_exist(key))
 
     def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Return at most `limit` rows with start <= key < end, by key; an empty `end` means to the last."""
         rows: list[Row] = []
-        with _store_errors():
+        with _STORE_ERRORS:
             options = rocksdict.ReadOptions()
             if end:
                 options.set_iterate_upper_bound(end)
@@ -167,7 +166,7 @@ class RocksdbStore:
     def scan_back(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Return at most `limit` rows with start <= key < end, from the last downwards."""
         rows: list[Row] = []
-        with _store_errors():
+        with _STORE_ERRORS:
             options = rocksdict.ReadOptions()
             if end:
                 options.set_iterate_upper_bound(end)
@@ -198,7 +197,7 @@ class RocksdbStore:
         """Read rows from `start` on; return the last key that could be read, and what ended it before the end."""
         last = b""
         try:
-            with _store_errors():
+            with _STORE_ERRORS:
                 options = rocksdict.ReadOptions()
                 options.fill_cache(False)
                 cursor = self._families[family].iter(options)
@@ -219,7 +218,7 @@ class RocksdbStore:
 
     def write(self, writes: Sequence[Write]) -> None:
         """Apply all writes in one batch and fsync it."""
-        with _store_errors():
+        with _STORE_ERRORS:
             batch = rocksdict.WriteBatch(raw_mode=True)
             put, delete, handles = batch.put, batch.delete, self._handles
             for write in writes:
@@ -243,7 +242,7 @@ class RocksdbStore:
 
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy to `path`: links where files no longer change, copies on another file system."""
-        with _store_errors():
+        with _STORE_ERRORS:
             number = self._db.latest_sequence_number()
             rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
             write_mark(path, number)
@@ -283,17 +282,25 @@ class RocksdbStore:
             self._lock.close()
 
 
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    try:
-        yield
-    except StoreError:
-        raise
-    except KeyError as closed:
-        raise StoreError("the store is closed; it is being opened again") from closed
-    except Exception as error:  # rocksdict raises plain Exception and DbClosedError
-        text = str(error) or type(error).__name__
+class _StoreErrors:
+    """Turns what rocksdict raises into a StoreError. A class, because every request's rows pass here: a generator that
+    is a context manager costs more than a look-up."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise the StoreError that `error` is about."""
+        if not isinstance(error, Exception) or isinstance(error, StoreError):
+            return
+        if isinstance(error, KeyError):
+            raise StoreError("the store is closed; it is being opened again") from error
+        text = str(error) or type(error).__name__  # rocksdict raises plain Exception and DbClosedError
         raise (StoreDamagedError if text.startswith(DAMAGE) else StoreError)(text) from error
+
+
+_STORE_ERRORS: Final = _StoreErrors()
+"""It has no state."""
 
 
 def _keep_writers_away(path: Path) -> IO[bytes] | None:

@@ -156,12 +156,11 @@ class Speaker:
         tally = self.tallies[channel]
         tally.ended[effect.outcome] += 1
         if effect.body is not None:
-            usage = cast(request_pb2.Result, effect.body).usage
+            usage = cast(wire.RunResult, effect.body).message.usage
             tally.prompt_tokens += usage.prompt_tokens
             tally.completion_tokens += usage.completion_tokens
         self._metrics.e2e_seconds.of(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
-        result = partial(wire.told_result, effect)
-        self._hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, result)
+        self._hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, wire.told_result(effect))
         if self._telemetry.enabled:
             self._telemetry.record(
                 "queue.complete",
@@ -178,7 +177,8 @@ class Speaker:
     def _lease_ended(self, effect: fx.LeaseEnded) -> None:
         """Say of an attempt what is left of it if its worker was killed before it could export its spans."""
         if self._telemetry.enabled:
-            timings = request_pb2.Timings() if effect.body is None else cast(request_pb2.Result, effect.body).timings
+            run = cast("wire.RunResult | None", effect.body)
+            timings = request_pb2.Timings() if run is None else run.message.timings
             moments = {"first_token": timings.first_token_unix_ns, "last_token": timings.last_token_unix_ns}
             self._telemetry.record(
                 "queue.lease",

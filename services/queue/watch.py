@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import TypeVar
 
 from penstock.request.v1 import request_pb2
@@ -110,17 +109,16 @@ class Watcher:
         self._told_bytes += size_bytes
         self.ended[seq] = result
 
-    def end_in_batch(self, result: Callable[[], StoredResult | None]) -> None:
-        """Note that a request of the watched batch has ended; its result is asked for only where results are kept."""
+    def end_in_batch(self, result: StoredResult | None) -> None:
+        """Note that a request of the watched batch has ended, with its result if that is at hand."""
         if self._of_batch is None:
             return
-        kept = result()
-        size_bytes = 0 if kept is None else len(kept.body) + RESULT_BYTES
-        if kept is None or self._told_bytes + size_bytes > self._most_bytes:
+        size_bytes = 0 if result is None else len(result.body) + RESULT_BYTES
+        if result is None or self._told_bytes + size_bytes > self._most_bytes:
             self.miss_results()
             return
         self._told_bytes += size_bytes
-        self._of_batch.append(kept)
+        self._of_batch.append(result)
 
     def miss_results(self) -> None:
         """Leave what has ended in the watched batch, and what ends before the next look, to be read from the store."""
@@ -274,11 +272,10 @@ class WatchHub:
             watcher.miss_results()
             watcher.notify()
 
-    def ended(self, seq: int, batch: BatchKey, request_id: str, result: Callable[[], StoredResult | None]) -> None:
-        """Tell the watchers that a request has a durable result; `result` makes it, once, for those that have room."""
-        result = cache(result)
+    def ended(self, seq: int, batch: BatchKey, request_id: str, result: StoredResult | None) -> None:
+        """Tell the watchers that a request has a durable result, which they have to read if it is None."""
         for watcher in self._by_seq.get(seq, ()):
-            watcher.end(seq, result())
+            watcher.end(seq, result)
             watcher.forget(request_id)
             watcher.notify()
         for watcher in self._by_batch.get(batch, ()):

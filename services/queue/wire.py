@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Collection, Iterable
 from sys import intern
-from typing import cast
+from typing import Final, cast
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
@@ -47,30 +47,30 @@ STATES = {
 }
 
 
-TRUE = b"\x01"
+TRUE: Final = b"\x01"
 
-_LEASE_REQUEST_ID = length_tag(queue_pb2.LeaseRef, "request_id")
-_LEASE_ATTEMPT = number_tag(queue_pb2.LeaseRef, "attempt")
-_LEASE_TOKEN = number_tag(queue_pb2.LeaseRef, "fencing_token")
-_REQUEST_ID = length_tag(request_pb2.Request, "request_id")
-_DELIVER = length_tag(queue_pb2.QueueToWorker, "deliver")
-_DELIVER_LEASE = length_tag(queue_pb2.Deliver, "lease")
-_DELIVER_REQUEST = length_tag(queue_pb2.Deliver, "request")
-_DELIVER_GRANT = length_tag(queue_pb2.Deliver, "grant")
-_DELIVER_ANNOUNCED = length_tag(queue_pb2.Deliver, "announced")
-_DELIVER_WATCHED = number_tag(queue_pb2.Deliver, "watched")
-_DELIVER_SUBMITTED = number_tag(queue_pb2.Deliver, "submitted_unix_ns")
-_RECORDED = length_tag(queue_pb2.QueueToWorker, "recorded")
-_RECORDED_LEASE = length_tag(queue_pb2.Recorded, "lease")
-_RECORDED_ACCEPTED = number_tag(queue_pb2.Recorded, "accepted")
-_ANNOUNCE = length_tag(queue_pb2.QueueToScheduler, "announce")
-_GONE = length_tag(queue_pb2.QueueToScheduler, "gone")
-_GONE_REQUEST_ID = length_tag(queue_pb2.Gone, "request_id")
-_GONE_REASON = number_tag(queue_pb2.Gone, "reason")
-_GONE_ATTEMPT = number_tag(queue_pb2.Gone, "attempt")
-_EVENT_RESULT = length_tag(queue_pb2.WatchEvent, "result")
-_CURSOR = number_tag(queue_pb2.WatchResult, "cursor")
-_RESULT = length_tag(queue_pb2.WatchResult, "result")
+_LEASE_REQUEST_ID: Final = length_tag(queue_pb2.LeaseRef, "request_id")
+_LEASE_ATTEMPT: Final = number_tag(queue_pb2.LeaseRef, "attempt")
+_LEASE_TOKEN: Final = number_tag(queue_pb2.LeaseRef, "fencing_token")
+_REQUEST_ID: Final = length_tag(request_pb2.Request, "request_id")
+_DELIVER: Final = length_tag(queue_pb2.QueueToWorker, "deliver")
+_DELIVER_LEASE: Final = length_tag(queue_pb2.Deliver, "lease")
+_DELIVER_REQUEST: Final = length_tag(queue_pb2.Deliver, "request")
+_DELIVER_GRANT: Final = length_tag(queue_pb2.Deliver, "grant")
+_DELIVER_ANNOUNCED: Final = length_tag(queue_pb2.Deliver, "announced")
+_DELIVER_WATCHED: Final = number_tag(queue_pb2.Deliver, "watched")
+_DELIVER_SUBMITTED: Final = number_tag(queue_pb2.Deliver, "submitted_unix_ns")
+_RECORDED: Final = length_tag(queue_pb2.QueueToWorker, "recorded")
+_RECORDED_LEASE: Final = length_tag(queue_pb2.Recorded, "lease")
+_RECORDED_ACCEPTED: Final = number_tag(queue_pb2.Recorded, "accepted")
+_ANNOUNCE: Final = length_tag(queue_pb2.QueueToScheduler, "announce")
+_GONE: Final = length_tag(queue_pb2.QueueToScheduler, "gone")
+_GONE_REQUEST_ID: Final = length_tag(queue_pb2.Gone, "request_id")
+_GONE_REASON: Final = number_tag(queue_pb2.Gone, "reason")
+_GONE_ATTEMPT: Final = number_tag(queue_pb2.Gone, "attempt")
+_EVENT_RESULT: Final = length_tag(queue_pb2.WatchEvent, "result")
+_CURSOR: Final = number_tag(queue_pb2.WatchResult, "cursor")
+_RESULT: Final = length_tag(queue_pb2.WatchResult, "result")
 
 
 # ---- requests and results ----
@@ -119,10 +119,22 @@ def _tokens_left(tokens: int, sampling: request_pb2.SamplingParams) -> int:
     return min(tokens, max(most, 1)) if most >= 0 else 0
 
 
-def result_of(put: PutResult) -> request_pb2.Result:
+class RunResult:
+    """What a worker said of a run, and its encoding once the queue has written its own part into it."""
+
+    __slots__ = ("encoded", "message")
+
+    def __init__(self, message: request_pb2.Result) -> None:
+        """Take what the worker said."""
+        self.message = message
+        self.encoded = b""
+        """As it is stored; empty until then."""
+
+
+def encoded_result(put: PutResult) -> bytes:
     """Return the durable result: what the worker said, under the names the queue knows, which are written into it."""
-    result = request_pb2.Result() if put.body is None else cast(request_pb2.Result, put.body)
-    meta = put.meta
+    run = RunResult(request_pb2.Result()) if put.body is None else cast(RunResult, put.body)
+    result, meta = run.message, put.meta
     result.request_id = put.request_id
     result.idempotency_key = meta.idempotency_key
     result.batch = meta.batch
@@ -138,14 +150,15 @@ def result_of(put: PutResult) -> request_pb2.Result:
         timings.delivered_unix_ns = put.delivered_ns
     if put.failure is not None:
         result.error.CopyFrom(error_of(put.failure))
-    return result
+    run.encoded = result.SerializeToString()
+    return run.encoded
 
 
 def result_write(put: PutResult) -> Write:
     """Return the store write of a result."""
     meta = put.meta
     head = records.ResultHead(put.completion_seq, put.completed_ns, meta.tenant, meta.idempotency_key, meta.batch)
-    row = records.encode_result(head, result_of(put).SerializeToString())
+    row = records.encode_result(head, encoded_result(put))
     return Write(records.RESULTS, records.seq_key(put.seq), row)
 
 
@@ -172,10 +185,10 @@ MAX_TOLD_BYTES = 64 * 1024
 
 def told_result(ended: Ended) -> StoredResult | None:
     """Return the result of a request that has just ended, as `result_write` stored it; None if it must be read."""
-    result = cast("request_pb2.Result | None", ended.body)
-    if result is None or result.ByteSize() > MAX_TOLD_BYTES:
+    run = cast("RunResult | None", ended.body)
+    if run is None or len(run.encoded) > MAX_TOLD_BYTES:
         return None
-    return StoredResult(ended.completion_seq, result.SerializeToString())
+    return StoredResult(ended.completion_seq, run.encoded)
 
 
 def read_result(row: bytes) -> StoredResult:
@@ -298,7 +311,7 @@ def _complete(stream: int, complete: queue_pb2.Complete) -> Complete:
         if tokens > MAX_USAGE_TOKENS:
             text = f"{tokens} is more than a request can have ({MAX_USAGE_TOKENS})"
             raise BadInputError(f"messages.complete.result.usage.{name}: {text}")
-    return Complete(stream, lease, outcome, None, result)
+    return Complete(stream, lease, outcome, None, RunResult(result))
 
 
 def deliver(effect: Deliver, payload: bytes) -> bytes:

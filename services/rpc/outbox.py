@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from google.protobuf.message import Message
 
 from services.rpc.encoding import varint
 from services.rpc.limits import MAX_FRAME_MESSAGES, MAX_UNSENT_MESSAGES, TARGET_FRAME_BYTES
 
-ITEM_TAG = b"\x0a"
+ITEM_TAG: Final = b"\x0a"
 """Of field 1, length-delimited: every frame of every stream is `repeated M messages = 1` (or `events`)."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from functools import partial
 from typing import Any
 
 from services.queue import wire
@@ -337,8 +336,7 @@ class QueueActor(Process):
         for effect in released.effects:
             if type(effect) is e.Ended:
                 ended.add(effect.meta.batch)
-                told = partial(wire.told_result, effect)
-                self.hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, told)
+                self.hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, wire.told_result(effect))
                 self.world.note("queue:", effect.request_id, "ended", effect.outcome.name, "after", effect.attempts)
             elif isinstance(effect, e.EndStream | e.NameTaken):
                 self._end(effect.stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.request.v1.request_pb2 import Request
+from penstock.request.v1.request_pb2 import Request, Result
 from services.queue import wire
 from services.queue.core import records
 from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
@@ -91,9 +91,10 @@ class Queue:
         return None
 
     def complete(
-        self, stream: int, lease: LeaseRef, outcome: Outcome = Outcome.COMPLETED, body: object = None
+        self, stream: int, lease: LeaseRef, outcome: Outcome = Outcome.COMPLETED, result: Result | None = None
     ) -> list[Effect]:
         """Complete a lease with a result."""
+        body = None if result is None else wire.RunResult(result)
         return self.step(Complete(stream, lease, outcome, None, body))
 
     def open_backlog(self, stream: int, limit: int = 100) -> list[Effect]:

@@ -317,17 +317,19 @@ class Book:
         if not held:
             del self.holdings[entry.worker_id]
         self.leased_by_channel[entry.meta.channel] -= 1
-        self.leased_by_batch[entry.meta.batch_key] -= 1
-        if not self.leased_by_batch[entry.meta.batch_key]:
-            del self.leased_by_batch[entry.meta.batch_key]
+        batch = entry.meta.batch_key
+        self.leased_by_batch[batch] -= 1
+        if not self.leased_by_batch[batch]:
+            del self.leased_by_batch[batch]
         self._leave_batch(entry)
 
     def _leave_batch(self, entry: Entry) -> None:
-        live = self.batches[entry.meta.batch_key]
+        batch = entry.meta.batch_key
+        live = self.batches[batch]
         live.discard(entry.seq)
         if not live:
-            del self.batches[entry.meta.batch_key]
-        self.changed_batches.add(entry.meta.batch_key)
+            del self.batches[batch]
+        self.changed_batches.add(batch)
 
     def _finish(self, entry: Entry, change: Change) -> None:
         self._put_result(entry, change)

@@ -13,62 +13,61 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.core.value import fields
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION: Final = 3
 """Of the whole store; a store with a higher one is refused at start-up, one with a lower one is brought up to it.
 
 1: requests. 2: the families of files and records besides. 3: everything has a tenant, requests have the size of
 their payload, and the completion log is in order of tenant and batch (`services/queue/migration.py`)."""
 
-REQUESTS = "requests"
-PAYLOADS = "payloads"
-READY = "ready"
-LEASES = "leases"
-RESULTS = "results"
-COMPLETIONS = "completions"
-EXPIRY = "expiry"
-IDEMPOTENCY = "idempotency"
-DEAD = "dead"
-META = "meta"
-FILES = "files"
-PARTS = "parts"
-RECORDS = "records"
+REQUESTS: Final = "requests"
+PAYLOADS: Final = "payloads"
+READY: Final = "ready"
+LEASES: Final = "leases"
+RESULTS: Final = "results"
+COMPLETIONS: Final = "completions"
+EXPIRY: Final = "expiry"
+IDEMPOTENCY: Final = "idempotency"
+DEAD: Final = "dead"
+META: Final = "meta"
+FILES: Final = "files"
+PARTS: Final = "parts"
+RECORDS: Final = "records"
 
-REQUEST_FAMILIES = (REQUESTS, PAYLOADS, READY, LEASES, RESULTS, COMPLETIONS, EXPIRY, IDEMPOTENCY, DEAD)
+REQUEST_FAMILIES: Final = (REQUESTS, PAYLOADS, READY, LEASES, RESULTS, COMPLETIONS, EXPIRY, IDEMPOTENCY, DEAD)
 """Written by the committer, with META."""
 
-FILE_FAMILIES = (FILES, PARTS, RECORDS)
+FILE_FAMILIES: Final = (FILES, PARTS, RECORDS)
 """Written by the shelf (`services/queue/shelf.py`)."""
 
 FAMILIES: tuple[str, ...] = (*REQUEST_FAMILIES, META, *FILE_FAMILIES)
 
-SCHEMA_KEY = b"schema_version"
-STORE_ID_KEY = b"store_id"
-COUNTERS_KEY = b"counters"
+SCHEMA_KEY: Final = b"schema_version"
+STORE_ID_KEY: Final = b"store_id"
+COUNTERS_KEY: Final = b"counters"
 
-_ROW_VERSION = 1
-_META_ROW_VERSION = 2
+_ROW_VERSION: Final = 1
+_META_ROW_VERSION: Final = 2
 """Of rows in `requests`; 1 had no payload_bytes."""
-_SEQ = struct.Struct(">Q")
-_PAIR = struct.Struct(">QQ")
-_LENGTH = struct.Struct(">H")
-_LINE = struct.Struct(">IQ")
-_COUNTERS = struct.Struct(">QQQQ")
-_RESULT = struct.Struct(">BQQH")
-_PRIORITY_ZERO = 1 << 31
+_PAIR: Final = struct.Struct(">QQ")
+_LENGTH: Final = struct.Struct(">H")
+_LINE: Final = struct.Struct(">IQ")
+_COUNTERS: Final = struct.Struct(">QQQQ")
+_RESULT: Final = struct.Struct(">BQQH")
+_PRIORITY_ZERO: Final = 1 << 31
 """Added to priorities, so that negative ones sort first as unsigned numbers."""
 
 
-NO_META = RequestMeta("", "", "", "", "", 0, 0, "", "", 0, 0, 0, 1, False, 0)
+NO_META: Final = RequestMeta("", "", "", "", "", 0, 0, "", "", 0, 0, 0, 1, False, 0)
 """Stands for metadata that is read after the state."""
 
-_META_FIELDS = list(fields(NO_META))
-_SHARED = tuple([_META_FIELDS.index(name) for name in ("tenant", "channel", "model", "batch")])
+_META_FIELDS: Final = list(fields(NO_META))
+_SHARED: Final = tuple([_META_FIELDS.index(name) for name in ("tenant", "channel", "model", "batch")])
 
 
 class ResultHead(NamedTuple):
@@ -86,7 +85,7 @@ class ResultHead(NamedTuple):
         return (self.tenant, self.batch)
 
 
-_quoted = encode_basestring_ascii
+_quoted: Final = encode_basestring_ascii
 """A JSON string."""
 
 
@@ -117,7 +116,7 @@ def _text(text: str) -> bytes:
 
 def seq_key(seq: int) -> bytes:
     """Return the key of request `seq` in `requests`, `payloads`, `leases` and `results`."""
-    return _SEQ.pack(seq)
+    return seq.to_bytes(8, "big")
 
 
 def seq_of(key: bytes) -> int:
@@ -143,7 +142,7 @@ def idempotency_key(tenant: str, key: str) -> bytes:
 def completion_key(batch: BatchKey, completion_seq: int) -> bytes:
     """Return the key in `completions`; those of one batch are in completion order."""
     tenant, name = batch
-    return _text(tenant) + _text(name) + _SEQ.pack(completion_seq)
+    return _text(tenant) + _text(name) + seq_key(completion_seq)
 
 
 def completion_seq_of(key: bytes) -> int:

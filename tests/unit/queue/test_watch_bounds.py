@@ -46,7 +46,7 @@ def test_what_a_watcher_does_not_take_is_bounded_and_others_get_all() -> None:
         got = 0
         for number in range(20_000):
             hub.publish(number, BATCH, delta(number))
-            hub.ended(number, BATCH, str(number), lambda: None)
+            hub.ended(number, BATCH, str(number), None)
             got += len(fast.take_deltas())
         assert got == 20_000
         assert 0.9 * MAX_BEHIND_BYTES < kept_bytes(slow) <= MAX_BEHIND_BYTES
@@ -90,10 +90,10 @@ def test_results_handed_over_are_bounded_and_the_rest_is_read_from_the_store() -
     body = b"r" * 60_000
     with hub.requests(range(1000), False) as watcher:
         for seq in range(1000):
-            hub.ended(seq, NO_BATCH, str(seq), lambda: StoredResult(1, body))
+            hub.ended(seq, NO_BATCH, str(seq), StoredResult(1, body))
         told = [result for result in watcher.take_ended().values() if result is not None]
         assert sum(len(result.body) for result in told) <= MAX_BEHIND_BYTES
-        hub.ended(1, NO_BATCH, "1", lambda: StoredResult(1, body))
+        hub.ended(1, NO_BATCH, "1", StoredResult(1, body))
         assert watcher.take_ended() == {1: StoredResult(1, body)}
 
 
@@ -102,29 +102,22 @@ def test_a_queue_that_starts_over_does_not_let_a_watcher_keep_more() -> None:
     with hub.watcher(100) as watcher:
         for seq in range(4):
             hub.follow(watcher, seq, False)
-            hub.ended(seq, NO_BATCH, str(seq), lambda: StoredResult(1, b"r" * 100))
+            hub.ended(seq, NO_BATCH, str(seq), StoredResult(1, b"r" * 100))
             hub.reset({})
         assert [result for result in watcher.take_ended().values() if result is not None] == [
             StoredResult(1, b"r" * 100)
         ]
 
 
-def test_a_result_is_made_once_for_all_who_watch_and_not_for_those_who_have_to_read() -> None:
+def test_a_result_is_kept_for_all_who_watch_but_those_who_have_to_read() -> None:
     hub = WatchHub()
-    made: list[StoredResult] = []
-
-    def make() -> StoredResult:
-        made.append(StoredResult(1, b"r"))
-        return made[-1]
-
-    with hub.batch(BATCH, False) as one, hub.batch(BATCH, False) as other, hub.batch(BATCH, False):
-        hub.ended(1, BATCH, "1", make)
-        assert made == []
+    with hub.batch(BATCH, False) as one, hub.batch(BATCH, False) as other, hub.batch(BATCH, False) as reader:
+        hub.ended(1, BATCH, "1", StoredResult(1, b"q"))
         for watcher in (one, other):
-            watcher.take_results()
-        hub.ended(2, BATCH, "2", make)
-        assert one.take_results() == other.take_results() == made
-        assert len(made) == 1
+            assert watcher.take_results() is None, "what ended before it looked has to be read"
+        hub.ended(2, BATCH, "2", StoredResult(2, b"r"))
+        assert one.take_results() == other.take_results() == [StoredResult(2, b"r")]
+        assert reader.take_results() is None
 
 
 def test_a_large_result_is_left_to_be_read() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue import wire
-from services.queue.core.effects import Announce, Deliver, Ended, Gone, GoneReason, Recorded
+from services.queue.core.effects import Announce, Deliver, Ended, Gone, GoneReason, PutResult, Recorded
 from services.queue.core.entry import LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome
 from services.rpc.encoding import encoded, length_tag, number_tag, varint, wrapped
@@ -66,6 +66,9 @@ def test_a_stored_result_is_watched_with_its_cursor() -> None:
 
 
 def test_a_result_told_at_once_has_the_cursor_it_is_stored_with_unless_it_is_large() -> None:
-    small, large = (request_pb2.Result(prompt_text="x" * size) for size in (10, wire.MAX_TOLD_BYTES))
+    small, large = (wire.RunResult(request_pb2.Result(prompt_text="x" * size)) for size in (10, wire.MAX_TOLD_BYTES))
+    for body in (small, large):
+        wire.encoded_result(PutResult("r", 7, META, Outcome.COMPLETED, None, 1, "w", 3, 5, 41, body))
     told = [wire.told_result(Ended(7, "r", META, Outcome.COMPLETED, 1, 5, 41, body)) for body in (small, large, None)]
-    assert told == [wire.StoredResult(41, small.SerializeToString()), None, None]
+    assert told == [wire.StoredResult(41, small.message.SerializeToString()), None, None]
+    assert small.message.worker_id == "w", "it has the queue's part"
