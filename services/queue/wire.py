@@ -27,7 +27,7 @@ from services.queue.core.messages import (
     Withdraw,
     WorkerOpened,
 )
-from services.rpc.encoding import length_tag, number_tag, varint, wrapped
+from services.rpc.encoding import fixed_tag, length_tag, number_field, number_tag, signed, text_field, varint, wrapped
 from services.rpc.strict import BadInputError
 
 PREFIX_BYTES = 256
@@ -64,6 +64,21 @@ _RECORDED: Final = length_tag(queue_pb2.QueueToWorker, "recorded")
 _RECORDED_LEASE: Final = length_tag(queue_pb2.Recorded, "lease")
 _RECORDED_ACCEPTED: Final = number_tag(queue_pb2.Recorded, "accepted")
 _ANNOUNCE: Final = length_tag(queue_pb2.QueueToScheduler, "announce")
+_ANNOUNCE_REQUEST_ID: Final = length_tag(queue_pb2.Announce, "request_id")
+_ANNOUNCE_CHANNEL: Final = length_tag(queue_pb2.Announce, "channel")
+_ANNOUNCE_PRIORITY: Final = number_tag(queue_pb2.Announce, "priority")
+_ANNOUNCE_POSITION: Final = number_tag(queue_pb2.Announce, "position")
+_ANNOUNCE_ATTEMPT: Final = number_tag(queue_pb2.Announce, "attempt")
+_ANNOUNCE_MODEL: Final = length_tag(queue_pb2.Announce, "model")
+_ANNOUNCE_PROMPT_BYTES: Final = number_tag(queue_pb2.Announce, "prompt_bytes")
+_ANNOUNCE_PROMPT_TOKENS: Final = number_tag(queue_pb2.Announce, "prompt_tokens")
+_ANNOUNCE_MAX_TOKENS: Final = number_tag(queue_pb2.Announce, "max_tokens")
+_ANNOUNCE_N: Final = number_tag(queue_pb2.Announce, "n")
+_ANNOUNCE_CHAT: Final = number_tag(queue_pb2.Announce, "chat")
+_ANNOUNCE_DEADLINE: Final = number_tag(queue_pb2.Announce, "deadline_unix_ns")
+_ANNOUNCE_TRACEPARENT: Final = length_tag(queue_pb2.Announce, "traceparent")
+_ANNOUNCE_SUBMITTED: Final = number_tag(queue_pb2.Announce, "submitted_unix_ns")
+_ANNOUNCE_PREFIX_DIGEST: Final = fixed_tag(queue_pb2.Announce, "prefix_digest")
 _GONE: Final = length_tag(queue_pb2.QueueToScheduler, "gone")
 _GONE_REQUEST_ID: Final = length_tag(queue_pb2.Gone, "request_id")
 _GONE_REASON: Final = number_tag(queue_pb2.Gone, "reason")
@@ -324,7 +339,7 @@ def deliver(effect: Deliver, payload: bytes) -> bytes:
     if effect.grant:
         announced = Announce(0, effect.lease.request_id, effect.seq, effect.lease.attempt, effect.meta)
         content += wrapped(_DELIVER_GRANT, effect.grant.encode())
-        content += wrapped(_DELIVER_ANNOUNCED, _announced(announced).SerializeToString())
+        content += wrapped(_DELIVER_ANNOUNCED, _announced(announced))
     if effect.watched:
         content += _DELIVER_WATCHED + TRUE
     return wrapped(_DELIVER, content)
@@ -357,28 +372,22 @@ def scheduler_message(stream: int, message: queue_pb2.SchedulerToQueue, channels
 
 def announce(effect: Announce) -> bytes:
     """Return the encoded QueueToScheduler with the metadata of a waiting request."""
-    return wrapped(_ANNOUNCE, _announced(effect).SerializeToString())
+    return wrapped(_ANNOUNCE, _announced(effect))
 
 
-def _announced(effect: Announce) -> queue_pb2.Announce:
+def _announced(effect: Announce) -> bytes:
+    """Return the encoded Announce."""
     meta = effect.meta
-    return queue_pb2.Announce(
-        request_id=effect.request_id,
-        channel=meta.channel,
-        priority=meta.priority,
-        position=effect.seq,
-        attempt=effect.attempt,
-        model=meta.model,
-        prompt_bytes=meta.prompt_bytes,
-        prompt_tokens=meta.prompt_tokens,
-        max_tokens=meta.max_tokens,
-        n=meta.n,
-        chat=meta.chat,
-        deadline_unix_ns=meta.deadline_ns,
-        traceparent=meta.traceparent,
-        submitted_unix_ns=meta.submitted_ns,
-        prefix_digest=meta.prefix_digest,
-    )
+    content = text_field(_ANNOUNCE_REQUEST_ID, effect.request_id) + text_field(_ANNOUNCE_CHANNEL, meta.channel)
+    content += number_field(_ANNOUNCE_PRIORITY, signed(meta.priority)) + number_field(_ANNOUNCE_POSITION, effect.seq)
+    content += number_field(_ANNOUNCE_ATTEMPT, effect.attempt) + text_field(_ANNOUNCE_MODEL, meta.model)
+    content += number_field(_ANNOUNCE_PROMPT_BYTES, meta.prompt_bytes)
+    content += number_field(_ANNOUNCE_PROMPT_TOKENS, meta.prompt_tokens)
+    content += number_field(_ANNOUNCE_MAX_TOKENS, meta.max_tokens) + number_field(_ANNOUNCE_N, meta.n)
+    content += number_field(_ANNOUNCE_CHAT, meta.chat) + number_field(_ANNOUNCE_DEADLINE, meta.deadline_ns)
+    content += text_field(_ANNOUNCE_TRACEPARENT, meta.traceparent)
+    content += number_field(_ANNOUNCE_SUBMITTED, meta.submitted_ns)
+    return content + _ANNOUNCE_PREFIX_DIGEST + meta.prefix_digest.to_bytes(8, "little")
 
 
 def gone(effect: Gone) -> bytes:

@@ -14,6 +14,9 @@ from google.protobuf.message import Message
 VARINT: Final = 0
 """Wire type of numbers (protobuf encoding specification)."""
 
+FIXED64: Final = 1
+"""Wire type of eight bytes, little-endian."""
+
 LENGTH_DELIMITED: Final = 2
 """Wire type of what has its length before it."""
 
@@ -43,6 +46,26 @@ def length_tag(kind: type[Message], field: str) -> bytes:
 def number_tag(kind: type[Message], field: str) -> bytes:
     """Return the tag of a field that holds an unsigned or non-negative integer, an enum or a bool."""
     return varint(kind.DESCRIPTOR.fields_by_name[field].number << 3 | VARINT)
+
+
+def fixed_tag(kind: type[Message], field: str) -> bytes:
+    """Return the tag of a field that holds a fixed64."""
+    return varint(kind.DESCRIPTOR.fields_by_name[field].number << 3 | FIXED64)
+
+
+def number_field(tag: bytes, value: int) -> bytes:
+    """Return a field with a number that is not negative, or a bool; nothing for 0, which is what is read then."""
+    return tag + varint(value) if value else b""
+
+
+def signed(value: int) -> int:
+    """Return what a sint32 is encoded as: small numbers of either sign are small."""
+    return value << 1 ^ value >> 31
+
+
+def text_field(tag: bytes, value: str) -> bytes:
+    """Return a field with a text; nothing for an empty one."""
+    return wrapped(tag, value.encode()) if value else b""
 
 
 def wrapped(tag: bytes, content: bytes) -> bytes:

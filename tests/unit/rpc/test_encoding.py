@@ -51,10 +51,25 @@ def test_a_completion_is_answered_for_its_lease(name: str, accepted: bool) -> No
     assert sent == queue_pb2.QueueToWorker(recorded=queue_pb2.Recorded(lease=lease, accepted=accepted))
 
 
-def test_the_scheduler_hears_of_requests_that_come_and_go() -> None:
-    came = queue_pb2.QueueToScheduler.FromString(wire.announce(Announce(1, "r", 8, 2, META))).announce
-    assert (came.request_id, came.position, came.attempt, came.priority, came.n) == ("r", 8, 2, -3, 2)
-    assert (came.channel, came.prefix_digest, came.chat, came.max_tokens) == ("batch", 1 << 63, True, 7)
+METAS = st.builds(
+    RequestMeta, NAMES, NAMES, NAMES, NAMES, NAMES, st.integers(-(2**31), 2**31 - 1), NUMBERS, NAMES, NAMES, NUMBERS,
+    NUMBERS, NUMBERS, st.integers(0, 2**32 - 1), st.booleans(), st.integers(0, 2**64 - 1), NUMBERS, NUMBERS,
+)  # fmt: skip
+
+
+@given(NAMES, NUMBERS, st.integers(0, 2**32 - 1), METAS)
+def test_an_announcement_is_what_protobuf_would_write(name: str, seq: int, attempt: int, meta: RequestMeta) -> None:
+    announced = queue_pb2.Announce(
+        request_id=name, channel=meta.channel, priority=meta.priority, position=seq, attempt=attempt,
+        model=meta.model, prompt_bytes=meta.prompt_bytes, prompt_tokens=meta.prompt_tokens,
+        max_tokens=meta.max_tokens, n=meta.n, chat=meta.chat, deadline_unix_ns=meta.deadline_ns,
+        traceparent=meta.traceparent, submitted_unix_ns=meta.submitted_ns, prefix_digest=meta.prefix_digest,
+    )  # fmt: skip
+    sent = queue_pb2.QueueToScheduler.FromString(wire.announce(Announce(1, name, seq, attempt, meta)))
+    assert sent == queue_pb2.QueueToScheduler(announce=announced)
+
+
+def test_the_scheduler_hears_of_requests_that_go() -> None:
     gone = queue_pb2.QueueToScheduler.FromString(wire.gone(Gone(1, "r", GoneReason.ENDED, 200))).gone
     assert (gone.request_id, gone.reason, gone.attempt) == ("r", queue_pb2.GONE_REASON_ENDED, 200)
 
