@@ -138,9 +138,12 @@ bench-main: $(PARTS) ## 2,000 requests with production lengths through the whole
 bench-ratio: $(PARTS) ## The same requests through plain vLLM and through Penstock, alternating
 	@$(MODULES) $(BIN)/python -m benchmarks.bench_ratio
 
+# What the control plane costs is said of what ships: compiled services, unless COMPILED says otherwise.
+LIFECYCLE := $(if $(filter undefined,$(origin COMPILED)),1,$(COMPILED))
+
 .PHONY: bench-lifecycle
-bench-lifecycle: $(PARTS) ## The whole path of a request, against Redis Streams and NATS JetStream (Debian: redis-server nats-server)
-	@$(MODULES) $(BIN)/python -m benchmarks.bench_lifecycle $(ARGS)
+bench-lifecycle: $(READY) $(if $(LIFECYCLE),compiled) ## The whole path of a request, against Redis Streams and NATS JetStream (Debian: redis-server nats-server); COMPILED= for the sources
+	@$(if $(LIFECYCLE),$(FROM_COMPILED)) $(BIN)/python -m benchmarks.bench_lifecycle $(ARGS)
 
 .PHONY: bench-admission
 bench-admission: $(PARTS) ## Admission policies on real vLLM, alternating; ARGS="--help" shows the choices
