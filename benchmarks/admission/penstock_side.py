@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.admission.clock import MS, SECOND_NS, Clock
 from benchmarks.admission.engine import Engine, Step
 from benchmarks.admission.workloads import Item
+from services.core.value import fields
 from services.scheduler.core import messages as sm
 from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
@@ -200,7 +201,7 @@ class WorkerSide:
             )
             penstock.inbox.put(done, hop_ns)
         elif isinstance(effect, wm.SendReport):
-            penstock.inbox.put(sm.EngineReport(self._epoch, *effect), hop_ns)
+            penstock.inbox.put(sm.EngineReport(self._epoch, **fields(effect)), hop_ns)
         elif isinstance(effect, wm.SendClaim):
             request_id = effect.request_id
             penstock.clock.after(hop_ns, lambda: penstock.claim(self, request_id))

@@ -296,7 +296,7 @@ class Runner:
 
     def _finish(self, effect: m.SendComplete | m.KeepComplete, now_ns: int) -> None:
         """Make the completion of a run, unless there is one already."""
-        run_id, ending, spent = effect
+        run_id, ending = effect.run_id, effect.ending
         if run_id in self.completions:
             return
         run = self._runs[run_id]
@@ -307,7 +307,7 @@ class Runner:
             log.warning("%s: the attempt failed: %s", run_id, wire.told(ending.message), extra=run.about)
         run.ending = ending
         self._spans.generated(run, len(run.prompt_ids), end_ns)
-        self.completions.keep(run_id, self._completion(run, ending, spent))
+        self.completions.keep(run_id, self._completion(run, ending, effect.credits))
 
     def _completion(self, run: Run, ending: m.Ending, spent: m.Credits) -> bytes:
         """Return the completion of a run; one that cannot be written fails that run, and no other."""

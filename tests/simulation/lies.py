@@ -95,7 +95,8 @@ def stale_completion(worker: WorkerActor, value: float) -> None:
     """Complete again what was completed, and what is running under a token that is too low."""
     stale: list[LeaseRef] = list(worker.leases)
     for entry in worker.session._held.by_run.values():
-        lease = LeaseRef(*entry.the_lease)
+        held = entry.the_lease
+        lease = LeaseRef(held.request_id, held.attempt, held.fencing_token)
         stale.append(lease.replace(fencing_token=lease.fencing_token - 1))
         stale.append(lease.replace(attempt=lease.attempt + 1))
     for lease in stale:

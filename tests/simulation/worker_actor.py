@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from services.core.value import fields
 from services.queue.core import effects as q
 from services.queue.core import messages as qm
 from services.queue.core.entry import Failure, LeaseRef
@@ -297,7 +298,7 @@ class WorkerActor(Process):
         self._ack(sm.GrantUsed(0, used.epoch, used.grant, used.announced))
 
     def _report(self, report: m.SendReport) -> None:
-        self._to_scheduler.append(sm.EngineReport(0, *report))
+        self._to_scheduler.append(sm.EngineReport(0, **fields(report)))
 
     def _draining(self, effect: m.SendDraining) -> None:
         self._to_scheduler.append(sm.WorkerDraining(0, effect.reason))
@@ -310,23 +311,23 @@ class WorkerActor(Process):
             self.work.up(message)
 
     def _open_work(self, effect: m.OpenWork) -> None:
-        held = tuple(LeaseRef(*lease) for lease in effect.held)
+        held = tuple(map(_queue_lease, effect.held))
         self.up_work(qm.WorkerOpened(self.work_number, self.name, self.instance, held))
 
     def _claim(self, effect: m.SendClaim) -> None:
         self.up_work(qm.Claim(self.work_number, effect.request_id))
 
     def _offer(self, effect: m.SendOffer) -> None:
-        self.up_work(qm.Offer(self.work_number, effect.grant, effect.channel, *effect.standing))
+        self.up_work(qm.Offer(self.work_number, effect.grant, effect.channel, **fields(effect.standing)))
 
     def _withdraw(self, effect: m.SendWithdraw) -> None:
         self.up_work(qm.Withdraw(self.work_number, effect.grant))
 
     def _renew(self, effect: m.SendRenew) -> None:
-        self.up_work(qm.Renew(self.work_number, tuple(LeaseRef(*lease) for lease in effect.leases)))
+        self.up_work(qm.Renew(self.work_number, tuple(map(_queue_lease, effect.leases))))
 
     def _give_back(self, effect: m.SendGiveBack) -> None:
-        self.up_work(qm.GiveBack(self.work_number, tuple(LeaseRef(*lease) for lease in effect.leases)))
+        self.up_work(qm.GiveBack(self.work_number, tuple(map(_queue_lease, effect.leases))))
 
     def _complete(self, effect: m.SendComplete) -> None:
         lease, _ = self.runs[effect.run_id]
@@ -395,6 +396,10 @@ def _tick() -> None:
 
 def _standing(most: sm.Announced) -> m.Standing:
     return m.Standing(most.model, most.chat, most.prompt_bytes, most.prompt_tokens, most.max_tokens)
+
+
+def _queue_lease(lease: m.Lease) -> LeaseRef:
+    return LeaseRef(lease.request_id, lease.attempt, lease.fencing_token)
 
 
 def _announced(effect: q.Deliver) -> sm.Announced:

@@ -42,7 +42,10 @@ class EngineView:
     def emptied(self, now_ns: int) -> None:
         """Note that nothing is left in the engine: every block is free."""
         self._integrate(now_ns)
-        self._stats = self._stats._replace(blocks_free=self._blocks_total, running=0, waiting=0, kv_cache_usage=0.0)
+        last = self._stats
+        self._stats = EngineReported(
+            self._blocks_total, 0, 0, last.preemptions, last.step_ns, 0.0, last.prefill_ns, last.prefill_tokens
+        )
         self._freed_since = False
 
     def forget_told(self) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from services.core.value import Value
 from services.worker.core.standing import Met, SendGrantUsed, SendOffer, SendWithdraw, Standing
-from services.worker.core.values import CancelCause, Cause, Credits, Ending, EndingKind, Holding, Lease
+from services.worker.core.values import CancelCause, Cause, Credits, Ending, EndingKind, EngineReported, Holding, Lease
 
 __all__ = [
-    "CancelCause", "Cause", "Credits", "Ending", "EndingKind", "Holding", "Lease", "Met", "SendGrantUsed", "SendOffer",
-    "SendWithdraw", "Standing",
+    "CancelCause", "Cause", "Credits", "Ending", "EndingKind", "EngineReported", "Holding", "Lease", "Met",
+    "SendGrantUsed", "SendOffer", "SendWithdraw", "Standing",
 ]  # fmt: skip
 """The values are part of this vocabulary: whoever speaks it needs no second module."""
 
@@ -36,21 +37,27 @@ class SchedulerDown(NamedTuple):
     """The Credits stream ended."""
 
 
-class Granted(NamedTuple):
+class Granted(Value):
     """Credits are booked for a request; claim it.
 
     `reserve_output_tokens` are to be kept reserved ahead of what each completion has generated; 0 reserves all of
     `max_tokens` when the prompt is tokenized.
     """
 
-    request_id: str
-    channel: str
-    booked_blocks: int
-    settles: bool
-    attempt: int
-    reserve_output_tokens: int = 0
-    standing: Standing | None = None
-    """Set if the request is yet to come; `request_id` names the grant until then."""
+    def __init__(
+        self,
+        request_id: str,
+        channel: str,
+        booked_blocks: int,
+        settles: bool,
+        attempt: int,
+        reserve_output_tokens: int = 0,
+        standing: Standing | None = None,
+    ) -> None:
+        self.request_id, self.channel, self.booked_blocks, self.settles = request_id, channel, booked_blocks, settles
+        self.attempt, self.reserve_output_tokens = attempt, reserve_output_tokens
+        self.standing = standing
+        """Set if the request is yet to come; `request_id` names the grant until then."""
 
 
 class Recalled(NamedTuple):
@@ -88,21 +95,19 @@ class QueueDown(NamedTuple):
     """The Work stream ended."""
 
 
-class Delivered(NamedTuple):
+class Delivered(Value):
     """The claimed request, with its lease; `max_tokens` 0 means up to the window."""
 
-    lease: Lease
-    completions: int
-    max_tokens: int
-    watched: bool
-    met: Met | None = None
+    def __init__(self, lease: Lease, completions: int, max_tokens: int, watched: bool, met: Met | None = None) -> None:
+        self.lease, self.completions, self.max_tokens, self.watched = lease, completions, max_tokens, watched
+        self.met = met
 
 
-class Refused(NamedTuple):
+class Refused(Value):
     """The claim, or the offer, got nothing; `still_waits` if the request may be claimed again."""
 
-    request_id: str
-    still_waits: bool
+    def __init__(self, request_id: str, still_waits: bool) -> None:
+        self.request_id, self.still_waits = request_id, still_waits
 
 
 class CancelRun(NamedTuple):
@@ -112,11 +117,11 @@ class CancelRun(NamedTuple):
     cause: CancelCause
 
 
-class Recorded(NamedTuple):
+class Recorded(Value):
     """The completion is on disk, or was stale and will never be wanted."""
 
-    lease: Lease
-    accepted: bool
+    def __init__(self, lease: Lease, accepted: bool) -> None:
+        self.lease, self.accepted = lease, accepted
 
 
 class Watched(NamedTuple):
@@ -129,11 +134,11 @@ class Watched(NamedTuple):
 # ---- messages: tokenizer and engine ----
 
 
-class Tokenized(NamedTuple):
+class Tokenized(Value):
     """The prompt's length in tokens."""
 
-    run_id: str
-    prompt_tokens: int
+    def __init__(self, run_id: str, prompt_tokens: int) -> None:
+        self.run_id, self.prompt_tokens = run_id, prompt_tokens
 
 
 class TokenizeFailed(NamedTuple):
@@ -145,30 +150,30 @@ class TokenizeFailed(NamedTuple):
     param: str
 
 
-class EngineTokens(NamedTuple):
+class EngineTokens(Value):
     """New tokens of a run whose tokens are watched."""
 
-    run_id: str
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
 
 
-class EngineProgress(NamedTuple):
+class EngineProgress(Value):
     """The longest completion of a run has as many tokens as the session wanted to hear of."""
 
-    run_id: str
-    tokens: int
+    def __init__(self, run_id: str, tokens: int) -> None:
+        self.run_id, self.tokens = run_id, tokens
 
 
-class EngineFinished(NamedTuple):
+class EngineFinished(Value):
     """The engine's last output of a run; its blocks are free.
 
     `step_follows` is False when the blocks came free outside an engine step (a
     stop string found by the detokenizer), so that no report shows them yet.
     """
 
-    run_id: str
-    output_tokens: int
-    preemptions: int
-    step_follows: bool = True
+    def __init__(self, run_id: str, output_tokens: int, preemptions: int, step_follows: bool = True) -> None:
+        self.run_id, self.output_tokens, self.preemptions = run_id, output_tokens, preemptions
+        self.step_follows = step_follows
 
 
 class EngineFailed(NamedTuple):
@@ -188,23 +193,6 @@ class EngineAborted(NamedTuple):
     run_id: str
     output_tokens: int
     preemptions: int
-
-
-class EngineReported(NamedTuple):
-    """What the engine said of itself after a step; `blocks_free` in blocks, `kv_cache_usage` 0 to 1.
-
-    `preemptions`, `prefill_ns` (time in prefill, summed over requests) and `prefill_tokens` (prompt tokens computed in
-    it) count from the start.
-    """
-
-    blocks_free: int
-    running: int
-    waiting: int
-    preemptions: int
-    step_ns: int
-    kv_cache_usage: float
-    prefill_ns: int = 0
-    prefill_tokens: int = 0
 
 
 class EngineDied(NamedTuple):
@@ -270,47 +258,59 @@ class OpenCredits(NamedTuple):
     inventory: tuple[Holding, ...]
 
 
-class SendTokenizerAck(NamedTuple):
+class SendTokenizerAck(Value):
     """Settle, or follow the output: the blocks the request holds from now on.
 
     Output tokens are summed over the completions: reserved by these blocks, generated so far, and at most.
     """
 
-    epoch: int
-    request_id: str
-    seq: int
-    held_blocks: int
-    prompt_tokens: int
-    reserved_output_tokens: int
-    generated_tokens: int = 0
-    output_limit_tokens: int = 0
+    def __init__(
+        self,
+        epoch: int,
+        request_id: str,
+        seq: int,
+        held_blocks: int,
+        prompt_tokens: int,
+        reserved_output_tokens: int,
+        generated_tokens: int = 0,
+        output_limit_tokens: int = 0,
+    ) -> None:
+        self.epoch, self.request_id, self.seq, self.held_blocks = epoch, request_id, seq, held_blocks
+        self.prompt_tokens, self.reserved_output_tokens = prompt_tokens, reserved_output_tokens
+        self.generated_tokens, self.output_limit_tokens = generated_tokens, output_limit_tokens
 
 
-class SendCompletionAck(NamedTuple):
+class SendCompletionAck(Value):
     """Release: the blocks are free."""
 
-    epoch: int
-    request_id: str
-    seq: int
-    cause: Cause
-    output_tokens: int
-    preemptions: int
+    def __init__(
+        self, epoch: int, request_id: str, seq: int, cause: Cause, output_tokens: int, preemptions: int
+    ) -> None:
+        self.epoch, self.request_id, self.seq, self.cause = epoch, request_id, seq, cause
+        self.output_tokens, self.preemptions = output_tokens, preemptions
 
 
-class SendReport(NamedTuple):
+class SendReport(Value):
     """The engine as of now; `blocks_free` None while unknown."""
 
-    epoch: int
-    blocks_free: int | None
-    running: int
-    waiting: int
-    preemptions: int
-    step_ns: int
-    kv_cache_usage: float
-    kv_cache_usage_ns: float
-    busy_ns: int
-    prefill_ns: int = 0
-    prefill_tokens: int = 0
+    def __init__(
+        self,
+        epoch: int,
+        blocks_free: int | None,
+        running: int,
+        waiting: int,
+        preemptions: int,
+        step_ns: int,
+        kv_cache_usage: float,
+        kv_cache_usage_ns: float,
+        busy_ns: int,
+        prefill_ns: int = 0,
+        prefill_tokens: int = 0,
+    ) -> None:
+        self.epoch, self.blocks_free, self.running, self.waiting = epoch, blocks_free, running, waiting
+        self.preemptions, self.step_ns, self.kv_cache_usage = preemptions, step_ns, kv_cache_usage
+        self.kv_cache_usage_ns, self.busy_ns, self.prefill_ns = kv_cache_usage_ns, busy_ns, prefill_ns
+        self.prefill_tokens = prefill_tokens
 
 
 class SendDraining(NamedTuple):
@@ -328,45 +328,46 @@ class OpenWork(NamedTuple):
     held: tuple[Lease, ...]
 
 
-class SendClaim(NamedTuple):
+class SendClaim(Value):
     """Ask for a granted request."""
 
-    request_id: str
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
 
 
-class WatchTokens(NamedTuple):
+class WatchTokens(Value):
     """Report a run's tokens from now on (from offset 0 again), or no longer."""
 
-    run_id: str
-    watched: bool
+    def __init__(self, run_id: str, watched: bool) -> None:
+        self.run_id, self.watched = run_id, watched
 
 
-class SendTokens(NamedTuple):
+class SendTokens(Value):
     """Send what a run generated since the last time."""
 
-    run_id: str
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
 
 
-class SendComplete(NamedTuple):
+class SendComplete(Value):
     """Send how the attempt ended; the shell keeps the message until `Forget`."""
 
-    run_id: str
-    ending: Ending
-    credits: Credits
+    def __init__(self, run_id: str, ending: Ending, credits: Credits) -> None:  # noqa: A002 (only shells have that one)
+        self.run_id, self.ending, self.credits = run_id, ending, credits
 
 
-class KeepComplete(NamedTuple):
+class KeepComplete(Value):
     """Make the message of how the attempt ended, and keep it: a later `SendComplete` will ask for it."""
 
-    run_id: str
-    ending: Ending
-    credits: Credits
+    def __init__(self, run_id: str, ending: Ending, credits: Credits) -> None:  # noqa: A002 (only shells have that one)
+        self.run_id, self.ending, self.credits = run_id, ending, credits
 
 
-class SendRenew(NamedTuple):
+class SendRenew(Value):
     """Keep these leases alive."""
 
-    leases: tuple[Lease, ...]
+    def __init__(self, leases: tuple[Lease, ...]) -> None:
+        self.leases = leases
 
 
 class SendGiveBack(NamedTuple):
@@ -379,29 +380,29 @@ class SendGiveBack(NamedTuple):
 # ---- effects: tokenizer, engine, shell ----
 
 
-class Tokenize(NamedTuple):
+class Tokenize(Value):
     """Render and count the prompt of a run."""
 
-    run_id: str
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
 
 
-class StartEngine(NamedTuple):
+class StartEngine(Value):
     """Give a tokenized run to the engine, with at most `max_tokens` per completion and `held_blocks` in all.
 
     `tell_at_tokens`: as `TellAt`.
     """
 
-    run_id: str
-    max_tokens: int
-    held_blocks: int
-    tell_at_tokens: int = 0
+    def __init__(self, run_id: str, max_tokens: int, held_blocks: int, tell_at_tokens: int = 0) -> None:
+        self.run_id, self.max_tokens, self.held_blocks = run_id, max_tokens, held_blocks
+        self.tell_at_tokens = tell_at_tokens
 
 
-class TellAt(NamedTuple):
+class TellAt(Value):
     """Answer with `EngineProgress` when a completion of the run has this many tokens; 0 means never."""
 
-    run_id: str
-    tokens: int
+    def __init__(self, run_id: str, tokens: int) -> None:
+        self.run_id, self.tokens = run_id, tokens
 
 
 class AbortEngine(NamedTuple):
@@ -410,10 +411,11 @@ class AbortEngine(NamedTuple):
     run_id: str
 
 
-class Forget(NamedTuple):
+class Forget(Value):
     """Drop everything kept for a run."""
 
-    run_id: str
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
 
 
 class AuditFailed(NamedTuple):

@@ -95,7 +95,7 @@ class Peers:
         self._credits = Stream.UP
         self._epoch = epoch
         self.report_interval_ns = report_interval_ns
-        self._out.extend(ack._replace(epoch=epoch) for ack in self._waiting_acks)
+        self._out.extend(ack.replace(epoch=epoch) for ack in self._waiting_acks)
         self._acked = self._acked or any(isinstance(ack, m.SendCompletionAck) for ack in self._waiting_acks)
         self._waiting_acks.clear()
 

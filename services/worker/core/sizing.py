@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from services.core.value import Value
 from services.worker.core.messages import Ending, EndingKind
 
 
@@ -26,13 +27,14 @@ class Sizes(NamedTuple):
     """Most output tokens any request may ask for; None means the window."""
 
 
-class Need(NamedTuple):
+class Need(Value):
     """What a request takes at its peak."""
 
-    blocks: int
-    """Over all completions."""
-    max_tokens: int
-    """Output tokens per completion."""
+    def __init__(self, blocks: int, max_tokens: int) -> None:
+        self.blocks = blocks
+        """Over all completions."""
+        self.max_tokens = max_tokens
+        """Output tokens per completion."""
 
 
 def need_blocks(sizes: Sizes, prompt_tokens: int, max_tokens: int, completions: int) -> int:

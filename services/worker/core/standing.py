@@ -9,33 +9,36 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from services.core.value import Value
 
-class Standing(NamedTuple):
+
+class Standing(Value):
     """The requests that a standing grant is for: with one completion, and no larger than this."""
 
-    model: str
-    chat: bool
-    most_prompt_bytes: int
-    most_prompt_tokens: int
-    """0 is for prompts that are not counted yet, and those alone."""
-    most_output_tokens: int
-    """0 is for requests that ask for no number, and those alone."""
+    def __init__(
+        self, model: str, chat: bool, most_prompt_bytes: int, most_prompt_tokens: int, most_output_tokens: int
+    ) -> None:
+        self.model, self.chat, self.most_prompt_bytes = model, chat, most_prompt_bytes
+        self.most_prompt_tokens = most_prompt_tokens
+        """0 is for prompts that are not counted yet, and those alone."""
+        self.most_output_tokens = most_output_tokens
+        """0 is for requests that ask for no number, and those alone."""
 
 
-class Met(NamedTuple):
+class Met(Value):
     """The standing grant that a delivery is for."""
 
-    grant: str
-    announced: Any
-    """The request as the queue would have announced it, opaque to the session."""
+    def __init__(self, grant: str, announced: Any) -> None:
+        self.grant = grant
+        self.announced = announced
+        """The request as the queue would have announced it, opaque to the session."""
 
 
-class SendOffer(NamedTuple):
+class SendOffer(Value):
     """To the queue: deliver the next request that fits."""
 
-    grant: str
-    channel: str
-    standing: Standing
+    def __init__(self, grant: str, channel: str, standing: Standing) -> None:
+        self.grant, self.channel, self.standing = grant, channel, standing
 
 
 class SendWithdraw(NamedTuple):
@@ -44,9 +47,8 @@ class SendWithdraw(NamedTuple):
     grant: str
 
 
-class SendGrantUsed(NamedTuple):
+class SendGrantUsed(Value):
     """To the scheduler: the credits of the grant are the request's from now on."""
 
-    epoch: int
-    grant: str
-    announced: Any
+    def __init__(self, epoch: int, grant: str, announced: Any) -> None:
+        self.epoch, self.grant, self.announced = epoch, grant, announced

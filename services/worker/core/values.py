@@ -5,13 +5,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from services.core.value import Value
 
-class Lease(NamedTuple):
+
+class Lease(Value):
     """The queue's exclusive, fenced right to run one attempt."""
 
-    request_id: str
-    attempt: int
-    fencing_token: int
+    def __init__(self, request_id: str, attempt: int, fencing_token: int) -> None:
+        self.request_id, self.attempt, self.fencing_token = request_id, attempt, fencing_token
 
     @property
     def run_id(self) -> str:
@@ -47,26 +48,27 @@ class EndingKind(Enum):
     FAILED = "failed"
 
 
-class Ending(NamedTuple):
+class Ending(Value):
     """How an attempt ended, and what was wrong if something was."""
 
-    kind: EndingKind
-    code: str = ""
-    message: str = ""
-    param: str = ""
+    def __init__(self, kind: EndingKind, code: str = "", message: str = "", param: str = "") -> None:
+        self.kind, self.code, self.message, self.param = kind, code, message, param
 
 
-class Credits(NamedTuple):
+class Credits(Value):
     """What became of a reservation that ended under a lease, in blocks."""
 
-    granted_ns: int
-    """When the grant came, Unix time."""
-    booked_blocks: int
-    settled_blocks: int
-    """Held after the prompt was counted; 0 if it never was."""
-    released_blocks: int
-    """Held until the end: more than settled if the reservation followed the output."""
-    tokenizer_acks: int
+    def __init__(
+        self, granted_ns: int, booked_blocks: int, settled_blocks: int, released_blocks: int, tokenizer_acks: int
+    ) -> None:
+        self.granted_ns = granted_ns
+        """When the grant came, Unix time."""
+        self.booked_blocks = booked_blocks
+        self.settled_blocks = settled_blocks
+        """Held after the prompt was counted; 0 if it never was."""
+        self.released_blocks = released_blocks
+        """Held until the end: more than settled if the reservation followed the output."""
+        self.tokenizer_acks = tokenizer_acks
 
 
 class CancelCause(Enum):
@@ -84,3 +86,26 @@ class Holding(NamedTuple):
     channel: str
     held_blocks: int
     seq: int
+
+
+class EngineReported(Value):
+    """What the engine said of itself after a step; `blocks_free` in blocks, `kv_cache_usage` 0 to 1.
+
+    `preemptions`, `prefill_ns` (time in prefill, summed over requests) and `prefill_tokens` (prompt tokens computed in
+    it) count from the start.
+    """
+
+    def __init__(
+        self,
+        blocks_free: int,
+        running: int,
+        waiting: int,
+        preemptions: int,
+        step_ns: int,
+        kv_cache_usage: float,
+        prefill_ns: int = 0,
+        prefill_tokens: int = 0,
+    ) -> None:
+        self.blocks_free, self.running, self.waiting, self.preemptions = blocks_free, running, waiting, preemptions
+        self.step_ns, self.kv_cache_usage, self.prefill_ns = step_ns, kv_cache_usage, prefill_ns
+        self.prefill_tokens = prefill_tokens

@@ -8,31 +8,41 @@ with `#` is for the reader.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.core.value import Value, fields
 from services.worker.core import messages as m
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 
 HERE = Path(__file__).parent
-SOURCE = Path(__file__).parents[3] / "services/worker/core/messages.py"
-"""Not by the module's `__file__`: one that compiled code imports first is told a wrong one by mypyc."""
+CORE = Path(__file__).parents[3] / "services/worker/core"
+"""Not by a module's `__file__`: one that compiled code imports first is told a wrong one by mypyc."""
 
 SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
 
 
 def types_of_fields() -> dict[str, dict[str, Any]]:
     """Return the types of every message's fields, from the source: compiled classes do not know them all."""
-    tree = ast.parse(SOURCE.read_text())
+    nodes = [node for name in ("messages", "values") for node in ast.parse((CORE / f"{name}.py").read_text()).body]
     found: dict[str, dict[str, Any]] = {}
-    for kind in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
-        fields = [node for node in kind.body if isinstance(node, ast.AnnAssign)]
-        found[kind.name] = {ast.unparse(node.target): eval(ast.unparse(node.annotation), vars(m)) for node in fields}
+    for kind in [node for node in nodes if isinstance(node, ast.ClassDef)]:
+        found[kind.name] = {name: eval(ast.unparse(hint), vars(m)) for name, hint in hints_of(kind) if hint}
     return found
+
+
+def hints_of(kind: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the fields of a named tuple, or the parameters of a value."""
+    for node in kind.body:
+        if isinstance(node, ast.AnnAssign):
+            yield ast.unparse(node.target), node.annotation
+        elif isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            yield from ((argument.arg, argument.annotation) for argument in node.args.args)
 
 
 TYPES = types_of_fields()
@@ -79,7 +89,8 @@ def value(kind: Any, text: str) -> Any:
 
 
 def shown(effect: Any) -> str:
-    return " ".join([type(effect).__name__, *(f"{k}={plain(v)}" for k, v in effect._asdict().items())])
+    said = fields(effect) if isinstance(effect, Value) else effect._asdict()
+    return " ".join([type(effect).__name__, *(f"{k}={plain(v)}" for k, v in said.items())])
 
 
 def plain(item: Any) -> str:
@@ -91,6 +102,8 @@ def plain(item: Any) -> str:
         return "|".join(part for part in (item.kind.value, item.code, item.message, item.param) if part)
     if isinstance(item, Enum):
         return str(item.value)
+    if isinstance(item, m.Credits | m.Standing):
+        item = tuple(fields(item).values())
     if isinstance(item, tuple):
         return f"[{', '.join(map(plain, item))}]"
     return {True: "yes", False: "no"}[item] if isinstance(item, bool) else str(item)
