@@ -123,12 +123,6 @@ class RunOutput:
             choice.told_parts = len(choice.parts)
         return found
 
-    def count(self, result: pb.Result) -> None:
-        """Write what the engine has done into `result`, however the run ended."""
-        result.preemptions = self.preemptions
-        result.usage.completion_tokens = self.tokens
-        result.usage.cached_tokens = self.cached_tokens
-
     def fill(self, result: pb.Result, echo_text: str | None) -> None:
         """Write choices and prompt log probabilities into `result`.
 

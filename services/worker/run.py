@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
-from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from services.logs import about
+from services.rpc.encoding import length_tag, number_tag, wrapped
 from services.rpc.limits import MAX_REQUEST_BYTES
 from services.worker import wire
 from services.worker.core.messages import Credits, Ending, EndingKind, Lease
 from services.worker.outputs import RunOutput
 
 log = logging.getLogger("worker.run")
+
+_OUTCOME: Final = number_tag(pb.Result, "outcome")
+_MODEL: Final = length_tag(pb.Result, "model")
+_ERROR: Final = length_tag(pb.Result, "error")
+_PREEMPTIONS: Final = number_tag(pb.Result, "preemptions")
+
+_USAGE: Final = length_tag(pb.Result, "usage")
+_PROMPT_TOKENS: Final = number_tag(pb.Usage, "prompt_tokens")
+_COMPLETION_TOKENS: Final = number_tag(pb.Usage, "completion_tokens")
+_CACHED_TOKENS: Final = number_tag(pb.Usage, "cached_tokens")
+
+_TIMINGS: Final = length_tag(pb.Result, "timings")
+_DELIVERED: Final = number_tag(pb.Timings, "delivered_unix_ns")
+_ENGINE_STARTED: Final = number_tag(pb.Timings, "engine_started_unix_ns")
+_FIRST_TOKEN: Final = number_tag(pb.Timings, "first_token_unix_ns")
+_LAST_TOKEN: Final = number_tag(pb.Timings, "last_token_unix_ns")
+
+_CREDITS: Final = length_tag(pb.Result, "credits")
+_GRANTED: Final = number_tag(pb.Credits, "granted_unix_ns")
+_BOOKED: Final = number_tag(pb.Credits, "booked_blocks")
+_SETTLED: Final = number_tag(pb.Credits, "settled_blocks")
+_RELEASED: Final = number_tag(pb.Credits, "released_blocks")
+_TOKENIZER_ACKS: Final = number_tag(pb.Credits, "tokenizer_acks")
 
 
 class Run:
@@ -67,44 +91,46 @@ class Run:
         Raises ValueError if what the run said cannot be written; a failed ending, which tells none of it, still can.
         """
         self.ending = ending
-        complete = wire.complete(self._complete(ending, model, spent))
+        complete = self._complete(ending, model, spent)
         if len(complete) > MAX_REQUEST_BYTES:
             log.warning("%s: the result is too large: %d bytes", self.run_id, len(complete), extra=self.about)
             self.ending = _too_large(len(complete))
-            complete = wire.complete(self._complete(self.ending, model, spent))
+            complete = self._complete(self.ending, model, spent)
         self.request.ClearField("prompt")
         self.prompt_ids = []
         self.prompt_text = None
         self.output = RunOutput()
         return complete
 
-    def _complete(self, ending: Ending, model: str, spent: Credits) -> q.Complete:
+    def _complete(self, ending: Ending, model: str, spent: Credits) -> bytes:
         """Return what only this worker knows; under which names it was asked for is what the queue knows."""
-        complete = q.Complete(lease=wire.lease_ref(self.lease))
         if ending.kind is EndingKind.FAILED:
-            complete.failure.CopyFrom(wire.error_of(ending))
-            return complete
-        result = complete.result
-        result.outcome = wire.OUTCOMES[ending.kind]
-        result.model = model
-        usage, timings = result.usage, result.timings
-        usage.prompt_tokens = len(self.prompt_ids)
-        timings.delivered_unix_ns = self.delivered_ns
-        timings.engine_started_unix_ns = self.engine_started_ns
-        timings.first_token_unix_ns = self.first_token_ns
-        timings.last_token_unix_ns = self.last_token_ns
-        on_credit = result.credits
-        on_credit.granted_unix_ns = spent.granted_ns
-        on_credit.booked_blocks = spent.booked_blocks
-        on_credit.settled_blocks = spent.settled_blocks
-        on_credit.released_blocks = spent.released_blocks
-        on_credit.tokenizer_acks = spent.tokenizer_acks
-        self.output.count(result)
+            return wire.failed(self.lease, ending)
+        parts = [wrapped(_MODEL, model.encode()), self._usage(), self._timings(), _credits(spent)]
+        wire.put_number(parts, _OUTCOME, wire.OUTCOMES[ending.kind])
+        wire.put_number(parts, _PREEMPTIONS, self.output.preemptions)
         if ending.kind is EndingKind.COMPLETED:
-            self.output.fill(result, self.prompt_text)
+            said = pb.Result()
+            self.output.fill(said, self.prompt_text)
+            parts.append(said.SerializeToString())
         else:
-            result.error.CopyFrom(wire.error_of(ending))
-        return complete
+            parts.append(wrapped(_ERROR, wire.error_of(ending).SerializeToString()))
+        return wire.completed(self.lease, b"".join(parts))
+
+    def _usage(self) -> bytes:
+        parts: list[bytes] = []
+        wire.put_number(parts, _PROMPT_TOKENS, len(self.prompt_ids))
+        wire.put_number(parts, _COMPLETION_TOKENS, self.output.tokens)
+        wire.put_number(parts, _CACHED_TOKENS, self.output.cached_tokens)
+        return wrapped(_USAGE, b"".join(parts))
+
+    def _timings(self) -> bytes:
+        parts: list[bytes] = []
+        wire.put_number(parts, _DELIVERED, self.delivered_ns)
+        wire.put_number(parts, _ENGINE_STARTED, self.engine_started_ns)
+        wire.put_number(parts, _FIRST_TOKEN, self.first_token_ns)
+        wire.put_number(parts, _LAST_TOKEN, self.last_token_ns)
+        return wrapped(_TIMINGS, b"".join(parts))
 
     def token_messages(self) -> list[bytes]:
         """Return the deltas a watcher has not been sent, encoded."""
@@ -120,6 +146,16 @@ class Run:
                 message = wire.tokens(delta)
             messages.append(message)
         return messages
+
+
+def _credits(spent: Credits) -> bytes:
+    parts: list[bytes] = []
+    wire.put_number(parts, _GRANTED, spent.granted_ns)
+    wire.put_number(parts, _BOOKED, spent.booked_blocks)
+    wire.put_number(parts, _SETTLED, spent.settled_blocks)
+    wire.put_number(parts, _RELEASED, spent.released_blocks)
+    wire.put_number(parts, _TOKENIZER_ACKS, spent.tokenizer_acks)
+    return wrapped(_CREDITS, b"".join(parts))
 
 
 def _too_large(size_bytes: int) -> Ending:

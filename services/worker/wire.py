@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from penstock.openai.speakable import spelt
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
-from services.rpc.encoding import length_tag, wrapped
+from services.rpc.encoding import length_tag, number_tag, wrapped
 from services.worker.core import messages as m
 from services.worker.core.messages import Cause, EndingKind
 from services.worker.engine import EngineShape, PromptSpec
 
-CAUSES = {
+CAUSES: Final = {
     Cause.COMPLETED: s.RELEASE_CAUSE_COMPLETED,
     Cause.REJECTED: s.RELEASE_CAUSE_REJECTED,
     Cause.CANCELLED: s.RELEASE_CAUSE_CANCELLED,
@@ -25,14 +26,14 @@ CAUSES = {
     Cause.UNCLAIMED: s.RELEASE_CAUSE_UNCLAIMED,
 }
 
-OUTCOMES = {
+OUTCOMES: Final = {
     EndingKind.COMPLETED: pb.OUTCOME_COMPLETED,
     EndingKind.REJECTED: pb.OUTCOME_REJECTED,
     EndingKind.CANCELLED: pb.OUTCOME_CANCELLED,
     EndingKind.EXPIRED: pb.OUTCOME_EXPIRED,
 }
 
-CANCEL_CAUSES = {
+CANCEL_CAUSES: Final = {
     q.CANCEL_REASON_CLIENT: m.CancelCause.CLIENT,
     q.CANCEL_REASON_DEADLINE: m.CancelCause.DEADLINE,
     q.CANCEL_REASON_LEASE_LOST: m.CancelCause.LEASE_LOST,
@@ -41,12 +42,53 @@ CANCEL_CAUSES = {
 MAX_TOLD_CHARACTERS = 4096
 """Of the text of an error: it may quote a prompt, a template or an output, and is stored and kept in memory."""
 
-_TOKENIZER_ACK = length_tag(s.WorkerToScheduler, "tokenizer_ack")
-_COMPLETION_ACK = length_tag(s.WorkerToScheduler, "completion_ack")
-_CLAIM = length_tag(q.WorkerToQueue, "claim")
-_CLAIM_REQUEST_ID = length_tag(q.Claim, "request_id")
-_COMPLETE = length_tag(q.WorkerToQueue, "complete")
-_TOKENS = length_tag(q.WorkerToQueue, "tokens")
+_TOKENIZER_ACK: Final = length_tag(s.WorkerToScheduler, "tokenizer_ack")
+_SETTLED_EPOCH: Final = number_tag(s.TokenizerAck, "epoch")
+_SETTLED_REQUEST_ID: Final = length_tag(s.TokenizerAck, "request_id")
+_SETTLED_SEQ: Final = number_tag(s.TokenizerAck, "seq")
+_SETTLED_HELD: Final = number_tag(s.TokenizerAck, "held_blocks")
+_SETTLED_PROMPT: Final = number_tag(s.TokenizerAck, "prompt_tokens")
+_SETTLED_RESERVED: Final = number_tag(s.TokenizerAck, "reserved_output_tokens")
+_SETTLED_GENERATED: Final = number_tag(s.TokenizerAck, "generated_tokens")
+_SETTLED_LIMIT: Final = number_tag(s.TokenizerAck, "output_limit_tokens")
+
+_COMPLETION_ACK: Final = length_tag(s.WorkerToScheduler, "completion_ack")
+_RELEASED_EPOCH: Final = number_tag(s.CompletionAck, "epoch")
+_RELEASED_REQUEST_ID: Final = length_tag(s.CompletionAck, "request_id")
+_RELEASED_SEQ: Final = number_tag(s.CompletionAck, "seq")
+_RELEASED_CAUSE: Final = number_tag(s.CompletionAck, "cause")
+_RELEASED_OUTPUT: Final = number_tag(s.CompletionAck, "output_tokens")
+_RELEASED_PREEMPTIONS: Final = number_tag(s.CompletionAck, "preemptions")
+
+_CLAIM: Final = length_tag(q.WorkerToQueue, "claim")
+_CLAIM_REQUEST_ID: Final = length_tag(q.Claim, "request_id")
+_TOKENS: Final = length_tag(q.WorkerToQueue, "tokens")
+
+_COMPLETE: Final = length_tag(q.WorkerToQueue, "complete")
+_COMPLETE_LEASE: Final = length_tag(q.Complete, "lease")
+_COMPLETE_RESULT: Final = length_tag(q.Complete, "result")
+_COMPLETE_FAILURE: Final = length_tag(q.Complete, "failure")
+_LEASE_REQUEST_ID: Final = length_tag(q.LeaseRef, "request_id")
+_LEASE_ATTEMPT: Final = number_tag(q.LeaseRef, "attempt")
+_LEASE_TOKEN: Final = number_tag(q.LeaseRef, "fencing_token")
+
+_LOW: Final = tuple(bytes((n,)) for n in range(128))
+_HIGH: Final = tuple(bytes((n | 128,)) for n in range(128))
+"""Last byte of a number on the wire, and every other."""
+
+
+def put_number(parts: list[bytes], tag: bytes, value: int) -> None:
+    """Append a field of a message to its encoded parts; 0 is not written, and none may be negative.
+
+    Generated messages take several times as long to be made, filled and encoded, most of it for the making: they are
+    for what is long or rare.
+    """
+    if value:
+        parts.append(tag)
+        while value > 127:
+            parts.append(_HIGH[value & 127])
+            value >>= 7
+        parts.append(_LOW[value])
 
 
 def told(text: str) -> str:
@@ -93,30 +135,26 @@ def _within_window(tokens: int | None, shape: EngineShape) -> int:
 
 def tokenizer_ack(ack: m.SendTokenizerAck) -> bytes:
     """Return the encoded WorkerToScheduler with a TokenizerAck."""
-    content = s.TokenizerAck(
-        epoch=ack.epoch,
-        request_id=ack.request_id,
-        seq=ack.seq,
-        held_blocks=ack.held_blocks,
-        prompt_tokens=ack.prompt_tokens,
-        reserved_output_tokens=ack.reserved_output_tokens,
-        generated_tokens=ack.generated_tokens,
-        output_limit_tokens=ack.output_limit_tokens,
-    )
-    return wrapped(_TOKENIZER_ACK, content.SerializeToString())
+    parts = [wrapped(_SETTLED_REQUEST_ID, ack.request_id.encode())]
+    put_number(parts, _SETTLED_EPOCH, ack.epoch)
+    put_number(parts, _SETTLED_SEQ, ack.seq)
+    put_number(parts, _SETTLED_HELD, ack.held_blocks)
+    put_number(parts, _SETTLED_PROMPT, ack.prompt_tokens)
+    put_number(parts, _SETTLED_RESERVED, ack.reserved_output_tokens)
+    put_number(parts, _SETTLED_GENERATED, ack.generated_tokens)
+    put_number(parts, _SETTLED_LIMIT, ack.output_limit_tokens)
+    return wrapped(_TOKENIZER_ACK, b"".join(parts))
 
 
 def completion_ack(ack: m.SendCompletionAck) -> bytes:
     """Return the encoded WorkerToScheduler with a CompletionAck."""
-    content = s.CompletionAck(
-        epoch=ack.epoch,
-        request_id=ack.request_id,
-        seq=ack.seq,
-        cause=CAUSES[ack.cause],
-        output_tokens=ack.output_tokens,
-        preemptions=ack.preemptions,
-    )
-    return wrapped(_COMPLETION_ACK, content.SerializeToString())
+    parts = [wrapped(_RELEASED_REQUEST_ID, ack.request_id.encode())]
+    put_number(parts, _RELEASED_EPOCH, ack.epoch)
+    put_number(parts, _RELEASED_SEQ, ack.seq)
+    put_number(parts, _RELEASED_CAUSE, CAUSES[ack.cause])
+    put_number(parts, _RELEASED_OUTPUT, ack.output_tokens)
+    put_number(parts, _RELEASED_PREEMPTIONS, ack.preemptions)
+    return wrapped(_COMPLETION_ACK, b"".join(parts))
 
 
 def grant_used(used: m.SendGrantUsed) -> s.WorkerToScheduler:
@@ -216,9 +254,21 @@ def withdraw(grant: str) -> q.WorkerToQueue:
     return q.WorkerToQueue(withdraw=q.Withdraw(grant=grant))
 
 
-def complete(content: q.Complete) -> bytes:
-    """Return the encoded WorkerToQueue with a Complete."""
-    return wrapped(_COMPLETE, content.SerializeToString())
+def completed(lease: m.Lease, result: bytes) -> bytes:
+    """Return the encoded WorkerToQueue with a Complete that has a result, encoded."""
+    return wrapped(_COMPLETE, _lease_field(lease) + wrapped(_COMPLETE_RESULT, result))
+
+
+def failed(lease: m.Lease, ending: m.Ending) -> bytes:
+    """Return the encoded WorkerToQueue with a Complete that has an error."""
+    return wrapped(_COMPLETE, _lease_field(lease) + wrapped(_COMPLETE_FAILURE, error_of(ending).SerializeToString()))
+
+
+def _lease_field(lease: m.Lease) -> bytes:
+    parts = [wrapped(_LEASE_REQUEST_ID, lease.request_id.encode())]
+    put_number(parts, _LEASE_ATTEMPT, lease.attempt)
+    put_number(parts, _LEASE_TOKEN, lease.fencing_token)
+    return wrapped(_COMPLETE_LEASE, b"".join(parts))
 
 
 def error_of(ending: m.Ending) -> pb.RequestError:

@@ -54,6 +54,17 @@ def test_a_result_has_everything_generated() -> None:
     )
 
 
+def test_a_result_has_its_times() -> None:
+    times = {"engine_started_ns": 3, "first_token_ns": 1_700_000_000_123_456_789, "last_token_ns": 2**63 - 1}
+    result = sent(made(**times).finish(DONE, "tiny", SPENT)).result
+    assert result.timings == pb.Timings(
+        delivered_unix_ns=2,
+        engine_started_unix_ns=3,
+        first_token_unix_ns=1_700_000_000_123_456_789,
+        last_token_unix_ns=2**63 - 1,
+    )
+
+
 def test_what_a_completion_is_made_of_is_not_kept_beside_it() -> None:
     run = made()
     run.output.take(step(ChoiceStep(0, (7,), "seven"), finished=True))

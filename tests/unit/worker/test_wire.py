@@ -154,3 +154,22 @@ def test_a_tokenizer_ack_tells_what_is_held_and_how_far_the_output_is() -> None:
     ack = s.WorkerToScheduler.FromString(sent).tokenizer_ack
     assert (ack.epoch, ack.request_id, ack.seq, ack.held_blocks, ack.prompt_tokens) == (7, "r1", 9, 4, 50)
     assert (ack.reserved_output_tokens, ack.generated_tokens, ack.output_limit_tokens) == (15, 12, 100)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 127, 128, 300, 2**21, 2**62, 2**64 - 1])
+def test_acks_are_on_the_wire_what_their_generated_messages_are(epoch: int) -> None:
+    settled = wire.tokenizer_ack(m.SendTokenizerAck(epoch, "r1", 9, 400, 50_000, 15, 0, 100))
+    wanted = s.TokenizerAck(
+        epoch=epoch,
+        request_id="r1",
+        seq=9,
+        held_blocks=400,
+        prompt_tokens=50_000,
+        reserved_output_tokens=15,
+        output_limit_tokens=100,
+    )
+    assert s.WorkerToScheduler.FromString(settled).tokenizer_ack == wanted
+    released = wire.completion_ack(m.SendCompletionAck(epoch, "r1", 9, m.Cause.CANCELLED, 700, 1))
+    assert s.WorkerToScheduler.FromString(released).completion_ack == s.CompletionAck(
+        epoch=epoch, request_id="r1", seq=9, cause=s.RELEASE_CAUSE_CANCELLED, output_tokens=700, preemptions=1
+    )
