@@ -7,6 +7,7 @@ scheduler credits, some hundreds, which takes well under a millisecond.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from services.worker.core.entry import Counters, Entry
 from services.worker.core.lifecycle import IN_ENGINE, ON_OFFER, State
@@ -21,8 +22,8 @@ EXCESS_REPORTS = 64
 """Engine reports in a row that must show more than was started, with no abort among them. An abort or an end is in
 the stats a step or two later, so that what lasts for so many steps is not on its way but left behind."""
 
-LEASED = frozenset({State.TOKENIZING, *IN_ENGINE, State.FINISHING})
-HOLDING = frozenset({State.GRANTED, State.CLAIMING, *ON_OFFER, State.TOKENIZING, *IN_ENGINE})
+LEASED: Final = frozenset({State.TOKENIZING, *IN_ENGINE, State.FINISHING})
+HOLDING: Final = frozenset({State.GRANTED, State.CLAIMING, *ON_OFFER, State.TOKENIZING, *IN_ENGINE})
 
 
 class Auditor:
@@ -73,9 +74,10 @@ def audit(held: Reservations, sizes: Sizes) -> tuple[str, ...]:
     """Return one sentence per violation, none if all is well."""
     found = list(_totals(held, sizes))
     for key, entry in held.by_request.items():
-        found += _reservation_faults(held, sizes, key, entry)
+        faults = _reservation_faults(held, sizes, key, entry)
+        found += [f"reservation of {key} ({entry.state.value}) {fault}" for fault in faults]
     for key, entry in held.by_run.items():
-        found += _lease_faults(held, key, entry)
+        found += [f"lease {key} ({entry.state.value}) {fault}" for fault in _lease_faults(held, key, entry)]
     return tuple(found)
 
 
@@ -97,24 +99,22 @@ def _totals(held: Reservations, sizes: Sizes) -> Iterator[str]:
 
 
 def _reservation_faults(held: Reservations, sizes: Sizes, key: str, entry: Entry) -> Iterator[str]:
-    name = f"reservation of {key} ({entry.state.value})"
     if entry.request_id != key or entry.state not in HOLDING:
-        yield f"{name} holds credits"
+        yield "holds credits"
     if (entry.standing is not None) != (entry.state in ON_OFFER):
-        yield f"{name} stands for a request that is yet to come: {entry.standing is not None}"
+        yield f"stands for a request that is yet to come: {entry.standing is not None}"
     if entry.state in LEASED and held.by_run.get(entry.run_id) is not entry:
-        yield f"{name} has no lease"
+        yield "has no lease"
     if entry.state in IN_ENGINE:
         need = need_blocks(sizes, entry.prompt_tokens, entry.max_tokens, entry.completions)
         if entry.held_blocks > need and entry.settles:
-            yield f"{name} holds {entry.held_blocks} blocks, its peak is {need}"
+            yield f"holds {entry.held_blocks} blocks, its peak is {need}"
         if entry.held_blocks < need and not entry.follows_output:
-            yield f"{name} holds {entry.held_blocks} blocks, it may need {need}"
+            yield f"holds {entry.held_blocks} blocks, it may need {need}"
 
 
 def _lease_faults(held: Reservations, key: str, entry: Entry) -> Iterator[str]:
-    name = f"lease {key} ({entry.state.value})"
     if entry.lease is None or entry.run_id != key or entry.state not in LEASED:
-        yield f"{name} is kept"
+        yield "is kept"
     if entry.state in HOLDING and held.by_request.get(entry.request_id) is not entry:
-        yield f"{name} has no reservation"
+        yield "has no reservation"
