@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.local_metrics import LocalCounter, LocalHistogram
+from services.local_metrics import LocalCounter, LocalHistogram, Samples
 from services.telemetry import LATENCY_BUCKETS_S
 from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
@@ -45,8 +45,8 @@ class WorkerMetrics:
     def __init__(self, session: Session, capacity_blocks: int, registry: CollectorRegistry = REGISTRY) -> None:
         """Register everything with `registry`."""
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> LocalHistogram:
-            return LocalHistogram(f"penstock_worker_{name}_seconds", text, buckets, registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Samples:
+            return LocalHistogram(f"penstock_worker_{name}_seconds", text, buckets, registry).of("")
 
         def counter(name: str, text: str) -> LocalCounter:
             return LocalCounter(f"penstock_worker_{name}", text, registry)

@@ -91,6 +91,10 @@ class RunOutput:
         """Finish reasons by completion."""
         return [self.choices[index].finish_reason for index in sorted(self.choices)]
 
+    def given_up(self) -> bool:
+        """Whether the engine ended a completion that it had not finished."""
+        return any(choice.finish_reason in {"error", "abort"} for choice in self.choices.values())
+
     def stopped_by_string(self) -> bool:
         """Whether a stop string ended a completion: the engine's blocks then come free outside a step."""
         return any(isinstance(choice.stop_reason, str) for choice in self.choices.values())

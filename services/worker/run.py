@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
 
 from penstock.request.v1 import request_pb2 as pb
 from services.logs import about
-from services.rpc.encoding import length_tag, number_tag, wrapped
 from services.rpc.limits import MAX_REQUEST_BYTES
 from services.worker import wire
 from services.worker.core.messages import Credits, Ending, EndingKind, Lease
@@ -16,37 +14,14 @@ from services.worker.outputs import RunOutput
 
 log = logging.getLogger("worker.run")
 
-_OUTCOME: Final = number_tag(pb.Result, "outcome")
-_MODEL: Final = length_tag(pb.Result, "model")
-_ERROR: Final = length_tag(pb.Result, "error")
-_PREEMPTIONS: Final = number_tag(pb.Result, "preemptions")
-
-_USAGE: Final = length_tag(pb.Result, "usage")
-_PROMPT_TOKENS: Final = number_tag(pb.Usage, "prompt_tokens")
-_COMPLETION_TOKENS: Final = number_tag(pb.Usage, "completion_tokens")
-_CACHED_TOKENS: Final = number_tag(pb.Usage, "cached_tokens")
-
-_TIMINGS: Final = length_tag(pb.Result, "timings")
-_DELIVERED: Final = number_tag(pb.Timings, "delivered_unix_ns")
-_ENGINE_STARTED: Final = number_tag(pb.Timings, "engine_started_unix_ns")
-_FIRST_TOKEN: Final = number_tag(pb.Timings, "first_token_unix_ns")
-_LAST_TOKEN: Final = number_tag(pb.Timings, "last_token_unix_ns")
-
-_CREDITS: Final = length_tag(pb.Result, "credits")
-_GRANTED: Final = number_tag(pb.Credits, "granted_unix_ns")
-_BOOKED: Final = number_tag(pb.Credits, "booked_blocks")
-_SETTLED: Final = number_tag(pb.Credits, "settled_blocks")
-_RELEASED: Final = number_tag(pb.Credits, "released_blocks")
-_TOKENIZER_ACKS: Final = number_tag(pb.Credits, "tokenizer_acks")
-
 
 class Run:
     """A delivered request. Times are Unix nanoseconds, 0 until they are known."""
 
     __slots__ = (
-        "booked_blocks", "completed_ns", "delivered_ns", "ending", "engine_started_ns", "first_token_ns", "generation",
-        "last_token_ns", "lease", "output", "prompt_ids", "prompt_text", "request", "run_id", "settled_blocks",
-        "submitted_ns", "tell_at_tokens", "tokenized_ns", "watched",
+        "_in_parts", "booked_blocks", "calls", "completed_ns", "delivered_ns", "ending", "engine_started_ns",
+        "first_token_ns", "generation", "last_token_ns", "lease", "output", "prompt_ids", "prompt_text", "request",
+        "run_id", "sampling", "settled_blocks", "submitted_ns", "tell_at_tokens", "tokenized_ns", "watched",
     )  # fmt: skip
 
     def __init__(self, lease: Lease, run_id: str, request: pb.Request, submitted_ns: int, delivered_ns: int) -> None:
@@ -54,6 +29,12 @@ class Run:
         self.lease = lease
         self.run_id = run_id
         self.request = request
+        self.sampling = request.sampling
+        """Kept: what is inside a message is wrapped anew whenever it is asked for while nobody has it."""
+        chat = request.chat if request.HasField("chat") else None
+        self.calls = chat if chat is not None and chat.HasField("tools") else None
+        """The chat in which functions are offered, if they are."""
+        self._in_parts = self.calls is not None and self.calls.tools.in_parts
         self.submitted_ns = submitted_ns
         self.delivered_ns = delivered_ns
         self.output = RunOutput()
@@ -83,7 +64,7 @@ class Run:
 
         A parser that reads calls in parts is fed as vLLM's server feeds it, a step at a time, whoever watches.
         """
-        return 1 if self.watched or self.request.chat.tools.in_parts else self.tell_at_tokens
+        return 1 if self.watched or self._in_parts else self.tell_at_tokens
 
     def finish(self, ending: Ending, model: str, spent: Credits) -> bytes:
         """Return the encoded Complete of this run; once, for what it is made of is not kept beside it.
@@ -97,6 +78,7 @@ class Run:
             self.ending = _too_large(len(complete))
             complete = self._complete(self.ending, model, spent)
         self.request.ClearField("prompt")
+        self.calls = None
         self.prompt_ids = []
         self.prompt_text = None
         self.output = RunOutput()
@@ -106,31 +88,28 @@ class Run:
         """Return what only this worker knows; under which names it was asked for is what the queue knows."""
         if ending.kind is EndingKind.FAILED:
             return wire.failed(self.lease, ending)
-        parts = [wrapped(_MODEL, model.encode()), self._usage(), self._timings(), _credits(spent)]
-        wire.put_number(parts, _OUTCOME, wire.OUTCOMES[ending.kind])
-        wire.put_number(parts, _PREEMPTIONS, self.output.preemptions)
+        output, result = self.output, pb.Result()
+        result.outcome = wire.OUTCOMES[ending.kind]
+        result.model = model
+        result.preemptions = output.preemptions
+        usage, timings, on_credit = result.usage, result.timings, result.credits
+        usage.prompt_tokens = len(self.prompt_ids)
+        usage.completion_tokens = output.tokens
+        usage.cached_tokens = output.cached_tokens
+        timings.delivered_unix_ns = self.delivered_ns
+        timings.engine_started_unix_ns = self.engine_started_ns
+        timings.first_token_unix_ns = self.first_token_ns
+        timings.last_token_unix_ns = self.last_token_ns
+        on_credit.granted_unix_ns = spent.granted_ns
+        on_credit.booked_blocks = spent.booked_blocks
+        on_credit.settled_blocks = spent.settled_blocks
+        on_credit.released_blocks = spent.released_blocks
+        on_credit.tokenizer_acks = spent.tokenizer_acks
         if ending.kind is EndingKind.COMPLETED:
-            said = pb.Result()
-            self.output.fill(said, self.prompt_text)
-            parts.append(said.SerializeToString())
+            output.fill(result, self.prompt_text)
         else:
-            parts.append(wrapped(_ERROR, wire.error_of(ending).SerializeToString()))
-        return wire.completed(self.lease, b"".join(parts))
-
-    def _usage(self) -> bytes:
-        parts: list[bytes] = []
-        wire.put_number(parts, _PROMPT_TOKENS, len(self.prompt_ids))
-        wire.put_number(parts, _COMPLETION_TOKENS, self.output.tokens)
-        wire.put_number(parts, _CACHED_TOKENS, self.output.cached_tokens)
-        return wrapped(_USAGE, b"".join(parts))
-
-    def _timings(self) -> bytes:
-        parts: list[bytes] = []
-        wire.put_number(parts, _DELIVERED, self.delivered_ns)
-        wire.put_number(parts, _ENGINE_STARTED, self.engine_started_ns)
-        wire.put_number(parts, _FIRST_TOKEN, self.first_token_ns)
-        wire.put_number(parts, _LAST_TOKEN, self.last_token_ns)
-        return wrapped(_TIMINGS, b"".join(parts))
+            result.error.CopyFrom(wire.error_of(ending))
+        return wire.completed(self.lease, result)
 
     def token_messages(self) -> list[bytes]:
         """Return the deltas a watcher has not been sent, encoded."""
@@ -146,16 +125,6 @@ class Run:
                 message = wire.tokens(delta)
             messages.append(message)
         return messages
-
-
-def _credits(spent: Credits) -> bytes:
-    parts: list[bytes] = []
-    wire.put_number(parts, _GRANTED, spent.granted_ns)
-    wire.put_number(parts, _BOOKED, spent.booked_blocks)
-    wire.put_number(parts, _SETTLED, spent.settled_blocks)
-    wire.put_number(parts, _RELEASED, spent.released_blocks)
-    wire.put_number(parts, _TOKENIZER_ACKS, spent.tokenizer_acks)
-    return wrapped(_CREDITS, b"".join(parts))
 
 
 def _too_large(size_bytes: int) -> Ending:

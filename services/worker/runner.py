@@ -110,6 +110,8 @@ class Runner:
         self._clock = clock
         self._metrics = metrics
         self._spans = spans
+        self._traced = spans.enabled
+        """Asked here: where spans lead nowhere, a request does not even ask."""
         self._inbox: list[m.Message] = []
         self._ready = asyncio.Event()
         self._alarm = Alarm(self._ready.set)
@@ -158,8 +160,9 @@ class Runner:
 
     def post(self, message: m.Message) -> None:
         """Put a message before the session and wake the loop."""
+        if not self._inbox:
+            self._ready.set()
         self._inbox.append(message)
-        self._ready.set()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -197,21 +200,22 @@ class Runner:
 
     def grant_arrived(self, grant: s.Grant) -> None:
         """Take a grant; of its trace keep what spans need."""
-        if self._spans.enabled:
+        if self._traced:
             self._grants[grant.request_id] = _Grant(grant.traceparent, grant.booked_blocks, 0)
         self.post(wire.granted(grant))
 
     def deliver_arrived(self, deliver: q.Deliver) -> None:
         """Keep the request of a Deliver, and tell the session of it."""
+        request = deliver.request
         delivered = wire.delivered(deliver)
-        lease = delivered.lease
+        lease, met = delivered.lease, delivered.met
         now_ns = self._clock.now_ns()
         run_id = lease.run_id
-        run = Run(lease, run_id, deliver.request, deliver.submitted_unix_ns, now_ns)
-        grant = self._grants.pop(deliver.grant or lease.request_id, None)
+        run = Run(lease, run_id, request, deliver.submitted_unix_ns, now_ns)
+        grant = self._grants.pop(lease.request_id if met is None else met.grant, None)
         if grant is not None:
             run.booked_blocks = grant.booked_blocks
-        if grant is not None and not deliver.grant:
+        if grant is not None and met is None:
             self._spans.claimed(lease.request_id, grant.traceparent, grant.claimed_ns or now_ns, now_ns)
         self._runs[run_id] = run
         self.post(delivered)
@@ -226,7 +230,8 @@ class Runner:
         if isinstance(answer, Rendered):
             run.prompt_ids = answer.token_ids
             run.prompt_text = answer.text
-            self._spans.tokenized(run)
+            if self._traced:
+                self._spans.tokenized(run)
             self.post(m.Tokenized(run_id, len(answer.token_ids)))
         else:
             self._spans.tokenized(run, answer.message)
@@ -306,7 +311,8 @@ class Runner:
         if ending.kind is EndingKind.FAILED:
             log.warning("%s: the attempt failed: %s", run_id, wire.told(ending.message), extra=run.about)
         run.ending = ending
-        self._spans.generated(run, len(run.prompt_ids), end_ns)
+        if self._traced:
+            self._spans.generated(run, len(run.prompt_ids), end_ns)
         self.completions.keep(run_id, self._completion(run, ending, effect.credits))
 
     def _completion(self, run: Run, ending: m.Ending, spent: m.Credits) -> bytes:
@@ -321,7 +327,7 @@ class Runner:
     def _forget(self, effect: m.Forget, now_ns: int) -> None:
         self.completions.forget(effect.run_id)
         run = self._runs.pop(effect.run_id, None)
-        if run is not None:
+        if run is not None and self._traced:
             self._spans.recorded(run, now_ns)
 
     # ---- effects: tokenizer and engine ----
@@ -361,10 +367,8 @@ class Runner:
     async def _generate(self, run: Run, max_tokens: int) -> None:
         """Iterate one generation and tell the session of what matters to it."""
         run_id = run.run_id
-        asked = run.request
-        chat = asked.chat if asked.chat.HasField("tools") else None
         request = EngineRequest(
-            run_id, run.prompt_ids, max_tokens, asked.sampling, asked.echo, run.wanted_at_tokens, chat
+            run_id, run.prompt_ids, max_tokens, run.sampling, run.request.echo, run.wanted_at_tokens, run.calls
         )
         try:
             async for step in self._engine.generate(request):
@@ -434,8 +438,7 @@ def _report_audit(effect: m.AuditFailed, _: int) -> None:
 def _end_of(run: Run) -> m.Message:
     """Return what the session hears at the last output of a run."""
     run_id, output = run.run_id, run.output
-    reasons = output.finish_reasons
-    if "error" in reasons or "abort" in reasons:
-        text = f"the engine gave up on the request (finish reasons: {', '.join(reasons)})"
+    if output.given_up():
+        text = f"the engine gave up on the request (finish reasons: {', '.join(output.finish_reasons)})"
         return m.EngineFailed(run_id, False, "engine_error", text, output_tokens=output.tokens)
     return m.EngineFinished(run_id, output.tokens, output.preemptions, not output.stopped_by_string())

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from google.protobuf.message import Message
+
 from penstock.openai.speakable import spelt
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
-from services.rpc.encoding import length_tag, number_tag, wrapped
+from services.rpc.encoding import VARINT, length_tag, wrapped
 from services.worker.core import messages as m
 from services.worker.core.messages import Cause, EndingKind
 from services.worker.engine import EngineShape, PromptSpec
@@ -42,23 +44,31 @@ CANCEL_CAUSES: Final = {
 MAX_TOLD_CHARACTERS = 4096
 """Of the text of an error: it may quote a prompt, a template or an output, and is stored and kept in memory."""
 
+
+def _number(kind: type[Message], field: str) -> int:
+    """Return the tag of a field that holds a number, if it takes one byte: of the first fifteen."""
+    number = kind.DESCRIPTOR.fields_by_name[field].number
+    assert number < 16, f"the tag of {field} takes more than a byte"
+    return number << 3 | VARINT
+
+
 _TOKENIZER_ACK: Final = length_tag(s.WorkerToScheduler, "tokenizer_ack")
-_SETTLED_EPOCH: Final = number_tag(s.TokenizerAck, "epoch")
+_SETTLED_EPOCH: Final = _number(s.TokenizerAck, "epoch")
 _SETTLED_REQUEST_ID: Final = length_tag(s.TokenizerAck, "request_id")
-_SETTLED_SEQ: Final = number_tag(s.TokenizerAck, "seq")
-_SETTLED_HELD: Final = number_tag(s.TokenizerAck, "held_blocks")
-_SETTLED_PROMPT: Final = number_tag(s.TokenizerAck, "prompt_tokens")
-_SETTLED_RESERVED: Final = number_tag(s.TokenizerAck, "reserved_output_tokens")
-_SETTLED_GENERATED: Final = number_tag(s.TokenizerAck, "generated_tokens")
-_SETTLED_LIMIT: Final = number_tag(s.TokenizerAck, "output_limit_tokens")
+_SETTLED_SEQ: Final = _number(s.TokenizerAck, "seq")
+_SETTLED_HELD: Final = _number(s.TokenizerAck, "held_blocks")
+_SETTLED_PROMPT: Final = _number(s.TokenizerAck, "prompt_tokens")
+_SETTLED_RESERVED: Final = _number(s.TokenizerAck, "reserved_output_tokens")
+_SETTLED_GENERATED: Final = _number(s.TokenizerAck, "generated_tokens")
+_SETTLED_LIMIT: Final = _number(s.TokenizerAck, "output_limit_tokens")
 
 _COMPLETION_ACK: Final = length_tag(s.WorkerToScheduler, "completion_ack")
-_RELEASED_EPOCH: Final = number_tag(s.CompletionAck, "epoch")
+_RELEASED_EPOCH: Final = _number(s.CompletionAck, "epoch")
 _RELEASED_REQUEST_ID: Final = length_tag(s.CompletionAck, "request_id")
-_RELEASED_SEQ: Final = number_tag(s.CompletionAck, "seq")
-_RELEASED_CAUSE: Final = number_tag(s.CompletionAck, "cause")
-_RELEASED_OUTPUT: Final = number_tag(s.CompletionAck, "output_tokens")
-_RELEASED_PREEMPTIONS: Final = number_tag(s.CompletionAck, "preemptions")
+_RELEASED_SEQ: Final = _number(s.CompletionAck, "seq")
+_RELEASED_CAUSE: Final = _number(s.CompletionAck, "cause")
+_RELEASED_OUTPUT: Final = _number(s.CompletionAck, "output_tokens")
+_RELEASED_PREEMPTIONS: Final = _number(s.CompletionAck, "preemptions")
 
 _CLAIM: Final = length_tag(q.WorkerToQueue, "claim")
 _CLAIM_REQUEST_ID: Final = length_tag(q.Claim, "request_id")
@@ -69,26 +79,21 @@ _COMPLETE_LEASE: Final = length_tag(q.Complete, "lease")
 _COMPLETE_RESULT: Final = length_tag(q.Complete, "result")
 _COMPLETE_FAILURE: Final = length_tag(q.Complete, "failure")
 _LEASE_REQUEST_ID: Final = length_tag(q.LeaseRef, "request_id")
-_LEASE_ATTEMPT: Final = number_tag(q.LeaseRef, "attempt")
-_LEASE_TOKEN: Final = number_tag(q.LeaseRef, "fencing_token")
-
-_LOW: Final = tuple(bytes((n,)) for n in range(128))
-_HIGH: Final = tuple(bytes((n | 128,)) for n in range(128))
-"""Last byte of a number on the wire, and every other."""
+_LEASE_ATTEMPT: Final = _number(q.LeaseRef, "attempt")
+_LEASE_TOKEN: Final = _number(q.LeaseRef, "fencing_token")
 
 
-def put_number(parts: list[bytes], tag: bytes, value: int) -> None:
-    """Append a field of a message to its encoded parts; 0 is not written, and none may be negative.
+def _put(into: list[int], tag: int, value: int) -> None:
+    """Append a field with a number to the bytes of a message; 0 is not written, and none may be negative.
 
-    Generated messages take several times as long to be made, filled and encoded, most of it for the making: they are
-    for what is long or rare.
+    Generated messages take twice as long to be made and encoded: they are for what is long or rare.
     """
     if value:
-        parts.append(tag)
+        into.append(tag)
         while value > 127:
-            parts.append(_HIGH[value & 127])
+            into.append(value & 127 | 128)
             value >>= 7
-        parts.append(_LOW[value])
+        into.append(value)
 
 
 def told(text: str) -> str:
@@ -135,26 +140,28 @@ def _within_window(tokens: int | None, shape: EngineShape) -> int:
 
 def tokenizer_ack(ack: m.SendTokenizerAck) -> bytes:
     """Return the encoded WorkerToScheduler with a TokenizerAck."""
-    parts = [wrapped(_SETTLED_REQUEST_ID, ack.request_id.encode())]
-    put_number(parts, _SETTLED_EPOCH, ack.epoch)
-    put_number(parts, _SETTLED_SEQ, ack.seq)
-    put_number(parts, _SETTLED_HELD, ack.held_blocks)
-    put_number(parts, _SETTLED_PROMPT, ack.prompt_tokens)
-    put_number(parts, _SETTLED_RESERVED, ack.reserved_output_tokens)
-    put_number(parts, _SETTLED_GENERATED, ack.generated_tokens)
-    put_number(parts, _SETTLED_LIMIT, ack.output_limit_tokens)
-    return wrapped(_TOKENIZER_ACK, b"".join(parts))
+    numbers: list[int] = []
+    _put(numbers, _SETTLED_EPOCH, ack.epoch)
+    _put(numbers, _SETTLED_SEQ, ack.seq)
+    _put(numbers, _SETTLED_HELD, ack.held_blocks)
+    _put(numbers, _SETTLED_PROMPT, ack.prompt_tokens)
+    _put(numbers, _SETTLED_RESERVED, ack.reserved_output_tokens)
+    _put(numbers, _SETTLED_GENERATED, ack.generated_tokens)
+    _put(numbers, _SETTLED_LIMIT, ack.output_limit_tokens)
+    name = wrapped(_SETTLED_REQUEST_ID, ack.request_id.encode())
+    return wrapped(_TOKENIZER_ACK, name + bytes(numbers))
 
 
 def completion_ack(ack: m.SendCompletionAck) -> bytes:
     """Return the encoded WorkerToScheduler with a CompletionAck."""
-    parts = [wrapped(_RELEASED_REQUEST_ID, ack.request_id.encode())]
-    put_number(parts, _RELEASED_EPOCH, ack.epoch)
-    put_number(parts, _RELEASED_SEQ, ack.seq)
-    put_number(parts, _RELEASED_CAUSE, CAUSES[ack.cause])
-    put_number(parts, _RELEASED_OUTPUT, ack.output_tokens)
-    put_number(parts, _RELEASED_PREEMPTIONS, ack.preemptions)
-    return wrapped(_COMPLETION_ACK, b"".join(parts))
+    numbers: list[int] = []
+    _put(numbers, _RELEASED_EPOCH, ack.epoch)
+    _put(numbers, _RELEASED_SEQ, ack.seq)
+    _put(numbers, _RELEASED_CAUSE, CAUSES[ack.cause])
+    _put(numbers, _RELEASED_OUTPUT, ack.output_tokens)
+    _put(numbers, _RELEASED_PREEMPTIONS, ack.preemptions)
+    name = wrapped(_RELEASED_REQUEST_ID, ack.request_id.encode())
+    return wrapped(_COMPLETION_ACK, name + bytes(numbers))
 
 
 def grant_used(used: m.SendGrantUsed) -> s.WorkerToScheduler:
@@ -254,9 +261,9 @@ def withdraw(grant: str) -> q.WorkerToQueue:
     return q.WorkerToQueue(withdraw=q.Withdraw(grant=grant))
 
 
-def completed(lease: m.Lease, result: bytes) -> bytes:
-    """Return the encoded WorkerToQueue with a Complete that has a result, encoded."""
-    return wrapped(_COMPLETE, _lease_field(lease) + wrapped(_COMPLETE_RESULT, result))
+def completed(lease: m.Lease, result: pb.Result) -> bytes:
+    """Return the encoded WorkerToQueue with a Complete that has a result."""
+    return wrapped(_COMPLETE, _lease_field(lease) + wrapped(_COMPLETE_RESULT, result.SerializeToString()))
 
 
 def failed(lease: m.Lease, ending: m.Ending) -> bytes:
@@ -265,10 +272,10 @@ def failed(lease: m.Lease, ending: m.Ending) -> bytes:
 
 
 def _lease_field(lease: m.Lease) -> bytes:
-    parts = [wrapped(_LEASE_REQUEST_ID, lease.request_id.encode())]
-    put_number(parts, _LEASE_ATTEMPT, lease.attempt)
-    put_number(parts, _LEASE_TOKEN, lease.fencing_token)
-    return wrapped(_COMPLETE_LEASE, b"".join(parts))
+    numbers: list[int] = []
+    _put(numbers, _LEASE_ATTEMPT, lease.attempt)
+    _put(numbers, _LEASE_TOKEN, lease.fencing_token)
+    return wrapped(_COMPLETE_LEASE, wrapped(_LEASE_REQUEST_ID, lease.request_id.encode()) + bytes(numbers))
 
 
 def error_of(ending: m.Ending) -> pb.RequestError:
@@ -312,7 +319,8 @@ def queue_message(message: q.QueueToWorker) -> m.Message | None:
         cause = CANCEL_CAUSES.get(message.cancel.reason, m.CancelCause.LEASE_LOST)
         return m.CancelRun(lease_of(message.cancel.lease), cause)
     if kind == "recorded":
-        return m.Recorded(lease_of(message.recorded.lease), message.recorded.accepted)
+        recorded = message.recorded
+        return m.Recorded(lease_of(recorded.lease), recorded.accepted)
     if kind == "watched":
         return m.Watched(message.watched.request_id, message.watched.watched)
     return None

@@ -8,6 +8,7 @@ nothing changes and the input is counted.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 
 class State(Enum):
@@ -77,7 +78,7 @@ class Action(Enum):
     FORGET = "forget"
 
 
-TABLE: dict[tuple[State, Input], tuple[State, Action]] = {
+TABLE: Final[dict[tuple[State, Input], tuple[State, Action]]] = {
     (State.GRANTED, Input.CLAIM): (State.CLAIMING, Action.SEND_CLAIM),
     (State.GRANTED, Input.RECALL): (State.GONE, Action.RELEASE),
     (State.GRANTED, Input.UNCLAIM): (State.GONE, Action.RELEASE),
@@ -115,8 +116,8 @@ TABLE: dict[tuple[State, Input], tuple[State, Action]] = {
     (State.FINISHING, Input.LOSE): (State.GONE, Action.FORGET),
 }
 
-ON_OFFER = frozenset({State.OFFERED, State.WITHDRAWING})
+ON_OFFER: Final = frozenset({State.OFFERED, State.WITHDRAWING})
 """States of a standing grant that the queue knows of."""
 
-IN_ENGINE = frozenset({State.RUNNING, State.CANCELLING, State.DROPPING, State.HANDING_BACK})
+IN_ENGINE: Final = frozenset({State.RUNNING, State.CANCELLING, State.DROPPING, State.HANDING_BACK})
 """States in which the engine may hold blocks of the request."""

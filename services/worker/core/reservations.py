@@ -138,14 +138,15 @@ class Reservations:
         if line is None:
             self._counters.ignored += 1
             return
-        before, (after, action) = entry.state, line
+        before, after, action = entry.state, line[0], line[1]
         entry.state = after
-        self.in_engine += (after in IN_ENGINE) - (before in IN_ENGINE)
+        was_in_engine = before in IN_ENGINE
+        self.in_engine += (after in IN_ENGINE) - was_in_engine
         self.claiming += (after is State.CLAIMING) - (before is State.CLAIMING)
         if before is State.GRANTED:
             del self.unclaimed[entry.request_id]
         self._act(entry, action, now_ns)
-        if before in IN_ENGINE and not self.in_engine:
+        if was_in_engine and not self.in_engine:
             self._view.emptied(now_ns)
 
     def _act(self, entry: Entry, action: Action, now_ns: int) -> None:
