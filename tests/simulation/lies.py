@@ -36,7 +36,7 @@ def duplicate_acks(worker: WorkerActor) -> None:
         return
     for ack in worker.acks:
         worker.engine.trusts &= ack.epoch == worker.epoch
-        worker.credits.up(ack._replace(epoch=worker.epoch))
+        worker.credits.up(ack.replace(epoch=worker.epoch))
 
 
 def stale_epoch(sim: Simulation, worker: WorkerActor, value: float) -> None:

@@ -158,16 +158,16 @@ class SchedulerActor(Process):
     def _from_worker(self, stream: Stream, message: Any) -> None:
         self.world.note("scheduler hears", message)
         if isinstance(message, m.WorkerDraining):
-            self._step(message._replace(epoch=stream.label))
+            self._step(message.replace(epoch=stream.label))
             return
         if not isinstance(message, m.WorkerOpened):
-            self._step(message._replace(stream=stream.label))
+            self._step(message.replace(stream=stream.label))
             return
         # As the runner draws epochs: unique over restarts of the scheduler, because they start at the present time.
         self._last_epoch = stream.label = epoch = max(self.world.now_ns(), self._last_epoch + 1)
         self.workers[epoch] = stream
         stream.over[UP] = lambda: self.post(self._worker_lost, epoch)
-        self._step(message._replace(epoch=epoch))
+        self._step(message.replace(epoch=epoch))
         if stream.closed[UP]:
             self._worker_lost(epoch)
 

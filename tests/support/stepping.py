@@ -83,7 +83,7 @@ class Granted:
         self.tell(m.Tick(), m.WorkerOpened(1, "w1", "i1", ("m",), shape), m.QueueOpened(("batch",)))
         for number, length in enumerate(lengths):
             request = announced(f"r{number}", "batch", 0, number, max_tokens=max_tokens, model="m")
-            self.tell(request._replace(prompt_bytes=length.prompt * BYTES_PER_TOKEN))
+            self.tell(request.replace(prompt_bytes=length.prompt * BYTES_PER_TOKEN))
 
     def tell(self, *messages: m.Input) -> None:
         """Feed one wake-up and keep its grants."""

@@ -220,7 +220,7 @@ class Arbiter:
 
     def placed(self, placement: Placement) -> None:
         """Charge a placement that was booked; the entry has left its line."""
-        entry, channel, worker, blocks = placement
+        entry, channel, worker, blocks = placement.entry, placement.channel, placement.worker, placement.blocks
         saving = self._savings.of(entry)
         self._savings.passed(worker, entry, channel, blocks)
         prepaid_block_ns = 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from services.core.value import Value
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
@@ -13,13 +12,11 @@ PAID_ROUNDS = -(1 << 62)
 """Rank of a head that has saved: before all that have yet to pay."""
 
 
-class Placement(NamedTuple):
+class Placement(Value):
     """Grant this entry on this worker, booking `blocks`."""
 
-    entry: Entry
-    channel: Channel
-    worker: Worker
-    blocks: int
+    def __init__(self, entry: Entry, channel: Channel, worker: Worker, blocks: int) -> None:
+        self.entry, self.channel, self.worker, self.blocks = entry, channel, worker, blocks
 
 
 class Bid:

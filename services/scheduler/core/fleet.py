@@ -23,7 +23,7 @@ MOST_SEQUENCES = 1 << 20
 
 def token_geometry(shape: EngineShape) -> EngineShape:
     """Return the shape without what does not decide how many blocks a request needs."""
-    return shape._replace(capacity_blocks=0, max_num_seqs=0)
+    return shape.replace(capacity_blocks=0, max_num_seqs=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class Group:
     def measure(self) -> None:
         """Find the largest capacity after a worker has come or gone; one that is away for a moment counts."""
         largest = max((worker.shape.capacity_blocks for worker in self.workers.values()), default=0)
-        self.shape = self.shape._replace(capacity_blocks=largest)
+        self.shape = self.shape.replace(capacity_blocks=largest)
 
 
 @dataclass(slots=True, eq=False)

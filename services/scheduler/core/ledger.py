@@ -27,8 +27,8 @@ from __future__ import annotations
 import enum
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
+from services.core.value import Value
 from services.scheduler.core.messages import Holding
 
 RELEASES_REMEMBERED = 16_384
@@ -60,11 +60,11 @@ class Verdict(enum.Enum):
     NO_ROOM = "no_room"
 
 
-class Change(NamedTuple):
+class Change(Value):
     """Outcome of an ACK: blocks that came home (negative: blocks taken by a reservation that grew)."""
 
-    verdict: Verdict
-    refunded_blocks: int = 0
+    def __init__(self, verdict: Verdict, refunded_blocks: int = 0) -> None:
+        self.verdict, self.refunded_blocks = verdict, refunded_blocks
 
 
 class Ledger:

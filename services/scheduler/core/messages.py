@@ -1,6 +1,6 @@
 """What the machine is told and what it answers: every input and every effect.
 
-Messages are named tuples, cheap to make by the thousand. `epoch` names one
+What every request sends is a `Value`, cheap to make by the thousand. `epoch` names one
 life of a worker's stream; blocks are KV-cache blocks of that worker's engine;
 times are Unix time in nanoseconds.
 """
@@ -11,6 +11,7 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
+from services.core.value import Value
 from services.scheduler.core.share import Share
 
 
@@ -35,20 +36,28 @@ class GoneReason(enum.IntEnum):
     ENDED = 2
 
 
-class EngineShape(NamedTuple):
+class EngineShape(Value):
     """The sizes of a worker's engine that decide how many blocks a request needs."""
 
-    capacity_blocks: int
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int
-    lookahead_tokens: int = 0
-    byte_bounded_tokenizer: bool = False
-    special_tokens: int = 0
-    default_max_tokens: int = 0
-    """Output tokens where a request asks for no number; 0 means up to the window."""
-    ceiling_max_tokens: int = 0
-    """Most output tokens whatever is asked for; 0 means the window."""
+    def __init__(
+        self,
+        capacity_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        lookahead_tokens: int = 0,
+        byte_bounded_tokenizer: bool = False,
+        special_tokens: int = 0,
+        default_max_tokens: int = 0,
+        ceiling_max_tokens: int = 0,
+    ) -> None:
+        self.capacity_blocks, self.block_size, self.max_model_len = capacity_blocks, block_size, max_model_len
+        self.max_num_seqs, self.lookahead_tokens = max_num_seqs, lookahead_tokens
+        self.byte_bounded_tokenizer, self.special_tokens = byte_bounded_tokenizer, special_tokens
+        self.default_max_tokens = default_max_tokens
+        """Output tokens where a request asks for no number; 0 means up to the window."""
+        self.ceiling_max_tokens = ceiling_max_tokens
+        """Most output tokens whatever is asked for; 0 means the window."""
 
 
 class Holding(NamedTuple):
@@ -63,17 +72,23 @@ class Holding(NamedTuple):
 # ---- inputs: from workers ----
 
 
-class WorkerOpened(NamedTuple):
+class WorkerOpened(Value):
     """A worker opened a stream. `models` are the names it answers to, its own first."""
 
-    epoch: int
-    worker_id: str
-    instance_id: str
-    models: tuple[str, ...]
-    shape: EngineShape
-    inventory: tuple[Holding, ...] = ()
-    takes_standing: bool = False
-    """Whether the worker knows standing grants."""
+    def __init__(
+        self,
+        epoch: int,
+        worker_id: str,
+        instance_id: str,
+        models: tuple[str, ...],
+        shape: EngineShape,
+        inventory: tuple[Holding, ...] = (),
+        takes_standing: bool = False,
+    ) -> None:
+        self.epoch, self.worker_id, self.instance_id, self.models = epoch, worker_id, instance_id, models
+        self.shape, self.inventory = shape, inventory
+        self.takes_standing = takes_standing
+        """Whether the worker knows standing grants."""
 
 
 class WorkerClosed(NamedTuple):
@@ -82,72 +97,82 @@ class WorkerClosed(NamedTuple):
     epoch: int
 
 
-class WorkerDraining(NamedTuple):
+class WorkerDraining(Value):
     """The worker takes no new grants."""
 
-    epoch: int
-    reason: str
+    def __init__(self, epoch: int, reason: str) -> None:
+        self.epoch, self.reason = epoch, reason
 
 
-class TokenizerAck(NamedTuple):
+class TokenizerAck(Value):
     """The prompt's length is known, or a running reservation grew with its output.
 
     `stream` is the epoch of the stream it came on, `epoch` the one it names. Output tokens are summed over the
     completions; `output_limit_tokens` is the most that may be generated, 0 if the worker does not say.
     """
 
-    stream: int
-    epoch: int
-    request_id: str
-    seq: int
-    held_blocks: int
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    output_limit_tokens: int = 0
+    def __init__(
+        self,
+        stream: int,
+        epoch: int,
+        request_id: str,
+        seq: int,
+        held_blocks: int,
+        prompt_tokens: int = 0,
+        generated_tokens: int = 0,
+        output_limit_tokens: int = 0,
+    ) -> None:
+        self.stream, self.epoch, self.request_id, self.seq = stream, epoch, request_id, seq
+        self.held_blocks, self.prompt_tokens, self.generated_tokens = held_blocks, prompt_tokens, generated_tokens
+        self.output_limit_tokens = output_limit_tokens
 
 
-class GrantUsed(NamedTuple):
+class GrantUsed(Value):
     """A standing grant has met its request. `stream` is the epoch it came on, `epoch` the one it names."""
 
-    stream: int
-    epoch: int
-    grant: str
-    request: Announced
+    def __init__(self, stream: int, epoch: int, grant: str, request: Announced) -> None:
+        self.stream, self.epoch, self.grant, self.request = stream, epoch, grant, request
 
 
-class CompletionAck(NamedTuple):
+class CompletionAck(Value):
     """The request's blocks are free. `stream` is the epoch of the stream it came on, `epoch` the one it names.
 
     `output_tokens` are summed over the completions.
     """
 
-    stream: int
-    epoch: int
-    request_id: str
-    seq: int
-    cause: ReleaseCause
-    output_tokens: int = 0
+    def __init__(
+        self, stream: int, epoch: int, request_id: str, seq: int, cause: ReleaseCause, output_tokens: int = 0
+    ) -> None:
+        self.stream, self.epoch, self.request_id, self.seq, self.cause = stream, epoch, request_id, seq, cause
+        self.output_tokens = output_tokens
 
 
-class EngineReport(NamedTuple):
+class EngineReport(Value):
     """What the engine says of itself; `blocks_free` is None while unknown.
 
     `preemptions`, the integral `kv_cache_usage_ns`, `busy_ns` (time with a running request), `prefill_ns` (time in
     prefill, summed over requests) and `prefill_tokens` (computed in it) count from the worker's start.
     """
 
-    stream: int
-    epoch: int
-    blocks_free: int | None = None
-    running: int = 0
-    waiting: int = 0
-    preemptions: int = 0
-    step_ns: int = 0
-    kv_cache_usage: float = 0.0
-    kv_cache_usage_ns: float = 0.0
-    busy_ns: int = 0
-    prefill_ns: int = 0
-    prefill_tokens: int = 0
+    def __init__(
+        self,
+        stream: int,
+        epoch: int,
+        blocks_free: int | None = None,
+        running: int = 0,
+        waiting: int = 0,
+        preemptions: int = 0,
+        step_ns: int = 0,
+        kv_cache_usage: float = 0.0,
+        kv_cache_usage_ns: float = 0.0,
+        busy_ns: int = 0,
+        prefill_ns: int = 0,
+        prefill_tokens: int = 0,
+    ) -> None:
+        self.stream, self.epoch, self.blocks_free, self.running = stream, epoch, blocks_free, running
+        self.waiting, self.preemptions, self.step_ns = waiting, preemptions, step_ns
+        self.kv_cache_usage, self.kv_cache_usage_ns, self.busy_ns = kv_cache_usage, kv_cache_usage_ns, busy_ns
+        self.prefill_ns, self.prefill_tokens = prefill_ns, prefill_tokens
 
 
 # ---- inputs: from the queue ----
@@ -169,28 +194,34 @@ class QueueClosed(NamedTuple):
     """The Backlog stream ended: what it announced may have changed since."""
 
 
-class Announced(NamedTuple):
+class Announced(Value):
     """A request waits. Sizes in tokens and bytes; `max_tokens` 0 means up to the window, `model` "" accepts any."""
 
-    request_id: str
-    channel: str
-    priority: int
-    position: int
-    attempt: int
-    model: str
-    prompt_bytes: int
-    prompt_tokens: int
-    max_tokens: int
-    n: int
-    chat: bool
-    traceparent: str = ""
+    def __init__(
+        self,
+        request_id: str,
+        channel: str,
+        priority: int,
+        position: int,
+        attempt: int,
+        model: str,
+        prompt_bytes: int,
+        prompt_tokens: int,
+        max_tokens: int,
+        n: int,
+        chat: bool,
+        traceparent: str = "",
+    ) -> None:
+        self.request_id, self.channel, self.priority, self.position = request_id, channel, priority, position
+        self.attempt, self.model, self.prompt_bytes, self.prompt_tokens = attempt, model, prompt_bytes, prompt_tokens
+        self.max_tokens, self.n, self.chat, self.traceparent = max_tokens, n, chat, traceparent
 
 
-class Gone(NamedTuple):
+class Gone(Value):
     """An announced request no longer waits."""
 
-    request_id: str
-    reason: GoneReason
+    def __init__(self, request_id: str, reason: GoneReason) -> None:
+        self.request_id, self.reason = request_id, reason
 
 
 # ---- inputs: from operators and the clock ----
@@ -235,33 +266,38 @@ Input: TypeAlias = (
 # ---- effects ----
 
 
-class Grant(NamedTuple):
+class Grant(Value):
     """To a worker: claim this request, its credits are booked.
 
     `reserve_output_tokens` are kept reserved ahead of what is generated; 0 reserves all at the tokenizer ACK.
     """
 
-    epoch: int
-    worker_id: str
-    request_id: str
-    channel: str
-    booked_blocks: int
-    settles: bool
-    attempt: int
-    traceparent: str
-    announced_ns: int
-    reserve_output_tokens: int = 0
-    standing: Announced | None = None
-    """The largest request it is for, if it stands for one that is yet to come: `request_id` names the grant."""
+    def __init__(
+        self,
+        epoch: int,
+        worker_id: str,
+        request_id: str,
+        channel: str,
+        booked_blocks: int,
+        settles: bool,
+        attempt: int,
+        traceparent: str,
+        announced_ns: int,
+        reserve_output_tokens: int = 0,
+        standing: Announced | None = None,
+    ) -> None:
+        self.epoch, self.worker_id, self.request_id, self.channel = epoch, worker_id, request_id, channel
+        self.booked_blocks, self.settles, self.attempt, self.traceparent = booked_blocks, settles, attempt, traceparent
+        self.announced_ns, self.reserve_output_tokens = announced_ns, reserve_output_tokens
+        self.standing = standing
+        """The largest request it is for, if it stands for one that is yet to come: `request_id` names the grant."""
 
 
-class Met(NamedTuple):
+class Met(Value):
     """A standing grant has met its request, which has so many blocks from now on."""
 
-    epoch: int
-    worker_id: str
-    request: Announced
-    booked_blocks: int
+    def __init__(self, epoch: int, worker_id: str, request: Announced, booked_blocks: int) -> None:
+        self.epoch, self.worker_id, self.request, self.booked_blocks = epoch, worker_id, request, booked_blocks
 
 
 class Recall(NamedTuple):
@@ -317,22 +353,19 @@ class RejectRequest(NamedTuple):
     param: str
 
 
-class Settled(NamedTuple):
+class Settled(Value):
     """A tokenizer ACK sent `refunded_blocks` home."""
 
-    epoch: int
-    request_id: str
-    held_blocks: int
-    refunded_blocks: int
+    def __init__(self, epoch: int, request_id: str, held_blocks: int, refunded_blocks: int) -> None:
+        self.epoch, self.request_id, self.held_blocks = epoch, request_id, held_blocks
+        self.refunded_blocks = refunded_blocks
 
 
-class Released(NamedTuple):
+class Released(Value):
     """A reservation ended and `released_blocks` came home; no cause means that its epoch ended."""
 
-    epoch: int
-    request_id: str
-    cause: ReleaseCause | None
-    released_blocks: int
+    def __init__(self, epoch: int, request_id: str, cause: ReleaseCause | None, released_blocks: int) -> None:
+        self.epoch, self.request_id, self.cause, self.released_blocks = epoch, request_id, cause, released_blocks
 
 
 class AuditFailed(NamedTuple):

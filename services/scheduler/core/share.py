@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from services.core.value import Value
 
 
-class Share(NamedTuple):
+class Share(Value):
     """What a channel is entitled to. Shares are parts of each worker's capacity, 0 to 1; a lower tier goes first."""
 
-    weight: float = 1.0
-    guaranteed_share: float = 0.0
-    ceiling_share: float = 1.0
-    tier: int = 0
+    def __init__(
+        self, weight: float = 1.0, guaranteed_share: float = 0.0, ceiling_share: float = 1.0, tier: int = 0
+    ) -> None:
+        self.weight, self.guaranteed_share, self.ceiling_share = weight, guaranteed_share, ceiling_share
+        self.tier = tier
 
     def guaranteed_blocks(self, capacity_blocks: int) -> int:
         """Return the blocks nobody else may hold while the channel has work."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import NamedTuple
 
+from services.core.value import Value
 from services.scheduler.core import messages as m
 from services.scheduler.core.admission import Policy
 from services.scheduler.core.arbiter import Arbiter
@@ -30,13 +30,11 @@ from services.scheduler.core.standing import (
 )
 
 
-class Place(NamedTuple):
+class Place(Value):
     """Where a standing grant may be given, for which requests, and what it would book."""
 
-    worker: Worker
-    most: Most
-    request: m.Announced
-    blocks: int
+    def __init__(self, worker: Worker, most: Most, request: m.Announced, blocks: int) -> None:
+        self.worker, self.most, self.request, self.blocks = worker, most, request, blocks
 
 
 class StandBy:
@@ -49,8 +47,8 @@ class StandBy:
         self._fleet = fleet
         self._arbiter = arbiter
 
-    def came(self, request: m.Announced, now_ns: int) -> Iterator[m.Recall]:
-        """Note a request that was granted; yield what must be recalled, for it was too small."""
+    def came(self, request: m.Announced, now_ns: int) -> list[m.Recall]:
+        """Note a request that was granted; return what must be recalled, for it was too small."""
         return _recalls(self._standing.came(request, now_ns))
 
     def look(self, backlog: Backlog, roster: Roster, now_ns: int) -> Iterable[m.Grant | m.Recall]:
@@ -90,9 +88,9 @@ class StandBy:
         if place is None:
             self._standing.nowhere(kind, now_ns)
             return None
-        worker, most, request, blocks = place
+        worker, most, blocks = place.worker, place.most, place.blocks
         name = self._standing.give(worker.epoch, kind, most, now_ns)
-        request = request._replace(request_id=name)
+        request = place.request.replace(request_id=name)
         if not worker.ledger.book(name, kind.channel, blocks):
             raise RuntimeError(f"{blocks} blocks cannot be booked for {name}, where there was room for more")
         self._policy.booked(worker, request, blocks)
@@ -152,7 +150,7 @@ class StandBy:
         if not standing or reservation is None or not worker.ledger.rename(grant, request.request_id):
             return None
         # Its channel is that of the grant, whatever the worker says.
-        request = request._replace(channel=reservation.channel)
+        request = request.replace(channel=reservation.channel)
         self._standing.ended(grant)
         self._policy.met(worker, grant, request, reservation.held_blocks)
         return m.Met(worker.epoch, worker.worker_id, request, reservation.held_blocks)
@@ -172,5 +170,5 @@ def of_earlier(inventory: Iterable[m.Holding]) -> set[str]:
     return {holding.request_id for holding in inventory if holding.request_id.startswith(PREFIX)}
 
 
-def _recalls(names: Iterable[tuple[int, str]]) -> Iterator[m.Recall]:
-    return (m.Recall(epoch, name) for epoch, name in names)
+def _recalls(names: Iterable[tuple[int, str]]) -> list[m.Recall]:
+    return [m.Recall(epoch, name) for epoch, name in names]

@@ -13,9 +13,9 @@ unused for a while. Nothing is charged for one until it is used.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final, NamedTuple
 
+from services.core.value import Value
 from services.scheduler.core.messages import Announced
 
 PREFIX: Final = "standing/"
@@ -64,6 +64,17 @@ class Kind(NamedTuple):
     limited: bool
     """Whether a number of output tokens is asked for."""
 
+    def has(self, request: Announced) -> bool:
+        """Return whether the request is of this kind."""
+        return (
+            self.channel == request.channel
+            and self.model == request.model
+            and self.chat == request.chat
+            and self.sized == (request.prompt_bytes > 0)
+            and self.counted == (request.prompt_tokens > 0)
+            and self.limited == (request.max_tokens > 0)
+        )
+
 
 def kind_of(request: Announced) -> Kind:
     """Return the kind of a request."""
@@ -71,12 +82,11 @@ def kind_of(request: Announced) -> Kind:
     return Kind(request.channel, request.model, request.chat, *known)
 
 
-class Most(NamedTuple):
+class Most(Value):
     """The largest request, of its kind, that one is for."""
 
-    prompt_bytes: int
-    prompt_tokens: int
-    output_tokens: int
+    def __init__(self, prompt_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
+        self.prompt_bytes, self.prompt_tokens, self.output_tokens = prompt_bytes, prompt_tokens, output_tokens
 
     def admits(self, request: Announced) -> bool:
         """Return whether the request, of the same kind, is no larger."""
@@ -88,7 +98,7 @@ class Most(NamedTuple):
 
     def within(self, window_tokens: int) -> Most:
         """Return the largest of these that a window of so many tokens may run: one is left for output."""
-        return self._replace(prompt_tokens=min(self.prompt_tokens, window_tokens - 1))
+        return self.replace(prompt_tokens=min(self.prompt_tokens, window_tokens - 1))
 
     def after(self, request: Announced) -> Most:
         """Return what the next one should admit: twice the prompts of late, on average, and the outputs of late."""
@@ -100,7 +110,7 @@ class Most(NamedTuple):
 
     def rounded(self) -> Most:
         """Return these with the output up to the next power of two, as many limits are: below it all are alike."""
-        return self._replace(output_tokens=1 << (self.output_tokens - 1).bit_length() if self.output_tokens else 0)
+        return self.replace(output_tokens=1 << (self.output_tokens - 1).bit_length() if self.output_tokens else 0)
 
 
 def twice(request: Announced) -> Most:
@@ -108,21 +118,22 @@ def twice(request: Announced) -> Most:
     return Most(2 * request.prompt_bytes, 2 * request.prompt_tokens, request.max_tokens)
 
 
-class Wanted(NamedTuple):
+class Wanted:
     """What should stand for a kind, when a request of the kind came last, and when to look for room again."""
 
-    most: Most
-    came_ns: int
-    look_ns: int
+    def __init__(self, kind: Kind, most: Most, came_ns: int) -> None:
+        """Look for room at once."""
+        self.kind = kind
+        self.most = most
+        self.came_ns = came_ns
+        self.look_ns = 0
 
 
-class Given(NamedTuple):
+class Given(Value):
     """A standing grant that is out."""
 
-    epoch: int
-    kind: Kind
-    most: Most
-    since_ns: int
+    def __init__(self, epoch: int, kind: Kind, most: Most, since_ns: int) -> None:
+        self.epoch, self.kind, self.most, self.since_ns = epoch, kind, most, since_ns
 
 
 class Standing:
@@ -131,7 +142,8 @@ class Standing:
     def __init__(self, lifetime_ns: int) -> None:
         """Keep each for so long unused; 0 gives none."""
         self._lifetime_ns = lifetime_ns
-        self._wanted: OrderedDict[Kind, Wanted] = OrderedDict()
+        self._wanted: list[Wanted] = []
+        """For each kind that came lately, the one that came last at the end."""
         self._given: dict[str, Given] = {}
         self._recalled: set[str] = set()
         self._calm_from_ns = 0
@@ -151,39 +163,52 @@ class Standing:
         """
         if not self._lifetime_ns or request.n > 1:
             return []
-        kind = kind_of(request)
-        before = self._wanted.pop(kind, None)
-        most = twice(request) if before is None else before.most.after(request)
-        self._wanted[kind] = Wanted(most, now_ns, 0 if before is None else before.look_ns)
-        dropped = self._wanted.popitem(last=False)[0] if len(self._wanted) > MOST_KINDS else None
+        wanted = self._came_last(request, now_ns)
+        dropped = self._wanted.pop(0).kind if len(self._wanted) > MOST_KINDS else None
         if not self._given:
             return []
-        outgrown = kind if most.admits(request) else None
+        next_admits = wanted.most.admits(request)
         return self._recall(
             [
                 name
                 for name, given in self._given.items()
-                if given.kind == dropped or (given.kind == outgrown and not given.most.admits(request))
+                if given.kind == dropped
+                or (next_admits and given.kind == wanted.kind and not given.most.admits(request))
             ]
         )
 
+    def _came_last(self, request: Announced, now_ns: int) -> Wanted:
+        """Return what is wanted for the request's kind after it, at the end of those wanted from now on."""
+        for index, wanted in enumerate(self._wanted):
+            if wanted.kind.has(request):
+                wanted.most = wanted.most.after(request)
+                wanted.came_ns = now_ns
+                if index < len(self._wanted) - 1:
+                    self._wanted.append(self._wanted.pop(index))
+                return wanted
+        wanted = Wanted(kind_of(request), twice(request), now_ns)
+        self._wanted.append(wanted)
+        return wanted
+
     def missing(self, now_ns: int) -> list[tuple[Kind, Most]]:
         """Return the kinds that should have one and have none, as many as may still be given."""
-        while self._wanted and now_ns - next(iter(self._wanted.values())).came_ns >= self._lifetime_ns:
-            self._wanted.popitem(last=False)
+        while self._wanted and now_ns - self._wanted[0].came_ns >= self._lifetime_ns:
+            self._wanted.pop(0)
         if not self._wanted or now_ns < self._calm_from_ns:
             return []
         out = {given.kind for given in self._given.values()}
         kinds = [
-            (kind, wanted.most.rounded())
-            for kind, wanted in reversed(self._wanted.items())
-            if kind not in out and now_ns >= wanted.look_ns
+            (wanted.kind, wanted.most.rounded())
+            for wanted in reversed(self._wanted)
+            if wanted.kind not in out and now_ns >= wanted.look_ns
         ]
         return kinds[: max(MOST_KINDS - len(self._given), 0)]
 
     def nowhere(self, kind: Kind, now_ns: int) -> None:
         """Note that there is no room for one: looking again at every wake-up would cost more than it brings."""
-        self._wanted[kind] = self._wanted[kind]._replace(look_ns=now_ns + CALM_NS)
+        for wanted in self._wanted:
+            if wanted.kind == kind:
+                wanted.look_ns = now_ns + CALM_NS
 
     def waits(self, now_ns: int) -> list[tuple[int, str]]:
         """Note that a request waits; return all that are out, to be recalled."""

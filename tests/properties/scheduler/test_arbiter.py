@@ -52,15 +52,17 @@ def test_channels_with_work_occupy_blocks_by_weight(weights: tuple[int, int, int
     rig = Rig({f"c{number}": Share(float(weight)) for number, weight in enumerate(weights)})
     meter = Meter(rig)
     rig.open("w", shape(2 * CAPACITY))
-    ends: list[tuple[int, int, m.Grant]] = []
+    ends: list[tuple[int, int, str, m.Grant]] = []
     while rig.now_ns < 50 * SECOND_NS:
         for number, name in enumerate(rig.machine.shares):
             keep_waiting(rig, name, 60, draw, largest=20 if number else 5)
         for grant in rig.grants:
             long = 3 if grant.channel == "c1" else 1
-            heapq.heappush(ends, (rig.now_ns + long * draw.randint(1, 500) * 1_000_000, len(rig.effects), grant))
+            heapq.heappush(
+                ends, (rig.now_ns + long * draw.randint(1, 500) * 1_000_000, len(rig.effects), grant.request_id, grant)
+            )
         rig.grants = []
-        end_ns, _, grant = heapq.heappop(ends)
+        end_ns, _, _, grant = heapq.heappop(ends)
         meter.wait((end_ns - rig.now_ns) // 1_000_000)
         rig.finish(grant)
     rig.check()

@@ -45,7 +45,7 @@ def geometric(mean: float) -> Curve:
 
 @given(block_size=st.sampled_from([1, 16, 128]), window=st.integers(1, 200_000))
 def test_looks_ahead_reach_from_near_to_the_whole_window(block_size: int, window: int) -> None:
-    horizons = horizons_of(SHAPE._replace(block_size=block_size, max_model_len=window))
+    horizons = horizons_of(SHAPE.replace(block_size=block_size, max_model_len=window))
     assert list(horizons) == sorted(set(horizons))
     assert horizons[-1] == window
     assert horizons[0] >= 1

@@ -202,11 +202,11 @@ def test_a_prompt_is_predicted_from_its_bytes_once_some_were_tokenized() -> None
     request = announced("r", "batch", 0, prompt_tokens=0, prompt_bytes=4000, model="m")
     for seen in range(lengths.LEAST_PROMPTS):
         assert sizes.predict("m", request, 4001) == 4001, f"after {seen} prompts"
-        sizes.observe("m", request._replace(prompt_bytes=400), 100)
+        sizes.observe("m", request.replace(prompt_bytes=400), 100)
     assert sizes.predict("m", request, 4001) == pytest.approx(1000, abs=2)
     assert sizes.predict("m", request, 600) == 600, "what is proven bounds what is expected"
-    assert sizes.predict("m", request._replace(chat=True), 4001) == 4001
-    assert sizes.predict("m", request._replace(prompt_tokens=7), 7) == 7
+    assert sizes.predict("m", request.replace(chat=True), 4001) == 4001
+    assert sizes.predict("m", request.replace(prompt_tokens=7), 7) == 7
 
 
 @given(ratios=st.lists(st.floats(0.05, 1), min_size=20, max_size=300))

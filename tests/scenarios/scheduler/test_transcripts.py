@@ -104,7 +104,7 @@ class Replay:
         fields: dict[str, Any] = {
             key: int(value) if key in ANNOUNCE_NUMBERS else value for key, value in options.items()
         }
-        return self.tell(announced(words[0], words[1], int(words[2]), self.position)._replace(**fields))
+        return self.tell(announced(words[0], words[1], int(words[2]), self.position).replace(**fields))
 
     def do_gone(self, words: list[str], _options: dict[str, str]) -> list[str]:
         return self.tell(m.Gone(words[0], m.GoneReason[words[1].upper()]))

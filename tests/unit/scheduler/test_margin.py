@@ -61,8 +61,8 @@ def test_more_preemptions_are_worth_it_where_they_cost_less_than_the_margin(
         happened = rng.random() < 0.25 * 4**-margin.deviations
         preemptions += happened
         counted += happened and number >= 10_000
-        margin.observe(report(preemptions)._replace(**counters))
-        margin.observe(report(preemptions, usage=0.1)._replace(**counters))
+        margin.observe(report(preemptions).replace(**counters))
+        margin.observe(report(preemptions, usage=0.1).replace(**counters))
         margin.completed(100, spread)
     assert counted / 30 == pytest.approx(4.0 * factor, rel=0.12)
 
@@ -70,12 +70,12 @@ def test_more_preemptions_are_worth_it_where_they_cost_less_than_the_margin(
 def test_a_cache_is_never_without_rest_however_little_preemptions_cost() -> None:
     margin = Margin(5.0)
     for number in range(100):
-        margin.observe(report(0)._replace(busy_ns=10**9 * number, prefill_tokens=number, prefill_ns=number))
+        margin.observe(report(0).replace(busy_ns=10**9 * number, prefill_tokens=number, prefill_ns=number))
         before = margin.deviations
         margin.completed(1, 0.5)
         assert before - margin.deviations <= MOST_NARROWING_DEVIATIONS + 1e-9
     before = margin.deviations
-    margin.observe(report(1)._replace(busy_ns=10**11, prefill_tokens=100, prefill_ns=100))
+    margin.observe(report(1).replace(busy_ns=10**11, prefill_tokens=100, prefill_ns=100))
     for _ in range(round(1 / MOST_PREEMPTIONS_PER_REQUEST)):
         margin.completed(1, 0.5)
     assert margin.deviations == pytest.approx(before)
@@ -90,8 +90,8 @@ def test_where_many_preemptions_are_worth_it_the_margin_hardly_swings() -> None:
     for number in range(10_000):
         counters = {"busy_ns": 1000 * number, "prefill_tokens": 10 * number, "prefill_ns": 10 * number}
         preemptions += rng.random() < 0.5 * 4**-margin.deviations
-        margin.observe(report(preemptions)._replace(**counters))
-        margin.observe(report(preemptions, usage=0.1)._replace(**counters))
+        margin.observe(report(preemptions).replace(**counters))
+        margin.observe(report(preemptions, usage=0.1).replace(**counters))
         margin.completed(100, 0.1)
         seen += [margin.deviations] if number > 1000 else []
     assert statistics.mean(seen) == pytest.approx(0.66, abs=0.1)

@@ -40,9 +40,9 @@ def run_one(made: Rig, channel: str = "a", blocks: int = 2, **changes: object) -
 def use(made: Rig, request_id: str = "r", blocks: int = 2, **changes: object) -> m.Grant:
     """Have the last standing grant meet a request."""
     grant = standing(made)[-1]
-    request = announced(request_id, grant.channel, blocks)._replace(**changes)  # type: ignore[arg-type]
+    request = announced(request_id, grant.channel, blocks).replace(**changes)
     made.tell(m.GrantUsed(grant.epoch, grant.epoch, grant.request_id, request))
-    return grant._replace(request_id=request_id, standing=None)
+    return grant.replace(request_id=request_id, standing=None)
 
 
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive", "tokenizer-ack"])
@@ -338,7 +338,7 @@ def test_never_more_stand_than_kinds_are_wanted() -> None:
                 grant = next(grant for grant in made.grants if grant.request_id == recall.request_id)
                 made.release(grant, m.ReleaseCause.RECALLED)
     books = made.machine._stand_by._standing
-    assert {given.kind for _, given in books.out()} == {*books._wanted}, "those that came last"
+    assert {given.kind for _, given in books.out()} == {wanted.kind for wanted in books._wanted}, "those that came last"
 
 
 def test_one_that_stands_where_others_have_more_room_by_now_is_given_there() -> None:
