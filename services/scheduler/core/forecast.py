@@ -102,7 +102,7 @@ class Forecast:
         """Start with no request on an engine of this shape."""
         self._shape = shape
         self._horizons = horizons_of(shape)
-        self._looks = tuple(Look(steps, shape.block_size) for steps in self._horizons)
+        self._looks = [Look(steps, shape.block_size) for steps in self._horizons]
         self._means = [0] * len(self._horizons)
         self._variances = [0] * len(self._horizons)
         self._mosts = [0] * len(self._horizons)
@@ -116,7 +116,9 @@ class Forecast:
         means: list[int] = []
         variances: list[int] = []
         mosts: list[int] = []
-        for look, chance in self._ahead(size, curve):
+        looks, chances = self._ahead(size, curve)
+        for index, look in enumerate(looks):
+            chance = chances[index]
             if chance < LEAST_CHANCE:
                 break
             blocks = min(held + completions * look.growth, most)
@@ -126,8 +128,8 @@ class Forecast:
             mosts.append(min(held + completions * look.most_growth, most) * UNIT)
         return Demand(means, variances, mosts)
 
-    def _ahead(self, size: Size, curve: Curve) -> list[tuple[Look, float]]:
-        """Return the looks ahead for a request, each with the chance that it still runs then.
+    def _ahead(self, size: Size, curve: Curve) -> tuple[list[Look], list[float]]:
+        """Return the looks ahead for a request, and for each the chance that it still runs then.
 
         One that runs to its limit is largest just before it: the last look is there rather than beyond.
         """
@@ -135,11 +137,12 @@ class Forecast:
         # Tokens since the last ACK are not known anyway: whole blocks are near enough, and few.
         age = size.generated - size.generated % self._shape.block_size
         before = bisect_left(self._horizons, last)
-        stays = curve.stays(age, self._horizons)
-        ahead = [(self._looks[index], stays[index]) for index in range(before)]
+        looks = self._looks[:before]
+        chances = list(curve.stays(age, self._horizons)[:before])
         if last > 0 and before < len(self._horizons):
-            ahead.append((Look(last, self._shape.block_size), curve.staying(size.generated, last)))
-        return ahead
+            looks.append(Look(last, self._shape.block_size))
+            chances.append(curve.staying(size.generated, last))
+        return looks, chances
 
     def add(self, demand: Demand) -> None:
         """Count a request in."""
@@ -168,7 +171,7 @@ class Forecast:
                 highest += extra.mosts[index]
             # A look at which even all of them fit below the peak cannot raise it.
             if highest > peak:
-                likely = mean + margin * math.sqrt(variance)
+                likely = mean + margin * math.sqrt(float(variance))
                 if likely > peak:
                     peak = likely if likely < highest else highest
         return math.floor(self._shape.capacity_blocks - peak / UNIT)
@@ -184,7 +187,7 @@ class Forecast:
         fullest = 0
         for index, mean in enumerate(self._means):
             variance = self._variances[index]
-            likely = mean + margin * math.sqrt(variance)
+            likely = mean + margin * math.sqrt(float(variance))
             if likely > peak:
                 peak, fullest = likely, variance
         return math.sqrt(fullest / UNIT) / self._shape.capacity_blocks

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 from services.scheduler.core.estimate import output_tokens
 from services.scheduler.core.messages import Announced, EngineShape
@@ -90,12 +90,30 @@ def edge_of(index: int) -> int:
 EDGES = tuple(edge_of(index) for index in range(MOST_BINS + 1))
 
 
-class Kind(NamedTuple):
+class Kind:
     """What requests are told apart by; `prompt_class` grows by one with every fourfold prompt."""
 
-    model: str
-    channel: str
-    prompt_class: int
+    __slots__ = ("_hash", "channel", "model", "prompt_class")
+
+    def __init__(self, model: str, channel: str, prompt_class: int) -> None:
+        """Make the kind; it is looked up by all its life, so its hash is found once."""
+        self.model = model
+        self.channel = channel
+        self.prompt_class = prompt_class
+        self._hash = hash((model, channel, prompt_class))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what is told apart."""
+        return (
+            isinstance(other, Kind)
+            and self.prompt_class == other.prompt_class
+            and self.channel == other.channel
+            and self.model == other.model
+        )
+
+    def __hash__(self) -> int:
+        """Return the hash of what is told apart."""
+        return self._hash
 
     def coarser(self) -> tuple[Key, ...]:
         """Return the keys of the tables from the coarsest to the one of this kind."""
@@ -170,6 +188,8 @@ class Lengths:
     def __init__(self) -> None:
         """Start with nothing seen: every curve is the first guess."""
         self._tables: dict[Key, LifeTable] = {}
+        self._chains: dict[Kind, list[LifeTable]] = {}
+        """The tables of a kind from the coarsest to its own, as long as none of any kind has been given up."""
         self._curves: dict[Kind, tuple[int, Curve]] = {}
         self._weight = 1.0
         self._ends = 0
@@ -182,8 +202,8 @@ class Lengths:
             return
         if not self._ends:
             self._notes += 1
-        for key in kind.coarser():
-            reached = self._table(key).reached
+        for table in self._chain(kind):
+            reached = table.reached
             for index in range(first_bin, last_bin + 1):
                 reached[index] += self._weight
 
@@ -194,8 +214,8 @@ class Lengths:
         """
         if first_bin > last_bin:
             return
-        for key in kind.coarser():
-            exposed = self._table(key).exposed
+        for table in self._chain(kind):
+            exposed = table.exposed
             for index in range(first_bin, last_bin + 1):
                 count = exposed[index] + change
                 # Not max(), which takes thrice as long: this runs for every bin of every request.
@@ -203,8 +223,8 @@ class Lengths:
 
     def ended(self, kind: Kind, tokens: int) -> None:
         """Note that a completion ended by itself after `tokens`; its bins have been noted as reached."""
-        for key in kind.coarser():
-            self._table(key).ended[bin_of(tokens)] += self._weight
+        for table in self._chain(kind):
+            table.ended[bin_of(tokens)] += self._weight
         if not self._ends:
             self._notes = 0
             self._curves.clear()
@@ -235,11 +255,10 @@ class Lengths:
             if table is None:
                 break
             prior, weight = weight * self._weight, PRIOR_WEIGHT
+            reached, exposed, ended = table.reached, table.exposed, table.ended
             hazards = [
-                min((ended + prior * above) / (reached + exposed * self._weight + prior), 1.0)
-                for reached, exposed, ended, above in zip(
-                    table.reached, table.exposed, table.ended, hazards, strict=True
-                )
+                min((ended[index] + prior * above) / (reached[index] + exposed[index] * self._weight + prior), 1.0)
+                for index, above in enumerate(hazards)
             ]
         share = 1.0
         reaching = [share]
@@ -248,13 +267,38 @@ class Lengths:
             reaching.append(share)
         return Curve(reaching)
 
+    def _chain(self, kind: Kind) -> list[LifeTable]:
+        """Return the tables of a kind from the coarsest to its own, made if need be."""
+        chain = self._chains.get(kind)
+        if chain is None:
+            # Kept before it is whole: if making a table gives another up, it is forgotten with the rest.
+            chain = self._chains[kind] = []
+            for key in kind.coarser():
+                chain.append(self._table(key))
+        return chain
+
     def _table(self, key: Key) -> LifeTable:
         table = self._tables.get(key)
         if table is None:
             if len(self._tables) >= MOST_TABLES:
                 del self._tables[next(iter(self._tables))]
+                self._chains.clear()
             table = self._tables[key] = LifeTable()
         return table
+
+
+class Ratio:
+    """Tokens per byte of some prompts: how many, the mean, the variance, and what is booked for the next."""
+
+    __slots__ = ("booked", "mean", "seen", "variance")
+
+    def __init__(self, seen: int, mean: float, variance: float) -> None:
+        """Take what was seen."""
+        self.seen = seen
+        self.mean = mean
+        self.variance = variance
+        deviation: float = variance**0.5
+        self.booked = mean + PROMPT_DEVIATIONS * deviation
 
 
 class PromptSizes:
@@ -262,7 +306,7 @@ class PromptSizes:
 
     def __init__(self) -> None:
         """Start with nothing seen."""
-        self._ratios: dict[tuple[str, bool], tuple[int, float, float]] = {}
+        self._ratios: dict[tuple[str, bool], Ratio] = {}
 
     def observe(self, model: str, request: Announced, prompt_tokens: int) -> bool:
         """Note the length of a tokenized prompt; return whether it is the last that was missing for predictions."""
@@ -270,23 +314,26 @@ class PromptSizes:
             return False
         ratio = prompt_tokens / request.prompt_bytes
         key = model, request.chat
-        seen, mean, variance = self._ratios.get(key, (0, ratio, 0.0))
-        share = 1 / min(seen + 1, PROMPT_MEMORY)
-        off = ratio - mean
-        if len(self._ratios) >= MOST_TABLES and key not in self._ratios:
-            self._ratios.clear()
-        self._ratios[key] = seen + 1, mean + share * off, (1 - share) * (variance + share * off * off)
-        return seen + 1 == LEAST_PROMPTS
+        before = self._ratios.get(key)
+        if before is None:
+            before = Ratio(0, ratio, 0.0)
+            if len(self._ratios) >= MOST_TABLES:
+                self._ratios.clear()
+        seen = before.seen + 1
+        share = 1 / min(seen, PROMPT_MEMORY)
+        off = ratio - before.mean
+        self._ratios[key] = Ratio(seen, before.mean + share * off, (1 - share) * (before.variance + share * off * off))
+        return seen == LEAST_PROMPTS
 
     def predict(self, model: str, request: Announced, bound_tokens: int) -> int:
         """Return the tokens to expect of a prompt that cannot exceed `bound_tokens`."""
-        seen, mean, variance = self._ratios.get((model, request.chat), (0, 0.0, 0.0))
         if request.prompt_tokens or not request.prompt_bytes:
             return bound_tokens
-        if seen < LEAST_PROMPTS:
+        ratio = self._ratios.get((model, request.chat))
+        if ratio is None or ratio.seen < LEAST_PROMPTS:
             expected = float(request.prompt_bytes * FIRST_TOKENS_PER_BYTE + FIRST_TEMPLATE_TOKENS)
         else:
-            expected = request.prompt_bytes * (mean + PROMPT_DEVIATIONS * variance**0.5)
+            expected = request.prompt_bytes * ratio.booked
         return max(min(int(expected) + 1, bound_tokens), 1)
 
 

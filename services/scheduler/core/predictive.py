@@ -206,7 +206,9 @@ class Predictive(Policy):
         generated = min(ack.generated_tokens // completions, max(limit - 1, 0))
         flight.size = Size(ack.held_blocks, ack.prompt_tokens, generated, limit, completions)
         if not flight.bins:
-            flight.kind = Kind(flight.kind.model, flight.kind.channel, prompt_class(ack.prompt_tokens))
+            known = prompt_class(ack.prompt_tokens)
+            if known != flight.kind.prompt_class:
+                flight.kind = Kind(flight.kind.model, flight.kind.channel, known)
             if flight.request is not None:
                 self.lessons += self._prompts.observe(flight.request.model, flight.request, ack.prompt_tokens)
         self._reach(flight, bin_of(generated + 1) + 1)
