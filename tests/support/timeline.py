@@ -92,7 +92,7 @@ class Timeline:
         return list(self.rig.machine.fleet)
 
     @property
-    def waiting(self) -> Counter[str]:
+    def waiting(self) -> Mapping[str, int]:
         """How many requests wait, by channel."""
         return self.rig.machine.backlog.waiting
 

@@ -19,7 +19,7 @@ it on the present Backlog stream*, because only then will `Gone` tell of its end
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import defaultdict
 from itertools import takewhile
 
 from services.scheduler.core.fleet import Group
@@ -152,8 +152,8 @@ class Backlog:
     def __init__(self) -> None:
         """Start empty."""
         self._entries: dict[str, Entry] = {}
-        self.waiting: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
+        self.waiting: defaultdict[str, int] = defaultdict(int)
+        self.refused: defaultdict[str, int] = defaultdict(int)
         self._parted_ns: dict[str, int] = {}
 
     def __len__(self) -> int:

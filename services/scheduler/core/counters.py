@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import defaultdict
 
 from services.scheduler.core.messages import CompletionAck, ReleaseCause
 from services.scheduler.core.standing import PREFIX
@@ -17,30 +16,33 @@ STANDING_UNUSED = "standing_unused"
 CAUSE_NAMES = {cause: cause.name.lower() for cause in ReleaseCause}
 
 
-@dataclass(slots=True)
 class Counters:
     """Everything that happened, and everything that was absorbed without effect, by kind."""
 
-    grants: Counter[str] = field(default_factory=Counter)
-    """Grants by channel."""
-    standing_used: Counter[str] = field(default_factory=Counter)
-    """Those of them that stood ready before their request, by channel."""
-    refunds: Counter[str] = field(default_factory=Counter)
-    """ACKs or epoch ends that sent blocks home: by `tokenizer_ack`, release cause, `standing_unused` or `epoch_end`."""
-    refunded_blocks: Counter[str] = field(default_factory=Counter)
-    """Blocks they sent home, by the same names."""
-    stale: Counter[str] = field(default_factory=Counter)
-    """Messages of an epoch that is over or not their stream's, by kind."""
-    duplicates: Counter[str] = field(default_factory=Counter)
-    """ACKs that repeated or came after a later one, by kind."""
-    unknown: Counter[str] = field(default_factory=Counter)
-    """ACKs of what the worker holds nothing for, by kind."""
-    refused_settles: int = 0
-    """Tokenizer ACKs that asked for more than was free, or came under a policy that does not settle."""
-    rejected: Counter[str] = field(default_factory=Counter)
-    """Requests rejected because no worker could ever hold them, by code."""
-    audit_violations: int = 0
-    """What the audit found: violations of the conservation law, and requests that are nowhere; must stay 0."""
+    # Not `Counter`, whose items are set by a call into Python because it has a way of its own to delete them.
+    def __init__(self) -> None:
+        """Start with nothing counted."""
+        self.grants: defaultdict[str, int] = defaultdict(int)
+        """Grants by channel."""
+        self.standing_used: defaultdict[str, int] = defaultdict(int)
+        """Those of them that stood ready before their request, by channel."""
+        self.refunds: defaultdict[str, int] = defaultdict(int)
+        """ACKs or epoch ends that sent blocks home: by `tokenizer_ack`, release cause, `standing_unused` or
+        `epoch_end`."""
+        self.refunded_blocks: defaultdict[str, int] = defaultdict(int)
+        """Blocks they sent home, by the same names."""
+        self.stale: defaultdict[str, int] = defaultdict(int)
+        """Messages of an epoch that is over or not their stream's, by kind."""
+        self.duplicates: defaultdict[str, int] = defaultdict(int)
+        """ACKs that repeated or came after a later one, by kind."""
+        self.unknown: defaultdict[str, int] = defaultdict(int)
+        """ACKs of what the worker holds nothing for, by kind."""
+        self.refused_settles = 0
+        """Tokenizer ACKs that asked for more than was free, or came under a policy that does not settle."""
+        self.rejected: defaultdict[str, int] = defaultdict(int)
+        """Requests rejected because no worker could ever hold them, by code."""
+        self.audit_violations = 0
+        """What the audit found: violations of the conservation law, and requests that are nowhere; must stay 0."""
 
     def refunded(self, cause: str, blocks: int) -> None:
         """Count `blocks` that came home."""

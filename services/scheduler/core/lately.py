@@ -8,19 +8,20 @@ used lately is lent whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 MEMORY_HOLDS = 16
 """How long is lately, in times of what the channel's requests hold their blocks: time for some bursts to show."""
 
 
-@dataclass(slots=True)
 class Lately:
     """The most blocks held in this window of time and in the one before. One channel, one worker."""
 
-    began_ns: int
-    window_blocks: int = 0
-    before_blocks: int = 0
+    __slots__ = ("before_blocks", "began_ns", "window_blocks")
+
+    def __init__(self, began_ns: int) -> None:
+        """Begin the first window."""
+        self.began_ns = began_ns
+        self.window_blocks = 0
+        self.before_blocks = 0
 
     def note(self, held_blocks: int, now_ns: int, hold_ns: int) -> None:
         """Note what is held now; requests of the channel hold their blocks for about `hold_ns`."""

@@ -61,7 +61,10 @@ class Rules:
     def granted(self, worker: Worker, channel: Channel, now_ns: int) -> None:
         """Note that the channel holds more of the worker than before."""
         if channel.share.guaranteed_share:
-            lately = self._lately.setdefault(worker.epoch, {}).setdefault(channel.name, Lately(now_ns))
+            by_channel = self._lately.setdefault(worker.epoch, {})
+            lately = by_channel.get(channel.name)
+            if lately is None:
+                lately = by_channel[channel.name] = Lately(now_ns)
             lately.note(worker.ledger.held_by(channel.name), now_ns, channel.hold_time.mean_ns)
 
     def forget(self, worker: Worker) -> None:

@@ -139,10 +139,10 @@ def _channels(machine: Machine) -> list[ChannelView]:
         ChannelView(
             name,
             machine.shares.get(name, Share()),
-            machine.backlog.waiting[name],
+            machine.backlog.waiting.get(name, 0),
             running[name],
             held[name],
-            machine.counters.grants[name],
+            machine.counters.grants.get(name, 0),
         )
         for name in sorted(names)
     ]

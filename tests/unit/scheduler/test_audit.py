@@ -41,7 +41,7 @@ DAMAGE: list[tuple[Callable[[Machine], object], str, str]] = [
     (lambda k: k.channel("batch").leave(entry(k, WAITING)), "backlog", f"request {WAITING} (waiting) is in no line"),
     (lambda k: setattr(entry(k, WAITING), "epoch", 1), "backlog", f"request {WAITING} (waiting) names epoch 1"),
     (lambda k: setattr(entry(k, HELD), "state", State.ABSENT), "backlog", f"request {HELD} (absent) is in the backlog"),
-    (lambda k: k.backlog.waiting.update(batch=1), "backlog", "the backlog counts 2 waiting requests, the channels 1"),
+    (lambda k: k.backlog.waiting.update(batch=2), "backlog", "the backlog counts 2 waiting requests, the channels 1"),
     (lambda k: k.backlog.waiting.update(other=-1), "backlog", "a channel counts less than no request"),
 ]
 
