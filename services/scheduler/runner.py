@@ -79,8 +79,8 @@ class Runner:
             m.Undrain: lambda effect: self._send(effect.epoch, wire.undrain()),
             m.SetWindow: lambda effect: self._send_queue(wire.window(effect)),
             m.RejectRequest: self._send_reject,
-            m.Settled: self._spans.settled,
-            m.Released: lambda effect: self._spans.released(effect, self._clock.now_ns()),
+            m.Settled: self._spans.settled if spans.enabled else _tell_nobody,
+            m.Released: self._released if spans.enabled else _tell_nobody,
             m.AuditFailed: _report_audit,
         }
 
@@ -216,6 +216,9 @@ class Runner:
         self._metrics.grant_wait.of(effect.request.channel).observe(0)
         self._spans.met(effect, self._clock.now_ns())
 
+    def _released(self, effect: m.Released) -> None:
+        self._spans.released(effect, self._clock.now_ns())
+
     def _send_reject(self, effect: m.RejectRequest) -> None:
         log.info("rejected %s: %s", effect.request_id, effect.message, extra=about(effect.request_id))
         self._send_queue(wire.reject(effect))
@@ -235,6 +238,10 @@ class Runner:
         if stream is not None:
             text = f"a newer stream of worker {stream.worker_id} has replaced this one"
             stream.end(grpc.StatusCode.ABORTED, text)
+
+
+def _tell_nobody(_effect: m.Settled | m.Released) -> None:
+    """Only spans are told of what comes home, and there are none while telemetry is off."""
 
 
 def _report_audit(effect: m.AuditFailed) -> None:

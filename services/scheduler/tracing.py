@@ -16,6 +16,11 @@ class CreditSpans:
         self._telemetry = telemetry
         self._open: dict[tuple[int, str], trace.Span] = {}
 
+    @property
+    def enabled(self) -> bool:
+        """Whether there are spans at all."""
+        return self._telemetry.enabled
+
     def granted(self, grant: m.Grant, now_ns: int, stood_ready: bool = False) -> str:
         """Record the wait, open the reservation's span, and return the wait's traceparent for the worker to join."""
         if not self._telemetry.enabled:

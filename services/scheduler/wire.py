@@ -8,7 +8,7 @@ from math import inf
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
-from services.rpc.encoding import length_tag, wrapped
+from services.rpc.encoding import length_tag, number_tag, varint, wrapped
 from services.scheduler.core import messages as m
 from services.scheduler.core.snapshot import ChannelView, Snapshot, WorkerView
 
@@ -37,6 +37,14 @@ SHAPE_MOST = {
 """Largest numbers of a worker's shape; what is larger is a mistake or a lie, and windows are computed from it."""
 
 _GRANT = length_tag(scheduler_pb2.SchedulerToWorker, "grant")
+_GRANT_REQUEST_ID = length_tag(scheduler_pb2.Grant, "request_id")
+_GRANT_CHANNEL = length_tag(scheduler_pb2.Grant, "channel")
+_GRANT_BOOKED_BLOCKS = number_tag(scheduler_pb2.Grant, "booked_blocks")
+_GRANT_SETTLES = number_tag(scheduler_pb2.Grant, "settles") + b"\x01"
+_GRANT_ATTEMPT = number_tag(scheduler_pb2.Grant, "attempt")
+_GRANT_TRACEPARENT = length_tag(scheduler_pb2.Grant, "traceparent")
+_GRANT_RESERVE_OUTPUT_TOKENS = number_tag(scheduler_pb2.Grant, "reserve_output_tokens")
+_GRANT_STANDING = length_tag(scheduler_pb2.Grant, "standing")
 
 
 class InvalidFieldError(ValueError):
@@ -206,17 +214,21 @@ def credits_opened(epoch: int, policy: str, report_interval_ns: int) -> schedule
 
 def grant(effect: m.Grant, traceparent: str) -> bytes:
     """Encode a grant, with the trace context of its span, as the SchedulerToWorker it travels in."""
-    content = scheduler_pb2.Grant(
-        request_id=effect.request_id,
-        channel=effect.channel,
-        booked_blocks=effect.booked_blocks,
-        settles=effect.settles,
-        attempt=effect.attempt,
-        traceparent=traceparent,
-        reserve_output_tokens=effect.reserve_output_tokens,
-        standing=None if effect.standing is None else _standing(effect.standing),
-    )
-    return wrapped(_GRANT, content.SerializeToString())
+    # By hand: to make a message of it first takes twice as long.
+    content = wrapped(_GRANT_REQUEST_ID, effect.request_id.encode())
+    content += wrapped(_GRANT_CHANNEL, effect.channel.encode())
+    content += _GRANT_BOOKED_BLOCKS + varint(effect.booked_blocks)
+    if effect.settles:
+        content += _GRANT_SETTLES
+    if effect.attempt:
+        content += _GRANT_ATTEMPT + varint(effect.attempt)
+    if traceparent:
+        content += wrapped(_GRANT_TRACEPARENT, traceparent.encode())
+    if effect.reserve_output_tokens:
+        content += _GRANT_RESERVE_OUTPUT_TOKENS + varint(effect.reserve_output_tokens)
+    if effect.standing is not None:
+        content += wrapped(_GRANT_STANDING, _standing(effect.standing).SerializeToString())
+    return wrapped(_GRANT, content)
 
 
 def _standing(most: m.Announced) -> scheduler_pb2.Standing:
@@ -269,10 +281,12 @@ def from_queue(message: queue_pb2.QueueToScheduler) -> m.Input:
     if kind == "announce":
         return _announced(message.announce)
     if kind == "gone":
-        reason = _GONE_REASONS.get(message.gone.reason)
+        gone = message.gone
+        number = gone.reason
+        reason = _GONE_REASONS.get(number)
         if reason is None:
-            raise InvalidFieldError(f"gone.reason: {message.gone.reason} is not a reason")
-        return m.Gone(message.gone.request_id, reason)
+            raise InvalidFieldError(f"gone.reason: {number} is not a reason")
+        return m.Gone(gone.request_id, reason)
     if kind == "channels":
         return m.QueueChannels(tuple(message.channels.channels))
     if kind == "open":

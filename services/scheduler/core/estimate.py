@@ -28,7 +28,8 @@ def asked_tokens(request: Announced, shape: EngineShape) -> int:
 def output_tokens(request: Announced, shape: EngineShape) -> int:
     """Return the most output tokens of one completion."""
     window = shape.max_model_len
-    return min(asked_tokens(request, shape), shape.ceiling_max_tokens or window, window)
+    ceiling = min(shape.ceiling_max_tokens or window, window)  # of three at once it would be a call into Python
+    return min(asked_tokens(request, shape), ceiling)
 
 
 def prompt_bound_tokens(request: Announced, shape: EngineShape) -> int:

@@ -379,7 +379,7 @@ class Machine:
         worker = self._live(ack.stream, ack.epoch, COMPLETION_ACK)
         if worker is None:
             return
-        returned = ack.cause in (m.ReleaseCause.UNCLAIMED, m.ReleaseCause.RECALLED)
+        returned = ack.cause is m.ReleaseCause.UNCLAIMED or ack.cause is m.ReleaseCause.RECALLED
         change = worker.ledger.release(ack.request_id, ack.seq)
         if change.verdict is not Verdict.APPLIED:
             self._absorb(change, COMPLETION_ACK)
@@ -437,7 +437,7 @@ class Machine:
         if moved is None:
             return False
         entry, action = moved
-        if action in (Action.LEAVE, Action.REENTER):
+        if action is Action.LEAVE or action is Action.REENTER:
             self.channel(entry.announced.channel).leave(entry)
         if request is not None:
             entry.announce(request, now_ns)

@@ -89,7 +89,8 @@ class Openings:
             return
         if before is not None:
             del self._order[bisect_left(self._order, (before, epoch))]
+        if hint is None:
             del self._hints[epoch]
-        if hint is not None:
+        else:
             insort(self._order, (hint, epoch))
             self._hints[epoch] = hint

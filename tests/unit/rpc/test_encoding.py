@@ -7,11 +7,15 @@ from hypothesis import strategies as st
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from penstock.scheduler.v1 import scheduler_pb2
 from services.queue import wire
 from services.queue.core.effects import Announce, Deliver, Ended, Gone, GoneReason, PutResult, Recorded
 from services.queue.core.entry import LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome
 from services.rpc.encoding import encoded, length_tag, number_tag, varint, wrapped
+from services.scheduler import wire as scheduler_wire
+from services.scheduler.core.messages import Grant
+from tests.support.scheduling import announced
 
 META = RequestMeta("", "", "batch", "m", "b", -3, 9, "", "", 5, 0, 7, 2, True, 1 << 63, 4)
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -72,6 +76,21 @@ def test_an_announcement_is_what_protobuf_would_write(name: str, seq: int, attem
 def test_the_scheduler_hears_of_requests_that_go() -> None:
     gone = queue_pb2.QueueToScheduler.FromString(wire.gone(Gone(1, "r", GoneReason.ENDED, 200))).gone
     assert (gone.request_id, gone.reason, gone.attempt) == ("r", queue_pb2.GONE_REASON_ENDED, 200)
+
+
+@given(NAMES, NAMES, NUMBERS, st.booleans(), st.integers(0, 2**32 - 1), NAMES, st.integers(0, 300), st.booleans())
+def test_a_grant_is_what_protobuf_would_have_written(
+    name: str, channel: str, blocks: int, settles: bool, attempt: int, traceparent: str, reserve: int, stands: bool
+) -> None:
+    largest = announced(name, channel, 7, model="m", chat=True) if stands else None
+    effect = Grant(1, "w", name, channel, blocks, settles, attempt, "", 5, reserve, largest)
+    standing = scheduler_pb2.Standing(model="m", chat=True, most_prompt_tokens=7, most_output_tokens=1)
+    grant = scheduler_pb2.Grant(
+        request_id=name, channel=channel, booked_blocks=blocks, settles=settles, attempt=attempt,
+        traceparent=traceparent, reserve_output_tokens=reserve, standing=standing if stands else None,
+    )  # fmt: skip
+    sent = scheduler_pb2.SchedulerToWorker.FromString(scheduler_wire.grant(effect, traceparent))
+    assert sent == scheduler_pb2.SchedulerToWorker(grant=grant)
 
 
 def test_a_stored_result_is_watched_with_its_cursor() -> None:
