@@ -57,6 +57,7 @@ class Runner:
         self._machine = machine
         self._clock = clock
         self._spans = spans
+        self._traced = spans.enabled
         self._metrics = metrics
         self._report_interval_ns = report_interval_ns
         self._inbox: list[m.Input] = []
@@ -79,8 +80,8 @@ class Runner:
             m.Undrain: lambda effect: self._send(effect.epoch, wire.undrain()),
             m.SetWindow: lambda effect: self._send_queue(wire.window(effect)),
             m.RejectRequest: self._send_reject,
-            m.Settled: self._spans.settled if spans.enabled else _tell_nobody,
-            m.Released: self._released if spans.enabled else _tell_nobody,
+            m.Settled: self._spans.settled if self._traced else _tell_nobody,
+            m.Released: self._released if self._traced else _tell_nobody,
             m.AuditFailed: _report_audit,
         }
 
@@ -210,7 +211,8 @@ class Runner:
             self._send(effect.epoch, wire.grant(effect, ""))
             return
         self._metrics.grant_wait.of(effect.channel).observe(max(now_ns - effect.announced_ns, 0) / 1e9)
-        self._send(effect.epoch, wire.grant(effect, self._spans.granted(effect, now_ns)))
+        traceparent = self._spans.granted(effect, now_ns) if self._traced else effect.traceparent
+        self._send(effect.epoch, wire.grant(effect, traceparent))
 
     def _met(self, effect: m.Met) -> None:
         self._metrics.grant_wait.of(effect.request.channel).observe(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
+from typing import Final
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
@@ -12,16 +13,16 @@ from services.rpc.encoding import length_tag, number_tag, varint, wrapped
 from services.scheduler.core import messages as m
 from services.scheduler.core.snapshot import ChannelView, Snapshot, WorkerView
 
-MAX_NAME_BYTES = 512
+MAX_NAME_BYTES: Final = 512
 """Longest worker, instance, model, channel or request name: as long as the queue allows a model or key to be."""
 
 MAX_MODEL_NAMES = 64
 """Names one worker may answer to; they are searched for every head that asks for a model."""
 
-MAX_BLOCKS = 1 << 40
+MAX_BLOCKS: Final = 1 << 40
 """Most blocks a worker may say to have or to hold: beyond any memory, and sums over a fleet still fit the wire."""
 
-MAX_TOKENS = 1 << 40
+MAX_TOKENS: Final = 1 << 40
 """Most tokens of one request, likewise."""
 
 SHAPE_MOST = {
@@ -36,15 +37,15 @@ SHAPE_MOST = {
 }
 """Largest numbers of a worker's shape; what is larger is a mistake or a lie, and windows are computed from it."""
 
-_GRANT = length_tag(scheduler_pb2.SchedulerToWorker, "grant")
-_GRANT_REQUEST_ID = length_tag(scheduler_pb2.Grant, "request_id")
-_GRANT_CHANNEL = length_tag(scheduler_pb2.Grant, "channel")
-_GRANT_BOOKED_BLOCKS = number_tag(scheduler_pb2.Grant, "booked_blocks")
-_GRANT_SETTLES = number_tag(scheduler_pb2.Grant, "settles") + b"\x01"
-_GRANT_ATTEMPT = number_tag(scheduler_pb2.Grant, "attempt")
-_GRANT_TRACEPARENT = length_tag(scheduler_pb2.Grant, "traceparent")
-_GRANT_RESERVE_OUTPUT_TOKENS = number_tag(scheduler_pb2.Grant, "reserve_output_tokens")
-_GRANT_STANDING = length_tag(scheduler_pb2.Grant, "standing")
+_GRANT: Final = length_tag(scheduler_pb2.SchedulerToWorker, "grant")
+_GRANT_REQUEST_ID: Final = length_tag(scheduler_pb2.Grant, "request_id")
+_GRANT_CHANNEL: Final = length_tag(scheduler_pb2.Grant, "channel")
+_GRANT_BOOKED_BLOCKS: Final = number_tag(scheduler_pb2.Grant, "booked_blocks")
+_GRANT_SETTLES: Final = number_tag(scheduler_pb2.Grant, "settles") + b"\x01"
+_GRANT_ATTEMPT: Final = number_tag(scheduler_pb2.Grant, "attempt")
+_GRANT_TRACEPARENT: Final = length_tag(scheduler_pb2.Grant, "traceparent")
+_GRANT_RESERVE_OUTPUT_TOKENS: Final = number_tag(scheduler_pb2.Grant, "reserve_output_tokens")
+_GRANT_STANDING: Final = length_tag(scheduler_pb2.Grant, "standing")
 
 
 class InvalidFieldError(ValueError):
@@ -151,8 +152,8 @@ def _completion_ack(ack: scheduler_pb2.CompletionAck, stream: int) -> m.Completi
     return m.CompletionAck(stream, ack.epoch, request_id, ack.seq, _cause(ack.cause), output_tokens)
 
 
-_CAUSES = {int(cause): cause for cause in m.ReleaseCause}
-_GONE_REASONS = {reason.value: reason for reason in m.GoneReason}
+_CAUSES: Final = {int(cause): cause for cause in m.ReleaseCause}
+_GONE_REASONS: Final = {reason.value: reason for reason in m.GoneReason}
 
 
 def _cause(number: int) -> m.ReleaseCause:

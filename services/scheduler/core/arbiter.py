@@ -400,7 +400,7 @@ class Arbiter:
 
     def _room_blocks(self, channel: Channel, entry: Entry, worker: Worker, blocks: int, claim: Claim) -> int:
         """Return how large a booking of this channel the worker has room for, 0 if it may have none."""
-        if claim in (Claim.SHUT, Claim.REFUSED):
+        if claim is Claim.SHUT or claim is Claim.REFUSED:
             return 0
         fence_blocks = 0 if claim is Claim.GUARANTEED else self._rules.fence(worker, channel, self._now_ns)
         room = worker.usable_blocks - fence_blocks

@@ -21,6 +21,7 @@ from __future__ import annotations
 import enum
 from collections import defaultdict
 from itertools import takewhile
+from typing import Final
 
 from services.scheduler.core.fleet import Group
 from services.scheduler.core.messages import Announced
@@ -68,7 +69,7 @@ class Action(enum.Enum):
     RECALL = "recall"  # the grant, from its worker
 
 
-LIFECYCLE: dict[tuple[State, Event], tuple[State, Action]] = {
+LIFECYCLE: Final[dict[tuple[State, Event], tuple[State, Action]]] = {
     (State.ABSENT, Event.ANNOUNCED): (State.WAITING, Action.ENTER),
     (State.ABSENT, Event.ADOPTED): (State.UNLISTED, Action.NONE),
     (State.WAITING, Event.ANNOUNCED): (State.WAITING, Action.REENTER),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Final
 
 from services.scheduler.core.messages import CompletionAck, ReleaseCause
 from services.scheduler.core.standing import PREFIX
 
-EPOCH_END = "epoch_end"
-TOKENIZER_ACK = "tokenizer_ack"
-COMPLETION_ACK = "completion_ack"
-GRANT_USED = "grant_used"
-STANDING_UNUSED = "standing_unused"
+EPOCH_END: Final = "epoch_end"
+TOKENIZER_ACK: Final = "tokenizer_ack"
+COMPLETION_ACK: Final = "completion_ack"
+GRANT_USED: Final = "grant_used"
+STANDING_UNUSED: Final = "standing_unused"
 
-CAUSE_NAMES = {cause: cause.name.lower() for cause in ReleaseCause}
+CAUSE_NAMES: Final = {cause: cause.name.lower() for cause in ReleaseCause}
 
 
 class Counters:

@@ -8,7 +8,9 @@ used lately is lent whole.
 
 from __future__ import annotations
 
-MEMORY_HOLDS = 16
+from typing import Final
+
+MEMORY_HOLDS: Final = 16
 """How long is lately, in times of what the channel's requests hold their blocks: time for some bursts to show."""
 
 

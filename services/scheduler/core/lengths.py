@@ -87,7 +87,7 @@ def edge_of(index: int) -> int:
     return index if index < 8 else (4 + (index & 3)) << ((index >> 2) - 1)
 
 
-EDGES = tuple(edge_of(index) for index in range(MOST_BINS + 1))
+EDGES: Final = tuple(edge_of(index) for index in range(MOST_BINS + 1))
 
 
 class Kind:
