@@ -216,7 +216,7 @@ class Client:
         session = WatchSession(self._stub, self._queue, batch, (), cursor, follow=follow, joined=joined)
         async with aclosing(session.wire_events()) as events:
             async for event in events:
-                if event.WhichOneof("event") == "result":
+                if event.HasField("result"):
                     yield event.result
 
     def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:

@@ -31,6 +31,9 @@ WINDOW_BYTES = 32 * 1024 * 1024
 QUOTA_PAUSE_S = 1.0
 """Before requests that a quota did not let in are submitted again: requests end at a pace of seconds."""
 
+REFUSALS = frozenset({pb.SUBMIT_STATUS_INVALID, pb.SUBMIT_STATUS_OVER_QUOTA})
+"""Statuses of a request that was not accepted and will not be."""
+
 
 class SubmitSession:
     """One `submit_many`: requests in, acks out, each request acked exactly once.
@@ -43,21 +46,18 @@ class SubmitSession:
         self, stub: QueueServiceAsyncStub, connection: Connection, client_id: str, wait_for_quota: bool = False
     ) -> None:
         """Submit through `stub` with the patience of `connection`; `wait_for_quota` as long as it takes."""
-        self._wait_for_quota = wait_for_quota
+        more = (pb.SUBMIT_STATUS_OVER_QUOTA,) if wait_for_quota else ()
+        self._tried_again = frozenset({pb.SUBMIT_STATUS_UNAVAILABLE, *more})
+        """Statuses after which a request is submitted once more."""
         self._stub = stub
         self._connection = connection
         self._client_id = client_id
-        self._held: dict[int, pb.TaggedRequest] = {}
+        self._held: dict[int, tuple[request_pb2.Request, int]] = {}
+        """By tag, with their size in bytes: to find that takes as long as to encode them."""
         self._bytes_held = 0
         self._exhausted = False
         self._stream = _Stream(())
         self._room = asyncio.Event()
-
-    @property
-    def _tried_again(self) -> tuple[int, ...]:
-        """Statuses after which a request is submitted once more."""
-        more = (pb.SUBMIT_STATUS_OVER_QUOTA,) if self._wait_for_quota else ()
-        return (pb.SUBMIT_STATUS_UNAVAILABLE, *more)
 
     @property
     def _finished(self) -> bool:
@@ -74,9 +74,10 @@ class SubmitSession:
         try:
             while not self._finished:
                 try:
-                    async with aclosing(self._one_stream(patience)) as acks:
-                        async for ack in acks:
-                            yield ack
+                    async with aclosing(self._one_stream(patience)) as stream:
+                        async for acks in stream:
+                            for ack in acks:
+                                yield ack
                 except grpc.aio.AioRpcError as error:
                     await self._connection.wait_or_raise(patience, error)
                 else:
@@ -95,15 +96,17 @@ class SubmitSession:
                 while len(self._held) >= WINDOW_REQUESTS or self._bytes_held >= WINDOW_BYTES:
                     self._room.clear()
                     await self._room.wait()
-                self._held[tag] = pb.TaggedRequest(tag=tag, request=request)
-                self._bytes_held += request.ByteSize()
+                size = request.ByteSize()
+                self._held[tag] = request, size
+                self._bytes_held += size
                 self._stream.put(tag)
                 tag += 1
         finally:
             self._exhausted = True
             self._stream.wake.set()
 
-    async def _one_stream(self, patience: Patience) -> AsyncGenerator[Submitted, None]:
+    async def _one_stream(self, patience: Patience) -> AsyncGenerator[list[Submitted], None]:
+        """Yield the acks of one stream, those that came together together."""
         stream = self._stream = _Stream(self._held)
         call = self._stub.Submit(self._frames(stream))
         try:
@@ -112,14 +115,18 @@ class SubmitSession:
                     # Nothing waits for an ack, so the opening itself is an answer. While something does it is none: a
                     # request that the stream breaks of would be sent for ever.
                     patience.succeeded()
+                acks = []
                 for ack in response.acks.acks:
                     stream.unanswered -= 1
-                    if ack.status in self._tried_again:
+                    status = ack.status
+                    if status in self._tried_again:
                         stream.refuse(ack)
                         continue
                     patience.succeeded()
-                    if (submitted := self._take(ack)) is not None:
-                        yield submitted
+                    if (submitted := self._take(ack, status)) is not None:
+                        acks.append(submitted)
+                if acks:
+                    yield acks
                 if stream.refused and not stream.unanswered:
                     if stream.over_quota:
                         patience.succeeded()
@@ -132,19 +139,19 @@ class SubmitSession:
             stream.end()
             call.cancel()
 
-    def _take(self, ack: pb.SubmitAck) -> Submitted | None:
+    def _take(self, ack: pb.SubmitAck, status: int) -> Submitted | None:
         """Return the ack for the caller; None if its request had one already."""
-        held = self._held.pop(ack.tag, None)
+        tag = ack.tag
+        held = self._held.pop(tag, None)
         if held is None:
             return None
-        self._bytes_held -= held.request.ByteSize()
+        self._bytes_held -= held[1]
         self._room.set()
-        refused = ack.status in {pb.SUBMIT_STATUS_INVALID, pb.SUBMIT_STATUS_OVER_QUOTA}
         return Submitted(
-            ack.tag,
+            tag,
             ack.request_id,
-            duplicate=ack.status == pb.SUBMIT_STATUS_DUPLICATE,
-            error=RequestError(ack.error.code, *as_given(ack.error.message, ack.error.param)) if refused else None,
+            duplicate=status == pb.SUBMIT_STATUS_DUPLICATE,
+            error=_error(ack.error) if status in REFUSALS else None,
         )
 
     async def _frames(self, stream: _Stream) -> AsyncIterator[pb.SubmitRequest]:
@@ -160,17 +167,22 @@ class SubmitSession:
 
     def _batch(self, stream: _Stream) -> pb.SubmitBatch:
         batch = pb.SubmitBatch()
-        frame_bytes = 0
-        while stream.to_send and len(batch.requests) < MAX_FRAME_MESSAGES:
-            request = self._held.get(stream.to_send[0])
-            if request is not None:
-                size = request.ByteSize()
+        requests = batch.requests
+        frame_bytes = count = 0
+        while stream.to_send and count < MAX_FRAME_MESSAGES:
+            tag = stream.to_send[0]
+            held = self._held.get(tag)
+            if held is not None:
+                request, size = held
                 if frame_bytes and frame_bytes + size > TARGET_FRAME_BYTES:
                     break
                 frame_bytes += size
-                batch.requests.append(request)
+                count += 1
+                # A message given as an argument, or appended, would be encoded and decoded again.
+                tagged = requests.add(tag=tag)
+                tagged.request.CopyFrom(request)
             stream.to_send.popleft()
-        stream.unanswered += len(batch.requests)
+        stream.unanswered += count
         return batch
 
 
@@ -223,10 +235,14 @@ class _Stream:
         self.wake.set()
 
 
-async def _each(source: Source) -> AsyncIterator[request_pb2.Request]:
-    if isinstance(source, AsyncIterable):
-        async for request in source:
-            yield request
-        return
+def _error(error: request_pb2.RequestError) -> RequestError:
+    return RequestError(error.code, *as_given(error.message, error.param))
+
+
+def _each(source: Source) -> AsyncIterable[request_pb2.Request]:
+    return source if isinstance(source, AsyncIterable) else _one_by_one(source)
+
+
+async def _one_by_one(source: Iterable[request_pb2.Request]) -> AsyncIterator[request_pb2.Request]:
     for request in source:
         yield request

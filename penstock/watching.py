@@ -69,9 +69,10 @@ class WatchSession:
         patience = self._connection.patience()
         while self._batch is not None or self._open_ids:
             try:
-                async with aclosing(self._one_stream(patience)) as events:
-                    async for event in events:
-                        yield event
+                async with aclosing(self._one_stream(patience)) as stream:
+                    async for events in stream:
+                        for event in events:
+                            yield event
                 return
             except grpc.aio.AioRpcError as error:
                 await self._connection.wait_or_raise(patience, error)
@@ -88,7 +89,8 @@ class WatchSession:
                     case "progress":
                         yield Progress(event.progress.waiting, event.progress.running)
 
-    async def _one_stream(self, patience: Patience) -> AsyncGenerator[pb.WatchEvent, None]:
+    async def _one_stream(self, patience: Patience) -> AsyncGenerator[list[pb.WatchEvent], None]:
+        """Yield what one stream has that is new, what came together together."""
         call = self._stub.Watch(self._request())
         joined = self._joined
         try:
@@ -97,9 +99,8 @@ class WatchSession:
                 if joined is not None:
                     await joined()
                     joined = None
-                for event in response.events:
-                    if self._is_new(event):
-                        yield event
+                if events := [event for event in response.events if self._is_new(event)]:
+                    yield events
         finally:
             call.cancel()
 
@@ -115,10 +116,12 @@ class WatchSession:
     def _is_new(self, event: pb.WatchEvent) -> bool:
         match event.WhichOneof("event"):
             case "result":
-                self._cursor = max(self._cursor, event.result.cursor)
-                self._seen.forget(event.result.result.request_id)
-                if self._batch is None:
-                    return self._open_ids.pop(event.result.result.request_id, 0) is None
+                result = event.result
+                self._cursor = max(self._cursor, result.cursor)
+                if self._tokens or self._batch is None:
+                    request_id = result.result.request_id
+                    self._seen.forget(request_id)
+                    return self._batch is not None or self._open_ids.pop(request_id, 0) is None
             case "tokens":
                 return self._seen.advance(event.tokens)
         return True
