@@ -256,21 +256,20 @@ class Arbiter:
         """Return the next grant of a tier."""
         while True:
             bids = [self._bid(channel) for channel in ring if len(channel)]
-            able = [bid for bid in bids if bid.wants and bid.affordable]
-            hungry = [bid for bid in bids if bid.wants and not bid.affordable]
-            first = soonest(able)
-            if first is None and (not hungry or any(bid.payer_waits for bid in bids)):
-                first = soonest([bid for bid in hungry if bid.placement is not None])  # lent
-                return first.placement if first is not None else None
-            if first is None:
-                rounds = min(bid.rounds for bid in hungry)
-                for bid in bids:
-                    if bid.takes_part:
-                        bid.channel.deficit_block_ns += rounds * bid.channel.quantum_block_ns
-            elif first.saving is not None:
+            first = soonest([bid for bid in bids if bid.wants and bid.affordable])
+            if first is not None:
+                if first.saving is None:
+                    return first.placement
                 self._save(first.saving)
-            else:
-                return first.placement
+                continue
+            soonest_to_pay = soonest([bid for bid in bids if bid.wants])
+            if soonest_to_pay is None or any(bid.payer_waits for bid in bids):
+                lent = soonest([bid for bid in bids if bid.wants and bid.placement is not None])
+                return lent.placement if lent is not None else None
+            rounds = soonest_to_pay.rounds
+            for bid in bids:
+                if bid.takes_part:
+                    bid.channel.deficit_block_ns += rounds * bid.channel.quantum_block_ns
 
     def _bid(self, channel: Channel) -> Bid:
         """Return what the channel would do next, as found before if nothing has changed for it."""
