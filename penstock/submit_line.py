@@ -210,7 +210,8 @@ class _Line:
             frame_bytes += request.ByteSize()
             if batch.requests and frame_bytes > TARGET_FRAME_BYTES:
                 break
-            batch.requests.add(tag=tag, request=request)
+            # A message given as an argument would be encoded and decoded again.
+            batch.requests.add(tag=tag).request.CopyFrom(request)
             del self._unsent[tag]
         return batch
 

@@ -178,9 +178,8 @@ class SubmitSession:
                     break
                 frame_bytes += size
                 count += 1
-                # A message given as an argument, or appended, would be encoded and decoded again.
-                tagged = requests.add(tag=tag)
-                tagged.request.CopyFrom(request)
+                # A message given as an argument would be encoded and decoded again, and so would one that is appended.
+                requests.add(tag=tag).request.CopyFrom(request)
             stream.to_send.popleft()
         stream.unanswered += count
         return batch
