@@ -108,7 +108,7 @@ async def test_a_prompt_that_cannot_be_sent_is_a_death_with_a_stack_trace(caplog
     started = Started(TokenizerProcess.fork(lambda: ByteRenderer(100)))
     await started.process.start(started.answer, started.died)
     unsendable: Any = lambda: None  # noqa: E731
-    started.process.render("p", PromptSpec(text=unsendable))
+    started.process.render("p", PromptSpec(token_ids=(unsendable,)))
     await started.until(deaths=1)
     assert started.deaths == ["prompts cannot be sent to the tokenizer process"]
     assert "pickle" in caplog.text
