@@ -129,32 +129,46 @@ class TokenProbability(NamedTuple):
     top: tuple[TokenProbability, ...] = ()
 
 
-class ChoiceStep(NamedTuple):
+class ChoiceStep(Value):
     """New output of completion number `choice`. `finish_reason` is vLLM's word, None while it runs."""
 
-    choice: int
-    token_ids: Sequence[int]
-    text: str
-    logprobs: Sequence[TokenProbability] = ()
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    parts: Sequence[pb.ToolPart] = ()
-    """What this adds to the message, of a run that wants its calls in parts."""
-    message: pb.ToolMessage | None = None
-    """What was said and called, with the end of a run that offers functions."""
+    def __init__(
+        self,
+        choice: int,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: Sequence[TokenProbability] = (),
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+        parts: Sequence[pb.ToolPart] = (),
+        message: pb.ToolMessage | None = None,
+    ) -> None:
+        """Say what a completion has gained."""
+        self.choice, self.token_ids, self.text, self.logprobs = choice, token_ids, text, logprobs
+        self.finish_reason, self.stop_reason = finish_reason, stop_reason
+        self.parts = parts
+        """What this adds to the message, of a run that wants its calls in parts."""
+        self.message = message
+        """What was said and called, with the end of a run that offers functions."""
 
 
-class EngineStep(NamedTuple):
+class EngineStep(Value):
     """New output of one run. With `finished` the engine holds no block of it any more.
 
     `preemptions` are those of all its completions so far.
     """
 
-    choices: Sequence[ChoiceStep]
-    finished: bool
-    cached_tokens: int = 0
-    preemptions: int = 0
-    prompt_logprobs: Sequence[TokenProbability] = ()
+    def __init__(
+        self,
+        choices: Sequence[ChoiceStep],
+        finished: bool,
+        cached_tokens: int = 0,
+        preemptions: int = 0,
+        prompt_logprobs: Sequence[TokenProbability] = (),
+    ) -> None:
+        """Say what a run has gained."""
+        self.choices, self.finished, self.cached_tokens = choices, finished, cached_tokens
+        self.preemptions, self.prompt_logprobs = preemptions, prompt_logprobs
 
 
 class EngineRequest(Value):
@@ -177,13 +191,15 @@ class EngineRequest(Value):
         """Set if functions are offered: their calls are to be read out of the output."""
 
 
-class StepTokens(NamedTuple):
+class StepTokens(Value):
     """What one engine step generated, over all runs."""
 
-    generated: int
-    """Tokens."""
-    gaps_s: Sequence[float]
-    """Seconds since the token before, of every token that was not the first of its sequence."""
+    def __init__(self, generated: int, gaps_s: Sequence[float]) -> None:
+        """Say what a step has brought."""
+        self.generated = generated
+        """Tokens."""
+        self.gaps_s = gaps_s
+        """Seconds since the token before, of every token that was not the first of its sequence."""
 
 
 class Engine(Protocol):

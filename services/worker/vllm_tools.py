@@ -104,7 +104,7 @@ class ToolRun:
     def read(self, step: EngineStep) -> EngineStep:
         """Return a step with what its output adds to the messages. Raises RequestRefusedError if the parser fails."""
         try:
-            return step._replace(choices=[self._read(choice) for choice in step.choices])
+            return step.replace(choices=[self._read(choice) for choice in step.choices])
         except Exception as error:
             # What a parser trips over is the model's output: another attempt would say the same again.
             text = f"the tool parser cannot read the output: {type(error).__name__}: {error}"
@@ -132,8 +132,8 @@ class ToolRun:
             if ended:
                 self._whole(choice)
         if not ended:
-            return step._replace(parts=parts)
-        return step._replace(parts=parts, message=choice.message, finish_reason=self._reason(choice, step))
+            return step.replace(parts=parts)
+        return step.replace(parts=parts, message=choice.message, finish_reason=self._reason(choice, step))
 
     def _parts(self, choice: _Choice, step: ChoiceStep, ended: bool) -> list[pb.ToolPart]:
         choice.token_ids.extend(step.token_ids)
