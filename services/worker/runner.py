@@ -177,8 +177,11 @@ class Runner:
         now_ns = self._clock.now_ns()
         inbox, self._inbox = self._inbox, []
         self._ready.clear()
-        for message in (*inbox, m.Tick()):
-            for effect in self._session.step(message, now_ns):
+        # Of any type: compiled, each would be tried against every kind of message and effect that there is.
+        messages: tuple[Any, ...] = (*inbox, m.Tick())
+        for message in messages:
+            effects: list[Any] = self._session.step(message, now_ns)
+            for effect in effects:
                 self._do[type(effect)](effect, now_ns)
         for told in self._to_scheduler:
             self._scheduler.send(told)
