@@ -54,7 +54,11 @@ def fixed_tag(kind: type[Message], field: str) -> bytes:
 
 
 def number_field(tag: bytes, value: int) -> bytes:
-    """Return a field with a number that is not negative, or a bool; nothing for 0, which is what is read then."""
+    """Return a field with a number that is not negative, or a bool; nothing for 0, which is what is read then.
+
+    Short messages that every request takes are put together of such fields: to make and encode a message of protobuf's
+    takes two or three times as long.
+    """
     return tag + varint(value) if value else b""
 
 

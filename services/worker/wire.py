@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from google.protobuf.message import Message
-
 from penstock.openai.speakable import spelt
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
-from services.rpc.encoding import VARINT, length_tag, wrapped
+from services.rpc.encoding import length_tag, number_field, number_tag, text_field, wrapped
 from services.worker.core import messages as m
 from services.worker.core.messages import Cause, EndingKind
 from services.worker.engine import EngineShape, PromptSpec
@@ -45,30 +43,23 @@ MAX_TOLD_CHARACTERS = 4096
 """Of the text of an error: it may quote a prompt, a template or an output, and is stored and kept in memory."""
 
 
-def _number(kind: type[Message], field: str) -> int:
-    """Return the tag of a field that holds a number, if it takes one byte: of the first fifteen."""
-    number = kind.DESCRIPTOR.fields_by_name[field].number
-    assert number < 16, f"the tag of {field} takes more than a byte"
-    return number << 3 | VARINT
-
-
 _TOKENIZER_ACK: Final = length_tag(s.WorkerToScheduler, "tokenizer_ack")
-_SETTLED_EPOCH: Final = _number(s.TokenizerAck, "epoch")
+_SETTLED_EPOCH: Final = number_tag(s.TokenizerAck, "epoch")
 _SETTLED_REQUEST_ID: Final = length_tag(s.TokenizerAck, "request_id")
-_SETTLED_SEQ: Final = _number(s.TokenizerAck, "seq")
-_SETTLED_HELD: Final = _number(s.TokenizerAck, "held_blocks")
-_SETTLED_PROMPT: Final = _number(s.TokenizerAck, "prompt_tokens")
-_SETTLED_RESERVED: Final = _number(s.TokenizerAck, "reserved_output_tokens")
-_SETTLED_GENERATED: Final = _number(s.TokenizerAck, "generated_tokens")
-_SETTLED_LIMIT: Final = _number(s.TokenizerAck, "output_limit_tokens")
+_SETTLED_SEQ: Final = number_tag(s.TokenizerAck, "seq")
+_SETTLED_HELD: Final = number_tag(s.TokenizerAck, "held_blocks")
+_SETTLED_PROMPT: Final = number_tag(s.TokenizerAck, "prompt_tokens")
+_SETTLED_RESERVED: Final = number_tag(s.TokenizerAck, "reserved_output_tokens")
+_SETTLED_GENERATED: Final = number_tag(s.TokenizerAck, "generated_tokens")
+_SETTLED_LIMIT: Final = number_tag(s.TokenizerAck, "output_limit_tokens")
 
 _COMPLETION_ACK: Final = length_tag(s.WorkerToScheduler, "completion_ack")
-_RELEASED_EPOCH: Final = _number(s.CompletionAck, "epoch")
+_RELEASED_EPOCH: Final = number_tag(s.CompletionAck, "epoch")
 _RELEASED_REQUEST_ID: Final = length_tag(s.CompletionAck, "request_id")
-_RELEASED_SEQ: Final = _number(s.CompletionAck, "seq")
-_RELEASED_CAUSE: Final = _number(s.CompletionAck, "cause")
-_RELEASED_OUTPUT: Final = _number(s.CompletionAck, "output_tokens")
-_RELEASED_PREEMPTIONS: Final = _number(s.CompletionAck, "preemptions")
+_RELEASED_SEQ: Final = number_tag(s.CompletionAck, "seq")
+_RELEASED_CAUSE: Final = number_tag(s.CompletionAck, "cause")
+_RELEASED_OUTPUT: Final = number_tag(s.CompletionAck, "output_tokens")
+_RELEASED_PREEMPTIONS: Final = number_tag(s.CompletionAck, "preemptions")
 
 _CLAIM: Final = length_tag(q.WorkerToQueue, "claim")
 _CLAIM_REQUEST_ID: Final = length_tag(q.Claim, "request_id")
@@ -79,21 +70,8 @@ _COMPLETE_LEASE: Final = length_tag(q.Complete, "lease")
 _COMPLETE_RESULT: Final = length_tag(q.Complete, "result")
 _COMPLETE_FAILURE: Final = length_tag(q.Complete, "failure")
 _LEASE_REQUEST_ID: Final = length_tag(q.LeaseRef, "request_id")
-_LEASE_ATTEMPT: Final = _number(q.LeaseRef, "attempt")
-_LEASE_TOKEN: Final = _number(q.LeaseRef, "fencing_token")
-
-
-def _put(into: list[int], tag: int, value: int) -> None:
-    """Append a field with a number to the bytes of a message; 0 is not written, and none may be negative.
-
-    Generated messages take twice as long to be made and encoded: they are for what is long or rare.
-    """
-    if value:
-        into.append(tag)
-        while value > 127:
-            into.append(value & 127 | 128)
-            value >>= 7
-        into.append(value)
+_LEASE_ATTEMPT: Final = number_tag(q.LeaseRef, "attempt")
+_LEASE_TOKEN: Final = number_tag(q.LeaseRef, "fencing_token")
 
 
 def told(text: str) -> str:
@@ -140,28 +118,20 @@ def _within_window(tokens: int | None, shape: EngineShape) -> int:
 
 def tokenizer_ack(ack: m.SendTokenizerAck) -> bytes:
     """Return the encoded WorkerToScheduler with a TokenizerAck."""
-    numbers: list[int] = []
-    _put(numbers, _SETTLED_EPOCH, ack.epoch)
-    _put(numbers, _SETTLED_SEQ, ack.seq)
-    _put(numbers, _SETTLED_HELD, ack.held_blocks)
-    _put(numbers, _SETTLED_PROMPT, ack.prompt_tokens)
-    _put(numbers, _SETTLED_RESERVED, ack.reserved_output_tokens)
-    _put(numbers, _SETTLED_GENERATED, ack.generated_tokens)
-    _put(numbers, _SETTLED_LIMIT, ack.output_limit_tokens)
-    name = wrapped(_SETTLED_REQUEST_ID, ack.request_id.encode())
-    return wrapped(_TOKENIZER_ACK, name + bytes(numbers))
+    content = text_field(_SETTLED_REQUEST_ID, ack.request_id) + number_field(_SETTLED_EPOCH, ack.epoch)
+    content += number_field(_SETTLED_SEQ, ack.seq) + number_field(_SETTLED_HELD, ack.held_blocks)
+    content += number_field(_SETTLED_PROMPT, ack.prompt_tokens)
+    content += number_field(_SETTLED_RESERVED, ack.reserved_output_tokens)
+    content += number_field(_SETTLED_GENERATED, ack.generated_tokens)
+    return wrapped(_TOKENIZER_ACK, content + number_field(_SETTLED_LIMIT, ack.output_limit_tokens))
 
 
 def completion_ack(ack: m.SendCompletionAck) -> bytes:
     """Return the encoded WorkerToScheduler with a CompletionAck."""
-    numbers: list[int] = []
-    _put(numbers, _RELEASED_EPOCH, ack.epoch)
-    _put(numbers, _RELEASED_SEQ, ack.seq)
-    _put(numbers, _RELEASED_CAUSE, CAUSES[ack.cause])
-    _put(numbers, _RELEASED_OUTPUT, ack.output_tokens)
-    _put(numbers, _RELEASED_PREEMPTIONS, ack.preemptions)
-    name = wrapped(_RELEASED_REQUEST_ID, ack.request_id.encode())
-    return wrapped(_COMPLETION_ACK, name + bytes(numbers))
+    content = text_field(_RELEASED_REQUEST_ID, ack.request_id) + number_field(_RELEASED_EPOCH, ack.epoch)
+    content += number_field(_RELEASED_SEQ, ack.seq) + number_field(_RELEASED_CAUSE, CAUSES[ack.cause])
+    content += number_field(_RELEASED_OUTPUT, ack.output_tokens)
+    return wrapped(_COMPLETION_ACK, content + number_field(_RELEASED_PREEMPTIONS, ack.preemptions))
 
 
 def grant_used(used: m.SendGrantUsed) -> s.WorkerToScheduler:
@@ -272,10 +242,8 @@ def failed(lease: m.Lease, ending: m.Ending) -> bytes:
 
 
 def _lease_field(lease: m.Lease) -> bytes:
-    numbers: list[int] = []
-    _put(numbers, _LEASE_ATTEMPT, lease.attempt)
-    _put(numbers, _LEASE_TOKEN, lease.fencing_token)
-    return wrapped(_COMPLETE_LEASE, wrapped(_LEASE_REQUEST_ID, lease.request_id.encode()) + bytes(numbers))
+    content = text_field(_LEASE_REQUEST_ID, lease.request_id) + number_field(_LEASE_ATTEMPT, lease.attempt)
+    return wrapped(_COMPLETE_LEASE, content + number_field(_LEASE_TOKEN, lease.fencing_token))
 
 
 def error_of(ending: m.Ending) -> pb.RequestError:
