@@ -145,6 +145,10 @@ LIFECYCLE := $(if $(filter undefined,$(origin COMPILED)),1,$(COMPILED))
 bench-lifecycle: $(READY) $(if $(LIFECYCLE),compiled) ## The whole path of a request, against Redis Streams and NATS JetStream (Debian: redis-server nats-server); COMPILED= for the sources
 	@$(if $(LIFECYCLE),$(FROM_COMPILED)) $(BIN)/python -m benchmarks.bench_lifecycle $(ARGS)
 
+.PHONY: bench-instructions
+bench-instructions: $(READY) $(if $(LIFECYCLE),compiled) ## Instructions per request of each service, for machines too noisy to time them (Debian: valgrind)
+	@$(if $(LIFECYCLE),$(FROM_COMPILED)) $(BIN)/python -m benchmarks.bench_instructions $(ARGS)
+
 .PHONY: bench-admission
 bench-admission: $(PARTS) ## Admission policies on real vLLM, alternating; ARGS="--help" shows the choices
 	@$(MODULES) $(BIN)/python -m benchmarks.admission.real $(ARGS)

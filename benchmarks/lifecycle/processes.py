@@ -133,16 +133,26 @@ def compiled_modules() -> dict[str, str]:
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{compiled}:{ROOT}"}
 
 
-def role(name: str, module: str, log: Path, *arguments: str, environment: dict[str, str] | None = None) -> Child:
-    """Start a process of the benchmark itself and wait until it takes commands."""
-    child = Child(name, python(f"benchmarks.lifecycle.{module}", *arguments), log, environment)
+def role(
+    name: str,
+    module: str,
+    log: Path,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    under: Sequence[str] = (),
+) -> Child:
+    """Start a process of the benchmark itself, `under` a program if one is given; wait until it takes commands."""
+    child = Child(name, [*under, *python(f"benchmarks.lifecycle.{module}", *arguments)], log, environment)
     child.answer()
     return child
 
 
-def client_role(name: str, log: Path, queue: str, scheduler: str, environment: dict[str, str]) -> Child:
+def client_role(
+    name: str, log: Path, queue: str, scheduler: str, environment: dict[str, str], under: Sequence[str] = ()
+) -> Child:
     """Start a client with gRPC as a user's process has it: this one, where `services` is imported, chose its I/O."""
-    return role(name, "penstock_client", log, queue, scheduler, environment={**environment, "GRPC_EXPERIMENTS": ""})
+    environment = {**environment, "GRPC_EXPERIMENTS": ""}
+    return role(name, "penstock_client", log, queue, scheduler, environment=environment, under=under)
 
 
 def cpu_s(children: Sequence[Child]) -> dict[str, float]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
 
 from benchmarks.lifecycle.processes import (
     Child,
@@ -27,6 +29,11 @@ SYSTEMS = (PENSTOCK, PENSTOCK_COMPILED, "redis", "nats")
 """All there are to compare, by name."""
 
 NATS_SYNCED = "sync_interval: always"
+
+Under: TypeAlias = Mapping[str, Sequence[str]]
+"""Programs that processes run under, by process: the beginning of its command."""
+
+NOTHING: Under = MappingProxyType({})
 
 
 @dataclass
@@ -71,13 +78,13 @@ class PenstockStack:
     directory: Path
     environment: dict[str, str]
     """Where processes find their modules; empty means where this one does."""
+    under: Under
 
     def start_workers(self, shape: FleetShape) -> Child:
         """Start the process with the workers and connect them."""
         flags = ["--queue", self.queue, "--scheduler", self.scheduler, *shape.flags()]
-        workers = role(
-            "worker", "penstock_workers", self.directory / "workers.log", *flags, environment=self.environment
-        )
+        log, under = self.directory / "workers.log", self.under.get("worker", ())
+        workers = role("worker", "penstock_workers", log, *flags, environment=self.environment, under=under)
         workers.ask(do="start")
         self.system.children.append(workers)
         return workers
@@ -88,7 +95,9 @@ class PenstockStack:
 
 
 @contextmanager
-def penstock_without_workers(directory: Path, policy: str = "", compiled: bool = False) -> Iterator[PenstockStack]:
+def penstock_without_workers(
+    directory: Path, policy: str = "", compiled: bool = False, under: Under = NOTHING
+) -> Iterator[PenstockStack]:
     """Run queue, scheduler and client, `compiled` or as they are."""
     directory.mkdir(parents=True)
     listen = ["--listen", "127.0.0.1:0"]
@@ -96,26 +105,29 @@ def penstock_without_workers(directory: Path, policy: str = "", compiled: bool =
     where = compiled_modules() if compiled else {}
     children: list[Child] = []
     try:
-        queue = Child("queue", python("services.queue", *listen, "--data-dir", str(directory / "queue")), log, where)
+        command = [*under.get("queue", ()), *python("services.queue", *listen, "--data-dir", str(directory / "queue"))]
+        queue = Child("queue", command, log, where)
         children.append(queue)
         queue_address = queue.ready_on()
         flags = [*listen, "--queue-address", queue_address, *(["--policy", policy] if policy else [])]
-        scheduler = Child("scheduler", python("services.scheduler", *flags), log, where)
+        scheduler = Child("scheduler", [*under.get("scheduler", ()), *python("services.scheduler", *flags)], log, where)
         children.append(scheduler)
         scheduler_address = scheduler.ready_on()
-        client = client_role("client", log, queue_address, scheduler_address, where)
+        client = client_role("client", log, queue_address, scheduler_address, where, under.get("client", ()))
         children.append(client)
         system = System(PENSTOCK_COMPILED if compiled else PENSTOCK, client, children)
-        yield PenstockStack(queue_address, scheduler_address, system, directory, where)
+        yield PenstockStack(queue_address, scheduler_address, system, directory, where, under)
     finally:
         for child in reversed(children):
             child.stop()
 
 
 @contextmanager
-def penstock(directory: Path, shape: FleetShape, policy: str = "", compiled: bool = False) -> Iterator[System]:
+def penstock(
+    directory: Path, shape: FleetShape, policy: str = "", compiled: bool = False, under: Under = NOTHING
+) -> Iterator[System]:
     """Run Penstock with its workers."""
-    with penstock_without_workers(directory, policy, compiled) as stack:
+    with penstock_without_workers(directory, policy, compiled, under) as stack:
         stack.start_workers(shape)
         yield stack.system
 
