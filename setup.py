@@ -46,7 +46,7 @@ def modules() -> list[str]:
 def groups() -> list[tuple[list[str], str | None]]:
     """Return the modules of each service, and of what they share, and the name of the library that holds their code.
 
-    A library each: a process loads only its own, and a changed service is compiled alone.
+    A library each: a process loads its own and the shared ones, and a changed service is compiled alone.
     """
     services: dict[str, list[str]] = {}
     for path in modules():

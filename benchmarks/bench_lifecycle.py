@@ -23,8 +23,9 @@ from benchmarks.lifecycle import report
 from benchmarks.lifecycle.beside import beside_a_flood
 from benchmarks.lifecycle.growth import Growth, by_waiting, by_workers, fleet_usage
 from benchmarks.lifecycle.measure import alternate, opened_systems
-from benchmarks.lifecycle.systems import SYSTEMS
+from benchmarks.lifecycle.systems import PENSTOCK, PENSTOCK_COMPILED, SYSTEMS
 from benchmarks.options import count, each, some_of
+from services.core import value
 from services.scheduler.core.policy import POLICIES
 
 RUN_DIRECTORY = Path(".run")
@@ -56,6 +57,10 @@ def main() -> None:
     parser.add_argument("--waiting", type=each(count), default=WAITING, help="numbers of waiting requests to compare")
     parser.add_argument("--parts", type=some_of(PARTS), default=",".join(PARTS), help="parts to run")
     options = parser.parse_args()
+    if {PENSTOCK, PENSTOCK_COMPILED} <= set(options.only) and str(value.__file__).endswith(".so"):
+        parser.error(
+            "--only: penstock would be compiled as well; start this without build/compiled (COMPILED= of make)"
+        )
     parts = options.parts
     answer: dict[str, Any] = {"benchmark": "lifecycle"}
     # Not the system's place for such things, which may be memory: syncing would cost nothing there.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.core.entry import DEFAULT_TENANT, RequestMeta
+from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.store import Row, Store
 
 MIGRATED_VERSIONS = (b"1", b"2")
@@ -48,7 +48,8 @@ def _with_sizes(store: Store, page: Sequence[Row]) -> Iterator[Write]:
         some = old[first : first + RESULTS_AT_ONCE]
         payloads = store.get_many(records.PAYLOADS, [key for key, _ in some])
         for (key, (_, tenant, *values, submitted_ns)), payload in zip(some, payloads, strict=True):
-            meta = RequestMeta(*[tenant or DEFAULT_TENANT, *values, len(payload or b""), submitted_ns])
+            now = [tenant or DEFAULT_TENANT, *values, len(payload or b""), submitted_ns]
+            meta = records.meta_of_values(now)
             yield Write(records.REQUESTS, key, records.encode_meta(meta))
 
 

@@ -101,7 +101,7 @@ def _damage() -> Iterator[None]:
     """Tell what a row that cannot be read means."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, IndexError, struct.error) as error:
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
         raise StoreUnusableError(f"the store is damaged: {error}") from error
 
 

@@ -33,7 +33,7 @@ PIECE_BYTES = 256
 
 
 RESULT_BYTES = 256
-"""What a result that waits takes besides its body: a tuple, a number, the object of its bytes and its entry."""
+"""What a result that waits takes besides its body: an object, a number, the object of its bytes and its entry."""
 
 
 @dataclass(slots=True)

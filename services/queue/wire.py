@@ -134,8 +134,12 @@ def _tokens_left(tokens: int, sampling: request_pb2.SamplingParams) -> int:
     return min(tokens, max(most, 1)) if most >= 0 else 0
 
 
+MAX_TOLD_BYTES: Final = 64 * 1024
+"""Of a result that a watcher gets without reading the store: what waits for a slow one stays small."""
+
+
 class RunResult:
-    """What a worker said of a run, and its encoding once the queue has written its own part into it."""
+    """What a worker said of a run, and its encoding once the queue has written its own part into it, if it is small."""
 
     __slots__ = ("encoded", "message")
 
@@ -143,7 +147,7 @@ class RunResult:
         """Take what the worker said."""
         self.message = message
         self.encoded = b""
-        """As it is stored; empty until then."""
+        """As it is stored; empty until then, and of one that watchers have to read from the store."""
 
 
 def encoded_result(put: PutResult) -> bytes:
@@ -165,8 +169,10 @@ def encoded_result(put: PutResult) -> bytes:
         timings.delivered_unix_ns = put.delivered_ns
     if put.failure is not None:
         result.error.CopyFrom(error_of(put.failure))
-    run.encoded = result.SerializeToString()
-    return run.encoded
+    encoding = result.SerializeToString()
+    if len(encoding) <= MAX_TOLD_BYTES:
+        run.encoded = encoding
+    return encoding
 
 
 def result_write(put: PutResult) -> Write:
@@ -194,14 +200,10 @@ class StoredResult(Value):
         return request_pb2.Result.FromString(self.body)
 
 
-MAX_TOLD_BYTES = 64 * 1024
-"""Of a result that a watcher gets without reading the store: what waits for a slow one stays small."""
-
-
 def told_result(ended: Ended) -> StoredResult | None:
     """Return the result of a request that has just ended, as `result_write` stored it; None if it must be read."""
     run = cast("RunResult | None", ended.body)
-    if run is None or len(run.encoded) > MAX_TOLD_BYTES:
+    if run is None or not run.encoded:
         return None
     return StoredResult(ended.completion_seq, run.encoded)
 

@@ -32,9 +32,11 @@ _MORE: Final = tuple([bytes((n & 127 | 128, n >> 7 | 128)) for n in range(_TWO_G
 
 
 def varint(value: int) -> bytes:
-    """Return the base-128 encoding of `value`, which must not be negative."""
-    if value < _TWO_GROUPS:
+    """Return the base-128 encoding of `value`; raises ValueError if it is negative."""
+    if 0 <= value < _TWO_GROUPS:
         return _SHORT[value]
+    if value < 0:
+        raise ValueError(f"{value} is negative")
     return _MORE[value & _TWO_GROUPS - 1] + varint(value >> 14)
 
 

@@ -196,6 +196,13 @@ def _meta(row: object) -> RequestMeta:
         # Few names for many requests: one string each instead of one for every request of a loaded backlog.
         for index in _SHARED:
             values[index] = sys.intern(values[index])
+    return meta_of_values(values)
+
+
+def meta_of_values(values: list[Any]) -> RequestMeta:
+    """Return the metadata that has these in its fields; raises ValueError if there are not as many."""
+    if len(values) != len(_META_FIELDS):
+        raise ValueError(f"metadata has {len(_META_FIELDS)} fields, the row {len(values)}")
     return RequestMeta(*values)
 
 

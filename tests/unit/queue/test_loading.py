@@ -226,6 +226,14 @@ def test_a_row_that_is_no_metadata_is_damage(row: bytes) -> None:
         recover(queue.store)
 
 
+@pytest.mark.parametrize("seq", [-1, 1 << 64])
+def test_a_dead_letter_of_a_request_that_no_key_can_name_is_damage(seq: int) -> None:
+    queue, _, _ = waiting_request()
+    queue.store.write([Write(records.DEAD, records.seq_key(1), f'[1,{seq},1,"x",5]'.encode())])
+    with pytest.raises(StoreUnusableError, match="the store is damaged"):
+        recover(queue.store)
+
+
 def test_counters_that_are_none_are_damage() -> None:
     queue, _, _ = waiting_request()
     queue.store.write([Write(records.META, records.COUNTERS_KEY, b"?")])

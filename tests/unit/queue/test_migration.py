@@ -102,6 +102,17 @@ def test_old_rows_become_those_of_this_version(path: Path) -> None:
     store.close()
 
 
+def test_a_row_that_ends_early_is_not_brought_up_to_date(path: Path) -> None:
+    store = RocksdbStore(path)
+    age(store)
+    ((key, row),) = store.scan(r.REQUESTS, b"", b"", 1)
+    short = json.dumps(json.loads(row)[:-2]).encode()
+    store.write([Write(r.REQUESTS, key, short)])
+    store.close()
+    with pytest.raises(StoreUnusableError, match="cannot be brought up to date"):
+        RocksdbStore(path)
+
+
 class Dying:
     """A store that dies after some writes."""
 

@@ -1,5 +1,8 @@
 """Rows and keys: what is written is what is read, and bytes sort as numbers do."""
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +27,13 @@ def everything(of: Entry) -> dict[str, object]:
 
 def test_meta_survives() -> None:
     assert records.decode_meta(records.encode_meta(META)) == META
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_metadata_that_ends_early_is_not_read(missing: int) -> None:
+    values = json.loads(records.encode_meta(META))
+    with pytest.raises(ValueError, match="17 fields"):
+        records.decode_meta(json.dumps(values[:-missing]).encode())
 
 
 @given(st.tuples(PRIORITIES, SEQS), st.tuples(PRIORITIES, SEQS))

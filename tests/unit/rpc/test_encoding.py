@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,12 @@ def test_fields_read_as_they_were_meant(number: int, text: str) -> None:
     content += number_tag(queue_pb2.LeaseRef, "fencing_token") + varint(number)
     lease = queue_pb2.LeaseRef.FromString(content)
     assert (lease.request_id, lease.fencing_token) == (text, number)
+
+
+@given(st.integers(max_value=-1))
+def test_a_negative_number_is_not_written(number: int) -> None:
+    with pytest.raises(ValueError, match="negative"):
+        varint(number)
 
 
 def test_what_is_encoded_already_stays_as_it_is() -> None:

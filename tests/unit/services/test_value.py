@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from services.core.value import fields
@@ -23,6 +26,12 @@ def test_values_of_two_kinds_are_not() -> None:
 def test_a_value_shows_its_fields_by_name_in_order() -> None:
     assert repr(Claim(1, "a")) == "Claim(stream=1, request_id='a')"
     assert fields(Claim(1, "a")) == {"stream": 1, "request_id": "a"}
+
+
+def test_a_value_can_be_copied_and_pickled() -> None:
+    one = Claim(1, "a")
+    assert copy.deepcopy(one) == one
+    assert pickle.loads(pickle.dumps(one)) == one
 
 
 def test_another_is_made_with_some_fields_replaced() -> None:
