@@ -26,6 +26,9 @@ START_TIMEOUT_S = 120.0
 PORT_SPAN = 12_000
 """Ports that `free_port` draws from: enough that two test runs side by side hardly ever draw the same."""
 
+_given: set[int] = set()
+"""Ports that were drawn: nobody may listen on one yet, or again, and a run draws so many that some would come twice."""
+
 
 def free_port() -> int:
     """Return a port that was free a moment ago, and that stays free while a service that has it is down.
@@ -36,12 +39,15 @@ def free_port() -> int:
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.SystemRandom().randrange(max(first_ephemeral - PORT_SPAN, 1024), first_ephemeral)
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _given.add(port)
+        return port
 
 
 @dataclass
