@@ -23,7 +23,7 @@ from benchmarks.lifecycle import report
 from benchmarks.lifecycle.beside import beside_a_flood
 from benchmarks.lifecycle.growth import Growth, by_waiting, by_workers, fleet_usage
 from benchmarks.lifecycle.measure import alternate, opened_systems
-from benchmarks.lifecycle.systems import PENSTOCK, PENSTOCK_COMPILED, SYSTEMS
+from benchmarks.lifecycle.systems import NOTHING, PENSTOCK, PENSTOCK_COMPILED, SYSTEMS, slow_syncs
 from benchmarks.options import count, each, some_of
 from services.core import value
 from services.scheduler.core.policy import POLICIES
@@ -55,6 +55,9 @@ def main() -> None:
     parser.add_argument("--only", type=some_of(SYSTEMS), default="penstock,redis,nats", help="systems to compare")
     parser.add_argument("--workers", type=each(count), default=WORKERS, help="numbers of workers to compare")
     parser.add_argument("--waiting", type=each(count), default=WAITING, help="numbers of waiting requests to compare")
+    parser.add_argument(
+        "--sync-ms", type=count, default=0, help="in compare, how much longer each sync of our queue takes (by strace)"
+    )
     parser.add_argument("--parts", type=some_of(PARTS), default=",".join(PARTS), help="parts to run")
     options = parser.parse_args()
     if {PENSTOCK, PENSTOCK_COMPILED} <= set(options.only) and str(value.__file__).endswith(".so"):
@@ -68,7 +71,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lifecycle-", dir=RUN_DIRECTORY) as name:
         directory = Path(name).resolve()
         if "compare" in parts:
-            with opened_systems(directory, options.only, options.policy, options.nats_server) as systems:
+            under = {"queue": slow_syncs(options.sync_ms)} if options.sync_ms else NOTHING
+            with opened_systems(directory, options.only, options.policy, options.nats_server, under) as systems:
                 rounds = alternate(systems, options.requests, options.lone, options.rounds)
             answer.update(report.comparison(rounds, {system.name: system.note for system in systems}))
         if "workers" in parts:

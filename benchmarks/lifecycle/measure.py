@@ -14,6 +14,7 @@ from benchmarks.lifecycle.systems import (
     PENSTOCK_COMPILED,
     FleetShape,
     System,
+    Under,
     jetstream,
     missing,
     penstock,
@@ -62,13 +63,15 @@ def charged(children: Sequence[Child], requests: int, work: Callable[[], dict[st
 
 
 @contextmanager
-def opened_systems(directory: Path, names: Sequence[str], policy: str, nats_server: str) -> Iterator[list[System]]:
-    """Have the systems up; those whose program is not installed are left out, and that is said."""
+def opened_systems(
+    directory: Path, names: Sequence[str], policy: str, nats_server: str, under: Under
+) -> Iterator[list[System]]:
+    """Have the systems up, ours `under` those programs; who is not installed is left out, and that is said."""
     with ExitStack() as stack:
         systems: list[System] = []
         for name in names:
             if name in {PENSTOCK, PENSTOCK_COMPILED}:
-                ours = penstock(directory / name, FleetShape(), policy, name == PENSTOCK_COMPILED)
+                ours = penstock(directory / name, FleetShape(), policy, name == PENSTOCK_COMPILED, under)
                 systems.append(stack.enter_context(ours))
             elif missing(program := "redis-server" if name == "redis" else nats_server):
                 print(f"{name}: {program} is not installed (Debian: apt-get install {name}-server)", file=sys.stderr)

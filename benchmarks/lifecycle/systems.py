@@ -36,6 +36,15 @@ Under: TypeAlias = Mapping[str, Sequence[str]]
 NOTHING: Under = MappingProxyType({})
 
 
+def slow_syncs(more_ms: int) -> Sequence[str]:
+    """Return what makes every sync of a process take longer, as on another disk; its other calls are not traced."""
+    if shutil.which("strace") is None:
+        raise SystemExit("strace is not installed (Debian: apt-get install strace)")
+    delay = f"inject=fdatasync:delay_enter={more_ms * 1000}"
+    # -D: the process itself stays our child.
+    return ("strace", "-D", "-f", "--seccomp-bpf", "-qq", "-e", "trace=fdatasync", "-e", delay, "-o", "/dev/null")
+
+
 @dataclass
 class System:
     """One system: its client, and every process whose CPU time counts."""
