@@ -13,24 +13,13 @@ from typing import IO, Any, Final
 import rocksdict
 
 from services.queue.core.effects import Write
-from services.queue.core.records import FAMILIES, META, PARTS, PAYLOADS, RESULTS, SCHEMA_KEY, SCHEMA_VERSION
+from services.queue.core.records import FAMILIES, META, SCHEMA_KEY, SCHEMA_VERSION
 from services.queue.migration import MIGRATED_VERSIONS, migrate
+from services.queue.rocksdb_options import database_options, family_options
 from services.queue.store import Row, StoreDamagedError, StoreError, StoreUnreadableError, StoreUnusableError
 from services.queue.synced import MARK_FILE, MarkError, SyncedMark, read_mark, write_mark
 
 log = logging.getLogger(__name__)
-
-WRITE_BUFFER_BYTES = 32 * 1024 * 1024
-"""Of one family in memory: a few thousand requests between flushes, and a bound on replay at start-up."""
-
-ALL_WRITE_BUFFERS_BYTES = 64 * 1024 * 1024
-"""Of all families together. Else ten of them fill, each at its pace, up to 320 MiB: memory that grows for hours."""
-
-BLOB_BYTES = 4096
-"""Payloads and results from this size on go to blob files, so that compaction does not copy them."""
-
-MAX_WAL_BYTES = 256 * 1024 * 1024
-"""Bounds the log that a start replays, which is what bounds the time of a start after a kill."""
 
 BACKUP_MARK = "PENSTOCK_BACKUP.json"
 """The file that tells a backup from a data directory."""
@@ -40,9 +29,6 @@ DAMAGE = "Corruption"
 
 TABLE_FILE = re.compile(r"\d+\.sst")
 """The name of a table file, as RocksDB's errors have it."""
-
-INFO_LOGS_KEPT = 2
-"""RocksDB's own text logs; one for this run and one for the run before."""
 
 
 class RocksdbStore:
@@ -88,8 +74,8 @@ class RocksdbStore:
             _refuse_lost_writes(self._path)
         access = rocksdict.AccessType.read_only() if self._read_only else rocksdict.AccessType.read_write()
         try:
-            families = {name: _family_options(name) for name in FAMILIES}
-            options = _database_options()
+            families = {name: family_options(name) for name in FAMILIES}
+            options = database_options()
             self._db: Any = rocksdict.Rdict(str(self._path), options, column_families=families, access_type=access)
             self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
@@ -379,27 +365,3 @@ def _open_reason(path: Path, text: str) -> str:
     if "Column families not opened" in text:
         return f"data directory {path} was written by a newer version of this program ({text})"
     return f"data directory {path} cannot be opened: {text}"
-
-
-def _database_options() -> Any:
-    options = rocksdict.Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.create_missing_column_families(True)
-    options.set_db_write_buffer_size(ALL_WRITE_BUFFERS_BYTES)
-    options.set_max_total_wal_size(MAX_WAL_BYTES)
-    options.set_keep_log_file_num(INFO_LOGS_KEPT)
-    return options
-
-
-def _family_options(name: str) -> Any:
-    options = rocksdict.Options(raw_mode=True)
-    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
-    options.set_compression_type(rocksdict.DBCompressionType.lz4())
-    table = rocksdict.BlockBasedOptions()
-    table.set_bloom_filter(10, False)
-    options.set_block_based_table_factory(table)
-    if name in {PAYLOADS, RESULTS, PARTS}:
-        options.set_enable_blob_files(True)
-        options.set_min_blob_size(BLOB_BYTES)
-        options.set_enable_blob_gc(True)
-    return options
