@@ -48,11 +48,10 @@ SHORT_ROWS = 32
 """Rows of a short write: those of a few requests."""
 
 SHORT_WRITE_NS = 5_000_000
-"""After a short write that took no longer the next one is made on the loop's own thread. RocksDB's binding keeps the
-interpreter's lock while it writes and syncs, so nothing runs meanwhile either way; but to hand a write over and back
+"""After a short write that took no longer the next one is made on the loop's own thread. To hand a write over and back
 takes two switches of threads, each of which waits for a processor on a busy machine, and a lone request has three
-writes. A disk that takes longer is left to the thread of the commits, as is the first write, of which nothing is
-known."""
+writes; who has so few has little else to do meanwhile. A disk that takes longer is left to the thread of the commits,
+as is the first write, of which nothing is known, and a long one: while that syncs, the loop goes on."""
 
 SHORT_READ_BYTES = 1024 * 1024
 """Of requests that are read on the loop's own thread for their delivery, from a disk whose short writes are made there
@@ -411,7 +410,7 @@ class Committer:
     async def _rebuild(self) -> bool:
         given = self.machine.book.counters
         try:
-            self.machine = await self._off_loop(self._build)
+            self.machine = await self._off_loop(self._built)
         except (StoreError, StoreUnusableError) as error:
             log.error("the store cannot be read either: %s", error)
             self._in_doubt = True
@@ -421,6 +420,10 @@ class Committer:
         self._end_loading()
         self._outlet.reset(self.machine)
         return True
+
+    def _built(self) -> Machine:
+        self._store.settle()  # what a sync that failed was about must not become what the machine knows
+        return self._build()
 
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
         """While the store cannot write, keep only what changes nothing in it."""

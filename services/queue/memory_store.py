@@ -67,6 +67,9 @@ class MemoryStore:
                 elif rows.pop(key, None) is not None:
                     del keys[bisect_left(keys, key)]
 
+    def settle(self) -> None:
+        """Nothing to wait for."""
+
     def checkpoint(self, path: Path) -> None:
         """Raise StoreError: there is nothing on disk."""
         raise StoreError(f"a store in memory cannot be copied to {path}")

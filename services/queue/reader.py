@@ -63,7 +63,12 @@ class Reader:
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         with self._faults.noted():
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._settled, work)
+
+    def _settled(self, work: Callable[[], T]) -> T:
+        found = work()
+        self._store.settle()
+        return found
 
     async def result(self, seq: int, sees: str | None = None) -> wire.StoredResult | None:
         """Return the result of one request, or None; for a caller that `sees` one tenant only, None of others' too."""

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -43,6 +44,11 @@ class RocksdbStore:
         self._path = path
         self._lock: IO[bytes] | None = None
         self._read_only = read_only
+        self._synced = 0
+        """Number of the last write that is known to be synced."""
+        self._sync_failed = ""
+        """Why a sync failed: what it was to make durable may be on the disk or not until the store is opened anew."""
+        self._sync_ended = threading.Condition()
         self._mark: SyncedMark | None = None
         self._mark_fails = False
         if read_only:
@@ -50,8 +56,6 @@ class RocksdbStore:
             return
         if (path / BACKUP_MARK).exists():
             raise StoreUnusableError(f"{path} is a backup: `penstock restore` makes a data directory of it")
-        self._sync = rocksdict.WriteOptions()
-        self._sync.sync = True
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -82,12 +86,14 @@ class RocksdbStore:
         except Exception as error:  # rocksdict raises plain Exception for every failure
             kind = StoreUnreadableError if str(error).startswith(DAMAGE) else StoreUnusableError
             raise kind(_open_reason(self._path, str(error))) from None
+        # To open replays the log into table files, which are synced.
+        self._synced, self._sync_failed = self._db.latest_sequence_number(), ""
         if not self._read_only:
             self._begin_mark()
 
     def _begin_mark(self) -> None:
         try:
-            self._mark = SyncedMark(self._path, self._db.latest_sequence_number())
+            self._mark = SyncedMark(self._path, self._synced)
         except OSError as error:
             self.close()
             raise StoreUnusableError(f"{self._path / MARK_FILE}: {error.strerror}") from None
@@ -203,8 +209,14 @@ class RocksdbStore:
         return ends[0] + b"\0" if ends and ends[0] >= after else None
 
     def write(self, writes: Sequence[Write]) -> None:
-        """Apply all writes in one batch and fsync it."""
+        """Apply all writes in one batch and fsync it.
+
+        In two steps: the binding keeps the interpreter's lock while it writes, also while such a write syncs, and lets
+        go of it for a sync of its own, so that the event loop goes on meanwhile. In between reads find what the disk
+        may not have; `settle` is there for that.
+        """
         with _STORE_ERRORS:
+            self._refuse_in_doubt()
             batch = rocksdict.WriteBatch(raw_mode=True)
             put, delete, handles = batch.put, batch.delete, self._handles
             for write in writes:
@@ -212,9 +224,36 @@ class RocksdbStore:
                     delete(write.key, handles[write.family])
                 else:
                     put(write.key, write.value, handles[write.family])
-            self._db.write(batch, self._sync)
-            number = self._db.latest_sequence_number()  # of a write that is synced: RocksDB counts it only then
+            self._db.write(batch)
+            number = self._db.latest_sequence_number()  # of this write or of one of another thread, which is synced too
+            self._sync()
+        with self._sync_ended:
+            self._synced = max(self._synced, number)
+            self._sync_ended.notify_all()
         self._note_synced(number)
+
+    def _sync(self) -> None:
+        """Sync the log. After an error nothing may be written: the kernel forgets what it could not write back, so a
+        later sync would succeed with a hole before it."""
+        try:
+            self._db.flush_wal(True)
+        except Exception as error:
+            with self._sync_ended:
+                self._sync_failed = str(error) or type(error).__name__
+                self._sync_ended.notify_all()
+            raise
+
+    def _refuse_in_doubt(self) -> None:
+        if self._sync_failed:
+            raise StoreError(f"a sync failed, so the store has to be opened again: {self._sync_failed}")
+
+    def settle(self) -> None:
+        """Return once every write that reads could find so far is synced; raises StoreError if a sync failed."""
+        with _STORE_ERRORS:
+            seen = self._db.latest_sequence_number()
+        with self._sync_ended:
+            self._sync_ended.wait_for(lambda: self._sync_failed or self._synced >= seen)
+            self._refuse_in_doubt()
 
     def _note_synced(self, number: int) -> None:
         try:

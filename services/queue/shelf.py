@@ -178,7 +178,12 @@ class Shelf:
 
     async def _read(self, work: Callable[[], T]) -> T:
         with self._faults.noted():
-            return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+            return await asyncio.get_running_loop().run_in_executor(self._readers, self._settled, work)
+
+    def _settled(self, work: Callable[[], T]) -> T:
+        found = work()
+        self._store.settle()
+        return found
 
     # `sees` is the only tenant whose files and records there are for the caller; None: everybody's.
 

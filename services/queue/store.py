@@ -49,7 +49,16 @@ class Store(Protocol):
         """Return at most `limit` rows with start <= key < end, from the last downwards; `end` as for `scan`."""
 
     def write(self, writes: Sequence[Write]) -> None:
-        """Apply all writes, or none; on return they survive a crash of the machine."""
+        """Apply all writes, or none; on return they survive a crash of the machine.
+
+        Reads may find them before; after a StoreError they may, and `write` and `settle` raise it until `reopen`.
+        """
+
+    def settle(self) -> None:
+        """Return once all that the caller has read survives a crash: whoever tells of it calls this before.
+
+        It waits for the write that is being made, so an event loop may not call it.
+        """
 
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy of everything written so far to `path`, a new directory."""
@@ -58,7 +67,7 @@ class Store(Protocol):
         """Return the free bytes of the disk under the store."""
 
     def reopen(self) -> None:
-        """Close and open again, to leave an error the store cannot recover from by itself."""
+        """Close and open again, to leave an error the store cannot recover from by itself; what it holds is durable."""
 
     def close(self) -> None:
         """Release the store, whatever state it is in; nothing but `reopen` may be called after."""

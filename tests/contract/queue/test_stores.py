@@ -1,7 +1,9 @@
 """What every store must do; run on each of them."""
 
 import resource
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from services.queue.core.records import FAMILIES, META, READY, REQUESTS, SCHEMA_
 from services.queue.memory_store import MemoryStore
 from services.queue.rocksdb_store import RocksdbStore
 from services.queue.store import Store, StoreError, StoreUnusableError
+from services.queue.synced import read_mark
 
 
 @pytest.fixture(params=["memory", "rocksdb"])
@@ -76,6 +79,14 @@ def test_reopening_keeps_everything(store: Store) -> None:
     store.write([Write(REQUESTS, b"k", b"v")])
     store.reopen()
     assert store.get(REQUESTS, b"k") == b"v"
+
+
+def test_what_was_written_is_settled(store: Store) -> None:
+    store.settle()
+    store.write([Write(REQUESTS, b"k", b"v")])
+    store.settle()
+    store.reopen()
+    store.settle()
 
 
 def test_the_free_space_is_known(store: Store) -> None:
@@ -140,28 +151,92 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         store.write([Write(REQUESTS, b"k", b"v")])
 
 
-def test_every_write_asks_rocksdb_for_an_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Spy:
+    """A database whose syncs are noted, and wait for `may_sync` or fail with `error`."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.calls: list[str] = []
+        self.syncing, self.may_sync = threading.Event(), threading.Event()
+        self.may_sync.set()
+        self.error = ""
+
+    def write(self, batch: Any) -> None:
+        self._database.write(batch)
+        self.calls.append("write")
+
+    def flush_wal(self, sync: bool) -> None:
+        self.syncing.set()
+        assert self.may_sync.wait(60)
+        if self.error:
+            raise Exception(self.error)  # as rocksdict does
+        self._database.flush_wal(sync)
+        self.calls.append(f"flush_wal({sync})")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
+@pytest.fixture
+def spied(tmp_path: Path) -> Iterator[tuple[RocksdbStore, Spy]]:
     store = RocksdbStore(tmp_path / "db")
-    synced: list[bool] = []
-
-    class Spy:
-        """Passes writes on and notes whether they are to be synced."""
-
-        def write(self, batch: Any, options: Any = None) -> None:
-            synced.append(options is not None and options.sync)
-            database.write(batch, options)
-
-        def latest_sequence_number(self) -> int:
-            number: int = database.latest_sequence_number()
-            return number
-
-    database = store._db
-    monkeypatch.setattr(store, "_db", Spy())
-    store.write([Write(REQUESTS, b"k", b"v")])
-    monkeypatch.undo()
-    assert store.get(REQUESTS, b"k") == b"v"
+    spy = Spy(store._db)
+    store._db = spy
+    yield store, spy
     store.close()
-    assert synced == [True]
+
+
+def test_every_write_asks_rocksdb_for_an_fsync(spied: tuple[RocksdbStore, Spy]) -> None:
+    store, spy = spied
+    store.write([Write(REQUESTS, b"k", b"v")])
+    assert spy.calls == ["write", "flush_wal(True)"]
+    assert store.get(REQUESTS, b"k") == b"v"
+
+
+def test_to_settle_is_to_wait_for_the_sync_of_what_can_be_read(spied: tuple[RocksdbStore, Spy], tmp_path: Path) -> None:
+    store, spy = spied
+    store.settle()
+    marked = read_mark(tmp_path / "db")
+    spy.may_sync.clear()
+    with ThreadPoolExecutor(2) as threads:
+        writing = threads.submit(store.write, [Write(REQUESTS, b"k", b"v")])
+        assert spy.syncing.wait(60)
+        assert store.get(REQUESTS, b"k") == b"v"
+        assert read_mark(tmp_path / "db") == marked
+        settling = threads.submit(store.settle)
+        assert not wait([settling], timeout=0.05).done
+        spy.may_sync.set()
+        settling.result(60)
+        assert spy.calls == ["write", "flush_wal(True)"]
+        writing.result(60)
+    assert read_mark(tmp_path / "db") == spy.latest_sequence_number()
+
+
+def test_after_a_sync_that_failed_nothing_is_written_or_told_until_the_store_is_opened_again(
+    spied: tuple[RocksdbStore, Spy], tmp_path: Path
+) -> None:
+    store, spy = spied
+    marked = read_mark(tmp_path / "db")
+    spy.may_sync.clear()
+    spy.error = "IO error: Input/output error"
+    with ThreadPoolExecutor(2) as threads:
+        writing = threads.submit(store.write, [Write(REQUESTS, b"k", b"v")])
+        assert spy.syncing.wait(60)
+        settling = threads.submit(store.settle)
+        spy.may_sync.set()
+        for waiting in (writing, settling):
+            with pytest.raises(StoreError, match="Input/output error"):
+                waiting.result(60)
+    spy.error = ""
+    for refused in (store.settle, lambda: store.write([Write(REQUESTS, b"l", b"w")])):
+        with pytest.raises(StoreError, match="a sync failed"):
+            refused()
+    assert spy.calls == ["write"]
+    assert read_mark(tmp_path / "db") == marked
+    store.reopen()
+    store.settle()
+    store.write([Write(REQUESTS, b"l", b"w")])
+    assert store.scan(REQUESTS, b"", b"", 10) == [(b"k", b"v"), (b"l", b"w")]
 
 
 @contextmanager
