@@ -14,7 +14,7 @@ from benchmarks.lifecycle.instant_engine import WINDOW_TOKENS, Beat, InstantEngi
 from benchmarks.lifecycle.role import serve
 from penstock.tls import Access
 from services.clock import SystemClock
-from services.rpc.loop import run
+from services.rpc.loop import run_service
 from services.telemetry import Telemetry
 from services.worker.core.session import Session
 from services.worker.engine import PromptSpec
@@ -117,7 +117,7 @@ def main() -> None:
     async def work() -> None:
         await serve({"start": Fleet(options, Rendering(pool, ByteRenderer(WINDOW_TOKENS))).start})
 
-    run(work())
+    run_service(work())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from services.config import load_settings
 from services.gateway.server import allow_connections, serve
 from services.gateway.settings import GatewaySettings
 from services.logs import start_logging
-from services.rpc.loop import run
+from services.rpc.loop import run_service
 from services.rpc.tls import security_of
 from services.telemetry import start_metrics, start_telemetry
 
@@ -17,7 +17,7 @@ def main() -> None:
     allow_connections()
     telemetry = start_telemetry("gateway")
     try:
-        run(serve(settings, telemetry))
+        run_service(serve(settings, telemetry))
     finally:
         telemetry.close()
 

@@ -4,7 +4,7 @@ from services.config import load_settings
 from services.logs import start_logging
 from services.queue.service import serve
 from services.queue.settings import QueueSettings
-from services.rpc.loop import run
+from services.rpc.loop import run_service
 from services.rpc.tls import security_of
 from services.telemetry import start_metrics
 
@@ -14,7 +14,7 @@ def main() -> None:
     settings = load_settings(QueueSettings, "penstock queue")
     start_logging(settings.log_level, settings.log_format)
     start_metrics(settings.metrics_listen, security_of(settings).context())
-    run(serve(settings))
+    run_service(serve(settings))
 
 
 if __name__ == "__main__":

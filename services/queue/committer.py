@@ -115,7 +115,7 @@ class Committer:
         self._page: asyncio.Future[Adopt | None] | None = None
         """The next requests of the store, being read."""
         self.loaded = asyncio.Event()
-        """Set once the machine knows everything that the store holds."""
+        """Set once the machine knows everything that the store holds, or has to be built of it anew."""
         if loading is None:
             self.loaded.set()
         self.broken = ""
@@ -252,9 +252,11 @@ class Committer:
         self._ready.set()
 
     async def _handle(self, items: Sequence[Item]) -> None:
+        self._notice_doubt()
+        if self.broken:
+            await self._heal(items)  # before anything is looked up: rows may come and go with it
         messages = await self._look_up(items)
         if self.broken:
-            await self._heal(messages)
             messages = self._readable(messages)
         messages = self._admit(messages)
         try:
@@ -382,9 +384,16 @@ class Committer:
         self._refuse(messages, RefusedError(self.broken, False))
         await self._rebuild()
 
-    async def _heal(self, messages: Sequence[Message]) -> None:
+    def _notice_doubt(self) -> None:
+        """Be broken, to be healed at once, where another writer's sync failed: files and records have one."""
+        if not self.broken and (doubt := self._store.doubt()):
+            log.error("a sync of the store failed, refusing all changes: %s", doubt)
+            self.broken = f"the queue's store cannot write: {doubt}"
+            self._heal_at_ns = 0
+
+    async def _heal(self, items: Sequence[Item]) -> None:
         now_ns = self._clock.now_ns()
-        if now_ns < self._heal_at_ns or not any(isinstance(message, Tick) for message in messages):
+        if now_ns < self._heal_at_ns or not any(isinstance(item, Tick) for item in items):
             return
         self._heal_at_ns = now_ns + HEAL_PAUSE_NS
         try:
@@ -408,6 +417,7 @@ class Committer:
             self._store.write(probe)
 
     async def _rebuild(self) -> bool:
+        self._end_loading()  # the machine is built of the whole store: now, or once that can be read
         given = self.machine.book.counters
         try:
             self.machine = await self._off_loop(self._built)
@@ -417,7 +427,6 @@ class Committer:
             return False
         self.machine.book.counters.go_on_from(given)
         self._in_doubt = False
-        self._end_loading()
         self._outlet.reset(self.machine)
         return True
 

@@ -67,6 +67,10 @@ class MemoryStore:
                 elif rows.pop(key, None) is not None:
                     del keys[bisect_left(keys, key)]
 
+    def doubt(self) -> str:
+        """Return that there is none."""
+        return ""
+
     def settle(self) -> None:
         """Nothing to wait for."""
 

@@ -66,9 +66,10 @@ class Reader:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._settled, work)
 
     def _settled(self, work: Callable[[], T]) -> T:
-        found = work()
-        self._store.settle()
-        return found
+        try:
+            return work()
+        finally:
+            self._store.settle()  # also before it is said that there is nothing
 
     async def result(self, seq: int, sees: str | None = None) -> wire.StoredResult | None:
         """Return the result of one request, or None; for a caller that `sees` one tenant only, None of others' too."""

@@ -49,6 +49,8 @@ class RocksdbStore:
         self._sync_failed = ""
         """Why a sync failed: what it was to make durable may be on the disk or not until the store is opened anew."""
         self._sync_ended = threading.Condition()
+        self._writing = threading.RLock()
+        """Held while a batch is written and synced, and to open and close: the binding cannot close what syncs."""
         self._mark: SyncedMark | None = None
         self._mark_fails = False
         if read_only:
@@ -86,8 +88,10 @@ class RocksdbStore:
         except Exception as error:  # rocksdict raises plain Exception for every failure
             kind = StoreUnreadableError if str(error).startswith(DAMAGE) else StoreUnusableError
             raise kind(_open_reason(self._path, str(error))) from None
-        # To open replays the log into table files, which are synced.
-        self._synced, self._sync_failed = self._db.latest_sequence_number(), ""
+        with self._sync_ended:
+            # To open replays the log into table files, which are synced.
+            self._synced, self._sync_failed = self._db.latest_sequence_number(), ""
+            self._sync_ended.notify_all()
         if not self._read_only:
             self._begin_mark()
 
@@ -215,7 +219,7 @@ class RocksdbStore:
         go of it for a sync of its own, so that the event loop goes on meanwhile. In between reads find what the disk
         may not have; `settle` is there for that.
         """
-        with _STORE_ERRORS:
+        with self._writing, _STORE_ERRORS:
             self._refuse_in_doubt()
             batch = rocksdict.WriteBatch(raw_mode=True)
             put, delete, handles = batch.put, batch.delete, self._handles
@@ -225,23 +229,26 @@ class RocksdbStore:
                 else:
                     put(write.key, write.value, handles[write.family])
             self._db.write(batch)
-            number = self._db.latest_sequence_number()  # of this write or of one of another thread, which is synced too
-            self._sync()
-        with self._sync_ended:
-            self._synced = max(self._synced, number)
-            self._sync_ended.notify_all()
-        self._note_synced(number)
+            self._sync(self._db.latest_sequence_number())
 
-    def _sync(self) -> None:
-        """Sync the log. After an error nothing may be written: the kernel forgets what it could not write back, so a
-        later sync would succeed with a hole before it."""
+    def _sync(self, number: int) -> None:
+        """Sync the log, up to the write `number`. After an error the store is in doubt: what the kernel could not write
+        back it forgets, so that another sync of the file may succeed with a hole before it."""
         try:
             self._db.flush_wal(True)
-        except Exception as error:
+        except BaseException as error:  # a panic of the binding is no Exception
             with self._sync_ended:
                 self._sync_failed = str(error) or type(error).__name__
                 self._sync_ended.notify_all()
             raise
+        with self._sync_ended:
+            self._synced = number
+            self._sync_ended.notify_all()
+        self._note_synced(number)
+
+    def doubt(self) -> str:
+        """Return why the last sync failed; empty if it did not."""
+        return self._sync_failed
 
     def _refuse_in_doubt(self) -> None:
         if self._sync_failed:
@@ -282,14 +289,19 @@ class RocksdbStore:
 
     def reopen(self) -> None:
         """Close and open again; raises StoreError if that fails."""
-        self.close()
-        try:
-            self._open()
-        except StoreUnusableError as error:
-            raise StoreError(str(error)) from None
+        with self._writing:
+            self.close()
+            try:
+                self._open()
+            except StoreUnusableError as error:
+                raise StoreError(str(error)) from None
 
     def close(self) -> None:
         """Flush and release the directory; never raises, and a second call does nothing."""
+        with self._writing:
+            self._close()
+
+    def _close(self) -> None:
         # The lock goes when the last handle does, so these go first; cleared, for a frame that an error keeps, as the
         # one of a write that failed, may hold the dictionaries.
         self._families.clear()
@@ -298,7 +310,7 @@ class RocksdbStore:
             self._db.close()
         except rocksdict.DbClosedError:
             pass
-        except Exception as error:  # what cannot be flushed, say after a full disk, is in the synced log all the same
+        except Exception as error:  # what cannot be flushed, say after a full disk, is in the log all the same
             log.warning("closed without a flush: %s", error)
         if self._mark is not None:
             self._mark.close()

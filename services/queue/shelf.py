@@ -172,6 +172,8 @@ class Shelf:
                 answers.append(error)
         if writes := draft.writes:
             self._store.write(writes)
+        else:
+            self._store.settle()  # what was found is told
         return answers
 
     # ---- reads; all raise StoreError if the disk fails ----
@@ -181,9 +183,10 @@ class Shelf:
             return await asyncio.get_running_loop().run_in_executor(self._readers, self._settled, work)
 
     def _settled(self, work: Callable[[], T]) -> T:
-        found = work()
-        self._store.settle()
-        return found
+        try:
+            return work()
+        finally:
+            self._store.settle()  # also before it is said that there is nothing
 
     # `sees` is the only tenant whose files and records there are for the caller; None: everybody's.
 

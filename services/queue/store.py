@@ -51,7 +51,13 @@ class Store(Protocol):
     def write(self, writes: Sequence[Write]) -> None:
         """Apply all writes, or none; on return they survive a crash of the machine.
 
-        Reads may find them before; after a StoreError they may, and `write` and `settle` raise it until `reopen`.
+        Reads may find them before.
+        """
+
+    def doubt(self) -> str:
+        """Return why it is unknown what of the store survives a crash; empty if that is known.
+
+        While it is, `write` and `settle` raise StoreError. `reopen` ends it.
         """
 
     def settle(self) -> None:

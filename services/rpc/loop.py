@@ -21,9 +21,14 @@ some hundred objects that die by their reference counts; only what lives long is
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end as `asyncio.run` does, on uvloop."""
     settle_garbage()
-    interrupt_nobody()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+def run_service(main: Coroutine[Any, Any, T]) -> T:
+    """Run a service: `run`, and nobody else on the machine is interrupted for it."""
+    interrupt_nobody()
+    return run(main)
 
 
 def settle_garbage() -> None:
@@ -38,8 +43,9 @@ def interrupt_nobody() -> None:
 
     Who wakes up in it does not take the processor from who runs. A service that is woken for a message while another
     one works on a batch would switch processes for every few messages; so it finds more of them at once. On a processor
-    that is free it starts as soon as in any class.
+    that is free it starts as soon as in any class. A class that somebody chose is kept.
     """
     # Linux has it, and a sandbox may forbid it.
     with suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -13,7 +13,7 @@ from services.clock import SystemClock
 from services.config import load_settings
 from services.logs import start_logging
 from services.reload import Reloader
-from services.rpc.loop import run
+from services.rpc.loop import run_service
 from services.rpc.server import bind, stop_on_signals
 from services.rpc.strict import add_servicer
 from services.rpc.tls import security_of
@@ -116,7 +116,7 @@ def main() -> int:
     start_logging(settings.log_level, settings.log_format)
     telemetry = start_telemetry("scheduler")
     try:
-        return run(serve(settings, telemetry))
+        return run_service(serve(settings, telemetry))
     finally:
         telemetry.close()
 

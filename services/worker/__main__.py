@@ -7,7 +7,7 @@ import sys
 from typing import TextIO
 
 from services.logs import start_logging
-from services.rpc.loop import run
+from services.rpc.loop import run_service
 from services.worker.processes import children_die_with_us
 from services.worker.rendering import Rendering
 from services.worker.service import Parts, serve
@@ -25,7 +25,7 @@ def main() -> None:
     children_die_with_us()
     make = _simulated if settings.engine == "simulated" else _vllm
     parts = make(settings, engine_arguments)
-    status = run(serve(settings, parts, announce))
+    status = run_service(serve(settings, parts, announce))
     announce.flush()
     sys.stderr.flush()
     # Libraries of the engine leave threads behind that would hold an ordinary exit up.

@@ -33,6 +33,8 @@ class Faults:
             "queue stalled": lambda f: self._sim.queue.stall(f.duration_ns),
             "store write fails": lambda f: self._writes_fail(f, False),
             "store write fails, kept": lambda f: self._writes_fail(f, True),
+            "store sync fails, lost": lambda f: self._syncs_fail(f, True),
+            "store sync fails, kept": lambda f: self._syncs_fail(f, False),
             "store read fails": self._reads_fail,
             "disk full": self._disk_full,
             "scheduler crash": lambda f: self._sim.scheduler.crash(f.value < 0.5),
@@ -133,6 +135,11 @@ class Faults:
     def _writes_fail(self, fault: Fault, kept: bool) -> None:
         store = self._sim.store
         store.writes_fail, store.keeps_failed = True, kept
+        self._sim.world.after(fault.duration_ns, store.heal)
+
+    def _syncs_fail(self, fault: Fault, lost: bool) -> None:
+        store = self._sim.store
+        store.syncs_fail, store.loses_unsynced = True, lost
         self._sim.world.after(fault.duration_ns, store.heal)
 
     def _reads_fail(self, fault: Fault) -> None:

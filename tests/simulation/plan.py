@@ -32,6 +32,8 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "queue stalled": ANY_STATE,
     "store write fails": ANY_STATE,
     "store write fails, kept": ANY_STATE,
+    "store sync fails, lost": ANY_STATE,
+    "store sync fails, kept": ANY_STATE,
     "store read fails": ANY_STATE,
     "disk full": ANY_STATE,
     "scheduler crash": ANY_STATE,

@@ -16,7 +16,9 @@ from services.queue.committer import Committer
 from services.queue.core import effects as e
 from services.queue.core.messages import Complete
 from services.queue.core.workers import Workers
+from services.queue.items import Item
 from services.queue.outlet import Released
+from services.queue.reader import Reader
 from services.scheduler.core import channel, line
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Worker
@@ -88,6 +90,26 @@ def _answer_before_sync(stack: ExitStack) -> None:
     _before_sync(stack, e.Cancelled, e.Deleted, e.Requeued)
 
 
+def _build_of_doubt(stack: ExitStack) -> None:
+    """After a sync that failed the machine is built of what it was about, before the store is opened anew."""
+    stack.enter_context(patch.object(Committer, "_built", lambda self: self._build()))
+
+
+def _tell_what_is_in_doubt(stack: ExitStack) -> None:
+    """What is read is told, durable or not."""
+    stack.enter_context(patch.object(Reader, "_settled", lambda self, work: work()))
+
+
+def _look_up_before_the_heal(stack: ExitStack) -> None:
+    """What is looked up in the batch that opens the store anew is looked up before that."""
+    handle = Committer._handle
+
+    async def look_up_first(self: Committer, items: Sequence[Item]) -> None:
+        await handle(self, await self._look_up(items))
+
+    stack.enter_context(patch.object(Committer, "_handle", look_up_first))
+
+
 def _grant_beyond_the_free(stack: ExitStack) -> None:
     """Under policies that follow the output, which may overcommit, a worker is taken to have 60 blocks too many.
 
@@ -154,6 +176,9 @@ PLANTS: dict[str, Callable[[ExitStack], None]] = {
     "ack-before-sync": _ack_before_sync,
     "numbers-given-twice": _numbers_given_twice,
     "answer-before-sync": _answer_before_sync,
+    "built-of-doubt": _build_of_doubt,
+    "told-in-doubt": _tell_what_is_in_doubt,
+    "looked-up-before-heal": _look_up_before_the_heal,
     "grant-beyond-free": _grant_beyond_the_free,
     "last-in-first-out": _last_in_first_out,
     "still-standing": _still_standing,

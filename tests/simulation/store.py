@@ -27,27 +27,58 @@ class SimStore(MemoryStore):
         self.keeps_failed = False
         """Whether a write that fails has reached the disk all the same."""
         self.reads_fail = False
+        self.syncs_fail = False
+        """Whether a write shows and its sync fails, which leaves the store in doubt until it is opened again."""
+        self.loses_unsynced = False
+        """Whether it is gone then."""
         self._ghost: Sequence[Write] = ()
+        self._doubt = ""
+        self._unsynced: Sequence[Write] = ()
+        self._before: tuple[dict[str, dict[bytes, bytes]], dict[str, list[bytes]]] = ({}, {})
+        """Rows and keys without it."""
 
     @property
     def healthy(self) -> bool:
         """Whether reads and writes work."""
-        return not (self.writes_fail or self.reads_fail or self.free_bytes < LEAST_FREE_BYTES)
+        return not (self.writes_fail or self.reads_fail or self._doubt or self.free_bytes < LEAST_FREE_BYTES)
 
     def write(self, writes: Sequence[Write]) -> None:
         """Apply all writes and make them durable, or raise StoreError."""
+        self.settle()
         if self.writes_fail or self.free_bytes < LEAST_FREE_BYTES // 2:
             if self.keeps_failed and not self._ghost:
                 self._ghost = tuple(writes)
             raise StoreError("No space left on device" if not self.writes_fail else "Input/output error")
         self._ghost = ()
+        if self.syncs_fail:
+            self._apply_unsynced(writes)
         self._on_batch(writes)
         super().write(writes)
+
+    def _apply_unsynced(self, writes: Sequence[Write]) -> None:
+        rows = {family: dict(rows) for family, rows in self._rows.items()}
+        self._before = (rows, {family: list(keys) for family, keys in self._keys.items()})
+        self._unsynced, self._doubt = tuple(writes), "Input/output error"
+        super().write(writes)
+        self.settle()
+
+    def doubt(self) -> str:
+        """Return why a sync failed."""
+        return self._doubt
+
+    def settle(self) -> None:
+        """Raise StoreError if a sync failed; else all that shows is durable."""
+        if self._doubt:
+            raise StoreError(self._doubt)
 
     def reopen(self) -> None:
         """Replay the log: what a failed write left in it is there now."""
         if self.reads_fail:
             raise StoreError("Input/output error")
+        if self._doubt:
+            self._rows, self._keys = self._before
+            self._ghost = () if self.loses_unsynced else self._unsynced
+            self._doubt, self._unsynced = "", ()
         ghost, self._ghost = self._ghost, ()
         if ghost:
             self._on_batch(ghost)
@@ -55,7 +86,7 @@ class SimStore(MemoryStore):
 
     def heal(self) -> None:
         """Be a good disk again."""
-        self.writes_fail = self.reads_fail = self.keeps_failed = False
+        self.writes_fail = self.reads_fail = self.syncs_fail = self.keeps_failed = False
         self.free_bytes = PLENTY_BYTES
 
     # ---- reads ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from services.queue.batch_log import BatchLog
@@ -35,7 +36,8 @@ class Pages:
 
     async def page(self, batch: BatchKey, cursor: int, _limit: int) -> Page:
         """Return results of a batch after `cursor`; raises StoreError."""
-        return self._queue.reader._page(batch, cursor, PAGE_RESULTS)
+        reader = self._queue.reader
+        return reader._settled(partial(reader._page, batch, cursor, PAGE_RESULTS))
 
 
 class WatchServer:

@@ -87,6 +87,7 @@ def test_what_was_written_is_settled(store: Store) -> None:
     store.settle()
     store.reopen()
     store.settle()
+    assert store.doubt() == ""
 
 
 def test_the_free_space_is_known(store: Store) -> None:
@@ -212,6 +213,24 @@ def test_to_settle_is_to_wait_for_the_sync_of_what_can_be_read(spied: tuple[Rock
     assert read_mark(tmp_path / "db") == spy.latest_sequence_number()
 
 
+@pytest.mark.parametrize("other", ["write", "reopen"])
+def test_a_store_that_syncs_is_neither_written_nor_closed(spied: tuple[RocksdbStore, Spy], other: str) -> None:
+    store, spy = spied
+    spy.may_sync.clear()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(store.write, [Write(REQUESTS, b"k", b"v")])
+        assert spy.syncing.wait(60)
+        work = store.reopen if other == "reopen" else lambda: store.write([Write(REQUESTS, b"l", b"w")])
+        second = threads.submit(work)
+        assert not wait([second], timeout=0.05).done
+        assert spy.calls == ["write"]
+        spy.may_sync.set()
+        first.result(60)
+        second.result(60)
+    store.settle()
+    assert len(store.scan(REQUESTS, b"", b"", 10)) == (1 if other == "reopen" else 2)
+
+
 def test_after_a_sync_that_failed_nothing_is_written_or_told_until_the_store_is_opened_again(
     spied: tuple[RocksdbStore, Spy], tmp_path: Path
 ) -> None:
@@ -228,12 +247,14 @@ def test_after_a_sync_that_failed_nothing_is_written_or_told_until_the_store_is_
             with pytest.raises(StoreError, match="Input/output error"):
                 waiting.result(60)
     spy.error = ""
+    assert "Input/output error" in store.doubt()
     for refused in (store.settle, lambda: store.write([Write(REQUESTS, b"l", b"w")])):
         with pytest.raises(StoreError, match="a sync failed"):
             refused()
     assert spy.calls == ["write"]
     assert read_mark(tmp_path / "db") == marked
     store.reopen()
+    assert not store.doubt()
     store.settle()
     store.write([Write(REQUESTS, b"l", b"w")])
     assert store.scan(REQUESTS, b"", b"", 10) == [(b"k", b"v"), (b"l", b"w")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from unittest.mock import patch
 
 import pytest
 
@@ -15,7 +16,16 @@ from services.queue.core.effects import Announce, Effect, Inspected, Write
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey
 from services.queue.core.lifecycle import State
 from services.queue.core.machine import Machine
-from services.queue.core.messages import BacklogOpened, Cancel, Inspect, NewRequest, SetWindow, Submit, WorkerOpened
+from services.queue.core.messages import (
+    BacklogOpened,
+    Cancel,
+    Inspect,
+    NewRequest,
+    SetWindow,
+    Submit,
+    Tick,
+    WorkerOpened,
+)
 from services.queue.loading import Loading
 from services.queue.memory_store import MemoryStore
 from services.queue.outlet import Early, Released
@@ -75,8 +85,10 @@ class Ear:
 
 
 class Clock:
+    time_ns = 1_000
+
     def now_ns(self) -> int:
-        return 1_000
+        return self.time_ns
 
 
 class Start:
@@ -91,12 +103,12 @@ class Start:
         before.step(WorkerOpened(1, "w", "life", ()))
         before.claim(1, self.names[-1])
         self.store.gate.clear()
-        self.ear = Ear()
+        self.ear, self.clock = Ear(), Clock()
         loading = Loading(Recovery(self.store))
         self.committer = Committer(
             self.store,
             lambda: Machine(STORE_ID, RULES, recover(self.store), 1_000),
-            Clock(),
+            self.clock,
             self.ear,
             0,
             loading,
@@ -169,6 +181,21 @@ async def test_a_store_that_fails_meanwhile_is_read_anew_in_one_go(start: Start)
         await refused
     assert all((await asked).views)
     assert start.committer.loaded.is_set()
+
+
+async def test_a_store_that_cannot_be_read_meanwhile_is_read_when_the_queue_heals(start: Start) -> None:
+    start.store.failure = "Input/output error"
+    with patch.object(start.store, "settle", side_effect=StoreError("Input/output error")):
+        with pytest.raises(RefusedError, match="Input/output error"):
+            await start.submit("fresh")
+        assert start.committer.loaded.is_set(), "the ticks that heal come only then"
+        with pytest.raises(RefusedError, match="Input/output error"):
+            await start.inspect(*start.names)
+    start.store.failure = ""
+    start.store.gate.set()
+    start.clock.time_ns += 2_000_000_000
+    start.committer.post(Tick())
+    assert all((await start.inspect(*start.names)).views)
 
 
 async def test_a_store_that_turns_out_damaged_ends_the_queue(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from services.rpc.loop import run
+from services.rpc.loop import run_service
 
 
 async def classes() -> tuple[int, int]:
@@ -22,6 +23,15 @@ async def classes() -> tuple[int, int]:
     return os.sched_getscheduler(0), found[0]
 
 
+@pytest.fixture(autouse=True)
+def garbage() -> Iterator[None]:
+    """Collect garbage afterwards as before."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
 @pytest.fixture
 def thread() -> Iterator[ThreadPoolExecutor]:
     """A thread of the usual class: the one that runs the tests may be in another by now, and keeps what it has."""
@@ -31,9 +41,14 @@ def thread() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_a_service_and_the_threads_it_starts_interrupt_nobody(thread: ThreadPoolExecutor) -> None:
-    assert thread.submit(lambda: run(classes())).result(60) == (os.SCHED_BATCH, os.SCHED_BATCH)
+    assert thread.submit(lambda: run_service(classes())).result(60) == (os.SCHED_BATCH, os.SCHED_BATCH)
 
 
 def test_a_sandbox_that_forbids_it_keeps_no_service_from_running(thread: ThreadPoolExecutor) -> None:
     with patch.object(os, "sched_setscheduler", side_effect=PermissionError):
-        assert thread.submit(lambda: run(classes())).result(60) == (os.SCHED_OTHER, os.SCHED_OTHER)
+        assert thread.submit(lambda: run_service(classes())).result(60) == (os.SCHED_OTHER, os.SCHED_OTHER)
+
+
+def test_a_class_that_somebody_chose_is_kept(thread: ThreadPoolExecutor) -> None:
+    thread.submit(os.sched_setscheduler, 0, os.SCHED_IDLE, os.sched_param(0)).result(60)
+    assert thread.submit(lambda: run_service(classes())).result(60) == (os.SCHED_IDLE, os.SCHED_IDLE)
