@@ -431,7 +431,7 @@ class Committer:
         return True
 
     def _built(self) -> Machine:
-        self._store.settle()  # what a sync that failed was about must not become what the machine knows
+        self._store.wait_durable()  # what a sync that failed was about must not become what the machine knows
         return self._build()
 
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:

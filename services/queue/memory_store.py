@@ -71,7 +71,7 @@ class MemoryStore:
         """Return that there is none."""
         return ""
 
-    def settle(self) -> None:
+    def wait_durable(self) -> None:
         """Nothing to wait for."""
 
     def checkpoint(self, path: Path) -> None:

@@ -13,7 +13,7 @@ from services.queue import wire
 from services.queue.core import records
 from services.queue.core.entry import BatchKey, Entry, request_id_of
 from services.queue.read_faults import ReadFaults, decoded
-from services.queue.store import Store
+from services.queue.store import Store, durably
 
 READ_THREADS = 2
 """Reads at once: enough that one slow page does not hold up the rest."""
@@ -63,13 +63,7 @@ class Reader:
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         with self._faults.noted():
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._settled, work)
-
-    def _settled(self, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        finally:
-            self._store.settle()  # also before it is said that there is nothing
+            return await asyncio.get_running_loop().run_in_executor(self._threads, durably, self._store, work)
 
     async def result(self, seq: int, sees: str | None = None) -> wire.StoredResult | None:
         """Return the result of one request, or None; for a caller that `sees` one tenant only, None of others' too."""

@@ -217,7 +217,7 @@ class RocksdbStore:
 
         In two steps: the binding keeps the interpreter's lock while it writes, also while such a write syncs, and lets
         go of it for a sync of its own, so that the event loop goes on meanwhile. In between reads find what the disk
-        may not have; `settle` is there for that.
+        may not have; `wait_durable` is there for that.
         """
         with self._writing, _STORE_ERRORS:
             self._refuse_in_doubt()
@@ -254,7 +254,7 @@ class RocksdbStore:
         if self._sync_failed:
             raise StoreError(f"a sync failed, so the store has to be opened again: {self._sync_failed}")
 
-    def settle(self) -> None:
+    def wait_durable(self) -> None:
         """Return once every write that reads could find so far is synced; raises StoreError if a sync failed."""
         with _STORE_ERRORS:
             seen = self._db.latest_sequence_number()

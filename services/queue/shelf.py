@@ -31,7 +31,7 @@ from services.queue.file_rows import (
     seen_record,
 )
 from services.queue.read_faults import ReadFaults
-from services.queue.store import Row, Store, StoreDamagedError, StoreError
+from services.queue.store import Row, Store, StoreDamagedError, StoreError, durably
 
 log = logging.getLogger(__name__)
 
@@ -173,20 +173,14 @@ class Shelf:
         if writes := draft.writes:
             self._store.write(writes)
         else:
-            self._store.settle()  # what was found is told
+            self._store.wait_durable()  # what was found is told
         return answers
 
     # ---- reads; all raise StoreError if the disk fails ----
 
     async def _read(self, work: Callable[[], T]) -> T:
         with self._faults.noted():
-            return await asyncio.get_running_loop().run_in_executor(self._readers, self._settled, work)
-
-    def _settled(self, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        finally:
-            self._store.settle()  # also before it is said that there is nothing
+            return await asyncio.get_running_loop().run_in_executor(self._readers, durably, self._store, work)
 
     # `sees` is the only tenant whose files and records there are for the caller; None: everybody's.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from services.queue.core.effects import Write
 
 Row: TypeAlias = tuple[bytes, bytes]
+
+T = TypeVar("T")
 
 
 class StoreError(Exception):
@@ -57,10 +59,10 @@ class Store(Protocol):
     def doubt(self) -> str:
         """Return why it is unknown what of the store survives a crash; empty if that is known.
 
-        While it is, `write` and `settle` raise StoreError. `reopen` ends it.
+        While it is, `write` and `wait_durable` raise StoreError. `reopen` ends it.
         """
 
-    def settle(self) -> None:
+    def wait_durable(self) -> None:
         """Return once all that the caller has read survives a crash: whoever tells of it calls this before.
 
         It waits for the write that is being made, so an event loop may not call it.
@@ -77,3 +79,11 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release the store, whatever state it is in; nothing but `reopen` may be called after."""
+
+
+def durably(store: Store, work: Callable[[], T]) -> T:
+    """Read with `work`; return, or raise, what it found once that is durable. Blocks, as `wait_durable` does."""
+    try:
+        return work()
+    finally:
+        store.wait_durable()  # also before it is said that there is nothing

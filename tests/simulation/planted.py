@@ -11,14 +11,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from services.queue import recovery
+from services.queue import recovery, store
 from services.queue.committer import Committer
 from services.queue.core import effects as e
 from services.queue.core.messages import Complete
 from services.queue.core.workers import Workers
 from services.queue.items import Item
 from services.queue.outlet import Released
-from services.queue.reader import Reader
 from services.scheduler.core import channel, line
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Worker
@@ -97,7 +96,7 @@ def _build_of_doubt(stack: ExitStack) -> None:
 
 def _tell_what_is_in_doubt(stack: ExitStack) -> None:
     """What is read is told, durable or not."""
-    stack.enter_context(patch.object(Reader, "_settled", lambda self, work: work()))
+    stack.enter_context(patch.object(store, "durably", lambda _, work: work()))
 
 
 def _look_up_before_the_heal(stack: ExitStack) -> None:

@@ -44,7 +44,7 @@ class SimStore(MemoryStore):
 
     def write(self, writes: Sequence[Write]) -> None:
         """Apply all writes and make them durable, or raise StoreError."""
-        self.settle()
+        self.wait_durable()
         if self.writes_fail or self.free_bytes < LEAST_FREE_BYTES // 2:
             if self.keeps_failed and not self._ghost:
                 self._ghost = tuple(writes)
@@ -60,13 +60,13 @@ class SimStore(MemoryStore):
         self._before = (rows, {family: list(keys) for family, keys in self._keys.items()})
         self._unsynced, self._doubt = tuple(writes), "Input/output error"
         super().write(writes)
-        self.settle()
+        self.wait_durable()
 
     def doubt(self) -> str:
         """Return why a sync failed."""
         return self._doubt
 
-    def settle(self) -> None:
+    def wait_durable(self) -> None:
         """Raise StoreError if a sync failed; else all that shows is durable."""
         if self._doubt:
             raise StoreError(self._doubt)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+from services.queue import store
 from services.queue.batch_log import BatchLog
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey
 from services.queue.core.messages import WatchTokens
@@ -36,8 +37,7 @@ class Pages:
 
     async def page(self, batch: BatchKey, cursor: int, _limit: int) -> Page:
         """Return results of a batch after `cursor`; raises StoreError."""
-        reader = self._queue.reader
-        return reader._settled(partial(reader._page, batch, cursor, PAGE_RESULTS))
+        return store.durably(self._queue.store, partial(self._queue.reader._page, batch, cursor, PAGE_RESULTS))
 
 
 class WatchServer:

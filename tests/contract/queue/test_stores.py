@@ -81,12 +81,12 @@ def test_reopening_keeps_everything(store: Store) -> None:
     assert store.get(REQUESTS, b"k") == b"v"
 
 
-def test_what_was_written_is_settled(store: Store) -> None:
-    store.settle()
+def test_what_was_written_is_durable(store: Store) -> None:
+    store.wait_durable()
     store.write([Write(REQUESTS, b"k", b"v")])
-    store.settle()
+    store.wait_durable()
     store.reopen()
-    store.settle()
+    store.wait_durable()
     assert store.doubt() == ""
 
 
@@ -194,9 +194,9 @@ def test_every_write_asks_rocksdb_for_an_fsync(spied: tuple[RocksdbStore, Spy]) 
     assert store.get(REQUESTS, b"k") == b"v"
 
 
-def test_to_settle_is_to_wait_for_the_sync_of_what_can_be_read(spied: tuple[RocksdbStore, Spy], tmp_path: Path) -> None:
+def test_wait_durable_waits_for_the_sync_of_what_can_be_read(spied: tuple[RocksdbStore, Spy], tmp_path: Path) -> None:
     store, spy = spied
-    store.settle()
+    store.wait_durable()
     marked = read_mark(tmp_path / "db")
     spy.may_sync.clear()
     with ThreadPoolExecutor(2) as threads:
@@ -204,7 +204,7 @@ def test_to_settle_is_to_wait_for_the_sync_of_what_can_be_read(spied: tuple[Rock
         assert spy.syncing.wait(60)
         assert store.get(REQUESTS, b"k") == b"v"
         assert read_mark(tmp_path / "db") == marked
-        settling = threads.submit(store.settle)
+        settling = threads.submit(store.wait_durable)
         assert not wait([settling], timeout=0.05).done
         spy.may_sync.set()
         settling.result(60)
@@ -227,7 +227,7 @@ def test_a_store_that_syncs_is_neither_written_nor_closed(spied: tuple[RocksdbSt
         spy.may_sync.set()
         first.result(60)
         second.result(60)
-    store.settle()
+    store.wait_durable()
     assert len(store.scan(REQUESTS, b"", b"", 10)) == (1 if other == "reopen" else 2)
 
 
@@ -241,21 +241,21 @@ def test_after_a_sync_that_failed_nothing_is_written_or_told_until_the_store_is_
     with ThreadPoolExecutor(2) as threads:
         writing = threads.submit(store.write, [Write(REQUESTS, b"k", b"v")])
         assert spy.syncing.wait(60)
-        settling = threads.submit(store.settle)
+        settling = threads.submit(store.wait_durable)
         spy.may_sync.set()
         for waiting in (writing, settling):
             with pytest.raises(StoreError, match="Input/output error"):
                 waiting.result(60)
     spy.error = ""
     assert "Input/output error" in store.doubt()
-    for refused in (store.settle, lambda: store.write([Write(REQUESTS, b"l", b"w")])):
+    for refused in (store.wait_durable, lambda: store.write([Write(REQUESTS, b"l", b"w")])):
         with pytest.raises(StoreError, match="a sync failed"):
             refused()
     assert spy.calls == ["write"]
     assert read_mark(tmp_path / "db") == marked
     store.reopen()
     assert not store.doubt()
-    store.settle()
+    store.wait_durable()
     store.write([Write(REQUESTS, b"l", b"w")])
     assert store.scan(REQUESTS, b"", b"", 10) == [(b"k", b"v"), (b"l", b"w")]
 

@@ -185,7 +185,7 @@ async def test_a_store_that_fails_meanwhile_is_read_anew_in_one_go(start: Start)
 
 async def test_a_store_that_cannot_be_read_meanwhile_is_read_when_the_queue_heals(start: Start) -> None:
     start.store.failure = "Input/output error"
-    with patch.object(start.store, "settle", side_effect=StoreError("Input/output error")):
+    with patch.object(start.store, "wait_durable", side_effect=StoreError("Input/output error")):
         with pytest.raises(RefusedError, match="Input/output error"):
             await start.submit("fresh")
         assert start.committer.loaded.is_set(), "the ticks that heal come only then"

@@ -37,8 +37,8 @@ class DoubtfulStore(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.settling, self.may_settle = threading.Event(), threading.Event()
-        self.may_settle.set()
+        self.waited, self.may_return = threading.Event(), threading.Event()
+        self.may_return.set()
         self.calls: list[str] = []
         self.syncs_fail = False
         self._doubt = ""
@@ -65,11 +65,11 @@ class DoubtfulStore(MemoryStore):
         """Return what failed."""
         return self._doubt
 
-    def settle(self) -> None:
+    def wait_durable(self) -> None:
         """Wait for the test."""
-        self.calls.append("settle")
-        self.settling.set()
-        assert self.may_settle.wait(WAIT_S)
+        self.calls.append("wait_durable")
+        self.waited.set()
+        assert self.may_return.wait(WAIT_S)
         if self._doubt:
             raise StoreError(self._doubt)
 
@@ -136,15 +136,15 @@ READS = [result_of, file_of, no_content_of]
 async def test_what_is_found_is_told_once_it_is_durable(
     store: DoubtfulStore, read: Callable[[DoubtfulStore], Awaitable[bool]]
 ) -> None:
-    store.may_settle.clear()
+    store.may_return.clear()
     reading = asyncio.ensure_future(read(store))
-    assert await asyncio.to_thread(store.settling.wait, WAIT_S)
+    assert await asyncio.to_thread(store.waited.wait, WAIT_S)
     done, _ = await asyncio.wait([reading], timeout=0.05)
     assert not done
-    store.may_settle.set()
+    store.may_return.set()
     assert await reading
     assert "get" in store.calls
-    assert store.calls[-1] == "settle", "what is read after it may not be durable"
+    assert store.calls[-1] == "wait_durable", "what is read after it may not be durable"
 
 
 @pytest.mark.parametrize("read", READS)
