@@ -17,7 +17,7 @@ from services.queue import wire
 from services.queue.committer import Committer, RefusedError
 from services.queue.core import records
 from services.queue.core.effects import Submitted
-from services.queue.core.entry import Failure
+from services.queue.core.entry import Failure, RequestMeta
 from services.queue.core.messages import NewRequest, Submit
 from services.queue.core.quotas import OVER_QUOTA
 from services.queue.items import Item, Lookup
@@ -128,11 +128,8 @@ class Intake:
         taken: list[_Taken] = []
         good: list[NewRequest] = []
         for tag, request in tagged:
-            if not request.channel:
-                request.channel = self._default_channel
             try:
-                check(request, self._channels, now_ns)
-                check_caller(request, caller)
+                new = self._checked(request, caller, now_ns)
             except InvalidRequestError as error:
                 self._metrics.refused_submits.labels("invalid").inc()
                 if error.failure.code == CHANNEL_DENIED and not all_or_none:
@@ -142,9 +139,11 @@ class Intake:
                     raise _whole_refusal(error, tag) from None
                 taken.append(_Taken(tag, error.failure, None))
                 continue
-            span = self._persist_span(request, now_ns) if self._telemetry.enabled else None
-            payload = request.SerializeToString()
-            good.append(NewRequest(wire.meta_of(request, len(payload)), payload))
+            span = None
+            if self._telemetry.enabled:
+                span = self._persist_span(new.meta, now_ns)
+                new = _traced(new, request, span)
+            good.append(new)
             taken.append(_Taken(tag, None, span))
         answer = self._post(source, tuple(good), all_or_none) if good else None
         if answer is not None:
@@ -155,14 +154,21 @@ class Intake:
         weight = weight_of(len(good), sum(len(new.payload) for new in good))
         return self._committer.submit(source, weight, lambda ticket: submit_item(ticket, good, all_or_none))
 
-    def _persist_span(self, request: request_pb2.Request, now_ns: int) -> Span:
+    def _checked(self, request: request_pb2.Request, caller: Caller, now_ns: int) -> NewRequest:
+        """Fill in the channel and the tenant, and return what is to be stored; raises InvalidRequestError."""
+        if not request.channel:
+            request.channel = self._default_channel
+        if not request.tenant:
+            request.tenant = caller.tenant
+        payload = request.SerializeToString()
+        meta = wire.meta_of(request, len(payload))
+        check(request, meta, self._channels, now_ns)
+        check_caller(meta, caller)
+        return NewRequest(meta, payload)
+
+    def _persist_span(self, meta: RequestMeta, now_ns: int) -> Span:
         """Start the span of persisting; it is the root of the trace if the client sent none."""
-        span = self._telemetry.start(
-            "queue.persist", request.traceparent, now_ns, {"penstock.channel": request.channel}
-        )
-        if not request.traceparent:
-            request.traceparent = traceparent_of(span)
-        return span
+        return self._telemetry.start("queue.persist", meta.traceparent, now_ns, {"penstock.channel": meta.channel})
 
     def _count_refusal(self, answer: asyncio.Future[Submitted], count: int) -> None:
         # Reading the exception also keeps asyncio from reporting it when the client has gone.
@@ -175,15 +181,22 @@ class Intake:
                 self._metrics.refused_submits.labels("over_quota" if failure.code == OVER_QUOTA else "invalid").inc()
 
 
-def check_caller(request: request_pb2.Request, caller: Caller) -> None:
-    """Give `request` its tenant; raises InvalidRequestError if `caller` may not submit it."""
-    if not request.tenant:
-        request.tenant = caller.tenant
-    elif request.tenant != caller.tenant and (caller.role is not None or caller.sees is not None):
+def _traced(new: NewRequest, request: request_pb2.Request, span: Span) -> NewRequest:
+    """Return what is to be stored of a request that belongs to a trace, if need be to the one that `span` begins."""
+    if new.meta.traceparent:
+        return new
+    request.traceparent = traceparent_of(span)
+    payload = request.SerializeToString()
+    return NewRequest(new.meta.replace(traceparent=request.traceparent, payload_bytes=len(payload)), payload)
+
+
+def check_caller(meta: RequestMeta, caller: Caller) -> None:
+    """Raise InvalidRequestError if `caller` may not submit this for its tenant and in its channel."""
+    if meta.tenant != caller.tenant and (caller.role is not None or caller.sees is not None):
         raise InvalidRequestError("tenant", f"is not {caller.tenant}, for whom this call is made; leave it empty")
-    if not caller.may_use(request.channel):
+    if not caller.may_use(meta.channel):
         allowed = ", ".join(sorted(caller.channels or ())) or "none"
-        text = f"{request.channel!r} is not for this key; it may use: {allowed}"
+        text = f"{meta.channel!r} is not for this key; it may use: {allowed}"
         raise InvalidRequestError("channel", text, CHANNEL_DENIED)
 
 

@@ -92,7 +92,7 @@ _RESULT: Final = length_tag(queue_pb2.WatchResult, "result")
 
 
 def meta_of(request: request_pb2.Request, payload_bytes: int) -> RequestMeta:
-    """Return the metadata of a valid request, whose encoding has `payload_bytes`."""
+    """Return the metadata of a request, valid or not, whose encoding has `payload_bytes`."""
     kind = request.WhichOneof("prompt")
     sampling = request.sampling
     prompt = b""

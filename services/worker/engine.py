@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -90,9 +91,13 @@ class PromptSpec(Value):
 
 
 class Rendered(Value):
-    """A rendered prompt; `text` is None unless it was asked for."""
+    """A rendered prompt; `text` is None unless it was asked for.
 
-    def __init__(self, token_ids: list[int], text: str | None = None) -> None:
+    The ids are unsigned 32-bit numbers. A prompt that waits for its engine keeps 4 bytes for each: as a list of
+    Python's they take 36, and longer to make than to send from one process to another.
+    """
+
+    def __init__(self, token_ids: array[int], text: str | None = None) -> None:
         """Take what was rendered."""
         self.token_ids, self.text = token_ids, text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from penstock.request.v1 import request_pb2 as pb
 from services.logs import about
@@ -38,7 +39,7 @@ class Run:
         self.submitted_ns = submitted_ns
         self.delivered_ns = delivered_ns
         self.output = RunOutput()
-        self.prompt_ids: list[int] = []
+        self.prompt_ids: Sequence[int] = ()
         self.prompt_text: str | None = None
         self.watched = False
         self.tell_at_tokens = 0
@@ -79,7 +80,7 @@ class Run:
             complete = self._complete(self.ending, model, spent)
         self.request.ClearField("prompt")
         self.calls = None
-        self.prompt_ids = []
+        self.prompt_ids = ()
         self.prompt_text = None
         self.output = RunOutput()
         return complete

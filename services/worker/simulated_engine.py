@@ -11,6 +11,7 @@ import hashlib
 import json
 import random
 import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -74,7 +75,7 @@ class ByteRenderer:
             )
         if not ids:
             raise RequestRefusedError("empty_prompt", "the prompt has no tokens", "prompt")
-        return Rendered(ids, text if spec.want_text else None)
+        return Rendered(array("I", ids), text if spec.want_text else None)
 
 
 def _conversation(spec: PromptSpec) -> str:

@@ -174,7 +174,7 @@ def _unpacked(answer: tuple[bytes, str | None] | Refusal) -> Answer:
     if isinstance(answer, Refusal):
         return answer
     packed, text = answer
-    return Rendered(array("I", packed).tolist(), text)
+    return Rendered(array("I", packed), text)
 
 
 def _child(theirs: socket.socket, make_renderer: Callable[[], Renderer]) -> None:
@@ -229,4 +229,4 @@ def answer_to(renderer: Renderer, name: str, spec: PromptSpec) -> Answer:
 def _packed(answer: Answer) -> tuple[bytes, str | None] | Refusal:
     if isinstance(answer, Refusal):
         return answer
-    return array("I", answer.token_ids).tobytes(), answer.text
+    return answer.token_ids.tobytes(), answer.text

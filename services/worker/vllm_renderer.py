@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from contextlib import suppress
 from typing import Any
 
@@ -50,10 +51,10 @@ class VllmRenderer:
             prompt = self._chat(spec) if spec.messages_json is not None else self._completion(spec)
         except (VLLMError, ValueError, TypeError, KeyError) as error:
             raise refusal(error, "messages" if spec.messages_json is not None else "prompt") from error
-        ids = list(prompt["prompt_token_ids"])
+        ids = array("I", prompt["prompt_token_ids"])
         text = None
         if spec.want_text:
-            text = prompt.get("prompt") or self._renderer.get_tokenizer().decode(ids)
+            text = prompt.get("prompt") or self._renderer.get_tokenizer().decode(ids.tolist())
         return Rendered(ids, text)
 
     def _completion(self, spec: PromptSpec) -> Any:

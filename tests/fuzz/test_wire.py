@@ -49,12 +49,12 @@ def test_bytes_are_a_message_or_are_refused(method: MethodDescriptor, data: st.D
 @given(messages(request_pb2.Request))
 def test_a_request_is_good_or_the_field_at_fault_is_named(request: request_pb2.Request) -> None:
     try:
-        validate.check(request, frozenset({"batch", "interactive"}), 10**18)
+        meta = queue_wire.meta_of(request, request.ByteSize())
+        validate.check(request, meta, frozenset({"batch", "interactive"}), 10**18)
     except validate.InvalidRequestError as error:
         assert error.failure.param
         assert error.failure.message
         return
-    meta = queue_wire.meta_of(request, 0)
     assert meta.channel in {"batch", "interactive"}
 
 

@@ -71,7 +71,7 @@ async def test_logprobs_come_for_each_token_likeliest_first(made: UnderTest) -> 
 async def test_echo_with_logprobs_gives_the_prompts_logprobs(made: UnderTest) -> None:
     output = await run(made, greedy(logprobs=2), echo=True)
     ids = made.renderer.render(PromptSpec(text="The gate feeds the wheel")).token_ids
-    assert [entry.token_id for entry in output.prompt_logprobs] == ids
+    assert [entry.token_id for entry in output.prompt_logprobs] == list(ids)
     assert output.prompt_logprobs[0].rank == 0
     assert all(len(entry.top) == 2 for entry in output.prompt_logprobs[1:])
 

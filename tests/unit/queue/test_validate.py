@@ -6,10 +6,15 @@ from contextlib import suppress
 import pytest
 
 from penstock.request.v1 import request_pb2
-from services.queue.validate import InvalidRequestError, check
+from services.queue import validate, wire
+from services.queue.validate import InvalidRequestError
 from tests.support.json_depth import levels_around_the_limit
 
 NOW_NS = 1_000_000_000_000
+
+
+def check(asked: request_pb2.Request, channels: set[str], now_ns: int) -> None:
+    validate.check(asked, wire.meta_of(asked, asked.ByteSize()), channels, now_ns)
 
 
 def request(**fields: object) -> request_pb2.Request:

@@ -12,6 +12,7 @@ from services.worker.rendering import SHORT_CHARACTERS, SLOW_NS, SLOW_PAUSE_NS, 
 from services.worker.simulated_engine import ByteRenderer
 from services.worker.tokenizer import Refusal, TokenizerPool, TokenizerProcess
 from tests.support.answered import Answered
+from tests.support.rendered import bytewise
 
 
 class PanicError(BaseException):
@@ -60,7 +61,7 @@ async def test_a_short_prompt_alone_is_rendered_here_but_not_before_its_caller_h
     started.rendering.render("p", PromptSpec(text="alone", want_text=True))
     assert not started.answers
     await started.until(1)
-    assert started.answers["p"] == Rendered(list(b"alone"), "alone")
+    assert started.answers["p"] == Rendered(bytewise(b"alone"), "alone")
     assert started.own.rendered == ["alone"]
 
 
@@ -68,8 +69,7 @@ async def test_of_several_at_once_the_first_alone_is_rendered_here(started: Star
     for i in range(5):
         started.rendering.render(f"p{i}", PromptSpec(text=f"prompt {i}"))
     await started.until(5)
-    assert {name: bytes(answer.token_ids) for name, answer in started.answers.items() if isinstance(answer, Rendered)} \
-        == {f"p{i}": f"prompt {i}".encode() for i in range(5)}  # fmt: skip
+    assert started.answers == {f"p{i}": Rendered(bytewise(f"prompt {i}".encode())) for i in range(5)}
     assert started.own.rendered == ["prompt 0"]
 
 
@@ -146,7 +146,7 @@ async def test_a_refused_and_a_broken_prompt_are_answered_and_others_go_on(start
     worse = started.answers["worse"]
     assert isinstance(worse, Refusal)
     assert "broken template" in worse.message
-    assert started.answers["good"] == Rendered([ord("x")], None)
+    assert started.answers["good"] == Rendered(bytewise(b"x"), None)
     assert started.own.rendered == ["", "break", "x"]
 
 
@@ -180,5 +180,5 @@ async def test_without_a_renderer_of_its_own_the_processes_render_everything() -
     await rendering.start(started.answer, started.died)
     rendering.render("p", PromptSpec(text="x"))
     await started.until(1)
-    assert started.answers["p"] == Rendered([ord("x")], None)
+    assert started.answers["p"] == Rendered(bytewise(b"x"), None)
     await rendering.close()

@@ -70,7 +70,7 @@ def test_what_a_completion_is_made_of_is_not_kept_beside_it() -> None:
     run.output.take(step(ChoiceStep(0, (7,), "seven"), finished=True))
     assert sent(run.finish(DONE, "tiny", SPENT)).result.choices
     assert run.output.choices == {}
-    assert run.prompt_ids == []
+    assert not run.prompt_ids
     assert not run.request.HasField("text")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -83,7 +84,7 @@ class Renderer:
     def render(self, spec: PromptSpec) -> Rendered:
         if spec.text == REFUSED:
             raise RequestRefusedError("invalid_prompt", "cannot read \ud800", "prompt")
-        return Rendered([0xD800] if spec.text == HALF else [ord(c) for c in spec.text or ""])
+        return Rendered(array("I", [0xD800] if spec.text == HALF else [ord(c) for c in spec.text or ""]))
 
 
 class Tokenizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from array import array
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from services.worker.engine import PromptSpec, Rendered
 from services.worker.simulated_engine import ByteRenderer
 from services.worker.tokenizer import Answer, Refusal, TokenizerProcess
 from tests.support.answered import Answered
+from tests.support.rendered import bytewise
 
 
 class Brittle(ByteRenderer):
@@ -30,7 +32,7 @@ class Frozen(ByteRenderer):
     """Answers with the number of objects that its process does not look at for garbage."""
 
     def render(self, spec: PromptSpec) -> Rendered:
-        return Rendered([gc.get_freeze_count()], None)
+        return Rendered(array("I", [gc.get_freeze_count()]), None)
 
 
 class Started(Answered):
@@ -53,8 +55,8 @@ async def test_prompts_are_answered_with_their_tokens(started: Started) -> None:
     for i in range(200):
         started.process.render(f"p{i}", PromptSpec(text=f"prompt {i}", want_text=i == 7))
     await started.until(200)
-    assert started.answers["p7"] == Rendered(list(b"prompt 7"), "prompt 7")
-    assert started.answers["p199"] == Rendered(list(b"prompt 199"), None)
+    assert started.answers["p7"] == Rendered(bytewise(b"prompt 7"), "prompt 7")
+    assert started.answers["p199"] == Rendered(bytewise(b"prompt 199"), None)
 
 
 async def test_a_refused_prompt_is_answered_with_its_error_and_others_go_on(started: Started) -> None:
@@ -66,7 +68,7 @@ async def test_a_refused_prompt_is_answered_with_its_error_and_others_go_on(star
     worse = started.answers["worse"]
     assert isinstance(worse, Refusal)
     assert "broken template" in worse.message
-    assert started.answers["good"] == Rendered([ord("x")], None)
+    assert started.answers["good"] == Rendered(bytewise(b"x"), None)
 
 
 async def test_large_prompts_do_not_block_either_side(started: Started) -> None:
