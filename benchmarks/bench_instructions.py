@@ -1,7 +1,7 @@
 """Instructions that a request takes of each service: the same on a busy machine as on a quiet one, unlike time.
 
 Usage: python -m benchmarks.bench_instructions [--services queue,scheduler,worker,client] [--requests 2000]
-       [--compiled] (Debian: valgrind)
+       (Debian: valgrind)
 
 One service after the other runs under callgrind, which makes it about fifty times slower, while the lifecycle
 benchmark's client floods the stack. What happens by the clock, ticks and audits, weighs that much more than it does
@@ -36,7 +36,6 @@ def main() -> None:
     parser.add_argument("--services", type=some_of(SERVICES), default=",".join(SERVICES), help="what to count in")
     parser.add_argument("--requests", type=count, default=2_000)
     parser.add_argument("--policy", choices=POLICIES, default="predictive")
-    parser.add_argument("--compiled", action="store_true", help="of the services in build/compiled, as in the images")
     options = parser.parse_args()
     for program in ("valgrind", "callgrind_control"):
         if missing(program):
@@ -44,13 +43,12 @@ def main() -> None:
     RUN_DIRECTORY.mkdir(exist_ok=True)
     found = {}
     for service in options.services:
-        found[service] = round(counted(service, options.requests, options.policy, options.compiled))
+        found[service] = round(counted(service, options.requests, options.policy))
         print(f"{service:10} {found[service]:9,} instructions per request", flush=True)
-    about = {"policy": options.policy, "compiled": options.compiled, "per_request": found}
-    print(json.dumps({"benchmark": "instructions", **about}))
+    print(json.dumps({"benchmark": "instructions", "policy": options.policy, "per_request": found}))
 
 
-def counted(service: str, requests: int, policy: str, compiled: bool) -> float:
+def counted(service: str, requests: int, policy: str) -> float:
     """Return the instructions per request of one service, its child processes not included."""
     out = OUT / service
     shutil.rmtree(out, ignore_errors=True)
@@ -59,7 +57,7 @@ def counted(service: str, requests: int, policy: str, compiled: bool) -> float:
     under = {service: ("valgrind", "--tool=callgrind", f"--callgrind-out-file={file}")}
     with (
         tempfile.TemporaryDirectory(prefix="instructions-", dir=RUN_DIRECTORY) as directory,
-        penstock(Path(directory).resolve() / "penstock", FleetShape(), policy, compiled, under) as system,
+        penstock(Path(directory).resolve() / "penstock", FleetShape(), policy, under=under) as system,
     ):
         system.client.ask(do="flood", requests=WARM_UP_REQUESTS)
         (watched,) = (child for child in system.children if child.name == service)
