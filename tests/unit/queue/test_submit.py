@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
 from penstock.errors import CHANNEL_DENIED
@@ -13,6 +16,7 @@ from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, Caller
 from services.auth.keyring import NotAllowedError
 from services.clock import SystemClock
+from services.queue import wire
 from services.queue.committer import Committer
 from services.queue.core.machine import Machine
 from services.queue.memory_store import MemoryStore
@@ -42,3 +46,23 @@ async def test_a_channel_that_is_not_for_the_caller_counts_once_however_it_is_su
     (ack,) = await intake.take(1, asked).acks()
     assert (ack.tag, ack.error.code) == (7, CHANNEL_DENIED)
     assert registry.get_sample_value(REFUSED, {"reason": "channel"}) == 1
+
+
+@pytest.mark.parametrize("sent", ["", f"00-{7:032x}-{9:016x}-01"])
+async def test_what_is_known_of_a_traced_request_is_what_is_stored_of_it(sent: str) -> None:
+    posted: list[Any] = []
+
+    def submit(_source: int, _weight: int, make: Any) -> asyncio.Future[Any]:
+        posted.append(make(1))
+        return asyncio.get_running_loop().create_future()
+
+    metrics = QueueMetrics(CollectorRegistry())
+    committer = Mock(submit=submit)
+    intake = Intake(committer, ("a", "b"), "a", SystemClock(), Telemetry(TracerProvider()), metrics)
+    CALLER.set(Caller(Role.CLIENT, "t", "t", None, "key"))
+    intake.take(1, [(7, request_pb2.Request(text="x", traceparent=sent))])
+    (new,) = posted[0].requests
+    stored = request_pb2.Request.FromString(new.payload)
+    assert (stored.channel, stored.tenant) == ("a", "t")
+    assert stored.traceparent == sent if sent else stored.traceparent
+    assert new.meta == wire.meta_of(stored, len(new.payload))
