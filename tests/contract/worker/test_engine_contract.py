@@ -326,7 +326,7 @@ async def test_a_template_of_the_clients_is_not_run(made: UnderTest, spec: Promp
 
 
 @pytest.mark.vllm
-def test_every_parameter_of_transformers_that_is_no_variable_of_a_template_is_known() -> None:
+async def test_every_parameter_of_transformers_that_is_no_variable_of_a_template_is_known() -> None:
     from transformers import PreTrainedTokenizerBase
 
     parameters = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,6 +17,7 @@ from services.clock import SystemClock
 from services.queue import wire
 from services.queue.committer import Committer
 from services.queue.core.machine import Machine
+from services.queue.core.messages import Submit
 from services.queue.memory_store import MemoryStore
 from services.queue.metrics import QueueMetrics
 from services.queue.recovery import recover
@@ -29,13 +28,16 @@ from tests.support.queueing import RULES, STORE_ID
 REFUSED = "penstock_queue_auth_refused_total"
 
 
+def resting() -> Committer:
+    """Return a committer that does not run: what is posted to it gathers."""
+    store, clock = MemoryStore(), SystemClock()
+    return Committer(store, lambda: Machine(STORE_ID, RULES, recover(store), clock.now_ns()), clock, Mock(), 0)
+
+
 @pytest.mark.parametrize("all_or_none", [False, True])
 async def test_a_channel_that_is_not_for_the_caller_counts_once_however_it_is_submitted(all_or_none: bool) -> None:
     registry = CollectorRegistry()
-    store, clock = MemoryStore(), SystemClock()
-    # Nothing is posted to it.
-    committer = Committer(store, lambda: Machine(STORE_ID, RULES, recover(store), clock.now_ns()), clock, Mock(), 0)
-    intake = Intake(committer, ("a", "b"), "a", clock, Telemetry(None), QueueMetrics(registry))
+    intake = Intake(resting(), ("a", "b"), "a", SystemClock(), Telemetry(None), QueueMetrics(registry))
     CALLER.set(Caller(Role.CLIENT, "t", "t", frozenset({"a"}), "key"))
     asked = [(7, request_pb2.Request(text="x", channel="b"))]
     if all_or_none:
@@ -50,18 +52,14 @@ async def test_a_channel_that_is_not_for_the_caller_counts_once_however_it_is_su
 
 @pytest.mark.parametrize("sent", ["", f"00-{7:032x}-{9:016x}-01"])
 async def test_what_is_known_of_a_traced_request_is_what_is_stored_of_it(sent: str) -> None:
-    posted: list[Any] = []
-
-    def submit(_source: int, _weight: int, make: Any) -> asyncio.Future[Any]:
-        posted.append(make(1))
-        return asyncio.get_running_loop().create_future()
-
     metrics = QueueMetrics(CollectorRegistry())
-    committer = Mock(submit=submit)
+    committer = resting()
     intake = Intake(committer, ("a", "b"), "a", SystemClock(), Telemetry(TracerProvider()), metrics)
     CALLER.set(Caller(Role.CLIENT, "t", "t", None, "key"))
     intake.take(1, [(7, request_pb2.Request(text="x", traceparent=sent))])
-    (new,) = posted[0].requests
+    (submit,) = committer._gathered()
+    assert isinstance(submit, Submit)
+    (new,) = submit.requests
     stored = request_pb2.Request.FromString(new.payload)
     assert (stored.channel, stored.tenant) == ("a", "t")
     assert stored.traceparent == sent if sent else stored.traceparent
