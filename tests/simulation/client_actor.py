@@ -73,7 +73,8 @@ class ClientActor(Process):
         )
 
     def _revives(self, key: str, read: Read) -> bool:
-        return self.wanted[key].requeue and read.revivals < MOST_REVIVALS
+        # What a late copy of the submit became is deleted, dead or not.
+        return self.wanted[key].requeue and len(read.names) == 1 and read.revivals < MOST_REVIVALS
 
     # ---- life ----
 
