@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import random
+import sys
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -40,6 +41,9 @@ BYTE_TOKENS = 256
 
 EOS_TOKEN = BYTE_TOKENS
 
+UTF_32 = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
+"""In this machine's order of bytes, and without a mark of it."""
+
 WORDS = tuple(f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u"))
 """What the engine talks in: token n reads as word n modulo the list."""
 
@@ -56,17 +60,17 @@ class ByteRenderer:
         refuse_calls(spec)
         refuse_template(spec, {}, trusted=False)
         if spec.token_ids is not None:
-            ids = list(spec.token_ids)
-            wrong = next((token for token in ids if token > EOS_TOKEN), None)
+            wrong = next((token for token in spec.token_ids if token > EOS_TOKEN), None)
             if wrong is not None:
                 raise RequestRefusedError("invalid_token", f"token id {wrong} is out of vocabulary", "prompt")
+            ids = array("I", spec.token_ids)
             text = bytes(token for token in ids if token < BYTE_TOKENS).decode(errors="replace")
         else:
             text = spec.text if spec.text is not None else _conversation(spec)
-            ids = list(text.encode())
+            ids = _tokens(text.encode())
         if spec.truncate_prompt_tokens is not None:
             keep = self._max_model_len - 1 if spec.truncate_prompt_tokens < 0 else spec.truncate_prompt_tokens
-            ids = ids[-keep:] if keep else []
+            ids = ids[-keep:] if keep else array("I")
         if len(ids) > self._max_model_len:
             raise RequestRefusedError(
                 "context_length_exceeded",
@@ -75,7 +79,15 @@ class ByteRenderer:
             )
         if not ids:
             raise RequestRefusedError("empty_prompt", "the prompt has no tokens", "prompt")
-        return Rendered(array("I", ids), text if spec.want_text else None)
+        return Rendered(ids, text if spec.want_text else None)
+
+
+def _tokens(text: bytes) -> array[int]:
+    """Return one token per byte."""
+    tokens = array("I")
+    # Bytes are Latin-1's characters, and UTF-32 is four bytes for each: no number of Python's is made on the way.
+    tokens.frombytes(text.decode("latin-1").encode(UTF_32))
+    return tokens
 
 
 def _conversation(spec: PromptSpec) -> str:
