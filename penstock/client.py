@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 import grpc
 from opentelemetry import trace
 
+from penstock.address import check_address
 from penstock.connection import Connection
 from penstock.credentials import Credentials, key_from_environment
 from penstock.errors import NotFound, PenstockError, from_rpc
@@ -75,11 +76,13 @@ class Client:
         api_key: str | None = None,
         tenant: str = "",
     ) -> None:
-        """Talk to the queue and scheduler at these "HOST:PORT" addresses; nothing is sent yet.
+        """Talk to the queue and scheduler at these "HOST:PORT" addresses; nothing is sent yet. Raises AddressError.
 
         TLS is as `tls` says, by default as PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY do; raises TlsError.
         Calls carry `api_key`, by default that of PENSTOCK_KEY; `tenant` is whom to act for, where a caller may choose.
         """
+        check_address(queue, "queue")
+        check_address(scheduler, "scheduler")
         credentials = Credentials(key_from_environment() if api_key is None else api_key, tenant)
         self._queue = Connection(queue, retry_for_s, tls, credentials)
         self._scheduler = Connection(scheduler, retry_for_s, tls, credentials)

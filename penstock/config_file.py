@@ -50,8 +50,11 @@ class ConfigFile:
     lines: dict[Path, int] = field(repr=False)
 
     @classmethod
-    def read(cls, path: str) -> ConfigFile:
-        """Read the file; raises ConfigFileError if that fails, or if a name at its top is unknown."""
+    def read(cls, path: str, unknown_tables: list[str] | None = None) -> ConfigFile:
+        """Read the file; raises ConfigFileError if that fails, or if names at its top are unknown.
+
+        What is to be said of such names goes to `unknown_tables` instead, for one who wants to know what else is wrong.
+        """
         try:
             with open(path, "rb") as file:
                 text = file.read(MAX_BYTES + 1)
@@ -71,7 +74,7 @@ class ConfigFile:
             raise ConfigFileError(f"{path}: nested too deeply") from None
         except ValueError as error:  # a number with more digits than Python converts
             raise ConfigFileError(f"{path}: {error}") from None
-        found._check_top()
+        found._check_top(unknown_tables)
         return found
 
     def table(self, name: str) -> dict[str, Any]:
@@ -91,19 +94,22 @@ class ConfigFile:
         """Return the error about a value, with its place and its name."""
         return ConfigFileError(f"{self.place(path)}: {dotted(path)}: {text}")
 
+    def _check_top(self, unknown_tables: list[str] | None) -> None:
+        strays = [str(error) for error in self.refuse_unknown((), list(TABLES))]
+        if unknown_tables is not None:
+            unknown_tables += strays
+        elif strays:
+            raise ConfigFileError("\n".join(strays))
+        for name in TABLES:
+            if name != "channels":
+                self.table(name)
+
     def refuse_unknown(self, path: Path, known: list[str]) -> list[ConfigFileError]:
         """Return an error for each key of the table at `path` that is not `known`."""
         table: Any = self.content
         for part in path:
             table = table[part]
         return [self.error((*path, key), unknown(key, known)) for key in table if key not in known]
-
-    def _check_top(self) -> None:
-        for wrong in self.refuse_unknown((), list(TABLES)):
-            raise wrong
-        for name in TABLES:
-            if name != "channels":
-                self.table(name)
 
 
 def positions(text: str) -> dict[Path, int]:

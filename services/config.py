@@ -12,7 +12,16 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -21,6 +30,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from penstock.address import MOST_PORT, check_address
 from penstock.config_file import CONFIG_VARIABLE, ConfigFileError, unknown
 from penstock.credentials import Credentials
 from penstock.tls import Access, TlsFiles
@@ -29,9 +39,6 @@ from services.logs import Form
 
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
 """`HOST:PORT`; the host may be empty or a bracketed IPv6 address."""
-
-MOST_PORT = 65535
-"""TCP has 16 bits for it."""
 
 DEFAULT_QUEUE_ADDRESS = "127.0.0.1:7410"
 DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:7420"
@@ -45,6 +52,9 @@ MOST_SECONDS = 1e9
 
 Seconds = Annotated[float, Field(le=MOST_SECONDS)]
 """A duration among settings."""
+
+PeerAddress = Annotated[str, AfterValidator(check_address)]
+"""Where another service is, among settings."""
 
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 """Of a channel: what a turn gives is one weight divided by another, and has to stay a number that can be counted with.
@@ -287,7 +297,10 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
     """Read settings of `kind`, and where they come from. Raises SettingsRefusedError, SystemExit(0) for --help."""
     with recording() as record:
         try:
-            return Loaded(CliApp.run(kind, cli_args=spelled_out(kind, arguments)), record)
+            loaded = Loaded(CliApp.run(kind, cli_args=spelled_out(kind, arguments)), record)
+            if not record.unknown:
+                return loaded
+            lines = []
         except ConfigFileError as error:
             lines = str(error).splitlines()
         except ValidationError as error:
@@ -301,7 +314,7 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
                 raise  # --help
             # argparse has printed what it could not parse; its own exit status says nothing about settings.
             lines = []
-    raise SettingsRefusedError(lines)
+    raise SettingsRefusedError([*record.unknown, *lines])
 
 
 def spelled_out(kind: type[ServiceSettings], arguments: list[str]) -> list[str]:

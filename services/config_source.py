@@ -38,6 +38,8 @@ class Record:
     variables: dict[str, str] = field(default_factory=dict)
     """Variable of each setting that was taken from the environment."""
     flags: set[str] = field(default_factory=set)
+    unknown: list[str] = field(default_factory=list)
+    """What is to be said of names in the file that are no setting; the others are read all the same."""
 
     def origin(self, key: str) -> str:
         """Return where the setting came from, for people."""
@@ -151,15 +153,17 @@ class TomlFile(PydanticBaseSettingsSource):
         return None, "", False
 
     def __call__(self) -> dict[str, Any]:
-        """Return what neither flag nor environment gave; raises ConfigFileError for names that are unknown."""
+        """Return what neither flag nor environment gave; raises ConfigFileError.
+
+        Unknown names go into the record, if there is one, so that all that is wrong is told at once.
+        """
         path = self.current_state.get(CONFIG_VARIABLE)
         if not path:
             return {}
-        file = ConfigFile.read(path)
-        record = _record.get()
-        if record is not None:
-            record.file = file
-        paths = {**self._of_common(file), **self._of_table(file)}
+        recorded = _record.get()
+        record = recorded or Record()
+        record.file = file = ConfigFile.read(path, record.unknown)
+        paths = {**self._of_common(file, record), **self._of_table(file, record)}
         values: dict[str, Any] = {}
         for name, where in paths.items():
             values[key_of(self.settings_cls, name)] = file.content[str(where[0])][where[1]]
@@ -167,26 +171,22 @@ class TomlFile(PydanticBaseSettingsSource):
             paths["channels"] = ("channels",)
             values[key_of(self.settings_cls, "channels")] = channels_of(file)
         values = {key: value for key, value in values.items() if key not in self.current_state}
-        if record is not None:
-            by_key = {key_of(self.settings_cls, name): path for name, path in paths.items()}
-            record.in_file |= {key: by_key[key] for key in values}
+        if recorded is None and record.unknown:
+            raise ConfigFileError("\n".join(record.unknown))
+        by_key = {key_of(self.settings_cls, name): path for name, path in paths.items()}
+        record.in_file |= {key: by_key[key] for key in values}
         return values
 
-    def _of_common(self, file: ConfigFile) -> dict[str, Path]:
-        table = file.table("common")
-        if table:
-            _raise_all(file.refuse_unknown(("common",), sorted(self._common)))
-        return {name: ("common", name) for name in table}
+    def _of_common(self, file: ConfigFile, record: Record) -> dict[str, Path]:
+        return _known(file, "common", sorted(self._common), record) if file.table("common") else {}
 
-    def _of_table(self, file: ConfigFile) -> dict[str, Path]:
+    def _of_table(self, file: ConfigFile, record: Record) -> dict[str, Path]:
         table = table_of(self.settings_cls)
         keys = file.table(table) if table in file.content else {}
-        if keys:
-            if "channels" in keys:
-                raise file.error((table, "channels"), "write [[channels]]: queue and scheduler share them")
-            known = [name for name in self.settings_cls.model_fields if name not in ("channels", "config")]
-            _raise_all(file.refuse_unknown((table,), known))
-        return {name: (table, name) for name in keys}
+        if "channels" in keys:
+            raise file.error((table, "channels"), "write [[channels]]: queue and scheduler share them")
+        known = [name for name in self.settings_cls.model_fields if name not in ("channels", "config")]
+        return _known(file, table, known, record) if keys else {}
 
 
 def channels_of(file: ConfigFile) -> dict[str, Any]:
@@ -205,6 +205,7 @@ def channels_of(file: ConfigFile) -> dict[str, Any]:
     return channels
 
 
-def _raise_all(errors: list[ConfigFileError]) -> None:
-    if errors:
-        raise ConfigFileError("\n".join(str(error) for error in errors))
+def _known(file: ConfigFile, table: str, known: list[str], record: Record) -> dict[str, Path]:
+    """Return where the keys of a table stand that are `known`, and record what is to be said of the others."""
+    record.unknown += [str(error) for error in file.refuse_unknown((table,), known)]
+    return {name: (table, name) for name in file.table(table) if name in known}

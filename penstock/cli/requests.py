@@ -58,6 +58,10 @@ def submit(
     """Submit one request and print its id, or with --wait or --stream its text."""
     if stream and n is not None and n > 1:
         raise CommandError("--stream shows one completion; for -n above 1 use --wait", EX_USAGE)
+    if system and not chat:
+        raise CommandError("--system: is for --chat; a text alone has no messages", EX_USAGE)
+    if token_ids and chat:
+        raise CommandError("--token-ids: a chat message is text", EX_USAGE)
     given: dict[str, Any] = {
         "model": model,
         "channel": channel,
@@ -148,7 +152,7 @@ def get(
 ) -> None:
     """Print where a request is, and its text once it has ended."""
     if bool(request_id) == bool(key):
-        raise CommandError("give a request id or --key", EX_USAGE)
+        raise CommandError("give either a request id or --key", EX_USAGE)
 
     async def work() -> None:
         async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:

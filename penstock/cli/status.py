@@ -55,7 +55,7 @@ async def _print_json(queue: str, scheduler: str) -> None:
         reading = await take(client)
     refuse_silence(reading)
     print(json.dumps(as_object(reading), indent=2))
-    need_the_queue(reading)
+    need_both(reading)
 
 
 async def _print_once(console: Console, queue: str, scheduler: str) -> None:
@@ -63,7 +63,7 @@ async def _print_once(console: Console, queue: str, scheduler: str) -> None:
         reading = await take(client)
     refuse_silence(reading)
     console.print(render(reading, {}, console.width))
-    need_the_queue(reading)
+    need_both(reading)
 
 
 async def _live(console: Console, queue: str, scheduler: str) -> None:
@@ -196,9 +196,9 @@ def refuse_silence(reading: Reading) -> None:
         raise no_answer(reading)
 
 
-def need_the_queue(reading: Reading) -> None:
-    """Raise CommandError if the queue did not answer: what was shown is half of the answer."""
-    if reading.queue is None:
+def need_both(reading: Reading) -> None:
+    """Raise CommandError if queue or scheduler did not answer: what was shown is half of the answer."""
+    if reading.queue is None or reading.fleet is None:
         raise no_answer(reading)
 
 

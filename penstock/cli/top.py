@@ -13,7 +13,7 @@ from rich.live import Live
 from penstock.cli.calls import QueueOption, SchedulerOption, call
 from penstock.cli.frame import frame
 from penstock.cli.keys import key_pressed
-from penstock.cli.status import PLAIN_WIDTH, need_the_queue, refuse_silence
+from penstock.cli.status import PLAIN_WIDTH, need_both, refuse_silence
 from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
 from penstock.live.history import History
 from penstock.live.rates import Rates
@@ -72,7 +72,7 @@ async def _print_once(console: Console, queue: str, scheduler: str, interval_s: 
         view = await watcher.look()
     refuse_silence(watcher.reading)
     console.print(frame(view, watcher.history.series(watcher.reading.at_s, []), console.width))
-    need_the_queue(watcher.reading)
+    need_both(watcher.reading)
 
 
 async def _live(console: Console, queue: str, scheduler: str, interval_s: float) -> None:

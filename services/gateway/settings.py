@@ -5,7 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.config import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, LISTEN_PATTERN, Seconds, ServiceSettings
+from services.config import (
+    DEFAULT_QUEUE_ADDRESS,
+    DEFAULT_SCHEDULER_ADDRESS,
+    LISTEN_PATTERN,
+    PeerAddress,
+    Seconds,
+    ServiceSettings,
+)
 
 
 class GatewaySettings(ServiceSettings):
@@ -25,9 +32,9 @@ class GatewaySettings(ServiceSettings):
         pattern=LISTEN_PATTERN,
         description="HOST:PORT to serve HTTP on; port 0 picks a free one.",
     )
-    queue_address: str = Field(DEFAULT_QUEUE_ADDRESS, min_length=1, description="HOST:PORT of the queue.")
-    scheduler_address: str = Field(
-        DEFAULT_SCHEDULER_ADDRESS, min_length=1, description="HOST:PORT of the scheduler, asked for the models served."
+    queue_address: PeerAddress = Field(DEFAULT_QUEUE_ADDRESS, description="HOST:PORT of the queue.")
+    scheduler_address: PeerAddress = Field(
+        DEFAULT_SCHEDULER_ADDRESS, description="HOST:PORT of the scheduler, asked for the models served."
     )
     queue_patience_s: Seconds = Field(
         10.0,

@@ -10,6 +10,7 @@ from services.config import (
     DEFAULT_SCHEDULER_ADDRESS,
     LISTEN_PATTERN,
     ChannelledSettings,
+    PeerAddress,
     Seconds,
 )
 from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000
@@ -24,8 +25,8 @@ class SchedulerSettings(ChannelledSettings):
     listen: str = Field(
         DEFAULT_SCHEDULER_ADDRESS, pattern=LISTEN_PATTERN, description="HOST:PORT to serve on; port 0 picks a free one."
     )
-    queue_address: str = Field(
-        DEFAULT_QUEUE_ADDRESS, min_length=1, description="Address of the queue service, as gRPC takes it."
+    queue_address: PeerAddress = Field(
+        DEFAULT_QUEUE_ADDRESS, description="Address of the queue service, as gRPC takes it."
     )
     policy: str = Field(DEFAULT_POLICY, description=f"Admission policy: {', '.join(POLICIES)}.")
     epoch_grace_s: Seconds = Field(

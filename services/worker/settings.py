@@ -16,6 +16,7 @@ from services.config import (
     EX_CONFIG,
     LISTEN_PATTERN,
     SHORT_FLAGS,
+    PeerAddress,
     ServiceSettings,
     load_settings,
 )
@@ -33,8 +34,8 @@ class WorkerSettings(ServiceSettings):
     listen: str = Field(
         "127.0.0.1:7430", pattern=LISTEN_PATTERN, description="HOST:PORT of the health and reflection services."
     )
-    queue_address: str = Field(DEFAULT_QUEUE_ADDRESS, description="HOST:PORT of the queue.")
-    scheduler_address: str = Field(DEFAULT_SCHEDULER_ADDRESS, description="HOST:PORT of the scheduler.")
+    queue_address: PeerAddress = Field(DEFAULT_QUEUE_ADDRESS, description="HOST:PORT of the queue.")
+    scheduler_address: PeerAddress = Field(DEFAULT_SCHEDULER_ADDRESS, description="HOST:PORT of the scheduler.")
     worker_id: str = Field(
         "", max_length=256, description="Name of the worker, stable over restarts; empty means HOSTNAME-PORT."
     )

@@ -167,6 +167,11 @@ async def test_user_errors_are_one_line_and_a_status(shell: Shell) -> None:
         (("get", "nobody"), 1, "nobody"),
         (("submit", "x", "--channel", "nowhere"), 2, "channel"),
         (("submit", "1,x", "--token-ids"), 2, "--token-ids"),
+        (("submit", "x", "--system", "s"), 2, "--system: is for --chat"),
+        (("submit", "1,2", "--token-ids", "--chat"), 2, "--token-ids"),
+        (("get", "r-0", "--key", "k"), 2, "give either a request id or --key"),
+        (("get",), 2, "give either a request id or --key"),
+        (("status", "--once", "--scheduler", "foo:bar"), 2, "scheduler: 'foo:bar' is not HOST:PORT"),
         (("submit", "x", "-n", "2", "--stream"), 2, "--stream"),
         (("watch",), 2, "--batch"),
         (("watch", "--batch", ""), 2, "--batch: is empty"),
@@ -186,6 +191,16 @@ async def test_unknown_options_are_refused(shell: Shell) -> None:
         ran = await shell.run(command, *arguments, "--no-such-flag")
         assert ran.status == 2
         assert "--no-such-flag" in ran.err
+
+
+async def test_an_address_that_nothing_could_be_at_is_refused() -> None:
+    for address, text in (
+        ("127.0.0.1:99999", "queue: port 99999 is out of range: 1 to 65535"),
+        ("localhost", "queue: 'localhost' is not HOST:PORT"),
+        ("", "queue: is empty; must be HOST:PORT"),
+    ):
+        ran = await Shell(address, FakeQueue()).run("get", "x")
+        assert (ran.status, ran.err) == (2, f"penstock: {text}\n")
 
 
 async def test_nothing_listens() -> None:
@@ -213,13 +228,14 @@ async def test_dead_letters(shell: Shell) -> None:
     assert (await shell.run("dead", "requeue", "--all")).out == "3 requeued\n"
 
 
-async def test_status_without_a_scheduler_shows_the_queue(shell: Shell) -> None:
+async def test_status_without_a_scheduler_shows_the_queue_and_fails(shell: Shell) -> None:
     ran = await shell.run("status", "--json", "--scheduler", "127.0.0.1:1")
     shown = json.loads(ran.out)
     assert shown["scheduler"] is None
     assert shown["queue"]["channels"][0]["ready"] == 3
     table = await shell.run("status", "--once", "--scheduler", "127.0.0.1:1")
-    assert table.status == 0
+    assert (ran.status, table.status) == (69, 69)
+    assert "the scheduler does not answer" in table.err
     assert "batch" in table.out
     ended = shown["queue"]["channels"][0]["ended_by_outcome"]
     assert ended == {"completed": 7, "rejected": 0, "cancelled": 2, "expired": 0, "dead": 0}

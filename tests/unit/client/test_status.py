@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.errors import EX_NOPERM, EX_UNAVAILABLE, CommandError
-from penstock.cli.status import need_the_queue, refuse_silence, render
+from penstock.cli.status import need_both, refuse_silence, render
 from penstock.client import Client
 from penstock.errors import PenstockError, Unauthenticated, Unavailable
 from penstock.live.reader import take
@@ -95,7 +95,7 @@ class Silent:
         raise self._error
 
 
-@pytest.mark.parametrize("need", [refuse_silence, need_the_queue])
+@pytest.mark.parametrize("need", [refuse_silence, need_both])
 @pytest.mark.parametrize(
     ("error", "status", "said", "unsaid"),
     [

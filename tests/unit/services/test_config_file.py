@@ -28,7 +28,7 @@ from services.config import (
     load_settings,
     read_settings,
 )
-from services.config_check import KINDS, check, findings, show
+from services.config_check import KINDS, check, show
 from services.config_source import Environment
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
@@ -334,42 +334,14 @@ def test_a_secret_is_read_from_a_file_and_never_shown(
 # ---- penstock config ----
 
 
-def said_of(path: Path, text: str) -> list[str]:
-    path.write_text(text)
-    return [line.removeprefix(f"{path}: ") for line in findings(str(path)).wrong]
-
-
-def test_the_check_compares_services(tmp_path: Path) -> None:
+def test_a_name_that_is_unknown_is_refused_also_where_nothing_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "penstock.toml"
-    same_port = "[queue]\nmetrics_listen = '127.0.0.1:7420'\n"
-    assert said_of(path, same_port) == [
-        "queue.metrics_listen (127.0.0.1:7420) and scheduler.listen (127.0.0.1:7420) are the same port"
-    ]
-    assert said_of(path, "[gateway]\nqueue_address = 'localhost:7411'\n") == [
-        "gateway.queue_address is localhost:7411, but queue.listen is 127.0.0.1:7410"
-    ]
-    assert said_of(path, "[common]\ntls_cert = '/no/cert.pem'\ntls_key = '/no/key.pem'\n") == [
-        "TLS file /no/cert.pem: No such file or directory"
-    ]
-    assert said_of(path, "[queue]\nkeys = '/no/keys.toml'\n[scheduler]\nkeys = '/no/keys.toml'\n") == [
-        "keys file /no/keys.toml: No such file or directory"
-    ]
-    (wrong,) = said_of(path, "[queue]\n[gateway]\nlisten = ':7415'\n")
-    assert ":3: gateway.listen: :7415 can be reached from other machines" in wrong
-    (wrong,) = said_of(path, "[common]\ntls_cert = 'x.pem'\n")
-    assert wrong.endswith(":2: common.tls_cert: tls_cert and tls_key are given together or not at all")
-    (wrong,) = said_of(path, "[client]\nqeue = ''\n")
-    assert wrong.endswith(":2: client.qeue: unknown; did you mean queue?")
-    (wrong,) = said_of(path, "[common]\nlog_level = 3\n")
-    assert ":2: common.log_level" in wrong
-
-
-def test_ports_on_machines_of_their_own_may_be_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "penstock.toml"
-    path.write_text("[common]\ninsecure = true\n[queue]\nmetrics_listen = ':9'\n[scheduler]\nmetrics_listen = ':9'\n")
-    found = findings(str(path))
-    assert not found.wrong
-    assert any("machines of their own" in line for line in found.odd)
+    path.write_text("[queue]\nwrong = 1\n")
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
+    with pytest.raises(ConfigFileError, match=r"queue\.wrong: unknown"):
+        QueueSettings()
 
 
 def test_check_and_show_as_commands(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

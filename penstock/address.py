@@ -1,0 +1,36 @@
+"""Where a service is: what an address may be, for the client and for the services' settings."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import PenstockError
+
+MOST_PORT = 65535
+"""TCP has 16 bits for it."""
+
+_HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(?:%[^\]\s]+)?\]|[^:/\s\[\]]+):([0-9]{1,5})")
+_NAMED = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):\S+")
+"""What gRPC has other resolvers for (its document on naming)."""
+
+
+class AddressError(PenstockError, ValueError):
+    """An address that nothing could be at."""
+
+
+def check_address(address: str, name: str = "") -> str:
+    """Return `address`; raises AddressError, which begins with `name` if there is one, unless it can be connected to.
+
+    HOST:PORT, the host an IPv6 address in brackets or anything else, or a name with a scheme as gRPC takes it
+    (`dns:///queue:7410`). gRPC itself takes port 443 where none is given, and 34463 for 99999.
+    """
+    if _NAMED.fullmatch(address):
+        return address
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is not None and 1 <= int(found[2]) <= MOST_PORT:
+        return address
+    if found is not None:
+        text = f"port {found[2]} is out of range: 1 to {MOST_PORT}"
+    else:
+        text = f"{address!r} is not HOST:PORT" if address else "is empty; must be HOST:PORT"
+    raise AddressError(f"{name}: {text}" if name else text)

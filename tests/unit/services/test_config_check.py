@@ -1,0 +1,84 @@
+"""What `penstock config check` says of a file that several services read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services.config_check import findings
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
+
+
+def said_of(path: Path, text: str) -> list[str]:
+    path.write_text(text)
+    return [line.removeprefix(f"{path}: ") for line in findings(str(path)).wrong]
+
+
+def test_the_check_compares_services(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    same_port = "[queue]\nmetrics_listen = '127.0.0.1:7420'\n"
+    assert said_of(path, same_port) == [
+        "queue.metrics_listen (127.0.0.1:7420) and scheduler.listen (127.0.0.1:7420) are the same port"
+    ]
+    assert said_of(path, "[gateway]\nqueue_address = 'localhost:7411'\n") == [
+        "gateway.queue_address is localhost:7411, but queue.listen is 127.0.0.1:7410"
+    ]
+    assert said_of(path, "[common]\ntls_cert = '/no/cert.pem'\ntls_key = '/no/key.pem'\n") == [
+        "TLS file /no/cert.pem: No such file or directory"
+    ]
+    assert said_of(path, "[queue]\nkeys = '/no/keys.toml'\n[scheduler]\nkeys = '/no/keys.toml'\n") == [
+        "keys file /no/keys.toml: No such file or directory"
+    ]
+    (wrong,) = said_of(path, "[queue]\n[gateway]\nlisten = ':7415'\n")
+    assert ":3: gateway.listen: :7415 can be reached from other machines" in wrong
+    (wrong,) = said_of(path, "[common]\ntls_cert = 'x.pem'\n")
+    assert wrong.endswith(":2: common.tls_cert: tls_cert and tls_key are given together or not at all")
+    (wrong,) = said_of(path, "[client]\nqeue = ''\n")
+    assert wrong.endswith(":2: client.qeue: unknown; did you mean queue?")
+    (wrong,) = said_of(path, "[common]\nlog_level = 3\n")
+    assert ":2: common.log_level" in wrong
+
+
+def test_the_check_tells_of_everything_that_is_wrong(tmp_path: Path) -> None:
+    lines = said_of(
+        tmp_path / "penstock.toml",
+        """[queue]
+lease_s = 0
+defualt_channel = 'x'
+[scheduler]
+queue_address = 'nohost'
+[gateway]
+scheduler_address = '127.0.0.1:99999'
+[kueue]
+[client]
+queue = ''
+scheduler = 3
+[common]
+lgo_level = 'info'
+""",
+    )
+    assert [line.removeprefix(f"{tmp_path}/penstock.toml:").partition(" (got")[0] for line in lines] == [
+        "8: kueue: unknown; did you mean queue?",
+        "13: common.lgo_level: unknown; did you mean log_level?",
+        "3: queue.defualt_channel: unknown; did you mean default_channel?",
+        "2: queue.lease_s: Input should be greater than or equal to 1",
+        "5: scheduler.queue_address: 'nohost' is not HOST:PORT",
+        "7: gateway.scheduler_address: port 99999 is out of range: 1 to 65535",
+        "10: client.queue: is empty; must be HOST:PORT",
+        "11: client.scheduler: must be a string",
+    ]
+
+
+def test_ports_on_machines_of_their_own_may_be_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text("[common]\ninsecure = true\n[queue]\nmetrics_listen = ':9'\n[scheduler]\nmetrics_listen = ':9'\n")
+    found = findings(str(path))
+    assert not found.wrong
+    assert any("machines of their own" in line for line in found.odd)
