@@ -69,11 +69,13 @@ class BackupCall:
         )
 
     async def _copy(self, name: str) -> tuple[Backup, QueueView]:
-        made: list[Backup | BackupError] = []
+        made: list[tuple[Backup, QueueView] | BackupError] = []
 
         def copy(store: Store) -> None:
             try:
-                made.append(make_backup(store, self._directory, name, self._clock.now_ns()))
+                backup = make_backup(store, self._directory, name, self._clock.now_ns())
+                # Now, and not with the answer: what came before this call in its batch is stepped before that.
+                made.append((backup, self._committer.machine.overview()))
             except BackupError as error:
                 made.append(error)
 
@@ -84,8 +86,8 @@ class BackupCall:
 
             return Lookup(ticket, read)
 
-        view: QueueView = await self._committer.ask(item)
+        await self._committer.ask(item)
         (result,) = made
         if isinstance(result, BackupError):
             raise result
-        return result, view
+        return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,21 +10,28 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from penstock.queue.v1 import queue_pb2
 from services.queue.backup import BackupError, backups_of, make_backup, restore
+from services.queue.backup_call import BackupCall, Context
+from services.queue.committer import Committer
 from services.queue.core import records as r
 from services.queue.core.effects import Deliver, Ended, Recorded, StopReason, StopRun, Write
 from services.queue.core.entry import LeaseRef, parse_request_id
 from services.queue.core.lifecycle import State
-from services.queue.core.messages import WorkerOpened
+from services.queue.core.machine import Machine
+from services.queue.core.messages import Claim, WorkerOpened
 from services.queue.memory_store import MemoryStore
 from services.queue.offline import main
+from services.queue.recovery import recover
 from services.queue.rocksdb_store import BACKUP_MARK, RocksdbStore
 from services.queue.store import StoreUnusableError
 from services.queue.verify import Verifier
-from tests.support.queueing import STORE_ID, Queue, meta
+from tests.support.committing import Ear, HandClock
+from tests.support.queueing import RULES, STORE_ID, Queue, meta
 
 NOW_NS = 1_800_000_000_000_000_000
 NAME = f"{STORE_ID}-000000000001"
@@ -67,6 +75,26 @@ def test_a_backup_holds_what_was_acknowledged_and_nothing_later(
     again = open_queue("again")
     assert [entry.name for entry in again.machine.book.entries.values()] == before
     assert list(Verifier(again.disk).violations()) == []
+
+
+async def test_what_a_backup_is_said_to_hold_is_what_it_holds(tmp_path: Path) -> None:
+    disk, clock = RocksdbStore(tmp_path / "data"), HandClock()
+    (name,) = Queue(store=disk).submit(meta())
+    committer = Committer(disk, lambda: Machine(STORE_ID, RULES, recover(disk), clock.now_ns()), clock, Ear(), 0)
+    committer.post(WorkerOpened(1, "w", "life", ()))
+    committer.post(Claim(1, name))  # of the same batch, so that it is not on disk when the copy is made
+    call = BackupCall(committer, clock, tmp_path / "backups")
+    made = asyncio.create_task(call.make(queue_pb2.BackupRequest(name="b1"), cast(Context, None)))
+    await asyncio.sleep(0)
+    running = asyncio.create_task(committer.run())
+    response = await made
+    assert (response.waiting, response.leased) == (1, 0)
+    committer.stop()
+    await running
+    disk.close()
+    verifier = Verifier(RocksdbStore(tmp_path / "backups" / "b1", read_only=True))
+    assert list(verifier.violations()) == []
+    assert (verifier.counts[r.READY], verifier.counts[r.LEASES]) == (1, 0)
 
 
 def test_numbers_of_the_lost_life_are_never_given_again(open_queue: Callable[[str], DiskQueue], tmp_path: Path) -> None:
