@@ -62,7 +62,7 @@ class ByteRenderer:
         if spec.token_ids is not None:
             wrong = next((token for token in spec.token_ids if token > EOS_TOKEN), None)
             if wrong is not None:
-                raise RequestRefusedError("invalid_token", f"token id {wrong} is out of vocabulary", "prompt")
+                raise RequestRefusedError("invalid_prompt", f"token id {wrong} is out of vocabulary", "prompt")
             ids = array("I", spec.token_ids)
             text = bytes(token for token in ids if token < BYTE_TOKENS).decode(errors="replace")
         else:

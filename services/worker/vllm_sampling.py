@@ -112,6 +112,9 @@ def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedErro
     parameter = getattr(error, "parameter", None) or ""
     if parameter in LENGTH_PARAMETERS or "longer than the maximum model length" in message:
         return RequestRefusedError("context_length_exceeded", message, "prompt")
+    if not parameter and message.startswith("Token id ") and message.endswith(" is out of vocabulary"):
+        # A prompt's: vLLM looks at its ids when it takes the request in, with the parameters.
+        return RequestRefusedError("invalid_prompt", message, "prompt")
     if where == "sampling":
         return RequestRefusedError("invalid_parameter", message, f"sampling.{parameter}" if parameter else "sampling")
     return RequestRefusedError("invalid_prompt", message, parameter or where)

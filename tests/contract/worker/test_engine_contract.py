@@ -370,8 +370,9 @@ async def test_token_ids_out_of_the_vocabulary_are_refused(made: UnderTest) -> N
         ids = made.renderer.render(PromptSpec(token_ids=(1, 2**31))).token_ids
         await collect(made.engine.generate(EngineRequest(next(names), ids, 3, pb.SamplingParams())))
 
-    with pytest.raises(RequestRefusedError, match="out of vocabulary"):
+    with pytest.raises(RequestRefusedError, match="out of vocabulary") as caught:
         await run()
+    assert (caught.value.code, caught.value.param) == ("invalid_prompt", "prompt")
 
 
 async def test_a_prompt_is_rendered_alike_every_time_and_truncated_on_demand(made: UnderTest) -> None:
