@@ -133,6 +133,10 @@ class Journal:
         """Whether the file holds nothing, so that nothing is to be gone on with."""
         return os.fstat(self._file.fileno()).st_size == 0
 
+    def forget(self) -> None:
+        """Become empty: nothing was submitted that could be gone on with."""
+        self._empty()
+
     def is_answered(self, line: int) -> bool:
         """Whether input line number `line` has its answer."""
         at = self._source.position(line)

@@ -80,6 +80,8 @@ class BatchRun:
         self._started_ns = time.time_ns()
         self._finished = asyncio.Event()
         self.tally = Tally(answered_earlier=journal.answered)
+        self.has_submitted = False
+        """Whether the queue has taken a line, so that its answer is to be waited for."""
 
     async def run(self) -> None:
         """Return once every line has its answer in the journal.
@@ -113,6 +115,8 @@ class BatchRun:
             async for ack in acks:
                 if ack.error is not None:
                     self._refused(self._submitted_lines[ack.index], ack)
+                else:
+                    self.has_submitted = True
 
     async def _requests(self) -> AsyncIterator[pb.Request]:
         """Yield the request of every line without an answer; wrong lines are answered here.

@@ -47,7 +47,7 @@ from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
 from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
 from penstock.connection import Patience
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
 
 WORKERS_MEET_SCHEDULER_S = 15.0
 """How long workers that are ready may take to appear at the scheduler."""
@@ -209,6 +209,7 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         client = await resources.enter_async_context(Client(options.queue, options.scheduler))
         store_id = await _find_queue(options, progress.say)
         header = _header(options, source, journal, store_id)
+        is_new = journal.header is None
         journal.start(header)
         model = "" if options.stack else options.model
         look_again = partial(_look, options, wait_s=options.wait_s, say=progress.say)
@@ -216,7 +217,12 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         before, started = await _totals(options), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)
-        await _unless_services_fail(run.run(), stack)
+        try:
+            await _unless_services_fail(run.run(), stack)
+        except InvalidRequest:
+            if is_new and not run.has_submitted and not journal.answered:
+                journal.forget()  # so that it stands in the way of no other run
+            raise
         elapsed_s = time.monotonic() - started
         await _write(journal, source, options.target)
         progress.close()

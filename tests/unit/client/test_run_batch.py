@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.batch.reader import InputFile
+from penstock.batch.runner import batch_name
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from tests.support.batch_lines import completion
@@ -344,3 +346,25 @@ async def test_a_name_that_no_request_can_carry_is_refused_by_its_option(
     ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / "out"), *NO_SCHEDULER, option, name)
     assert (ran.status, ran.err) == (2, f"penstock: {option}: must be UTF-8\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+async def test_a_run_that_the_queue_took_nothing_of_is_in_the_way_of_none(shell: Shell, tmp_path: Path) -> None:
+    source, out = lines_in(tmp_path / "in", 2), tmp_path / "out"
+    refused = await shell.run("run-batch", "-i", str(source), "-o", str(out), *NO_SCHEDULER, "--channel", "nowhere")
+    assert (refused.status, "channel" in refused.err) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+    lines_in(source, 3)
+    assert (await shell.run("run-batch", "-i", str(source), "-o", str(out), *NO_SCHEDULER)).status == 0
+    assert len(out.read_text().splitlines()) == 3
+
+
+async def test_a_run_that_was_begun_stays_one_when_it_is_refused(shell: Shell, tmp_path: Path) -> None:
+    source, out = lines_in(tmp_path / "in", 3), tmp_path / "out"
+    lines = InputFile(source)
+    name = batch_name(out, lines, "")
+    header = {"key": name, "batch": name, "store_id": "s", "input_sha256": lines.sha256, "version": 1}
+    journal = tmp_path / "out.partial"
+    journal.write_text(json.dumps(header) + "\n")
+    ran = await shell.run("run-batch", "-i", str(source), "-o", str(out), *NO_SCHEDULER, "--channel", "nowhere")
+    assert (ran.status, "channel" in ran.err) == (2, True)
+    assert json.loads(journal.read_text()) == header
