@@ -405,7 +405,11 @@ def _lost_writes(path: Path, found: int) -> str:
 
 def written_by_older(path: Path) -> str:
     """Return what to say of a store whose rows only a migration can read."""
-    return f"data directory {path} was written by an older version of this program; starting its queue migrates it"
+    if (path / BACKUP_MARK).exists():
+        what, remedy = "backup", "`penstock restore` makes a data directory of it, which its queue migrates"
+    else:
+        what, remedy = "data directory", "starting its queue migrates it"
+    return f"{what} {path} was written by an older version of this program; {remedy}"
 
 
 def _open_reason(path: Path, text: str) -> str:

@@ -18,6 +18,7 @@ import pytest
 
 import penstock
 from penstock.files.v1 import files_pb2, files_pb2_grpc
+from services.queue.rocksdb_store import BACKUP_MARK
 from tests.support.fleet import penstock as command
 from tests.support.old_store import ALONE, BATCH, CANCELLED, FILE_NAME, FILE_TEXT, WAITING, key
 
@@ -95,6 +96,10 @@ async def test_files_are_there(address: str, version: int) -> None:
 def test_a_store_is_verified_once_its_queue_has_migrated_it(directory: Path) -> None:
     before = command("verify-store", str(directory))
     assert (before.returncode, "starting its queue migrates it" in before.stderr) == (69, True)
+    (directory / BACKUP_MARK).write_text("{}")
+    backup = command("verify-store", str(directory))
+    assert (backup.returncode, "`penstock restore` makes a data directory of it" in backup.stderr) == (69, True)
+    (directory / BACKUP_MARK).unlink()
     with running(directory) as address:
         assert address
     after = command("verify-store", str(directory))
