@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from penstock.address import AddressError, check_address
 from penstock.errors import PenstockError
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
@@ -23,7 +24,8 @@ SERVICES = ("queue", "scheduler", "worker", "gateway")
 TABLES = ("common", "channels", *SERVICES, "client")
 """Every name that may stand at the top of the file."""
 
-CLIENT_KEYS = ("queue", "scheduler", "tls_ca", "tls_cert", "tls_key")
+CLIENT_ADDRESSES = ("queue", "scheduler")
+CLIENT_KEYS = (*CLIENT_ADDRESSES, "tls_ca", "tls_cert", "tls_key")
 """What `[client]` may say: the addresses that commands ask, and how they speak TLS."""
 
 MAX_BYTES = 1 << 20
@@ -177,6 +179,21 @@ def unknown(name: str, known: list[str]) -> str:
     return f"unknown; did you mean {near[0]}?" if near else f"unknown; known: {', '.join(sorted(known))}"
 
 
+def client_faults(file: ConfigFile) -> Iterator[ConfigFileError]:
+    """Yield what is wrong with `[client]`, which no service reads."""
+    told = file.table("client")
+    if told:
+        yield from file.refuse_unknown(("client",), list(CLIENT_KEYS))
+    for key in [key for key in CLIENT_KEYS if key in told]:
+        if not isinstance(told[key], str):
+            yield file.error(("client", key), "must be a string")
+        elif key in CLIENT_ADDRESSES:
+            try:
+                check_address(told[key])
+            except AddressError as error:
+                yield file.error(("client", key), str(error))
+
+
 def client_table(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return what the file that the environment names tells commands: `[client]`, its TLS from `[common]` if need be.
 
@@ -186,13 +203,13 @@ def client_table(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     if not path:
         return {}
     file = ConfigFile.read(path)
-    found = file.table("client")
-    for wrong in file.refuse_unknown(("client",), list(CLIENT_KEYS)) if found else ():
+    for wrong in client_faults(file):
         raise wrong
+    found = file.table("client")
     if not any(key.startswith("tls_") for key in found):
         shared = file.table("common")
-        found = found | {key: shared[key] for key in CLIENT_KEYS if key.startswith("tls_") and key in shared}
-    for key, value in found.items():
-        if not isinstance(value, str):
-            raise file.error(("client" if key in file.table("client") else "common", key), "must be a string")
+        for key in [key for key in CLIENT_KEYS if key.startswith("tls_") and key in shared]:
+            if not isinstance(shared[key], str):
+                raise file.error(("common", key), "must be a string")
+            found = found | {key: shared[key]}
     return found

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, SecretStr
 
-from penstock.address import AddressError, check_address
-from penstock.config_file import CLIENT_KEYS, CONFIG_VARIABLE, ConfigFile, ConfigFileError
+from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, client_faults
 from penstock.keys import KeysError
 from penstock.tls import TlsError, TlsIdentity
 from services.auth.keyring import Keyring
@@ -76,7 +75,7 @@ def findings(path: str) -> Findings:
         file = ConfigFile.read(path, unknown_tables=[])  # each service has said which are unknown
     except ConfigFileError:
         return Findings(wrong, odd)  # each service has said so
-    wrong += client_faults(file)
+    wrong += [str(error) for error in client_faults(file)]
     settings = {name: one.settings for name, one in loaded.items()}
     wrong += tls_faults(settings)
     wrong += keys_faults(settings)
@@ -86,23 +85,6 @@ def findings(path: str) -> Findings:
     if "worker" in settings and settings["worker"].engine == "vllm" and not settings["worker"].model:
         odd.append(f"{path}: worker.model is not set: every worker needs --model, and `penstock up` makes a tiny one")
     return Findings(wrong, odd)
-
-
-def client_faults(file: ConfigFile) -> Iterator[str]:
-    """Yield what is wrong with `[client]`, which no service reads."""
-    told = file.table("client")
-    if told:
-        yield from (str(error) for error in file.refuse_unknown(("client",), list(CLIENT_KEYS)))
-    for key, value in told.items():
-        if key not in CLIENT_KEYS:
-            continue
-        if not isinstance(value, str):
-            yield str(file.error(("client", key), "must be a string"))
-        elif key in ("queue", "scheduler"):
-            try:
-                check_address(value)
-            except AddressError as error:
-                yield str(file.error(("client", key), str(error)))
 
 
 def tls_faults(settings: dict[str, Any]) -> list[str]:

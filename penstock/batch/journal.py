@@ -120,7 +120,7 @@ class Journal:
         """
         found = self.header
         if found is None:
-            self._empty()
+            self.forget()
             self._write(asdict(header))
         elif (found.key, found.batch) != (header.key, header.batch):
             raise JournalError(f"{self.path} is of {_difference(found, header)}; --fresh discards it")
@@ -134,8 +134,10 @@ class Journal:
         return os.fstat(self._file.fileno()).st_size == 0
 
     def forget(self) -> None:
-        """Become empty: nothing was submitted that could be gone on with."""
-        self._empty()
+        """Become empty: there is nothing that could be gone on with. Raises JournalWriteError."""
+        with self._changing():
+            self._file.truncate(0)
+        self._end = 0
 
     def is_answered(self, line: int) -> bool:
         """Whether input line number `line` has its answer."""
@@ -179,11 +181,6 @@ class Journal:
             # To the page cache at once, so that a killed command loses at most the line it was writing.
             self._file.flush()
         self._end += len(data)
-
-    def _empty(self) -> None:
-        with self._changing():
-            self._file.truncate(0)
-        self._end = 0
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.errors import EX_CONFIG, CommandError
-from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, client_table
+from penstock.config_file import CLIENT_ADDRESSES, CONFIG_VARIABLE, ConfigFile, ConfigFileError, client_table
 
 CHECKER = "services.config_check"
 
@@ -76,7 +76,7 @@ def _addresses(environment: Mapping[str, str]) -> dict[str, Any]:
         told = client_table(environment)
     except ConfigFileError as error:
         raise CommandError(str(error), EX_CONFIG) from None
-    return {key: told[key] for key in ("queue", "scheduler") if key in told}
+    return {key: told[key] for key in CLIENT_ADDRESSES if key in told}
 
 
 def told_to(service: str, name: str, environment: Mapping[str, str] = os.environ) -> str:
