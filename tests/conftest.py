@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-import grpc  # noqa: F401 (first, so that the tests' own clients have gRPC as a user's process has it)
 from hypothesis import HealthCheck, settings
+
+import penstock.cli  # noqa: F401 (first, so that the tests' own clients have gRPC as a command has it: it forks)
 
 NAMED = os.environ.get("GRPC_EXPERIMENTS")
 

@@ -17,8 +17,6 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
-from services.worker.processes import die_with_parent
-
 ROOT = Path(__file__).resolve().parents[2]
 
 READY = re.compile(r"^ready: \S+ on (\S+)")
@@ -30,6 +28,12 @@ STOP_S = 20.0
 """Longest a process may take to end after SIGTERM."""
 
 
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""What to run a command under that the kernel is to kill when the thread that started it ends. Whoever asks for that
+between fork and exec needs a fork that runs gRPC's handlers, and where gRPC is busy they abort one child in a hundred
+(grpc issue 43055)."""
+
+
 class Child:
     """One process, and those it forked. `ask` speaks the protocol of `benchmarks.lifecycle.role`."""
 
@@ -38,13 +42,12 @@ class Child:
         self.name = name
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                command,
+                [*DIES_WITH_US, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 env={**os.environ, **(environment or {})},
-                preexec_fn=die_with_parent,  # noqa: PLW1509 (nothing in this program has threads)
             )
         self._stats = psutil.Process(self.process.pid)
 

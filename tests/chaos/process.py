@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from services.worker.processes import die_with_parent
+from benchmarks.lifecycle.processes import DIES_WITH_US
 from tests.support.fleet import ROOT, alive, descendants
 
 POLL_S = 0.05
@@ -88,9 +88,8 @@ class Process:
         with self.log_path.open("ab") as log:
             self._log_start_bytes = log.tell()
             self._process = subprocess.Popen(
-                self.command(), cwd=ROOT, env=dict(self._environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - the harness has one thread
+                [*DIES_WITH_US, *self.command()], cwd=ROOT, env=dict(self._environment),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     async def keep(self) -> None:
