@@ -27,7 +27,7 @@ pip_install() {
         { cat "$VENV/pip.log" >&2; exit 1; }
 }
 
-say "installing pinned packages (about 2 GB unpacked, mostly torch and vLLM; minutes on a cold cache)"
+say "installing pinned packages (about 2.5 GB unpacked, mostly torch and vLLM; minutes on a cold cache)"
 pip_install --no-deps -r requirements/base.txt -r requirements/worker-cpu.txt -r requirements/dev.txt
 
 # PyPI's own torch is the CUDA build, which cannot be imported without the CUDA packages it depends on.
