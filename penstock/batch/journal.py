@@ -95,6 +95,8 @@ class Journal:
         self.path = path
         self.header: Header | None = None
         self.cursor = 0
+        self._cursor_of_header: int | None = None
+        """In another store than the header's: what is noted in place of its cursors, for a run in that one again."""
         self.answered = 0
         self.removed = False
         self._source = source
@@ -116,7 +118,8 @@ class Journal:
     def start(self, header: Header) -> None:
         """Begin, or go on, with this header. Raises JournalError if the journal is of another run, JournalWriteError.
 
-        In another store the cursor means nothing: watching starts over, and what is answered stays answered.
+        In another store the cursor means nothing: watching starts over, and what is answered stays answered. The file
+        goes on to say how far the store of its header was watched.
         """
         found = self.header
         if found is None:
@@ -125,7 +128,7 @@ class Journal:
         elif (found.key, found.batch) != (header.key, header.batch):
             raise JournalError(f"{self.path} is of {_difference(found, header)}; --fresh discards it")
         elif found.store_id != header.store_id:
-            self.cursor = 0
+            self._cursor_of_header, self.cursor = self.cursor, 0
         self.header = header
 
     @property
@@ -152,7 +155,8 @@ class Journal:
             return
         self._offsets[at] = self._end
         self.answered += 1
-        self._write({"line": line, "cursor": self.cursor, "out": out})
+        noted = self.cursor if self._cursor_of_header is None else self._cursor_of_header
+        self._write({"line": line, "cursor": noted, "out": out})
 
     def out(self, line: int) -> dict[str, Any]:
         """Return the answer of line number `line`, which must have one."""

@@ -76,6 +76,23 @@ def test_a_torn_journal_keeps_what_is_whole(tmp_path_factory: pytest.TempPathFac
     source.close()
 
 
+def test_a_run_in_another_store_is_no_news_of_the_store_that_the_header_names(
+    tmp_path: Path, source: InputFile
+) -> None:
+    other = Header("key", "rb-1", "other store", "sha")
+    cursors = []
+    for header, answer in [(HEADER, (1, 7)), (other, (3, 2**60)), (other, (1, 9)), (HEADER, (4, 8))]:
+        journal = Journal(tmp_path / "j", source)
+        journal.start(header)
+        cursors.append(journal.cursor)
+        journal.add(*answer, {})
+        journal.close()
+    assert cursors == [0, 0, 0, 7]
+    journal = Journal(tmp_path / "j", source)
+    assert (journal.cursor, journal.answered) == (8, 3)
+    journal.close()
+
+
 def test_another_store_starts_the_watch_over(tmp_path: Path, source: InputFile) -> None:
     path = tmp_path / "j"
     journal = Journal(path, source)
