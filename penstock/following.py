@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import grpc
@@ -89,17 +90,40 @@ class _Outgoing:
 
     def __init__(self, followed: Iterable[str]) -> None:
         self.follow = dict.fromkeys(followed)
-        self.leave: list[str] = []
+        self.leave: dict[str, None] = {}
+        self.over = False
         self.changed = asyncio.Event()
+        self.changed.set()
+
+    def begin(self, name: str) -> None:
+        """Have a request followed, from its first token on."""
+        self.follow[name] = None
+        # To be left in a later frame would end this; in the same one it would be of no use.
+        self.leave.pop(name, None)
+        self.changed.set()
+
+    def end(self, name: str) -> None:
+        """Have a request followed no more."""
+        self.follow.pop(name, None)
+        self.leave[name] = None
+        self.changed.set()
+
+    def finish(self) -> None:
+        """Have the writer end: gRPC leaves that of a broken stream waiting for what is to be told next."""
+        self.over = True
         self.changed.set()
 
     def take(self) -> tuple[list[str], list[str]]:
         """Return names to follow and to leave, as many as fit a frame."""
-        follow = list(self.follow)[:MAX_NAMES]
-        for name in follow:
-            del self.follow[name]
-        leave, self.leave = self.leave[:MAX_NAMES], self.leave[MAX_NAMES:]
-        return follow, leave
+        return _first(self.follow), _first(self.leave)
+
+
+def _first(names: dict[str, None]) -> list[str]:
+    """Take the first of `names` out, as many as fit a frame."""
+    first = list(islice(names, MAX_NAMES))
+    for name in first:
+        del names[name]
+    return first
 
 
 class Follower:
@@ -142,8 +166,7 @@ class Follower:
         self._inboxes.setdefault(inbox.request_id, []).append(inbox)
         if self._outgoing is not None:
             # Also if it is followed already: the new reader needs the tokens from the first on.
-            self._outgoing.follow[inbox.request_id] = None
-            self._outgoing.changed.set()
+            self._outgoing.begin(inbox.request_id)
         if self._task is None or self._task.done():
             # The stream is everybody's who reads here, so it is opened with the process's own key.
             with acting_for():
@@ -158,9 +181,7 @@ class Follower:
             return
         del self._inboxes[inbox.request_id]
         if self._outgoing is not None:
-            self._outgoing.follow.pop(inbox.request_id, None)
-            self._outgoing.leave.append(inbox.request_id)
-            self._outgoing.changed.set()
+            self._outgoing.end(inbox.request_id)
 
     async def _frames(self, outgoing: _Outgoing) -> AsyncIterator[pb.FollowRequest]:
         """Yield what is to be followed and left; end once nothing has been followed for IDLE_S."""
@@ -169,6 +190,8 @@ class Follower:
                 async with asyncio.timeout(None if self._inboxes else IDLE_S):
                     await outgoing.changed.wait()
             except TimeoutError:
+                return
+            if outgoing.over:
                 return
             outgoing.changed.clear()
             while outgoing.follow or outgoing.leave:
@@ -219,6 +242,7 @@ class Follower:
                 if not self._inboxes:
                     outgoing.changed.set()  # the time until it counts as idle begins
         finally:
+            outgoing.finish()
             call.cancel()
 
     def _hand_out(self, event: pb.WatchEvent) -> None:

@@ -71,6 +71,21 @@ async def test_a_broken_stream_is_opened_again_with_what_is_open_and_no_token_co
     assert await asyncio.gather(*reading) == ["abcd", "xy"]
 
 
+async def test_a_stream_that_broke_leaves_no_writer_behind(client: penstock.Client, queue: FakeQueue) -> None:
+    name = await client.submit(prompt="a")
+    queue.tokens = [delta(name, 0, "ab")]
+    queue.break_follow_after_tokens = 1
+    reading = asyncio.create_task(texts(client, name))
+
+    async def one_writer() -> bool:
+        coroutines = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+        return len(queue.follows) == 2 and sum("_consume_request_iterator" in name for name in coroutines) == 1
+
+    await wait_for_async(one_writer, "the writer of the first stream to end")
+    await queue.finish_all()
+    await reading
+
+
 async def test_two_readers_of_one_request_get_all_of_it(client: penstock.Client, queue: FakeQueue) -> None:
     name = await client.submit(prompt="p")
     queue.answer = cancelled
@@ -164,3 +179,12 @@ async def test_a_reader_too_far_behind_gets_no_more_deltas_and_the_result(monkey
     put(pb.WatchEvent(tokens=delta("r", 4, "ef")))
     put(pb.WatchEvent(result=pb.WatchResult(cursor=1)))
     assert [event.WhichOneof("event") for event in await inbox.take()] == ["result"]
+
+
+def test_who_is_followed_anew_is_not_left_in_a_later_frame() -> None:
+    names = [f"r-{number}" for number in range(following.MAX_NAMES + 1)]
+    outgoing = following._Outgoing([])
+    outgoing.leave = dict.fromkeys(names)
+    outgoing.begin(names[-1])
+    assert outgoing.take() == ([names[-1]], names[:-1])
+    assert outgoing.take() == ([], [])
