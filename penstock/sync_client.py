@@ -51,7 +51,11 @@ class SyncClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-client", daemon=True)
         self._thread.start()
-        self._client = self._run(_made(queue, scheduler, retry_for_s, api_key, tenant))
+        try:
+            self._client = self._run(_made(queue, scheduler, retry_for_s, api_key, tenant))
+        except BaseException:
+            self._end_thread()  # nobody gets a client to close
+            raise
 
     def __enter__(self) -> Self:
         """Return the client."""
@@ -69,6 +73,9 @@ class SyncClient:
             return
         self._run(self._client.close())
         self._run(_settled())
+        self._end_thread()
+
+    def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

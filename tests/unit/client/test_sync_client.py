@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -232,3 +233,10 @@ def test_a_call_may_take_longer_than_one_look(monkeypatch: pytest.MonkeyPatch) -
         assert client.stats().dead == 1
     with penstock.SyncClient("127.0.0.1:1", retry_for_s=0.2) as client, pytest.raises(penstock.Unavailable):
         client.stats()
+
+
+def test_a_client_that_cannot_be_made_leaves_no_thread() -> None:
+    before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(penstock.PenstockError, match="out of range"):
+        penstock.SyncClient("nowhere:99999")
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (before, files)
