@@ -22,7 +22,7 @@ from penstock.batch.journal import Journal
 from penstock.batch.reader import Ask, InputFile, LineError, asks
 from penstock.batch.summary import Tally
 from penstock.client import Client
-from penstock.errors import InvalidRequest, ServiceError
+from penstock.errors import InvalidRequest, ServiceError, refusal_of
 from penstock.openai.convert import to_request
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import Submitted
@@ -232,7 +232,7 @@ class BatchRun:
         if error is None or self._journal.is_answered(line):
             return
         if error.param == "channel":
-            raise InvalidRequest(error.message, error.param, error.code)
+            raise refusal_of(error.code, error.message, error.param)
         custom_id = self._source.ask(line).custom_id
         self._wrong(
             LineError(line, error.code, error.message, f"body.{error.param}" if error.param else "body", custom_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -12,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import api_keys, certs, config, operations, requests, run_batch, status, tiny, top, up
-from penstock.cli.errors import EX_INTERRUPTED, CommandError
+from penstock.cli.errors import EX_CANNOT_WRITE, EX_INCOMPLETE, EX_INTERRUPTED, CommandError
 from penstock.cli.interrupt import Interrupted
-from penstock.cli.telling import tell
+from penstock.cli.telling import give_up_unwritten, tell
 
 app = typer.Typer(
     name="penstock",
@@ -32,6 +33,9 @@ ADDRESSES = {"queue", "scheduler"}
 NAME_THE_FILE = {"run-batch"}
 """Commands with such options that are told which file, and read the environment's themselves where they are told of
 none: it may be no good where another is named."""
+
+NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""What a disk says that takes no more of the output."""
 
 app.command("up", context_settings=PASSES_FLAGS_ON)(up.up)
 app.command("run-batch", context_settings=PASSES_FLAGS_ON)(run_batch.run_batch)
@@ -100,13 +104,32 @@ def _is_addressed(command: Callable[..., Any] | None) -> bool:
 
 def main() -> None:
     """Run the command line; user errors are one line on stderr and an exit status, never a traceback."""
+    status = _status_of(lambda: app(default_map=_defaults()))
+    # What is still to be written is part of the command.
+    unwritten = _status_of(sys.stdout.flush)
+    sys.exit(status or unwritten)
+
+
+def _status_of(work: Callable[[], Any]) -> Any:
+    """Do the work, say what went wrong, and return the exit status."""
     try:
-        app(default_map=_defaults())
+        work()
+    except SystemExit as ended:
+        return ended.code
     except CommandError as error:
         tell(f"penstock: {error}", sys.stderr)
-        sys.exit(error.status)
+        return error.status
     except (KeyboardInterrupt, Interrupted):
-        sys.exit(EX_INTERRUPTED)
+        return EX_INTERRUPTED
+    except OSError as error:
+        if error.errno not in {errno.EPIPE, *NOT_WRITTEN}:
+            raise
+        give_up_unwritten()
+        if error.errno == errno.EPIPE:  # a reader that left, as typer has it
+            return EX_INCOMPLETE
+        tell(f"penstock: cannot write the output: {error.strerror}", sys.stderr)
+        return EX_CANNOT_WRITE
+    return 0
 
 
 if __name__ == "__main__":

@@ -102,13 +102,14 @@ async def _submit(queue: str, fields: RequestFields, wait: bool, stream: bool, a
         async with Client(queue) as client:  # with the patience of a client: the queue has the request, and comes back
             if stream:
                 await _follow(client, request_id)
-            else:
-                _show_result(await client.result(request_id), as_json)
+                return
+            result = await client.result(request_id)
     except CommandError:
         raise  # the answer, though not a good one
     except BaseException:
         tell(f"{request_id} has no answer yet; `penstock get` and `penstock cancel` take this id", sys.stderr)
         raise
+    _show_result(result, as_json)
 
 
 async def _follow(client: Client, request_id: str) -> None:

@@ -47,7 +47,7 @@ from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
 from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
 from penstock.connection import Patience
-from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, PenstockError, PermissionDenied, Unavailable
 
 WORKERS_MEET_SCHEDULER_S = 15.0
 """How long workers that are ready may take to appear at the scheduler."""
@@ -219,7 +219,7 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         progress.begin(journal.answered)
         try:
             await _unless_services_fail(run.run(), stack)
-        except InvalidRequest:
+        except (InvalidRequest, PermissionDenied):
             if is_new and not run.has_submitted and not journal.answered:
                 journal.forget()  # so that it stands in the way of no other run
             raise

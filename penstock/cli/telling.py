@@ -13,8 +13,13 @@ def tell(text: str, stream: TextIO) -> None:
     try:
         print(text, file=stream, flush=True)
     except OSError:
-        atexit.unregister(_let_go)
-        atexit.register(_let_go)
+        give_up_unwritten()
+
+
+def give_up_unwritten() -> None:
+    """Have the interpreter drop at its end what could not be written."""
+    atexit.unregister(_let_go)
+    atexit.register(_let_go)
 
 
 def _let_go() -> None:

@@ -56,6 +56,9 @@ def refusal(request: request_pb2.Request) -> request_pb2.RequestError | None:
     ):
         if wrong:
             return request_pb2.RequestError(code="invalid_request", message=f"{param}: is wrong", param=param)
+    if request.channel == "of another key":
+        message = f"channel: {request.channel!r} is not for this key"
+        return request_pb2.RequestError(code="permission_denied", message=message, param="channel")
     return None
 
 

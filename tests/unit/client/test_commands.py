@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -307,6 +308,28 @@ async def test_run_batch_says_what_it_cannot_read_or_write(shell: Shell, tmp_pat
 def test_a_terminal_that_goes_away_interrupts_once(started_with: str, cancelled: str) -> None:
     done = subprocess.run([sys.executable, "-c", SIGNALLED, started_with], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{cancelled}\n", "")
+
+
+@pytest.mark.parametrize(
+    "command", [["version"], ["submit", "a"], ["submit", "a", "--wait"], ["submit", "a", "--wait", "--json"]]
+)
+async def test_an_output_that_cannot_be_written_is_one_line_and_a_status(shell: Shell, command: list[str]) -> None:
+    flags = ["--queue", shell.address] if command != ["version"] else []
+    for end, status, said in (
+        (os.open("/dev/full", os.O_WRONLY), 73, "penstock: cannot write the output: No space left on device\n"),
+        (nobody_reads(), 1, ""),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", *command, *flags, stdout=end, stderr=asyncio.subprocess.PIPE
+        )
+        os.close(end)
+        assert ((await process.communicate())[1].decode(), process.returncode) == (said, status)
+
+
+def nobody_reads() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
 
 
 async def test_version(shell: Shell) -> None:

@@ -348,10 +348,14 @@ async def test_a_name_that_no_request_can_carry_is_refused_by_its_option(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 
-async def test_a_run_that_the_queue_took_nothing_of_is_in_the_way_of_none(shell: Shell, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("channel", "status"), [("nowhere", 2), ("of another key", 77)])
+async def test_a_run_that_the_queue_took_nothing_of_is_in_the_way_of_none(
+    shell: Shell, tmp_path: Path, channel: str, status: int
+) -> None:
     source, out = lines_in(tmp_path / "in", 2), tmp_path / "out"
-    refused = await shell.run("run-batch", "-i", str(source), "-o", str(out), *NO_SCHEDULER, "--channel", "nowhere")
-    assert (refused.status, "channel" in refused.err) == (2, True)
+    refused = await shell.run("run-batch", "-i", str(source), "-o", str(out), *NO_SCHEDULER, "--channel", channel)
+    assert (refused.status, "channel" in refused.err) == (status, True)
+    assert ("PENSTOCK_KEY" in refused.err) == (status == 77)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
     lines_in(source, 3)
     assert (await shell.run("run-batch", "-i", str(source), "-o", str(out), *NO_SCHEDULER)).status == 0
