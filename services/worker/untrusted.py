@@ -11,6 +11,10 @@ TOKENIZING = ("tokenize", "padding", "truncation", "max_length", "return_tensors
               "return_assistant_tokens_mask")  # fmt: skip
 """Parameters of `apply_chat_template` that are no variables of the template."""
 
+FIELDS = ("documents", "reasoning_effort", "enable_thinking", "chat_template")
+"""Variables of a template that come with fields of a body; the third follows from the second, the last one is judged
+elsewhere."""
+
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 """Extra arguments that vLLM takes from the servers of a fleet which hand caches to each other. They name hosts to fetch
 from, and numbers that are believed: of cached tokens, more than the prompt has."""
@@ -37,6 +41,17 @@ def refuse_tokenizing(kwargs: dict[str, Any]) -> None:
     named = next((name for name in TOKENIZING if name in kwargs), None)
     if named is not None:
         text = f"chat_template_kwargs.{named} is no variable of a template"
+        raise RequestRefusedError("unsupported_parameter", text, "chat_template_kwargs")
+
+
+def refuse_variables(kwargs: dict[str, Any]) -> None:
+    """Raise RequestRefusedError if a chat has variables for a template, of which Mistral's tokenizer has none.
+
+    Those that requests have fields of their own for come the same way, and are its to take or to leave.
+    """
+    named = next((name for name in kwargs if name not in FIELDS), None)
+    if named is not None:
+        text = f"chat_template_kwargs.{named}: Mistral's tokenizer has no template"
         raise RequestRefusedError("unsupported_parameter", text, "chat_template_kwargs")
 
 

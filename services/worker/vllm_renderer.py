@@ -16,8 +16,10 @@ from vllm.renderers.params import ChatParams, TokenizeParams, merge_kwargs
 
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.tools import refuse_calls
-from services.worker.untrusted import refuse_media, refuse_template, refuse_tokenizing
+from services.worker.untrusted import refuse_media, refuse_template, refuse_tokenizing, refuse_variables
 from services.worker.vllm_sampling import refusal
+
+MISTRAL_ID_CHARACTERS = 9
 
 
 class VllmRenderer:
@@ -74,6 +76,9 @@ class VllmRenderer:
         refuse_tokenizing(asked)
         refuse_media(messages)
         _rename_reasoning(messages)
+        if self._is_mistral():
+            refuse_variables(asked)
+            shorten_call_ids(messages)
         fixed = {
             "add_generation_prompt": spec.add_generation_prompt,
             "continue_final_message": spec.continue_final_message,
@@ -95,9 +100,12 @@ class VllmRenderer:
 
     def _template_tokenizes(self) -> bool:
         """Whether the template gives token ids (Mistral's own tokenizer) and not text."""
+        return self._is_mistral() or bool(self._model_config.enable_prompt_embeds)
+
+    def _is_mistral(self) -> bool:
         from vllm.utils.mistral import is_mistral_tokenizer
 
-        return bool(is_mistral_tokenizer(self._renderer.tokenizer) or self._model_config.enable_prompt_embeds)
+        return bool(is_mistral_tokenizer(self._renderer.tokenizer))
 
     def _tokenize_params(self, spec: PromptSpec, special_by_default: bool) -> TokenizeParams:
         special = spec.add_special_tokens if spec.add_special_tokens is not None else special_by_default
@@ -122,6 +130,15 @@ def _rename_reasoning(messages: list[dict[str, Any]]) -> None:
         older = message.pop("reasoning_content", None)
         if older is not None and message.get("reasoning") is None:
             message["reasoning"] = older
+
+
+def shorten_call_ids(messages: list[dict[str, Any]]) -> None:
+    """Cut the ids of earlier calls to the nine characters at their end that Mistral's tokenizer takes, as vLLM's server
+    does: those of other servers are longer."""
+    calls = [call for message in messages for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    for holder, name in [*((call, "id") for call in calls), *((message, "tool_call_id") for message in messages)]:
+        if isinstance(holder.get(name), str):
+            holder[name] = holder[name][-MISTRAL_ID_CHARACTERS:]
 
 
 def byte_bound(tokenizer: Any) -> tuple[bool, int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from penstock.request.v1 import request_pb2 as pb
-from services.worker.engine import PromptSpec, Rendered
+from services.worker.engine import PromptSpec, Rendered, RequestRefusedError
+from services.worker.untrusted import refuse_variables
 from tests.contract.worker.conftest import VLLM_ARGUMENTS
 from tests.support.fleet import penstock
 
@@ -52,3 +54,25 @@ def test_a_history_is_not_checked_again_for_its_calls() -> None:
     request = chat_request(pb.ChatPrompt(messages_json=json.dumps(messages), tools=tools))
     assert count_history_tool_calls(request) == 2, "some parsers number their calls after those"
     assert len(request.messages) == 1
+
+
+def test_mistrals_tokenizer_gets_ids_of_calls_as_vllms_server_cuts_them() -> None:
+    from vllm.tokenizers.mistral import truncate_tool_call_ids
+
+    from services.worker.vllm_renderer import shorten_call_ids
+
+    calls = [{"id": "call_abcdefghijklmnop", "function": {}}, {"id": "123456789", "function": {}}]
+    answers = [{"role": "tool", "tool_call_id": call["id"], "content": "7"} for call in calls]
+    ours: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {**SAID, "tool_calls": calls}, *answers]
+    theirs = json.loads(json.dumps(ours))
+    truncate_tool_call_ids(cast("Any", SimpleNamespace(messages=theirs)))
+    shorten_call_ids(ours)
+    assert ours == theirs
+    shorten_call_ids([{**SAID, "tool_calls": None}, {**SAID, "tool_calls": [7]}, {"role": "tool", "tool_call_id": 7}])
+
+
+def test_variables_are_refused_where_no_template_could_use_them() -> None:
+    refuse_variables({"enable_thinking": True, "reasoning_effort": "low", "documents": []})
+    with pytest.raises(RequestRefusedError, match="tone") as refused:
+        refuse_variables({"reasoning_effort": "low", "tone": 1})
+    assert refused.value.param == "chat_template_kwargs"
