@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import grpc
 
 from penstock.connection import Connection, Patience
+from penstock.errors import NotFound
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 from penstock.results import Progress, Result, TokenDelta, result_from, tokens_from
@@ -64,7 +65,7 @@ class WatchSession:
     async def wire_events(self) -> AsyncGenerator[pb.WatchEvent, None]:
         """Yield events as they come off the wire, results and tokens never twice, until the watch is over.
 
-        Raises NotFound for an unknown id and Unavailable if the queue stays away.
+        Raises NotFound for an id that is unknown, or is deleted meanwhile, and Unavailable if the queue stays away.
         """
         patience = self._connection.patience()
         while self._batch is not None or self._open_ids:
@@ -73,9 +74,11 @@ class WatchSession:
                     async for events in stream:
                         for event in events:
                             yield event
-                return
+                break
             except grpc.aio.AioRpcError as error:
                 await self._connection.wait_or_raise(patience, error)
+        if self._batch is None and self._open_ids:
+            raise NotFound(f"request_ids: {next(iter(self._open_ids))!r} was deleted before its result was read")
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield results, tokens and progress as plain objects."""

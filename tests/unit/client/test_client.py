@@ -256,6 +256,20 @@ async def test_a_watch_of_ids_asks_only_for_what_is_open(client: penstock.Client
     assert list(queue.watches[-1].request_ids.ids) == ids[3:]
 
 
+async def test_a_watch_that_ends_without_a_result_says_whose(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch(_request: Any, _context: Any) -> AsyncIterator[queue_pb2.WatchResponse]:
+        result = queue_pb2.WatchResult(cursor=1, result=queue.results[0])
+        yield queue_pb2.WatchResponse(events=[queue_pb2.WatchEvent(result=result)])
+
+    monkeypatch.setattr(queue, "Watch", watch)
+    async with serving(queue) as address, penstock.Client(address) as client:
+        ids = [await client.submit(prompt=text) for text in "ab"]
+        events = client.events(request_ids=ids)
+        await anext(events)
+        with pytest.raises(penstock.NotFound, match=f"{ids[1]}.* was deleted"):
+            await anext(events)
+
+
 async def test_tokens_come_once_and_in_order(client: penstock.Client, queue: FakeQueue) -> None:
     def delta(attempt: int, offset: int, text: str) -> request_pb2.TokenDelta:
         return request_pb2.TokenDelta(request_id="r-0", attempt=attempt, offset=offset, token_ids=[1], text=text)
