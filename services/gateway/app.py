@@ -20,7 +20,8 @@ from penstock.errors import PenstockError
 from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL
 from services.gateway.doorman import PassOn
 from services.gateway.generation import Generation, Parts
-from services.gateway.limits import RETRY_AFTER_S
+from services.gateway.intake import ClientGoneError
+from services.gateway.limits import CLIENT_CLOSED, RETRY_AFTER_S
 from services.gateway.problem import Problem, of_error
 from services.gateway.requests import Requests
 from services.gateway.served import View
@@ -106,7 +107,13 @@ def make_app(parts: Parts, front: Front, more: Sequence[Route] = ()) -> Starlett
         Route("/metrics", front.metrics),
         *more,
     ]
-    handlers = {Problem: _problem, PenstockError: _penstock, HTTPException: _http, Exception: _failed}
+    handlers = {
+        Problem: _problem,
+        PenstockError: _penstock,
+        ClientGoneError: _gone,
+        HTTPException: _http,
+        Exception: _failed,
+    }
     return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(PassOn)])
 
 
@@ -118,6 +125,10 @@ async def _problem(_request: Request, problem: Exception) -> JSONResponse:
 async def _penstock(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, PenstockError)
     return await _problem(request, of_error(error))
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED)  # to nobody
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

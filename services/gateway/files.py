@@ -17,7 +17,7 @@ from services.gateway.batch_output import Output
 from services.gateway.batch_records import BatchRecords, DamagedError, damaged
 from services.gateway.core.batch import Batch
 from services.gateway.download import Download
-from services.gateway.intake import ClientGoneError
+from services.gateway.limits import CLIENT_CLOSED
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import NO_RETRY, Problem, of_error
 from services.gateway.shelf import Shelf
@@ -66,15 +66,13 @@ class Files:
             Route(f"{FILES_URL}/{{file_id}}/content", self.content, methods=["GET"]),
         ]
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request) -> JSONResponse:
         """Take a file."""
         upload = Upload(self._shelf, self._most_bytes, self._silence_s)
-        status = 499
+        status = CLIENT_CLOSED
         try:
             file = await upload.receive(request)
             status = 200
-        except ClientGoneError:
-            return Response(status_code=status)  # to nobody
         except Problem as problem:
             status = problem.status
             raise

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from penstock.client import Client
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, ServiceError, Unavailable
 from penstock.openai.chunks import Chunks
 from penstock.openai.message import DivergedError
 from penstock.queue.v1 import queue_pb2
@@ -25,9 +25,9 @@ from services.gateway.extras import Extras, read_extras
 from services.gateway.group import JoinedChunks, body_of_all
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError, Intake
-from services.gateway.limits import KEEP_ALIVE_S
+from services.gateway.limits import CLIENT_CLOSED, KEEP_ALIVE_S
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.problem import Problem, of_error, of_result
+from services.gateway.problem import NO_RETRY, Problem, of_error, of_result
 from services.gateway.recent import Recent
 from services.gateway.reply import Reply
 from services.gateway.served import Served, View
@@ -36,9 +36,6 @@ from services.logs import about
 from services.telemetry import Telemetry, traceparent_of
 
 log = logging.getLogger(__name__)
-
-CLIENT_CLOSED = 499
-"""Counted for a client that did not wait for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +108,13 @@ class _Exchange:
                 self._leave()
             await self._tell(problem)
         except PenstockError as error:
-            await self._tell(of_error(error))
+            await self._tell(self._of(error))
         except asyncio.CancelledError:
-            await self._tell(Problem(503, f"the gateway is stopping{self._where()}", "", "gateway_stopping"))
+            await self._tell(self._unanswered(503, "the gateway is stopping", "gateway_stopping"))
             raise
         except Exception:
             log.exception("a request failed%s", self._where(), extra=about(self.request_id, traceparent_of(self._span)))
-            await self._tell(Problem(500, f"the gateway failed{self._where()}", "", "internal_error"))
+            await self._tell(self._unanswered(500, "the gateway failed", "internal_error"))
         finally:
             self._span.set_attribute("http.response.status_code", self.status)
             self._span.end()
@@ -237,6 +234,20 @@ class _Exchange:
         """Cancel what nobody waits for any more, unless it is to be kept."""
         if self.request_id and self._asked is not None and not self._asked.keep:
             self._parts.admission.abandon(self.request_id)
+
+    def _of(self, error: PenstockError) -> Problem:
+        """Return what is told of a call to the queue that failed."""
+        if self.request_id and isinstance(error, Unavailable):
+            return self._unanswered(503, f"the queue does not answer now: {error}", "queue_unavailable")
+        if self.request_id and isinstance(error, ServiceError):
+            return self._unanswered(500, str(error), "internal_error")
+        return of_error(error)
+
+    def _unanswered(self, status: int, text: str, code: str) -> Problem:
+        """Return what is told who hears no more of a request, if there is one: it goes on, and another would be paid
+        for as well, unless a key makes it the same."""
+        again = not self.request_id or (self._asked is not None and bool(self._asked.request.idempotency_key))
+        return Problem(status, f"{text}{self._where()}", "", code, {} if again else NO_RETRY)
 
     async def _tell(self, problem: Problem) -> None:
         self._failed_status = problem.status

@@ -28,3 +28,6 @@ it is they who close it."""
 
 RETRY_AFTER_S = 2
 """Told to a client that finds the queue away: a supervised queue is back within seconds."""
+
+CLIENT_CLOSED = 499
+"""Status of a request whose client did not wait for its answer: counted, and told to nobody."""

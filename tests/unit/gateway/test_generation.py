@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from penstock.client import Client
 from penstock.errors import Unavailable
@@ -22,6 +25,7 @@ from services.gateway.admission import Admission
 from services.gateway.app import Front, make_app
 from services.gateway.generation import Parts
 from services.gateway.intake import Intake
+from services.gateway.limits import CLIENT_CLOSED
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.telemetry import Telemetry
@@ -287,6 +291,36 @@ async def test_a_queue_that_is_away() -> None:
         assert (await get(gateway.app, "/v1/requests/r-0").whole()).status == 503
 
 
+@pytest.mark.parametrize("header", [{}, {"x_penstock_keep": "true"}, {"idempotency_key": "k"}])
+async def test_an_answer_that_the_queue_does_not_bring_is_had_later_and_not_paid_twice(header: dict[str, str]) -> None:
+    queue = CancellableQueue()
+    queue.paused = True
+    running = serving(queue)
+    async with gateway_of(await running.__aenter__(), queue) as gateway:
+        visit = post(gateway.app, CHAT_URL, CHAT, **header)
+        await until(lambda: bool(queue.followed))
+        await running.__aexit__(None, None, None)
+        answer = await visit.whole()
+    assert (answer.status, answer.error["code"]) == (503, "queue_unavailable")
+    assert "GET /v1/requests/r-0 has the answer" in answer.error["message"]
+    assert answer.headers.get("x-should-retry") == (None if "idempotency_key" in header else "false")
+    assert not queue.cancelled
+
+
+async def test_who_leaves_while_a_body_is_sent_is_no_failure(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def take(request: Request) -> Response:
+        return JSONResponse(await Intake(5).read(request.headers, request.receive))
+
+    parts = gateway.front._parts
+    visit = post(make_app(parts, gateway.front, [Route("/more", take, methods=["POST"])]), "/more", b"{")
+    visit._inbox.get_nowait()  # its body does not come
+    visit.leave()
+    assert (await visit.whole()).status == CLIENT_CLOSED
+    assert not caplog.records
+
+
 async def test_a_silent_stream_sends_comments(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.gateway.generation.KEEP_ALIVE_S", 0.01)
     gateway.queue.paused = True
@@ -308,6 +342,7 @@ async def test_a_gateway_that_stops_says_where_the_answer_will_be(gateway: Gatew
         await visit.task
     assert (visit.answer.status, visit.answer.error["code"]) == (503, "gateway_stopping")
     assert "/v1/requests/r-0" in visit.answer.error["message"]
+    assert visit.answer.headers["x-should-retry"] == "false"
     assert not gateway.queue.cancelled, "it was not the client who left"
 
 
