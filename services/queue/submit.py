@@ -22,7 +22,7 @@ from services.queue.core.messages import NewRequest, Submit
 from services.queue.core.quotas import OVER_QUOTA
 from services.queue.items import Item, Lookup
 from services.queue.metrics import QueueMetrics
-from services.queue.store import Store
+from services.queue.store import Store, StoreError
 from services.queue.submit_turns import weight_of
 from services.queue.validate import InvalidRequestError, check
 from services.rpc.strict import BadInputError
@@ -216,7 +216,10 @@ def submit_item(ticket: int, requests: tuple[NewRequest, ...], together: bool = 
     keys = [records.idempotency_key(meta.tenant, meta.idempotency_key) for meta in metas]
 
     def glance(store: Store) -> Submit | None:
-        known = any(store.may_hold(records.IDEMPOTENCY, key) for key in keys)
+        try:
+            known = any(store.may_hold(records.IDEMPOTENCY, key) for key in keys)
+        except StoreError:
+            return None  # what is wrong is for `read` to say
         return None if known else Submit(ticket, requests, together)
 
     def read(store: Store) -> Submit:

@@ -23,12 +23,14 @@ from services.queue.core.messages import (
     Complete,
     Inspect,
     Message,
+    NewRequest,
     RequeueDead,
     Tick,
     WorkerOpened,
 )
 from services.queue.items import Lookup
 from services.queue.store import StoreError
+from services.queue.submit import submit_item
 from services.queue.submit_turns import SUBMITS_AT_ONCE, SUBMITS_WRITE_NS
 from tests.support.committing import WATERMARK_BYTES, Rig, committing
 from tests.support.queueing import RULES, meta
@@ -182,6 +184,18 @@ async def test_a_read_that_fails_refuses_what_had_to_be_read_and_nothing_that_ca
         await unread
     await rig.settled(Tick())
     assert [effect.lease.request_id for effect in rig.ear.effects if isinstance(effect, Deliver)] == [name]
+
+
+async def test_a_store_that_is_not_open_refuses_a_submit_with_a_key_and_ends_nothing(rig: Rig) -> None:
+    new = (NewRequest(meta(idempotency_key="k"), b"p"),)
+    error = StoreError("the store is closed; it is being opened again")
+    with (
+        patch.object(rig.store, "may_hold", side_effect=error),
+        patch.object(rig.store, "get_many", side_effect=error),
+        pytest.raises(RefusedError, match="is being opened again"),
+    ):
+        await rig.committer.submit(1, 1, lambda ticket: submit_item(ticket, new))
+    assert (await rig.committer.submit(1, 1, lambda ticket: submit_item(ticket, new))).acks[0][1]
 
 
 async def test_a_failed_commit_refuses_its_submits_and_forgets_them(rig: Rig) -> None:
