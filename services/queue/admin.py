@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ from services.queue.metrics import QueueMetrics, age_ns
 from services.queue.read_faults import code_of, decoded
 from services.queue.reader import Reader
 from services.queue.speaker import Speaker
-from services.queue.store import Store
+from services.queue.store import Store, StoreDamagedError
 from services.queue.validate import check_name
 from services.rpc.strict import BadInputError
 
@@ -133,14 +134,15 @@ class Admin:
         Raises StoreError or RefusedError.
         """
         before_ns = self._clock.now_ns() - ttl_ns
-        deleted = 0
-        while old := await self._reader.older_than(before_ns, DELETE_PAGE):
+        deleted, after = 0, b""
+        while True:
+            # Each page after the last one: what of that could not be deleted would be found again and again.
+            old, after = await self._reader.older_than(before_ns, DELETE_PAGE, after)
+            if not old:
+                return deleted
             done: Deleted = await self._committer.ask(partial(_delete_item, seqs=old, before_ns=before_ns))
             self._metrics.expired_results.inc(done.deleted)
             deleted += done.deleted
-            if len(old) < DELETE_PAGE or not done.deleted:
-                break  # with nothing deleted the next page would be the same
-        return deleted
 
     async def stats(self, context: Context) -> queue_pb2.StatsResponse:
         """Return counts per channel and of the store."""
@@ -244,24 +246,34 @@ def _delete_item(ticket: int, seqs: Sequence[int], sees: str | None = None, befo
     """Return a delete that reads, right before it is stepped, what there is to delete for a caller.
 
     With `before_ns`, of what ended before that time: a dead letter may have been requeued, and have ended anew, since
-    its age was read.
+    its age was read. And what is damaged stays then, for nobody has named it, and all else would stay with it.
     """
 
     def wanted(row: EndedRow) -> bool:
         return sees in {None, row.tenant} and (before_ns is None or row.completed_ns < before_ns)
 
     def read(store: Store) -> Delete:
-        return Delete(ticket, tuple(row for row in _ended_rows(store, seqs) if wanted(row)))
+        rows = _ended_rows(store, seqs, past_damage=before_ns is not None)
+        return Delete(ticket, tuple(row for row in rows if wanted(row)))
 
     return Lookup(ticket, read)
 
 
-def _ended_rows(store: Store, seqs: Sequence[int]) -> Iterator[EndedRow]:
-    """Yield what deleting needs of the results there are; raises StoreError."""
+def _ended_rows(store: Store, seqs: Sequence[int], past_damage: bool) -> Iterator[EndedRow]:
+    """Yield what deleting needs of the results there are; raises StoreError, unless `past_damage` of a damaged one."""
     for first in range(0, len(seqs), RESULTS_AT_ONCE):
         some = seqs[first : first + RESULTS_AT_ONCE]
-        rows = store.get_many(records.RESULTS, [records.seq_key(seq) for seq in some])
-        for seq, row in zip(some, rows, strict=True):
-            if row is not None:
-                head, _ = decoded(records.decode_result, row)
-                yield EndedRow(seq, *head)
+        try:
+            yield from _heads(store, some)
+        except StoreDamagedError:
+            if not past_damage:
+                raise
+            for seq in some:
+                with suppress(StoreDamagedError):
+                    yield from _heads(store, [seq])
+
+
+def _heads(store: Store, seqs: Sequence[int]) -> list[EndedRow]:
+    rows = store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs])
+    found = ((seq, row) for seq, row in zip(seqs, rows, strict=True) if row is not None)
+    return [EndedRow(seq, *decoded(records.decode_result, row)[0]) for seq, row in found]

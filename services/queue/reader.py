@@ -143,13 +143,16 @@ class Reader:
         rows = self._store.scan(records.COMPLETIONS, start, end, limit)
         return [LogRow(records.completion_seq_of(key), records.seq_of(value)) for key, value in rows]
 
-    async def older_than(self, before_ns: int, limit: int) -> list[int]:
-        """Return at most `limit` requests whose results are older than `before_ns`, oldest first."""
+    async def older_than(self, before_ns: int, limit: int, after: bytes = b"") -> tuple[list[int], bytes]:
+        """Return at most `limit` requests whose results are older than `before_ns`, oldest first, and where they end.
+
+        Those that follow are returned for that as `after`.
+        """
         if before_ns <= 0:
-            return []
+            return [], after
         end = records.expiry_key(before_ns, 0)
-        rows = await self._off_loop(lambda: self._store.scan(records.EXPIRY, b"", end, limit))
-        return [records.expiry_of(key)[1] for key, _ in rows]
+        rows = await self._off_loop(lambda: self._store.scan(records.EXPIRY, after, end, limit))
+        return [records.expiry_of(key)[1] for key, _ in rows], rows[-1][0] + b"\0" if rows else after
 
     async def known(self, tenant: str, key: str) -> int | None:
         """Return the request that was submitted with this idempotency key, or None."""

@@ -14,7 +14,7 @@ from penstock.queue.v1 import queue_pb2
 from services.queue.admin import RESULTS_AT_ONCE
 from services.queue.core.effects import Write
 from services.queue.core.entry import request_id_of
-from services.queue.core.records import EXPIRY, RESULTS, expiry_key
+from services.queue.core.records import EXPIRY, RESULTS, expiry_key, seq_key
 from services.telemetry import Telemetry
 from tests.support.serving import Peer, ids, refused, serving, text
 from tests.support.waiting import wait_for_async
@@ -60,7 +60,7 @@ async def test_a_sweep_leaves_a_result_that_is_younger_than_the_one_it_found(pee
     (name,) = await peer.submit(text())
     await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(name)))
     # As if a dead letter had been requeued, and had ended again, since the sweep found its old result.
-    with patch.object(peer.service._reader, "older_than", AsyncMock(return_value=[1])):
+    with patch.object(peer.service._reader, "older_than", AsyncMock(side_effect=[([1], b""), ([], b"")])):
         assert await peer.service._admin.sweep(3600 * 10**9) == 0
     assert (await peer.stub.Get(queue_pb2.GetRequest(request_id=name))).state == queue_pb2.REQUEST_STATE_DONE
 
@@ -72,6 +72,17 @@ async def test_all_that_is_old_is_swept_in_one_round(peer: Peer, monkeypatch: py
     await peer.service._sweep(0)
     assert (await peer.stub.Stats(queue_pb2.StatsRequest())).results == 0
     assert peer.registry.get_sample_value("penstock_queue_expired_results_total") == 45
+
+
+async def test_a_damaged_result_stays_and_keeps_no_other(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.admin.DELETE_PAGE", 2)
+    names = await peer.submit(*(text(batch="b") for _ in range(6)))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+    for seq in (1, 2):
+        peer.service._store.write([Write(RESULTS, seq_key(seq), b"\x01")])
+    assert await peer.service._admin.sweep(0) == 4
+    await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=names[0])), grpc.StatusCode.DATA_LOSS, "")
+    await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=names[5])), grpc.StatusCode.NOT_FOUND, names[5])
 
 
 async def test_a_sweep_that_finds_rows_it_cannot_delete_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
