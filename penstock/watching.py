@@ -65,7 +65,7 @@ class WatchSession:
     async def wire_events(self) -> AsyncGenerator[pb.WatchEvent, None]:
         """Yield events as they come off the wire, results and tokens never twice, until the watch is over.
 
-        Raises NotFound for an id that is unknown, or is deleted meanwhile, and Unavailable if the queue stays away.
+        Raises NotFound for an id that is unknown or has no result any more, and Unavailable if the queue stays away.
         """
         patience = self._connection.patience()
         while self._batch is not None or self._open_ids:
@@ -78,7 +78,7 @@ class WatchSession:
             except grpc.aio.AioRpcError as error:
                 await self._connection.wait_or_raise(patience, error)
         if self._batch is None and self._open_ids:
-            raise NotFound(f"request_ids: {next(iter(self._open_ids))!r} was deleted before its result was read")
+            raise NotFound(f"request_ids: {next(iter(self._open_ids))!r} has no result any more")
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield results, tokens and progress as plain objects."""

@@ -99,6 +99,11 @@ class Following:
         while not follower.over:
             ended = await follower.news()
             lost = await self._lost(ended)
+            for seq in await follower.live(lost):
+                # A dead letter that was requeued before its result was read: it goes on.
+                del ended[seq]
+                lost.remove(seq)
+            follower.end(ended)
             results = [result for result in ended.values() if result is not None]
             for frame in frames(delta_events(follower.watcher) + result_events(results)):
                 yield frame
@@ -190,25 +195,28 @@ class _Follower:
 
     def _want_tokens(self, on: bool, seqs: list[int]) -> None:
         if seqs:
-            self._committer.post(WatchTokens(on, tuple(sorted(seqs))))
+            self._committer.post(WatchTokens(on, self.watcher.number, tuple(sorted(seqs))))
 
-    async def _end_ended(self, seqs: Iterable[int]) -> None:
+    async def _end_ended(self, seqs: Collection[int]) -> None:
         """Have told what has ended already: the hub tells only what ends from now on."""
-        named = {seq: request_id_of(self._store_id, seq) for seq in seqs}
-        if not named:
-            return
-        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, tuple(named.values())))
-        live = {view.seq for view in found.views if view is not None and view.state is not State.DEAD}
-        ended = named.keys() - live
+        ended = set(seqs) - await self.live(seqs)
         for seq in ended:
             self.watcher.ended.setdefault(seq, None)
         if ended:
             self.watcher.notify()
 
+    async def live(self, seqs: Collection[int]) -> set[int]:
+        """Return those of the requests that have not ended, as of what is durable."""
+        if not seqs:
+            return set()
+        names = tuple(request_id_of(self._store_id, seq) for seq in seqs)
+        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, names))
+        return {view.seq for view in found.views if view is not None and view.state is not State.DEAD}
+
     # ---- what it is told ----
 
     async def news(self) -> dict[int, StoredResult | None]:
-        """Wait for news; return the followed requests that have ended, which are followed no longer.
+        """Wait for news; return the followed requests that have ended, of which `end` follows.
 
         Raises what `fail` was given.
         """
@@ -219,9 +227,11 @@ class _Follower:
         if self.watcher.started_over:
             self.watcher.started_over = False
             await self._end_ended(list(self._open))
-        ended = {seq: result for seq, result in self.watcher.take_ended().items() if seq in self._open}
-        self._leave_seqs(ended)
-        return ended
+        return {seq: result for seq, result in self.watcher.take_ended().items() if seq in self._open}
+
+    def end(self, seqs: Iterable[int]) -> None:
+        """Follow these no longer: they are about to be told of."""
+        self._leave_seqs(seqs)
 
     def take_unknown(self) -> list[str]:
         """Return the names that were followed and mean nothing."""

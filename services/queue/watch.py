@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeVar
 
 from penstock.request.v1 import request_pb2
@@ -66,8 +67,10 @@ class _Pending:
 class Watcher:
     """One open Watch or Follow stream."""
 
-    def __init__(self, behind_bytes: int = MAX_BEHIND_BYTES) -> None:
+    def __init__(self, behind_bytes: int = MAX_BEHIND_BYTES, number: int = 0) -> None:
         """Keep at most `behind_bytes` of deltas, and as much of results, until they are taken."""
+        self.number = number
+        """Of all the hub's watchers this one alone has it."""
         self._most_bytes = behind_bytes
         self.ended: dict[int, StoredResult | None] = {}
         """Requests that ended and were not taken yet, with their result or None to be read from the store (streams by
@@ -198,6 +201,7 @@ class WatchHub:
         self._tokens_by_seq: defaultdict[int, set[Watcher]] = defaultdict(set)
         self._progress: dict[BatchKey, tuple[int, int]] = {}
         self._watchers: set[Watcher] = set()
+        self._numbers = count(1)
 
     def __len__(self) -> int:
         """Return the number of watchers."""
@@ -206,7 +210,7 @@ class WatchHub:
     @contextmanager
     def watcher(self, behind_bytes: int = MAX_BEHIND_BYTES) -> Iterator[Watcher]:
         """Register a watcher of nothing yet, for which at most `behind_bytes` are kept; see `follow`."""
-        watcher = Watcher(behind_bytes)
+        watcher = Watcher(behind_bytes, next(self._numbers))
         self._watchers.add(watcher)
         try:
             yield watcher

@@ -15,15 +15,16 @@ from services.queue.admin import ids_of
 from services.queue.batch_log import BatchLog
 from services.queue.committer import Committer, RefusedError
 from services.queue.core.effects import Inspected
-from services.queue.core.entry import NO_SEQ, parse_request_id, request_id_of
+from services.queue.core.entry import NO_SEQ, BatchKey, parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
-from services.queue.core.messages import Inspect, WatchTokens
+from services.queue.core.messages import NO_BATCH, Inspect, WatchTokens
 from services.queue.read_faults import code_of
 from services.queue.reader import Reader
 from services.queue.store import StoreError
 from services.queue.validate import check_name
-from services.queue.watch import WatchHub
+from services.queue.watch import Watcher, WatchHub
 from services.queue.watch_frames import Results, delta_events, frames
+from services.queue.wire import StoredResult
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -64,8 +65,7 @@ class Watching:
     async def _watch_batch(self, request: queue_pb2.WatchRequest) -> AsyncIterator[bytes]:
         batch = (CALLER.get().tenant, request.batch)
         told: tuple[int, int] | None = None
-        interest = WatchTokens(True, None, batch)
-        with self._hub.batch(batch, request.tokens) as watcher, self._interest(interest, request.tokens):
+        with self._hub.batch(batch, request.tokens) as watcher, self._interest(request.tokens, watcher, None, batch):
             log = BatchLog(self._reader, watcher, batch, request.cursor)
             while True:
                 watcher.clear()
@@ -88,8 +88,7 @@ class Watching:
         seqs = {parse_request_id(self._store_id, request_id) for request_id in ids}
         if NO_SEQ in seqs:
             await self._unknown(ids, context)
-        interest = WatchTokens(True, tuple(sorted(seqs)))
-        with self._hub.requests(seqs, tokens) as watcher, self._interest(interest, tokens):
+        with self._hub.requests(seqs, tokens) as watcher, self._interest(tokens, watcher, tuple(sorted(seqs))):
             running = await self._live(ids)
             ended = await self._reader.in_order(sorted(seqs - running), CALLER.get().sees)
             if len(ended) < len(seqs) - len(running):
@@ -110,9 +109,16 @@ class Watching:
                     watcher.started_over = False
                     live = await self._live(ids)
                     now |= dict.fromkeys(running - live - now.keys())
+                now = await self._without_revived(now)
                 running -= now.keys()
                 async for frame in self._results.ended(now):
                     yield frame
+
+    async def _without_revived(self, ended: dict[int, StoredResult | None]) -> dict[int, StoredResult | None]:
+        """Return `ended` without the dead letters that were requeued before their result was read: they go on."""
+        unread = [request_id_of(self._store_id, seq) for seq, result in ended.items() if result is None]
+        revived = await self._live(unread) if unread else set()
+        return {seq: result for seq, result in ended.items() if seq not in revived}
 
     async def _live(self, ids: Sequence[str]) -> set[int]:
         """Return those of the requests that have not ended, as of what is durable."""
@@ -126,17 +132,19 @@ class Watching:
         await context.abort(grpc.StatusCode.NOT_FOUND, f"request_ids: {name!r} is unknown")
 
     @contextmanager
-    def _interest(self, interest: WatchTokens, tokens: bool) -> Iterator[None]:
-        """Have workers send tokens while the stream is open."""
+    def _interest(
+        self, tokens: bool, watcher: Watcher, seqs: tuple[int, ...] | None, batch: BatchKey = NO_BATCH
+    ) -> Iterator[None]:
+        """Have workers send tokens, if they are wanted, while the stream is open."""
         if not tokens:
             yield
             return
-        self._interests[id(interest)] = interest
+        interest = self._interests[watcher.number] = WatchTokens(True, watcher.number, seqs, batch)
         self._committer.post(interest)
         try:
             yield
         finally:
-            del self._interests[id(interest)]
+            del self._interests[watcher.number]
             self._committer.post(interest._replace(on=False))
 
 

@@ -52,7 +52,7 @@ class WatchServer:
         self._open = ExitStack()
         watcher = self._open.enter_context(queue.hub.batch((DEFAULT_TENANT, batch), tokens, KEPT_BYTES))
         self._log = BatchLog(Pages(queue), watcher, (DEFAULT_TENANT, batch), cursor)  # type: ignore[arg-type]
-        self._interest = WatchTokens(True, None, (DEFAULT_TENANT, batch)) if tokens else None
+        self._interest = WatchTokens(True, number, None, (DEFAULT_TENANT, batch)) if tokens else None
         self._busy = False
         self._news = True
         self.renew()

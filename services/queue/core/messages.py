@@ -192,9 +192,13 @@ class InspectQueue(NamedTuple):
 
 
 class WatchTokens(NamedTuple):
-    """A watcher of token deltas came (`on`) or went, for requests or for a batch (`seqs` None)."""
+    """A watcher of token deltas came (`on`) or went, for requests or for a batch (`seqs` None).
+
+    To hear twice that it came changes nothing: a rebuilt machine is told of all there are, and some are on their way.
+    """
 
     on: bool
+    watcher: int
     seqs: tuple[int, ...] | None
     batch: BatchKey = NO_BATCH
 

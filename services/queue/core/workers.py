@@ -71,8 +71,8 @@ class Workers:
         self._workers: dict[str, Worker] = {}
         self._by_stream: dict[int, Worker] = {}
         self._offers = Offers()
-        self._watched_seqs: defaultdict[int, int] = defaultdict(int)
-        self._watched_batches: defaultdict[BatchKey, int] = defaultdict(int)
+        self._watched_seqs: defaultdict[int, set[int]] = defaultdict(set)
+        self._watched_batches: defaultdict[BatchKey, set[int]] = defaultdict(set)
 
     def __len__(self) -> int:
         """Return the number of workers with an open stream."""
@@ -253,13 +253,13 @@ class Workers:
             self._book.emit(StopRun(worker.stream, self._book.lease_of(entry), reason))
 
     def watch_tokens(self, message: WatchTokens, _now_ns: int) -> None:
-        """Count who watches tokens, and tell the workers concerned."""
+        """Note who watches tokens, and tell the workers concerned."""
         if message.seqs is None:
-            _count(self._watched_batches, message.batch, message.on)
+            _note(self._watched_batches, message.batch, message)
             concerned: Iterable[int] = self._book.batches.get(message.batch, ())
         else:
             for seq in message.seqs:
-                _count(self._watched_seqs, seq, message.on)
+                _note(self._watched_seqs, seq, message)
             concerned = message.seqs
         for seq in sorted(concerned):
             if seq in self._book.leases:
@@ -276,7 +276,10 @@ class Workers:
             self._book.emit(TokensWatched(worker.stream, entry.name, watched))
 
 
-def _count(counts: defaultdict[Any, int], key: object, on: bool) -> None:
-    counts[key] += 1 if on else -1
-    if counts[key] <= 0:
-        del counts[key]
+def _note(watchers: defaultdict[Any, set[int]], key: object, message: WatchTokens) -> None:
+    if message.on:
+        watchers[key].add(message.watcher)
+        return
+    watchers[key].discard(message.watcher)
+    if not watchers[key]:
+        del watchers[key]

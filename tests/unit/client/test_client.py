@@ -266,7 +266,7 @@ async def test_a_watch_that_ends_without_a_result_says_whose(queue: FakeQueue, m
         ids = [await client.submit(prompt=text) for text in "ab"]
         events = client.events(request_ids=ids)
         await anext(events)
-        with pytest.raises(penstock.NotFound, match=f"{ids[1]}.* was deleted"):
+        with pytest.raises(penstock.NotFound, match=f"{ids[1]}.* has no result"):
             await anext(events)
 
 

@@ -312,15 +312,16 @@ def test_workers_hear_of_token_watchers() -> None:
     lease = queue.claim(1, name)
     assert lease
     on, off = TokensWatched(1, name, True), TokensWatched(1, name, False)
-    assert queue.step(WatchTokens(True, None, (DEFAULT_TENANT, "b"))) == [on]
-    assert queue.step(WatchTokens(True, (1,))) == [on], "a new watcher needs everything from the start"
-    assert queue.step(WatchTokens(False, None, (DEFAULT_TENANT, "b"))) == []
-    assert queue.step(WatchTokens(False, (1,))) == [off]
+    assert queue.step(WatchTokens(True, 1, None, (DEFAULT_TENANT, "b"))) == [on]
+    assert queue.step(WatchTokens(True, 2, (1,))) == [on], "a new watcher needs everything from the start"
+    assert queue.step(WatchTokens(False, 1, None, (DEFAULT_TENANT, "b"))) == []
+    assert queue.step(WatchTokens(True, 2, (1,))) == [on], "told of by the rebuilding as well"
+    assert queue.step(WatchTokens(False, 2, (1,))) == [off]
 
 
 def test_a_delivery_says_whether_tokens_are_watched() -> None:
     queue = working(Queue())
-    queue.step(WatchTokens(True, None, (DEFAULT_TENANT, "b")))
+    queue.step(WatchTokens(True, 1, None, (DEFAULT_TENANT, "b")))
     watched, not_watched = queue.submit(meta(batch="b"), meta())
     for name, expected in ((watched, True), (not_watched, False)):
         (delivery,) = only(Deliver, queue.step(Claim(1, name)))
