@@ -69,6 +69,7 @@ class Keyring:
             keys = self._read()
             self._trouble = ""
         except KeysError as error:
+            self._stamp = None  # to be read again also if nothing more changes: what is wrong may be the reading
             if self._trouble != str(error):
                 self._trouble = str(error)
                 self._count_error()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -251,6 +253,14 @@ DAMAGE: list[Callable[[Path], object]] = [
     lambda path: path.write_text("a = " + "1" * 5000),
     lambda path: path.unlink(),
 ]
+
+
+def test_a_file_that_could_not_be_read_once_is_read_again(ring: Ring) -> None:
+    ring.write(ring.table("revoked = true"))
+    with patch.object(Path, "open", side_effect=OSError(errno.EMFILE, "Too many open files")):
+        assert not ring.ring.refresh()
+    assert ring.ring.refresh()
+    assert ring.refused(f"Bearer {ring.key}") is Reason.REVOKED
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
