@@ -41,8 +41,7 @@ async def cancelled_by(number):
 async def work():
     return [await cancelled_by(number) for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)]
 
-if sys.argv[1] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 print(*run_interruptible(work()))
 """
 """Prints whether each of three signals cancelled a command's work: SIGHUP, SIGHUP again, SIGTERM."""
