@@ -80,11 +80,12 @@ class Rig:
         inventory: Iterable[m.Holding] = (),
         model: str = "m",
         takes_standing: bool = False,
+        aliases: tuple[str, ...] = (),
     ) -> int:
         """Open a new epoch of a worker and return it."""
         self._epoch += 1
         opened = m.WorkerOpened(
-            self._epoch, worker_id, "i", (model,), engine or shape(), tuple(inventory), takes_standing
+            self._epoch, worker_id, "i", (model, *aliases), engine or shape(), tuple(inventory), takes_standing
         )
         self.tell(opened)
         return self._epoch

@@ -48,21 +48,12 @@ from services.scheduler.core.reach import Reach
 from services.scheduler.core.rules import Claim, Rules, below_ceiling, in_tiers
 from services.scheduler.core.savings import Saving, Savings
 
-QUANTUM_BLOCK_NS: Final = 1_000_000
-"""What a round gives the channel of least weight: a block for a millisecond. Rounds are given as many at once as it
-takes, so a small quantum costs nothing and lets turns follow the weights closely."""
-
 CHOICES: Final = 2
 """Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
 power of two choices", 2001)."""
 
 SAVE_LOOKS: Final = 64
 """Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
-
-
-def quantum_block_ns(weight: float, least_weight: float) -> int:
-    """Return what one round gives a channel of `weight`."""
-    return max(round(QUANTUM_BLOCK_NS * weight / least_weight), 1)
 
 
 class Arbiter:
@@ -116,12 +107,12 @@ class Arbiter:
 
     def opened(self, worker: Worker) -> None:
         """Note a new worker."""
+        self._cancel_outdated()
         self.came_back(worker)
 
     def ended(self, worker: Worker, now_ns: int) -> None:
         """Note that an epoch is over; its worker is no longer in the fleet."""
-        saving = self._savings.on(worker)
-        if saving is not None:
+        if (saving := self._savings.on(worker)) is not None:
             self._cancel(saving)
         self._holds.drop(worker, now_ns)
         self._rules.forget(worker)
@@ -289,7 +280,10 @@ class Arbiter:
         """Look at the heads in order until one can be placed, may save or cannot pay; None if one was set aside."""
         takes_part = payer_waits = False
         channel.set_unserved_aside(self._fleet.serving)
-        for line, head in channel.heads():
+        heads = channel.heads()
+        if len(heads) > 1 and (paid_for := self._place_paid(channel, heads)) is not None:
+            return Bid(channel, placement=paid_for)
+        for line, head in heads:
             placement = self._place(channel, head)
             paid = self._savings.of(head) is not None
             if placement is None and not paid:
@@ -314,6 +308,11 @@ class Arbiter:
                 cost_block_ns = 0 if paid else self._holds.cost_block_ns(channel, placement.blocks)
                 return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, placement=placement)
         return Bid(channel, payer_waits, wants=False, takes_part=takes_part)
+
+    def _place_paid(self, channel: Channel, heads: list[tuple[Line, Entry]]) -> Placement | None:
+        """Return a placement for a head that has paid: it waits for none that cannot, or that its saving keeps out."""
+        paid = (head for _, head in heads if self._savings.of(head) is not None)
+        return next((found for head in paid if (found := self._place(channel, head)) is not None), None)
 
     def _place_one_behind(self, channel: Channel, line: Line) -> Placement | None:
         """Return a placement for the first request that may pass the head."""
@@ -359,12 +358,18 @@ class Arbiter:
     def _save(self, saving: Saving) -> None:
         """Pay and begin to save, in place of a lower tier's head if one saves there."""
         saving.channel.pay(saving.paid_block_ns, 0)
-        lower = self._savings.on(saving.worker)
-        if lower is not None:
+        if (lower := self._savings.on(saving.worker)) is not None:
             self._cancel(lower)
         self._savings.add(saving)
         saving.channel.room_grew(saving.worker)
         self._bids.clear()
+
+    def _cancel_outdated(self) -> None:
+        """End savings for what their heads would not book there any more, as where only a larger worker has come."""
+        for saving in self._savings:
+            found = self._bookings(saving.entry)
+            if not any(group is saving.worker.group and blocks == saving.blocks for group, blocks, _ in found):
+                self._cancel(saving)
 
     def _cancel(self, saving: Saving) -> None:
         self._savings.remove(saving)
@@ -376,8 +381,7 @@ class Arbiter:
     def _place(self, channel: Channel, entry: Entry) -> Placement | None:
         """Return where the entry fits now, the roomier of the first CHOICES workers; None if nowhere."""
         best: Placement | None = None
-        best_room = 0
-        looks = 0
+        best_room = looks = 0
         for group, blocks, least_blocks in self._bookings(entry):
             openings = channel.openings(group)
             for worker in openings.roomiest_first(blocks, self._now_ns):
@@ -386,8 +390,10 @@ class Arbiter:
                 claim = self._rules.claim(worker, channel, entry, blocks, self._now_ns)
                 room = self._room_blocks(channel, entry, worker, blocks, claim)
                 if room < blocks:
-                    # Several completions may fail for their sequences alone, which says nothing about single ones.
-                    if claim is Claim.SHUT or entry.announced.n <= 1:
+                    # Several completions may fail for their sequences alone, which says nothing about single ones, and
+                    # what another head of the channel saves keeps out nothing about that head.
+                    alone = claim is not Claim.SHUT and entry.announced.n > 1
+                    if not alone and not self._savings.is_of_another(worker, channel, entry):
                         openings.refuse(worker, 1 if claim is Claim.SHUT else blocks)
                     continue
                 if room > best_room:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
-from services.scheduler.core.arbiter import Arbiter, quantum_block_ns
+from services.scheduler.core.arbiter import Arbiter
 from services.scheduler.core.channel import Channel, Share
 
 SHARED_LINE = ""
 """Name of the one arbitration channel of a policy that keeps no channels apart."""
+
+QUANTUM_BLOCK_NS: Final = 1_000_000
+"""What a round gives the channel of least weight: a block for a millisecond. Rounds are given as many at once as it
+takes, so a small quantum costs nothing and lets turns follow the weights closely."""
+
+
+def quantum_block_ns(weight: float, least_weight: float) -> int:
+    """Return what one round gives a channel of `weight`."""
+    return max(round(QUANTUM_BLOCK_NS * weight / least_weight), 1)
 
 
 class Roster:

@@ -73,6 +73,11 @@ class Savings:
         """Return the saving on the worker."""
         return self._by_epoch.get(worker.epoch)
 
+    def is_of_another(self, worker: Worker, channel: Channel, entry: Entry) -> bool:
+        """Whether another request of the channel than `entry` saves on the worker."""
+        saving = self._by_epoch.get(worker.epoch)
+        return saving is not None and saving.channel is channel and saving.entry is not entry
+
     def of(self, entry: Entry) -> Saving | None:
         """Return the saving of the entry."""
         return self._by_request.get(entry.request_id)

@@ -98,3 +98,15 @@ def test_made_up_models_are_counted_together_beyond_some() -> None:
     assert len(unserved) == MOST_UNSERVED_NAMES + 1
     assert sum(unserved.values()) == (MOST_UNSERVED_NAMES + 20) * 3 // 2
     assert unserved[OTHER_MODELS] == 20
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_head_that_saves_starts_though_one_for_another_name_came_before_it(policy: str) -> None:
+    rig = Rig({"batch": Share()}, policy)
+    rig.open("w", aliases=("alias",))
+    rig.tell(announced("r1", "batch", 63, 1, model="m"))
+    rig.tell(announced("r2", "batch", 63, 2, model="m", priority=5))
+    rig.tell(announced("r3", "batch", 51, 3, model="alias"))
+    for done in range(3):
+        rig.finish(rig.grants[done])
+    assert rig.granted == ["r1", "r2", "r3"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
 from services.scheduler.core.snapshot import take_snapshot
 from services.scheduler.core.waiting import SAMPLE_REQUESTS
 from services.scheduler.metrics import grantable_blocks
-from tests.support.scheduling import Rig, shape
+from tests.support.scheduling import Rig, announced, shape
 
 SHARES = {"batch": Share(), "chat": Share()}
 
@@ -68,3 +69,16 @@ def test_a_worker_that_takes_no_grants_has_nothing_to_grant() -> None:
     assert grantable_blocks(view) == 10
     assert grantable_blocks(view._replace(draining=True)) == 0
     assert grantable_blocks(view._replace(connected=False)) == 0
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+def test_who_saves_on_a_small_worker_leaves_it_to_others_once_a_larger_one_has_come(policy: str) -> None:
+    rig = Rig({"a": Share(), "b": Share()}, policy)
+    rig.open("small", shape(20))
+    rig.tell(announced("runs", "b", 10, 1))
+    # A text whose tokens nobody has counted books all of what cannot hold its bound.
+    rig.tell(announced("saves", "a", 0, 2, prompt_bytes=50), announced("waits", "b", 15, 3))
+    large = m.WorkerOpened(9, "large", "i", ("m",), shape(100), ())
+    rig.tell(large, m.DrainRequested("large"))
+    rig.finish(rig.grants[0])
+    assert "waits" in rig.granted
