@@ -21,7 +21,9 @@ from services.scheduler.core.predictive import Predictive
 from tests.support.scheduling import SECOND_NS, announced, shape
 
 CAPACITY = 20
-CAPACITIES = {"w1": CAPACITY, "w2": CAPACITY // 2}
+CAPACITIES = {"w1": CAPACITY, "w2": CAPACITY // 2, "w3": CAPACITY // 4}
+MODELS = {"w1": ("m", "n", "alias"), "w2": ("m",), "w3": ("m", "alias")}
+"""The largest answers to all names, so that whatever waits can run once everything is healed."""
 REQUESTS = 12
 Cause = m.ReleaseCause
 
@@ -33,6 +35,8 @@ class Request:
     blocks: int
     position: int
     channel: str
+    model: str = ""
+    n: int = 1
     state: str = "ready"
     attempt: int = 1
     holder: str = ""
@@ -60,7 +64,13 @@ class World:
         self.epoch = 0
         self.seq = 0
         self.requests = {
-            f"r{n}": Request(chance.randint(1, CAPACITY), n, chance.choice(("interactive", "batch")))
+            f"r{n}": Request(
+                chance.randint(1, CAPACITY),
+                n,
+                chance.choice(("interactive", "batch")),
+                chance.choice(("", "m", "n", "alias")),
+                chance.choice((1, 1, 2)),
+            )
             for n in range(REQUESTS)
         }
         self.nodes = {name: Node(name) for name in CAPACITIES}
@@ -71,7 +81,8 @@ class World:
     # ---- faults ----
 
     def restart_scheduler(self) -> None:
-        shares = {"interactive": Share(4.0, 0.1), "batch": Share(1.0)}
+        tier = self.chance.choice((0, 0, 1))
+        shares = {"interactive": Share(4.0, self.chance.choice((0.1, 0.4))), "batch": Share(1.0, 0.0, 1.0, tier)}
         self.machine = Machine(POLICIES[self.policy], shares, 5 * SECOND_NS, self.now_ns)
         self.break_backlog()
         for node in self.nodes.values():
@@ -104,7 +115,12 @@ class World:
             m.Holding(name, self.requests[name].channel, blocks, self.seq) for name, (blocks, _) in node.held.items()
         )
         opened = m.WorkerOpened(
-            node.epoch, node.worker_id, f"i{node.instance}", ("m",), shape(CAPACITIES[node.worker_id]), inventory
+            node.epoch,
+            node.worker_id,
+            f"i{node.instance}",
+            MODELS[node.worker_id],
+            shape(CAPACITIES[node.worker_id]),
+            inventory,
         )
         node.to_scheduler.append(opened)
 
@@ -121,7 +137,9 @@ class World:
     def announce(self, name: str) -> None:
         request = self.requests[name]
         self.listed.add(name)
-        self.backlog.append(announced(name, request.channel, request.blocks, request.position, attempt=request.attempt))
+        tokens = max(request.blocks // request.n, 1)  # of every completion: together they fit where the blocks do
+        told = {"attempt": request.attempt, "model": request.model, "n": request.n}
+        self.backlog.append(announced(name, request.channel, tokens, request.position, **told))
 
     def unlist(self, name: str, reason: m.GoneReason) -> None:
         if name in self.listed:
