@@ -1,23 +1,26 @@
-"""Asks a service on this machine how it is: `python -m services.health HOST:PORT`, or `… http://HOST:PORT/health`.
+"""Asks a service on this machine how it is: `python -m services.health [SERVICE] HOST:PORT|URL`.
 
-The health check of the container images. The first form asks gRPC's health service
-(grpc/health/v1), the second expects status 200. Both speak TLS where the service's own
-PENSTOCK_TLS_… variables or configuration file say so; its certificate must then name the address asked.
+The health check of the container images. An address asks gRPC's health service
+(grpc/health/v1), a URL expects status 200. Both speak TLS where the PENSTOCK_TLS_… variables or the configuration
+file of that service say so; its certificate must then name the address asked. Without a service's name the file's
+`[common]` is all that is read. Flags of the service are not seen from here.
 Exit status 0: well; 1: not well, with the reason on standard error; 64: no address.
 """
 
 from __future__ import annotations
 
 import http.client
+import os
 import ssl
 import sys
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock.config_file import ConfigFileError
-from penstock.tls import TlsError, TlsFiles, TlsIdentity
+from penstock.config_file import CONFIG_VARIABLE, SERVICES, ConfigFile, ConfigFileError
+from penstock.tls import ENVIRONMENT, TlsError, TlsFiles, TlsIdentity
 
 TIMEOUT_S = 4.0
 """Below the 5 s after which the images' health check counts as failed, so that the reason is still told."""
@@ -27,6 +30,33 @@ EX_USAGE = 64
 
 DIRECT = [("grpc.enable_http_proxy", 0)]
 """What is asked runs beside us: a proxy that the environment names for other traffic must not be asked for it."""
+
+
+def files_of(service: str, environment: Mapping[str, str] = os.environ) -> TlsFiles:
+    """Return what the service serves TLS with, setting by setting as services read them: variable, own table, common.
+
+    Raises ConfigFileError, and TlsError if a variable's `_FILE` cannot be read.
+    """
+    path = environment.get(CONFIG_VARIABLE, "")
+    told: dict[str, object] = {}
+    if path:
+        file = ConfigFile.read(path, unknown_tables=[])
+        told = file.table("common") | (file.table(service) if service else {})
+    found = {field: str(told.get(f"tls_{field}", "")) for field in ENVIRONMENT}
+    for field, variable in ENVIRONMENT.items():
+        if variable in environment:
+            found[field] = environment[variable]
+        elif f"{variable}_FILE" in environment:
+            found[field] = _said_in(environment[f"{variable}_FILE"], variable)
+    return TlsFiles(**found)
+
+
+def _said_in(path: str, variable: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TlsError(f"{variable}_FILE: {path}: {error}") from None
 
 
 def ask_grpc(address: str, files: TlsFiles) -> str:
@@ -69,13 +99,15 @@ def ask_http(url: str, files: TlsFiles) -> str:
 
 def main(arguments: list[str]) -> int:
     """Ask the one address given and return the exit status."""
-    if len(arguments) != 1:
-        print("usage: python -m services.health HOST:PORT | http://HOST:PORT/PATH", file=sys.stderr)
+    *named, address = arguments or [""]
+    if not address or len(named) > 1 or not set(named) <= set(SERVICES):
+        print(
+            f"usage: python -m services.health [{'|'.join(SERVICES)}] HOST:PORT|http://HOST:PORT/PATH", file=sys.stderr
+        )
         return EX_USAGE
-    (address,) = arguments
     ask = ask_http if address.startswith("http://") else ask_grpc
     try:
-        problem = ask(address, TlsFiles.from_environment())
+        problem = ask(address, files_of(named[0] if named else ""))
     except (TlsError, ConfigFileError) as error:
         problem = str(error)
     if problem:

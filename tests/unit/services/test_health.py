@@ -111,7 +111,9 @@ def test_http_is_well_by_its_status(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["http://127.0.0.1:1/health"]) == EX_UNWELL
 
 
-def test_a_service_with_mutual_tls_is_asked_with_its_own_certificate(certificate: tuple[Path, Path, Path]) -> None:
+@contextmanager
+def serving_tls(certificate: tuple[Path, Path, Path]) -> Iterator[str]:
+    """Serve gRPC's health over mutual TLS; yields the address."""
     ca, cert, key = (path.read_bytes() for path in certificate)
     server = grpc.server(ThreadPoolExecutor(1))
     servicer = health.HealthServicer()
@@ -119,11 +121,16 @@ def test_a_service_with_mutual_tls_is_asked_with_its_own_certificate(certificate
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, cert)], ca, True))
     server.start()
     try:
-        assert main([f"127.0.0.1:{port}"]) == 0
-        certificate[1].write_text("no certificate")
-        assert main([f"127.0.0.1:{port}"]) == EX_UNWELL
+        yield f"127.0.0.1:{port}"
     finally:
         server.stop(None).wait()
+
+
+def test_a_service_with_mutual_tls_is_asked_with_its_own_certificate(certificate: tuple[Path, Path, Path]) -> None:
+    with serving_tls(certificate) as address:
+        assert main([address]) == 0
+        certificate[1].write_text("no certificate")
+        assert main([address]) == EX_UNWELL
 
 
 def test_a_gateway_with_mutual_tls_is_asked_with_its_own_certificate(certificate: tuple[Path, Path, Path]) -> None:
@@ -135,6 +142,29 @@ def test_a_gateway_with_mutual_tls_is_asked_with_its_own_certificate(certificate
         assert main([url]) == 0
 
 
-@pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"]])
+@pytest.mark.parametrize(
+    ("table", "asked"), [("common", []), ("common", ["queue"]), ("queue", ["queue"])], ids=["common", "both", "own"]
+)
+def test_tls_is_read_as_the_service_reads_it(
+    certificate: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str, asked: list[str]
+) -> None:
+    """What commands are told in [client] says nothing of the service; a variable for one setting leaves the others."""
+    config = tmp_path / "penstock.toml"
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(config))
+    for name in ("CERT", "KEY"):
+        monkeypatch.delenv(f"PENSTOCK_TLS_{name}")
+    ca, cert, key = certificate
+    told = f'[{table}]\ntls_cert = "{cert}"\ntls_key = "{key}"\n[client]\ntls_ca = "{ca}"\n'
+    config.write_text(told)
+    with serving_tls(certificate) as address:
+        assert main([*asked, address]) == 0
+        monkeypatch.delenv("PENSTOCK_TLS_CA")
+        monkeypatch.setenv("PENSTOCK_TLS_CA_FILE", str(tmp_path / "named"))
+        assert main([*asked, address]) == EX_UNWELL, "no such file"
+        (tmp_path / "named").write_text(f"{ca}\n")
+        assert main([*asked, address]) == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"], ["queues", "a:1"], ["queue", "a:1", "b:2"]])
 def test_one_address_is_wanted(arguments: list[str]) -> None:
     assert main(arguments) == EX_USAGE

@@ -130,14 +130,14 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* How a gRPC service is asked for its health: (list $ port). The kubelet cannot show a certificate, so with TLS the
+{{/* How a gRPC service is asked for its health: (list $ service port). The kubelet cannot show a certificate, so with TLS the
      service asks itself. */}}
 {{- define "penstock.grpcHealth" -}}
 {{- if (index . 0).Values.tls.enabled }}
-exec: {command: [python3, -m, services.health, "127.0.0.1:{{ index . 1 }}"]}
+exec: {command: [python3, -m, services.health, {{ index . 1 }}, "127.0.0.1:{{ index . 2 }}"]}
 timeoutSeconds: 5
 {{- else }}
-grpc: {port: {{ index . 1 }}}
+grpc: {port: {{ index . 2 }}}
 timeoutSeconds: 4
 {{- end }}
 {{- end -}}
@@ -146,7 +146,7 @@ timeoutSeconds: 4
      queue is away is not mended by a restart, which would end the answers it still owes. */}}
 {{- define "penstock.httpHealth" -}}
 {{- if (index . 0).Values.tls.enabled }}
-exec: {command: [python3, -m, services.health, "http://127.0.0.1:7415{{ index . 1 }}"]}
+exec: {command: [python3, -m, services.health, gateway, "http://127.0.0.1:7415{{ index . 1 }}"]}
 timeoutSeconds: 5
 {{- else }}
 httpGet: {path: {{ index . 1 }}, port: http}
