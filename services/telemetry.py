@@ -128,6 +128,11 @@ def traceparent_of(span: trace.Span) -> str:
     return carrier.get("traceparent", "")
 
 
+def names_trace_of(span: trace.Span, traceparent: str) -> bool:
+    """Return whether `traceparent` is good and of the trace that `span` belongs to; a malformed one has no child."""
+    return traceparent.split("-")[1:2] == [trace.format_trace_id(span.get_span_context().trace_id)]
+
+
 def start_telemetry(service: str, instance: str = "") -> Telemetry:
     """Set up traces for `service` from the standard OTEL_… environment variables."""
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"

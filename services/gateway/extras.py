@@ -28,8 +28,9 @@ MAX_DIGITS = 15
 PRIORITY_BOUND = 2**31
 """Priorities are 32-bit integers."""
 
-TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
-"""W3C trace context, version 00; one of another form is left out, as the specification says (section 3.2.2.5)."""
+TRACEPARENT = re.compile(r"^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
+"""W3C trace context, version 00; one of another form is left out, as the specification says (section 3.2.2.5), and so
+is one that names no trace: ids of zeros are invalid."""
 
 
 @dataclass(frozen=True, slots=True)

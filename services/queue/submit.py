@@ -26,7 +26,7 @@ from services.queue.store import Store, StoreError
 from services.queue.submit_turns import weight_of
 from services.queue.validate import InvalidRequestError, check
 from services.rpc.strict import BadInputError
-from services.telemetry import Telemetry, traceparent_of
+from services.telemetry import Telemetry, names_trace_of, traceparent_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -182,9 +182,13 @@ class Intake:
 
 
 def _traced(new: NewRequest, request: request_pb2.Request, span: Span) -> NewRequest:
-    """Return what is to be stored of a request that belongs to a trace, if need be to the one that `span` begins."""
-    if new.meta.traceparent:
+    """Return what is to be stored of a request that belongs to a trace, if need be to the one that `span` begins.
+
+    It begins one too where the client sent something that names no trace; that is left out with its tracestate.
+    """
+    if names_trace_of(span, new.meta.traceparent):
         return new
+    request.ClearField("tracestate")
     request.traceparent = traceparent_of(span)
     payload = request.SerializeToString()
     return NewRequest(new.meta.replace(traceparent=request.traceparent, payload_bytes=len(payload)), payload)

@@ -59,7 +59,10 @@ def test_a_wrong_header_is_refused_by_name(name: str, value: str) -> None:
     assert (refused.value.status, refused.value.error["param"]) == (400, name)
 
 
-@pytest.mark.parametrize("trace", ["", "garbage", TRACE.upper(), TRACE + "-more", "00-0-0-01"])
+NO_TRACES = [f"00-{0:032x}-{1:016x}-01", f"00-{1:032x}-{0:016x}-01", f"ff-{1:032x}-{1:016x}-01", TRACE + "\n"]
+
+
+@pytest.mark.parametrize("trace", ["", "garbage", TRACE.upper(), TRACE + "-more", "00-0-0-01", *NO_TRACES])
 def test_a_malformed_trace_is_no_trace(trace: str) -> None:
     extras = read_extras([("traceparent", trace), ("tracestate", "a=b")])
     assert (extras.traceparent, extras.tracestate) == ("", "")

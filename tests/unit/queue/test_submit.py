@@ -5,6 +5,7 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
@@ -22,7 +23,7 @@ from services.queue.memory_store import MemoryStore
 from services.queue.metrics import QueueMetrics
 from services.queue.recovery import recover
 from services.queue.submit import Intake
-from services.telemetry import Telemetry
+from services.telemetry import Telemetry, parent_context
 from tests.support.queueing import RULES, STORE_ID
 
 REFUSED = "penstock_queue_auth_refused_total"
@@ -50,17 +51,25 @@ async def test_a_channel_that_is_not_for_the_caller_counts_once_however_it_is_su
     assert registry.get_sample_value(REFUSED, {"reason": "channel"}) == 1
 
 
-@pytest.mark.parametrize("sent", ["", f"00-{7:032x}-{9:016x}-01"])
-async def test_what_is_known_of_a_traced_request_is_what_is_stored_of_it(sent: str) -> None:
+TRACE = f"00-{0xA7:032x}-{9:016x}-01"
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [("", False), (TRACE, True), (TRACE.upper(), False), (f"00-{0:032x}-{0:016x}-00", False), ("x", False)],
+)
+async def test_what_is_known_of_a_traced_request_is_what_is_stored_of_it(sent: str, kept: bool) -> None:
+    """What names no trace is replaced, or every service would begin one of its own."""
     metrics = QueueMetrics(CollectorRegistry())
     committer = resting()
     intake = Intake(committer, ("a", "b"), "a", SystemClock(), Telemetry(TracerProvider()), metrics)
     CALLER.set(Caller(Role.CLIENT, "t", "t", None, "key"))
-    intake.take(1, [(7, request_pb2.Request(text="x", traceparent=sent))])
+    intake.take(1, [(7, request_pb2.Request(text="x", traceparent=sent, tracestate="a=b"))])
     (submit,) = committer._gathered()
     assert isinstance(submit, Submit)
     (new,) = submit.requests
     stored = request_pb2.Request.FromString(new.payload)
     assert (stored.channel, stored.tenant) == ("a", "t")
-    assert stored.traceparent == sent if sent else stored.traceparent
+    assert (stored.traceparent == sent, bool(stored.tracestate)) == (kept, kept)
+    assert trace.get_current_span(parent_context(stored.traceparent)).get_span_context().is_valid
     assert new.meta == wire.meta_of(stored, len(new.payload))
