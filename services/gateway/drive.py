@@ -299,11 +299,13 @@ class Drive:
     async def _send_once(self, requests: list[pb.Request]) -> tuple[list[pb.Request], bool]:
         """Submit requests; return those that a quota has no room for now, and whether the batch's time is not over."""
         in_time = True
+        taken = 0
         left: list[pb.Request] = []
         refusals: list[Refusal] = []
         async with aclosing(self._client.submit_many(requests)) as acks:
             async for ack in acks:
                 if ack.error is None:
+                    taken += 1
                     continue
                 if ack.error.code == OVER_QUOTA:
                     left.append(requests[ack.index])
@@ -313,7 +315,7 @@ class Drive:
                     refusals.append(refused(ack.error, requests[ack.index]))
         if refusals:
             await self._refuse(refusals)
-        self._metrics.batch_lines.labels("submitted").inc(len(requests) - len(refusals) - len(left))
+        self._metrics.batch_lines.labels("submitted").inc(taken)
         return left, in_time
 
     async def _refuse(self, refusals: list[Refusal]) -> None:

@@ -18,6 +18,7 @@ from penstock.request.v1 import request_pb2
 from services.clock import Clock
 from services.queue import wire
 from services.queue.core import effects as fx
+from services.queue.core.lifecycle import Outcome
 from services.queue.core.machine import Machine
 from services.queue.metrics import QueueMetrics
 from services.queue.outlet import Early, Released
@@ -159,7 +160,8 @@ class Speaker:
             usage = cast(wire.RunResult, effect.body).message.usage
             tally.prompt_tokens += usage.prompt_tokens
             tally.completion_tokens += usage.completion_tokens
-        self._metrics.e2e_seconds.of(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
+        if effect.outcome is Outcome.COMPLETED:  # the others say how long somebody waited before giving up
+            self._metrics.e2e_seconds.of(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
         self._hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, wire.told_result(effect))
         if self._telemetry.enabled:
             self._telemetry.record(

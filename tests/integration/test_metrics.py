@@ -60,6 +60,8 @@ async def ask(fleet: Fleet) -> None:
 
 def test_the_metrics_tell_what_happened_and_are_documented(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet()
+    with public.SyncClient(fleet.queue.address) as client:
+        client.cancel(client.submit(prompt="nobody wants this", channel="batch"))  # no end that a latency is told of
     worker = fleet.add_worker("w1", SIMULATED_FLAGS)
     asyncio.run(ask(fleet))
 
@@ -75,8 +77,8 @@ def test_the_metrics_tell_what_happened_and_are_documented(make_fleet: Callable[
 
     wait_for(settled, "every credit to be home and every line to be empty")
     queue = scrape(fleet.queue)
-    assert queue["penstock_queue_accepted_total"] == REQUESTS
-    assert queue["penstock_queue_ended_total"] == REQUESTS
+    assert queue["penstock_queue_accepted_total"] == REQUESTS + 1
+    assert queue["penstock_queue_ended_total"] == REQUESTS + 1
     assert queue["penstock_queue_e2e_seconds_count"] == REQUESTS
     assert queue["penstock_queue_audit_violations_total"] == 0
     scheduler = scrape(fleet.scheduler)

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from penstock.client import Client
 from penstock.files.v1 import files_pb2
+from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from services.gateway import drive
 from services.gateway.app import _problem
@@ -177,6 +178,14 @@ async def test_a_window_that_is_over_before_it_begins(rig: Rig) -> None:
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.counts.failed, rig.keys()) == (Status.EXPIRED, LINES, [])
     assert len(await rig.error_ids(done)) == LINES
+
+
+async def test_what_the_queue_refuses_for_its_time_is_not_counted_as_submitted(rig: Rig) -> None:
+    """The last window of a batch whose time ends while it is sent."""
+    drive = rig.drive(await rig.take(await rig.batch(), "me"))
+    late = [request_pb2.Request(text="hi", deadline_unix_ns=deadline_ns) for deadline_ns in (1, 0, 1)]
+    assert await drive._send_once(late) == ([], False)
+    assert drive._metrics.batch_lines.labels("submitted")._value.get() == 1
 
 
 async def test_an_input_that_is_gone_fails_the_batch(rig: Rig) -> None:
