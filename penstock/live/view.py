@@ -10,6 +10,9 @@ from penstock.live.reading import Reading
 from penstock.queue.v1.queue_pb2 import ChannelStats
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
 
+GONE = "gone"
+"""State of a worker in its grace period."""
+
 
 @dataclass(frozen=True, slots=True)
 class Channel:
@@ -71,6 +74,8 @@ class Fleet:
     policy: str
     """Empty if the scheduler does not answer."""
     grants: int | None
+    capacity_blocks: int
+    """Of the workers that are connected."""
     drift_blocks: int | None
     preemptions: int | None
     audit_violations: int | None
@@ -134,7 +139,7 @@ def _worker(status: WorkerStatus) -> Worker:
 def state_of(worker: WorkerStatus) -> str:
     """Return the state of a worker in one word."""
     if not worker.connected:
-        return "gone"
+        return GONE
     if not worker.draining:
         return "up"
     return "draining" if worker.reservations else "drained"
@@ -152,6 +157,7 @@ def _fleet(reading: Reading, channels: tuple[Channel, ...], workers: tuple[Worke
         queue.submits_refused if queue else False,
         fleet.policy if fleet else "",
         fleet.grants if fleet else None,
+        sum(w.capacity_blocks for w in workers if w.state != GONE),
         sum(w.drift_blocks for w in workers) if fleet else None,
         sum(w.preemptions for w in workers) if fleet else None,
         fleet.audit_violations if fleet else None,

@@ -72,14 +72,20 @@ async def test_everything_is_told_at_once() -> None:
         queue_pb2.DeadLetter(request_id=f"d-{n}", channel="batch", attempts=3, last_error="x" * 9000)
         for n in range(MOST_DEAD + 5)
     ]
-    workers = [scheduler_pb2.WorkerStatus(worker_id=f"w-{n:03}", connected=True) for n in range(MOST_WORKERS + 2)]
+    workers = [
+        scheduler_pb2.WorkerStatus(worker_id=f"w-{n:03}", connected=n > 0, capacity_blocks=10)
+        for n in range(MOST_WORKERS + 3)
+    ]
     status = scheduler_pb2.StatusResponse(workers=workers, queue_connected=True)
     async with console(queue, FakeScheduler(status)) as app:
         body = {"model": "", "prompt": "the river"}
         asked = await post(app, COMPLETIONS_URL, body, x_penstock_channel="batch").whole()
         told = (await look(app, "/console/state")).json()
         assert [channel["name"] for channel in told["channels"]] == ["batch"]
-        assert (len(told["workers"]), told["workers_left_out"]) == (MOST_WORKERS, 2)
+        assert (len(told["workers"]), told["workers_left_out"]) == (MOST_WORKERS, 3)
+        assert told["fleet"]["capacity_blocks"] == 10 * (
+            MOST_WORKERS + 2
+        )  # those left out too, and not one that is gone
         assert set(told["history"]["usage"]) == {worker["name"] for worker in told["workers"]}
         assert [letter["request_id"] for letter in told["dead"]] == [f"d-{n}" for n in range(MOST_DEAD)]
         assert len(told["dead"][0]["last_error"]) == 500

@@ -136,7 +136,8 @@ const showChannels = (state) => {
   state.channels.forEach((channel) => {
     if (!colours.has(channel.name)) colours.set(channel.name, colours.size);
   });
-  const capacity = state.workers.filter((w) => w.state !== "gone").reduce((sum, w) => sum + w.capacity_blocks, 0);
+  // Of all workers: of a large fleet only some are shown.
+  const capacity = state.fleet.capacity_blocks;
   keyed(byId("channel-rows"), state.channels, (c) => c.name, createChannel, (row, channel) => {
     say(part(row, "waiting"), number(channel.waiting));
     say(part(row, "oldest"), channel.waiting === 0 ? "–" : age(channel.oldest_s));
