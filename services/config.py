@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -61,10 +62,25 @@ LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 A channel that is to get less than a millionth of another's share belongs into a later tier."""
 
 
+def no_switch(kind: type[BaseModel], value: object, info: ValidationInfo) -> object:
+    """Return the value of a field as it is; raises ValueError for true or false where a number is wanted.
+
+    It would be read as 1 or 0 otherwise.
+    """
+    if isinstance(value, bool) and kind.model_fields[str(info.field_name)].annotation in (int, float):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
 class ChannelSettings(BaseModel):
     """One virtual channel: its weight, its guaranteed share, its ceiling and its tier."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        return no_switch(cls, value, info)
 
     weight: float = Field(
         1.0, ge=LEAST_WEIGHT, le=MOST_WEIGHT, description="Relative share of blocks when every channel has work."
@@ -196,6 +212,11 @@ class ServiceSettings(BaseSettings):
     def access(self) -> Access:
         """How connections to other services are opened."""
         return Access(self.tls_files, Credentials(self.key.get_secret_value()))
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        return no_switch(cls, value, info)
 
     @field_validator("listen", "metrics_listen", check_fields=False)
     @classmethod

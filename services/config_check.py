@@ -6,6 +6,8 @@ status: 0 if all is well, 64 for wrong arguments, 78 if a setting is wrong.
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -38,6 +40,9 @@ PEERS = {"queue_address": "queue", "scheduler_address": "scheduler"}
 """Settings that say where another service is."""
 
 MASK = "********"
+
+SECRET = re.compile(r"(^|[-_])(token|key|password|secret)$", re.IGNORECASE)
+"""Names of arguments of vLLM whose values are not shown: `hf-token`, `api-key`."""
 
 
 class Findings(NamedTuple):
@@ -119,9 +124,10 @@ def port_faults(settings: dict[str, Any]) -> Iterator[tuple[str, bool]]:
             if port and int(port):
                 ports.append((f"{name}.{key}", name, getattr(one, key), host, port))
     for (key, owner, address, host, port), (other, rival, elsewhere, there, same) in combinations(ports, 2):
-        if port != same or (host != there and is_loopback(address) and is_loopback(elsewhere)):
+        here = is_loopback(address) and is_loopback(elsewhere)
+        if port != same or (here and numeric(host) != numeric(there)):
             continue
-        certain = owner == rival or (is_loopback(address) and is_loopback(elsewhere))
+        certain = owner == rival or here
         text = f"{key} ({address}) and {other} ({elsewhere}) are the same port"
         yield text if certain else f"{text}: they need machines of their own", certain
 
@@ -134,9 +140,23 @@ def peer_faults(settings: dict[str, Any]) -> Iterator[str]:
             if not address or peer not in settings or not is_loopback(address):
                 continue
             listen = settings[peer].listen
-            port = listen.rpartition(":")[2]
-            if int(port) and port != address.rpartition(":")[2]:
+            host, _, port = listen.rpartition(":")
+            if int(port) and (int(port) != int(address.rpartition(":")[2]) or not reached_here(host)):
                 yield f"{name}.{key} is {address}, but {peer}.listen is {listen}"
+
+
+def numeric(host: str) -> str:
+    """Return the address that services take a loopback host for, as gRPC resolves the name of it first."""
+    return "127.0.0.1" if host == "localhost" else host.strip("[]")
+
+
+def reached_here(host: str) -> bool:
+    """Return whether one that listens on `host` is reached over the loopback: it is that, every address, or a name."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return True  # an empty one is every address; what a name stands for is known where the service runs
+    return address.is_loopback or address.is_unspecified
 
 
 def show(service: str, arguments: list[str]) -> int:
@@ -161,13 +181,16 @@ def value_of(settings: ServiceSettings, name: str) -> str:
     if isinstance(value, SecretStr):
         return MASK if value.get_secret_value() else ""
     if isinstance(value, dict):
-        inside = (f"{key}: {_plain(item)}" for key, item in value.items())
+        inside = (f"{key}: {_plain(key, item)}" for key, item in value.items())
         return "{" + ", ".join(inside) + "}"
     return str(value)
 
 
-def _plain(value: Any) -> Any:
-    return value.model_dump() if isinstance(value, BaseModel) else value
+def _plain(name: str, value: Any) -> Any:
+    """Return a channel's settings or the argument of vLLM."""
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return MASK if SECRET.search(name) else value
 
 
 def main(arguments: Sequence[str]) -> int:

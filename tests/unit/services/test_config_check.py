@@ -30,6 +30,17 @@ def test_the_check_compares_services(tmp_path: Path) -> None:
     assert said_of(path, "[gateway]\nqueue_address = 'localhost:7411'\n") == [
         "gateway.queue_address is localhost:7411, but queue.listen is 127.0.0.1:7410"
     ]
+    assert said_of(path, "[queue]\nmetrics_listen = 'localhost:7410'\n") == [
+        "queue.listen (127.0.0.1:7410) and queue.metrics_listen (localhost:7410) are the same port"
+    ]
+    assert said_of(path, "[queue]\nmetrics_listen = '[::1]:7410'\n") == []
+    elsewhere = said_of(path, "[queue]\nlisten = '10.0.0.5:7410'\ninsecure = true\n")
+    assert elsewhere == [
+        f"{name}.queue_address is 127.0.0.1:7410, but queue.listen is 10.0.0.5:7410"
+        for name in ("scheduler", "worker", "gateway")
+    ]
+    for everywhere in (":7410", "[::]:7410", "0.0.0.0:7410", "queue:7410"):
+        assert said_of(path, f"[queue]\nlisten = '{everywhere}'\ninsecure = true\n") == []
     assert said_of(path, "[common]\ntls_cert = '/no/cert.pem'\ntls_key = '/no/key.pem'\n") == [
         "TLS file /no/cert.pem: No such file or directory"
     ]

@@ -151,6 +151,8 @@ def test_engine_arguments_of_the_file_come_before_those_of_the_command_line(file
         ("[queue]\nlease_s = inf\n", "penstock.toml:2: queue.lease_s: Input should be a finite number"),
         ("[[channels]]\nname = 'a'\nweight = inf\n", "penstock.toml:3: channels[0].weight: Input should be a finite"),
         ("[[channels]]\nname = 'a'\nweight = 1e-9\n", "penstock.toml:3: channels[0].weight: Input should be greater"),
+        ("[queue]\nlease_s = true\n", "penstock.toml:2: queue.lease_s: must be a number, not true or false (got True)"),
+        ("[[channels]]\nname = 'a'\ntier = true\n", "penstock.toml:3: channels[0].tier: must be a number, not true"),
         ("[queue]\n\n[queue]\n", "penstock.toml:3: "),
         ("[channels]\nweight = 1\n", "penstock.toml:1: channels: write [[channels]] before each channel"),
         ("[[channels]]\nweight = 1\n", "penstock.toml:1: channels[0]: a channel needs a name"),
@@ -326,7 +328,11 @@ def test_a_secret_is_read_from_a_file_and_never_shown(
     monkeypatch.delenv("PENSTOCK_QUEUE_TOKEN_FILE")
     (line,) = refused(Guarded, tmp_path / "penstock.toml", "[queue]\ntoken = 'hush'\n")
     assert line.startswith("penstock.toml:2: queue.token: Value should have at least 8 items")
+    (tmp_path / "w.toml").write_text("[worker.engine_arguments]\nhf-token = 'hush'\nmax-num-batched-tokens = 512\n")
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "w.toml"))
+    assert show("worker", []) == 0
     said = capsys.readouterr()
+    assert "max-num-batched-tokens: 512" in said.out
     assert re.search(r"^token +\*{8} +PENSTOCK_QUEUE_TOKEN_FILE$", said.out, re.MULTILINE)
     assert "hush" not in said.out + said.err + line
 
