@@ -14,6 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from penstock.client import Client
+from services.descriptors import raise_file_limit
 from services.gateway.admission import Admission
 from services.gateway.app import Front, make_app
 from services.gateway.batch_output import Output
@@ -52,6 +53,7 @@ class Server(uvicorn.Server):
 async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     """Serve until SIGTERM; then finish what is open, as long as the grace period lasts."""
     stop = stop_on_signals()
+    raise_file_limit()
     listening = bind(settings.listen)
     client = Client(
         settings.queue_address,

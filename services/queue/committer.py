@@ -385,10 +385,10 @@ class Committer:
         await self._rebuild()
 
     def _notice_doubt(self) -> None:
-        """Be broken, to be healed at once, where another writer's sync failed: files and records have one."""
-        if not self.broken and (doubt := self._store.doubt()):
-            log.error("a sync of the store failed, refusing all changes: %s", doubt)
-            self.broken = f"the queue's store cannot write: {doubt}"
+        """Be broken, to be healed at once, where another writer's write or sync failed: files and records have one."""
+        if not self.broken and (failure := self._store.write_failure()):
+            log.error("a write to the store failed, refusing all changes: %s", failure)
+            self.broken = f"the queue's store cannot write: {failure}"
             self._heal_at_ns = 0
 
     async def _heal(self, items: Sequence[Item]) -> None:
@@ -406,12 +406,12 @@ class Committer:
             log.warning("the store writes again")
 
     def _probe(self) -> None:
-        """Write something harmless; if that fails although the disk has room, open the store again and retry."""
+        """Write something harmless; if that fails though the disk has room, or in doubt, open the store and retry."""
         probe = [Write(records.META, b"probe", b"")]
         try:
             self._store.write(probe)
         except StoreError:
-            if self._store.disk_free_bytes() < self._disk_free_min_bytes:
+            if not self._store.doubt() and self._store.disk_free_bytes() < self._disk_free_min_bytes:
                 raise
             self._store.reopen()
             self._store.write(probe)

@@ -71,6 +71,10 @@ class MemoryStore:
         """Return that there is none."""
         return ""
 
+    def write_failure(self) -> str:
+        """Return that there is none."""
+        return ""
+
     def wait_durable(self) -> None:
         """Nothing to wait for."""
 

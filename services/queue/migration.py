@@ -61,6 +61,18 @@ def _owned_keys(store: Store, page: Sequence[Row], nobodys: bytes) -> Iterator[W
         yield Write(records.IDEMPOTENCY, key, None)
         if other is None:
             yield Write(records.IDEMPOTENCY, name, row)
+        elif other != row:
+            yield from _without_key(store, row)
+
+
+def _without_key(store: Store, seq_row: bytes) -> Iterator[Write]:
+    """Yield the rows of a request without its key, which names another: deleting its result must leave that one's."""
+    if (row := store.get(records.REQUESTS, seq_row)) is not None:
+        meta = records.decode_meta(row).replace(idempotency_key="")
+        yield Write(records.REQUESTS, seq_row, records.encode_meta(meta))
+    if (row := store.get(records.RESULTS, seq_row)) is not None:
+        head, body = records.decode_result(row)
+        yield Write(records.RESULTS, seq_row, records.encode_result(head._replace(idempotency_key=""), body))
 
 
 def _by_tenant(store: Store, page: Sequence[Row]) -> Iterator[Write]:

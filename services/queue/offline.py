@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from services.descriptors import raise_file_limit
 from services.queue.backup import BackupError, BackupNameError, backups_of, make_backup, restore
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY
 from services.queue.migration import MIGRATED_VERSIONS
@@ -59,6 +60,12 @@ def back_up(data_dir: Path, name: str) -> int:
     """Make a backup of a store that no queue uses."""
     if not (data_dir / "CURRENT").is_file():
         raise StoreUnusableError(f"there is no store in {data_dir}")
+    # Looked at first: to open an older store for writing is to migrate it, and then the older program has no way back.
+    looked = RocksdbStore(data_dir, read_only=True)
+    older = looked.get(META, SCHEMA_KEY) in MIGRATED_VERSIONS
+    looked.close()
+    if older:
+        raise StoreUnusableError(written_by_older(data_dir))
     store = RocksdbStore(data_dir)
     try:
         backup = make_backup(store, backups_of(data_dir), name, time.time_ns())
@@ -88,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tool.add_argument("backup", type=Path)
     tool.add_argument("data_dir", type=Path)
     options = parser.parse_args(arguments)
+    raise_file_limit()
     try:
         if options.tool == "verify":
             return verify(options.directory)

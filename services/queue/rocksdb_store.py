@@ -28,6 +28,9 @@ BACKUP_MARK = "PENSTOCK_BACKUP.json"
 DAMAGE = "Corruption"
 """How RocksDB begins an error about bytes that are not what was written."""
 
+NOT_OF_THE_DISK = re.compile("Too many open files|Cannot allocate memory")
+"""In errors that say nothing of what the disk holds."""
+
 TABLE_FILE = re.compile(r"\d+\.sst")
 """The name of a table file, as RocksDB's errors have it."""
 
@@ -48,6 +51,8 @@ class RocksdbStore:
         """Number of the last write that is known to be synced."""
         self._sync_failed = ""
         """Why a sync failed: what it was to make durable may be on the disk or not until the store is opened anew."""
+        self._write_failed = ""
+        """Why the last write failed. One that did keeps RocksDB from all others until the store is opened anew."""
         self._sync_ended = threading.Condition()
         self._writing = threading.RLock()
         """Held while a batch is written and synced, and to open and close: the binding cannot close what syncs."""
@@ -90,7 +95,7 @@ class RocksdbStore:
             raise kind(_open_reason(self._path, str(error))) from None
         with self._sync_ended:
             # To open replays the log into table files, which are synced.
-            self._synced, self._sync_failed = self._db.latest_sequence_number(), ""
+            self._synced, self._sync_failed, self._write_failed = self._db.latest_sequence_number(), "", ""
             self._sync_ended.notify_all()
         if not self._read_only:
             self._begin_mark()
@@ -155,7 +160,8 @@ class RocksdbStore:
             cursor.seek(start)
             while len(rows) < limit and cursor.valid():
                 rows.append((cursor.key(), cursor.value()))
-                cursor.next()
+                if len(rows) < limit:  # what nobody asked for may be damaged
+                    cursor.next()
             cursor.status()
         return rows
 
@@ -170,7 +176,8 @@ class RocksdbStore:
             cursor.seek_to_last()
             while len(rows) < limit and cursor.valid() and cursor.key() >= start:
                 rows.append((cursor.key(), cursor.value()))
-                cursor.prev()
+                if len(rows) < limit:  # on its way back RocksDB itself looks at one row more
+                    cursor.prev()
             cursor.status()
         return rows
 
@@ -185,6 +192,8 @@ class RocksdbStore:
                 last, error = self._read_from(family, start)
                 if error is None:
                     break
+                if NOT_OF_THE_DISK.search(str(error)):
+                    raise error
                 start = self._end_of_file_in(error, max(last, start))
                 until = "the end of the family" if start is None else start[:-1].hex()
                 yield family, last, f"what follows, up to {until} at most, cannot be read: {error}"
@@ -228,8 +237,13 @@ class RocksdbStore:
                     delete(write.key, handles[write.family])
                 else:
                     put(write.key, write.value, handles[write.family])
-            self._db.write(batch)
-            self._sync(self._db.latest_sequence_number())
+            try:
+                self._db.write(batch)
+                self._sync(self._db.latest_sequence_number())
+            except BaseException as error:  # a panic of the binding is no Exception
+                self._write_failed = str(error) or type(error).__name__
+                raise
+            self._write_failed = ""
 
     def _sync(self, number: int) -> None:
         """Sync the log, up to the write `number`. After an error the store is in doubt: what the kernel could not write
@@ -249,6 +263,10 @@ class RocksdbStore:
     def doubt(self) -> str:
         """Return why the last sync failed; empty if it did not."""
         return self._sync_failed
+
+    def write_failure(self) -> str:
+        """Return why the last write failed; empty if it did not."""
+        return self._write_failed
 
     def _refuse_in_doubt(self) -> None:
         if self._sync_failed:
@@ -368,6 +386,8 @@ def _refuse_lost_writes(path: Path) -> None:
         refusal = _lost_writes(path, _last_write(path))
     except Exception as error:  # rocksdict raises plain Exception for every failure
         refusal = str(error)
+        if not refusal.startswith(DAMAGE):
+            raise StoreUnusableError(_open_reason(path, refusal)) from None
     if not refusal:
         return
     # Beside a writer a log may look torn. The lock is looked at only now, because to let go of it would take it from
@@ -408,7 +428,7 @@ def written_by_older(path: Path) -> str:
     if (path / BACKUP_MARK).exists():
         what, remedy = "backup", "`penstock restore` makes a data directory of it, which its queue migrates"
     else:
-        what, remedy = "data directory", "starting its queue migrates it"
+        what, remedy = "data directory", "starting its queue migrates it; the version that wrote it can back it up"
     return f"{what} {path} was written by an older version of this program; {remedy}"
 
 

@@ -15,6 +15,7 @@ from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from services.auth.setup import guard_of, keyring_of
 from services.clock import SystemClock
+from services.descriptors import raise_file_limit
 from services.queue.admin import Admin
 from services.queue.backup import backups_of
 from services.queue.backup_call import BackupCall
@@ -269,6 +270,7 @@ async def serve(settings: QueueSettings) -> None:
     """Run the queue service until SIGTERM. Raises SystemExit(69) if data or port cannot be had, 70 if it fails."""
     stop = stop_on_signals()
     telemetry = start_telemetry("queue")
+    raise_file_limit()  # before the store is opened
     try:
         store = RocksdbStore(settings.data_dir)
         service = Service(settings, store, telemetry, QueueMetrics())

@@ -62,6 +62,9 @@ class Store(Protocol):
         While it is, `write` and `wait_durable` raise StoreError. `reopen` ends it.
         """
 
+    def write_failure(self) -> str:
+        """Return why the last write failed, whoever made it; empty if it did not, or the store was opened since."""
+
     def wait_durable(self) -> None:
         """Return once all that the caller has read survives a crash: whoever tells of it calls this before.
 

@@ -45,9 +45,6 @@ clients who mean well; a burst of calls that will be refused must not reach that
 MAX_CONNECTIONS = 1024
 """Connections of all hosts together, refused or not: each takes a file descriptor, which the store needs too."""
 
-FILES_WANTED = 8192
-"""File descriptors the process asks for, where its hard limit allows it: those of all connections and of the store."""
-
 FIRST_MESSAGE_S = 30.0
 """A call that has said nothing for so long is ended: every call of the protocol begins by saying something."""
 

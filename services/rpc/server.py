@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import socket
 import sys
@@ -14,7 +13,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.rpc.limits import FILES_WANTED, MAX_CALLS, SERVER_OPTIONS
+from services.descriptors import raise_file_limit
+from services.rpc.limits import MAX_CALLS, SERVER_OPTIONS
 from services.rpc.tls import PLAIN, Security
 
 EX_UNAVAILABLE = 69
@@ -55,7 +55,7 @@ def bind(
 
     Prints the reason and raises SystemExit(69) if the port cannot be had.
     """
-    _raise_file_limit()
+    raise_file_limit()
     server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     add(server)
     health_servicer = health.aio.HealthServicer()
@@ -70,14 +70,6 @@ def bind(
         print(f"cannot listen on {listen}: {_reason(error)}", file=sys.stderr)
         raise SystemExit(EX_UNAVAILABLE) from None
     return Server(server, port, service_names, health_servicer)
-
-
-def _raise_file_limit() -> None:
-    """Raise the soft limit of open files as far as is wanted and allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _probe(address: str) -> None:

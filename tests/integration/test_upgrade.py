@@ -96,6 +96,10 @@ async def test_files_are_there(address: str, version: int) -> None:
 def test_a_store_is_verified_once_its_queue_has_migrated_it(directory: Path) -> None:
     before = command("verify-store", str(directory))
     assert (before.returncode, "starting its queue migrates it" in before.stderr) == (69, True)
+    with_new = command("backup", "--data-dir", str(directory), "before-upgrade")
+    assert (with_new.returncode, "the version that wrote it can back it up" in with_new.stderr) == (69, True)
+    again = command("verify-store", str(directory))
+    assert again.stderr == before.stderr, "nothing has been migrated"
     (directory / BACKUP_MARK).write_text("{}")
     backup = command("verify-store", str(directory))
     assert (backup.returncode, "`penstock restore` makes a data directory of it" in backup.stderr) == (69, True)

@@ -66,6 +66,10 @@ class SimStore(MemoryStore):
         """Return why a sync failed."""
         return self._doubt
 
+    def write_failure(self) -> str:
+        """Return the same: its other writes that fail leave nothing to be opened anew."""
+        return self._doubt
+
     def wait_durable(self) -> None:
         """Raise StoreError if a sync failed; else all that shows is durable."""
         if self._doubt:

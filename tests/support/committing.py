@@ -31,7 +31,8 @@ class SlowStore(MemoryStore):
         self.may_write.set()
         self.writing = threading.Event()
         self.batches: list[int] = []
-        self.failure = ""
+        self.failure = self._failed = ""
+        self.in_doubt = False
         self.reopened = 0
         self.threads: list[str] = []
         self.on_write: Callable[[], None] = lambda: None
@@ -42,6 +43,7 @@ class SlowStore(MemoryStore):
         self.on_write()
         self.writing.set()
         assert self.may_write.wait(30)
+        self._failed = self.failure
         if self.failure:
             raise StoreError(self.failure)
         super().write(writes)
@@ -50,7 +52,15 @@ class SlowStore(MemoryStore):
     def reopen(self) -> None:
         """Be a good store again."""
         self.reopened += 1
-        self.failure = ""
+        self.failure, self.in_doubt, self._failed = "", False, ""
+
+    def doubt(self) -> str:
+        """Return what failed, if that leaves a doubt."""
+        return self.failure if self.in_doubt else ""
+
+    def write_failure(self) -> str:
+        """Return what failed."""
+        return self._failed
 
 
 class HandClock:

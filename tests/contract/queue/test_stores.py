@@ -1,8 +1,9 @@
 """What every store must do; run on each of them."""
 
+import random
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.queue.core.effects import Write
-from services.queue.core.records import FAMILIES, META, READY, REQUESTS, SCHEMA_KEY
+from services.queue.core.records import FAMILIES, META, READY, RECORDS, REQUESTS, SCHEMA_KEY
 from services.queue.memory_store import MemoryStore
 from services.queue.rocksdb_store import RocksdbStore
-from services.queue.store import Store, StoreError, StoreUnusableError
+from services.queue.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
 from services.queue.synced import read_mark
 
 
@@ -258,6 +259,43 @@ def test_after_a_sync_that_failed_nothing_is_written_or_told_until_the_store_is_
     store.wait_durable()
     store.write([Write(REQUESTS, b"l", b"w")])
     assert store.scan(REQUESTS, b"", b"", 10) == [(b"k", b"v"), (b"l", b"w")]
+
+
+def test_a_write_that_fails_is_told_to_whoever_could_open_the_store_again(tmp_path: Path) -> None:
+    store = RocksdbStore(tmp_path / "db")
+    with files_may_not_grow(), pytest.raises(StoreError):
+        store.write([Write(REQUESTS, b"lost", bytes(10_000))])
+    assert "File too large" in store.write_failure()
+    assert not store.doubt()
+    store.reopen()
+    assert not store.write_failure()
+    store.close()
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_rows_beside_a_damaged_one_are_read(tmp_path: Path, limit: int) -> None:
+    """Every row has a block of its own; of what is read backwards RocksDB looks at one row more than is asked for."""
+    store = RocksdbStore(tmp_path / "db")
+    rows = {bytes([n]): bytes([65 + n]) * 20 + random.Random(n).randbytes(20_000) for n in range(8)}
+    store.write([Write(RECORDS, key, row) for key, row in rows.items()])
+    store._families[RECORDS].flush()
+    store.close()
+    for path in (tmp_path / "db").glob("*.sst"):
+        content = bytearray(path.read_bytes())
+        if (at := content.find(b"E" * 20)) >= 0:
+            content[at + 5000] ^= 255
+            path.write_bytes(content)
+    store = RocksdbStore(tmp_path / "db")
+
+    def whole(scan: Callable[..., list[Row]], bounds: tuple[bytes, bytes]) -> list[int]:
+        return [key[0] for key, _ in scan(RECORDS, *bounds, limit)]
+
+    assert whole(store.scan, (bytes([4 - limit]), b"")) == list(range(4 - limit, 4))
+    assert whole(store.scan, (b"\x05", b"")) == [5, 6][:limit]
+    assert whole(store.scan_back, (b"", bytes([6 + limit]))) == [7, 6][-limit:]
+    with pytest.raises(StoreDamagedError):
+        store.scan(RECORDS, b"\x04", b"", 1)
+    store.close()
 
 
 @contextmanager

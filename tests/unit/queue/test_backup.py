@@ -249,6 +249,28 @@ def test_altered_bytes_are_found_wherever_they_lie(
     assert last.endswith("1 places cannot be read; what is between the families was not checked")
 
 
+def test_a_store_of_many_files_is_no_damaged_one(tmp_path: Path) -> None:
+    """The usual soft limit of 1,024 descriptors is fewer than a large store has files: here 60, and a file a flush."""
+    store = RocksdbStore(tmp_path / "data")
+    for seq in range(100):
+        store.write([Write(r.PAYLOADS, r.seq_key(seq), os.urandom(9000))])
+        store._families[r.PAYLOADS].flush()
+    store.close()
+    assert len(list((tmp_path / "data").glob("*.blob"))) == 100
+
+    def verified(limits: str) -> subprocess.CompletedProcess[str]:
+        command = f"ulimit {limits} && exec {sys.executable} -m services.queue.offline verify {tmp_path / 'data'}"
+        return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+
+    raised = verified("-Sn 60")
+    assert "places cannot be read" not in raised.stdout
+    assert "payloads 0000000000000001: no such request lives" in raised.stdout, "and all of it is looked at"
+    short = verified("-n 60")
+    assert (short.returncode, short.stdout) == (69, "")
+    assert "Too many open files" in short.stderr
+    assert "damaged" not in short.stderr
+
+
 def test_reading_goes_on_behind_a_damaged_table(tmp_path: Path) -> None:
     store = RocksdbStore(tmp_path / "data")
     for family in (r.PAYLOADS, r.RESULTS):

@@ -251,6 +251,30 @@ async def test_a_store_that_stays_broken_with_room_on_the_disk_is_opened_again(r
     await rig.submit()
 
 
+async def test_a_store_in_doubt_is_opened_again_on_a_nearly_full_disk_too(rig: Rig) -> None:
+    """Nothing else ends the doubt, and what would free the disk is refused until then."""
+    rig.store.failure = "a sync failed"
+    rig.store.free_bytes = WATERMARK_BYTES - 1
+    with pytest.raises(StoreError):
+        rig.store.write([])
+    await rig.settled(Tick())
+    assert rig.committer.broken
+    assert rig.store.reopened == 0
+    rig.store.in_doubt = True
+    rig.clock.time_ns += 2_000_000_000
+    await rig.settled(Tick())
+    assert (rig.store.reopened, rig.committer.broken) == (1, "")
+
+
+async def test_a_write_of_another_that_failed_is_healed(rig: Rig) -> None:
+    """Files and records are written past the committer; RocksDB takes no write then until it is opened again."""
+    rig.store.failure = "Input/output error"
+    with pytest.raises(StoreError):
+        rig.store.write([])
+    await rig.settled(Tick())
+    assert (rig.store.reopened, rig.committer.broken) == (1, "")
+
+
 async def test_the_disk_watermark_refuses_submits_only_and_ends_by_itself(rig: Rig) -> None:
     rig.store.free_bytes = WATERMARK_BYTES - 1
     with pytest.raises(RefusedError, match="999 bytes free, less than the watermark of 1000") as refusal:

@@ -65,6 +65,10 @@ class DoubtfulStore(MemoryStore):
         """Return what failed."""
         return self._doubt
 
+    def write_failure(self) -> str:
+        """Return what failed."""
+        return self._doubt
+
     def wait_durable(self) -> None:
         """Wait for the test."""
         self.calls.append("wait_durable")

@@ -11,7 +11,7 @@ from services.core.value import fields
 from services.queue.core import records as r
 from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT, RequestMeta
-from services.queue.core.messages import Cancel, Claim, WorkerOpened
+from services.queue.core.messages import Cancel, Claim, Delete, EndedRow, WorkerOpened
 from services.queue.migration import migrate
 from services.queue.recovery import recover
 from services.queue.rocksdb_store import RocksdbStore
@@ -99,6 +99,34 @@ def test_old_rows_become_those_of_this_version(path: Path) -> None:
     assert [entries[seq].meta.tenant for seq in sorted(entries)] == [DEFAULT_TENANT, "acme"]
     assert {entry.meta.payload_bytes for entry in entries.values()} == {len(PAYLOAD)}
     assert store.get(r.IDEMPOTENCY, r.idempotency_key(DEFAULT_TENANT, "a")) == r.seq_key(1)
+    store.close()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_key_that_no_tenant_and_the_default_one_had_is_one_request_s(tmp_path: Path, ended: bool) -> None:
+    """Version 2 told the two apart. Deleting the result of the one that lost it leaves the other its key."""
+    store = RocksdbStore(tmp_path / "data")
+    queue = Queue(store=store)
+    size = {"payload_bytes": len(PAYLOAD)}
+    first, _ = queue.submit(meta(idempotency_key="k", **size), meta(idempotency_key="k", tenant="acme", **size))
+    if ended:
+        queue.step(Cancel(1, (first,)))
+    age(store)
+    ((key, row),) = store.scan(r.REQUESTS, r.seq_key(2), b"", 1)
+    named, named_now = old_text("acme") + b"k", old_text(DEFAULT_TENANT) + b"k"
+    acme = store.get(r.IDEMPOTENCY, named)
+    renamed = Write(r.REQUESTS, key, row.replace(b'"acme"', f'"{DEFAULT_TENANT}"'.encode()))
+    store.write([renamed, Write(r.IDEMPOTENCY, named, None), Write(r.IDEMPOTENCY, named_now, acme)])
+    store.close()
+
+    store = RocksdbStore(tmp_path / "data")
+    assert list(Verifier(store).violations()) == []
+    queue = Queue(store=store)
+    queue.step(Cancel(1, (first,)))
+    head, _ = r.decode_result(store.get(r.RESULTS, r.seq_key(1)) or b"")
+    queue.step(Delete(2, (EndedRow(1, *head),)))
+    assert store.get(r.IDEMPOTENCY, r.idempotency_key(DEFAULT_TENANT, "k")) == r.seq_key(2)
+    assert list(Verifier(store).violations()) == []
     store.close()
 
 
