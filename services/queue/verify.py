@@ -288,7 +288,8 @@ def _restored(restore: Callable[[Entry, bytes], None], entry: Entry, row: bytes)
         restore(entry, row)
     except UNREADABLE:
         return False
-    return isinstance(entry.attempts, int) and isinstance(entry.last_error, str)
+    counts = isinstance(entry.attempts, int) and isinstance(entry.uncounted, int) and entry.uncounted >= 0
+    return counts and isinstance(entry.last_error, str)
 
 
 def _meta_of(row: bytes) -> RequestMeta | None:

@@ -784,7 +784,7 @@ class GetResponse(_message.Message):
     state: Global___RequestState.ValueType
     """Where it is."""
     attempts: _builtins.int
-    """Attempts started so far."""
+    """Attempts started so far; those that were handed back do not count."""
     worker_id: _builtins.str
     """Worker that holds the lease, if leased."""
     last_error: _builtins.str
@@ -1824,7 +1824,7 @@ class LeaseRef(_message.Message):
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
-    """Which attempt."""
+    """Which attempt; no two of a request have one number."""
     fencing_token: _builtins.int
     """Fencing token: grows with every lease the store ever gave."""
     def __init__(

@@ -1006,7 +1006,7 @@ class Result(_message.Message):
     outcome: Global___Outcome.ValueType
     """How it ended."""
     attempts: _builtins.int
-    """Attempts made, the last one included."""
+    """Attempts made, the last one included; those that were handed back do not count."""
     worker_id: _builtins.str
     """Worker that ended it; empty if none did."""
     model: _builtins.str
@@ -1071,7 +1071,8 @@ Global___Result: _TypeAlias = Result  # noqa: Y015
 @_typing.final
 class TokenDelta(_message.Message):
     """New tokens of one completion of a running request. Deltas of one attempt
-    join without gaps; a higher attempt starts again from offset 0.
+    join without gaps; a higher attempt starts again from offset 0,
+    and no two attempts of a request have one number.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -144,14 +144,14 @@ class Book:
 
     def lease_of(self, entry: Entry) -> LeaseRef:
         """Return the name of the lease that `entry` is under."""
-        return LeaseRef(entry.name, entry.attempts, entry.fencing_token)
+        return LeaseRef(entry.name, entry.attempt, entry.fencing_token)
 
     def leased(self, lease: LeaseRef) -> Entry | None:
         """Return the request if `lease` is still its lease, else None."""
         entry = self.find(lease.request_id)
         if entry is None or entry.seq not in self.leases:
             return None
-        current = entry.attempts == lease.attempt and entry.fencing_token == lease.fencing_token
+        current = entry.attempt == lease.attempt and entry.fencing_token == lease.fencing_token
         return entry if current else None
 
     def renew(self, seq: int, now_ns: int) -> None:
@@ -217,6 +217,7 @@ class Book:
     def _return(self, entry: Entry, change: Change) -> None:
         self._leave_lease(entry, change)
         entry.attempts -= 1
+        entry.uncounted += 1
         self._wait(entry)
         self.emit(WentBack(entry.meta.channel, change.event.value))
 
@@ -247,6 +248,7 @@ class Book:
         self._erase_result(entry)
         self._write(records.DEAD, records.seq_key(entry.completion_seq), None)
         del self.dead[entry.seq]
+        entry.uncounted += entry.attempts
         entry.attempts = 0
         entry.stop_outcome = None
         self._wait(entry)
@@ -287,7 +289,7 @@ class Book:
         self._touched_lines.add(entry.meta.channel)
         self._leave_batch(entry)
         if announced and self.backlog_stream is not None:
-            self.emit(Gone(self.backlog_stream, entry.name, reason, entry.attempts + 1))
+            self.emit(Gone(self.backlog_stream, entry.name, reason, entry.attempt + 1))
 
     def _enter_lease(self, entry: Entry, now_ns: int) -> None:
         self.renew(entry.seq, now_ns)
@@ -302,7 +304,7 @@ class Book:
             LeaseEnded(
                 entry.name,
                 entry.meta,
-                entry.attempts,
+                entry.attempt,
                 entry.worker_id,
                 entry.leased_ns,
                 change.now_ns,
@@ -384,7 +386,7 @@ class Book:
         for channel in sorted(touched):
             for seq in self.lines[channel].announce():
                 entry = self.entries[seq]
-                self.emit(Announce(self.backlog_stream, entry.name, seq, entry.attempts + 1, entry.meta))
+                self.emit(Announce(self.backlog_stream, entry.name, seq, entry.attempt + 1, entry.meta))
 
 
 def stop_failure(outcome: Outcome | None) -> Failure:

@@ -101,7 +101,7 @@ class Entry:
 
     __slots__ = (
         "attempts", "completion_seq", "died_ns", "fencing_token", "instance_id", "last_error", "leased_ns", "meta",
-        "name", "seq", "state", "stop_outcome", "worker_id",
+        "name", "seq", "state", "stop_outcome", "uncounted", "worker_id",
     )  # fmt: skip
 
     def __init__(self, seq: int, meta: RequestMeta, state: State = State.READY) -> None:
@@ -110,6 +110,9 @@ class Entry:
         self.meta = meta
         self.state = state
         self.attempts = 0
+        """Those that count towards the most there may be, the present one included."""
+        self.uncounted = 0
+        """Those that do not: handed back by a worker, or made before a dead letter was requeued."""
         self.last_error = ""
         self.fencing_token = 0
         self.worker_id = ""
@@ -121,6 +124,11 @@ class Entry:
         self.died_ns = 0
         self.name = ""
         """Its request_id; set by the book."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the present or latest attempt, which no other of the request has or had: tokens are told by it."""
+        return self.attempts + self.uncounted
 
 
 @dataclass(slots=True)

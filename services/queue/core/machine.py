@@ -146,7 +146,7 @@ class Machine:
     def runs(self, request_id: str, attempt: int) -> Entry | None:
         """Return the request if it is leased in this attempt, else None."""
         entry = self.book.find(request_id)
-        if entry is None or entry.seq not in self.book.leases or entry.attempts != attempt:
+        if entry is None or entry.seq not in self.book.leases or entry.attempt != attempt:
             return None
         return entry
 

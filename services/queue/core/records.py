@@ -52,6 +52,8 @@ STORE_ID_KEY: Final = b"store_id"
 COUNTERS_KEY: Final = b"counters"
 
 _ROW_VERSION: Final = 1
+_UNCOUNTED_ROW_VERSION: Final = 2
+"""Of rows in `ready`, `leases` and `dead` that end with the number of uncounted attempts; others have none."""
 _META_ROW_VERSION: Final = 2
 """Of rows in `requests`; 1 had no payload_bytes."""
 _PAIR: Final = struct.Struct(">QQ")
@@ -89,12 +91,19 @@ _quoted: Final = encode_basestring_ascii
 """A JSON string."""
 
 
-def _row(*values: Any) -> bytes:
-    return json.dumps((_ROW_VERSION, *values), separators=(",", ":")).encode()
+def _state_row(values: str, entry: Entry) -> bytes:
+    """Return a row of what the JSON in `values` says of an entry, and of its uncounted attempts if there are any."""
+    if entry.uncounted:
+        return f"[{_UNCOUNTED_ROW_VERSION},{values},{entry.uncounted}]".encode()
+    return f"[{_ROW_VERSION},{values}]".encode()
 
 
-def _values(row: bytes) -> list[Any]:
-    return _versioned(json.loads(row))
+def _state_values(row: bytes) -> list[Any]:
+    """Return what such a row says, the number of uncounted attempts at the end."""
+    values = json.loads(row)
+    if isinstance(values, list) and values[:1] == [_UNCOUNTED_ROW_VERSION]:
+        return values[1:]
+    return [*_versioned(values), 0]
 
 
 def _versioned(values: object, wanted: int = _ROW_VERSION) -> list[Any]:
@@ -208,29 +217,30 @@ def meta_of_values(values: list[Any]) -> RequestMeta:
 
 def encode_ready(entry: Entry) -> bytes:
     """Return the row in `ready`."""
-    return f"[{_ROW_VERSION},{entry.attempts},{_quoted(entry.last_error)}]".encode()
+    return _state_row(f"{entry.attempts},{_quoted(entry.last_error)}", entry)
 
 
 def restore_ready(entry: Entry, row: bytes) -> None:
     """Set what a row of `ready` says."""
     entry.state = State.READY
-    entry.attempts, entry.last_error = _ready_values(row)
+    entry.attempts, entry.last_error, entry.uncounted = _ready_values(row)
 
 
 @lru_cache(maxsize=64)
-def _ready_values(row: bytes) -> tuple[int, str]:
-    """Return (attempts, last error); nearly every request that waits was never run, and has the same row."""
-    attempts, last_error = _values(row)
-    return attempts, last_error
+def _ready_values(row: bytes) -> tuple[int, str, int]:
+    """Return (attempts, last error, uncounted ones); nearly every request that waits was never run: the same row."""
+    attempts, last_error, uncounted = _state_values(row)
+    return attempts, last_error, uncounted
 
 
 def encode_lease(entry: Entry) -> bytes:
     """Return the row in `leases`."""
     stop = int(entry.stop_outcome or 0)
-    return (
-        f"[{_ROW_VERSION},{entry.attempts},{_quoted(entry.last_error)},{entry.fencing_token},"
-        f"{_quoted(entry.worker_id)},{_quoted(entry.instance_id)},{entry.leased_ns},{stop}]"
-    ).encode()
+    return _state_row(
+        f"{entry.attempts},{_quoted(entry.last_error)},{entry.fencing_token},"
+        f"{_quoted(entry.worker_id)},{_quoted(entry.instance_id)},{entry.leased_ns},{stop}",
+        entry,
+    )
 
 
 def restore_lease(entry: Entry, row: bytes) -> None:
@@ -243,25 +253,26 @@ def restore_lease(entry: Entry, row: bytes) -> None:
         entry.instance_id,
         entry.leased_ns,
         stop,
-    ) = _values(row)
+        entry.uncounted,
+    ) = _state_values(row)
     entry.stop_outcome = Outcome(stop) if stop else None
     entry.state = State.STOPPING if stop else State.LEASED
 
 
 def encode_dead(entry: Entry) -> bytes:
     """Return the row in `dead`."""
-    return _row(entry.seq, entry.attempts, entry.last_error, entry.died_ns)
+    return _state_row(f"{entry.seq},{entry.attempts},{_quoted(entry.last_error)},{entry.died_ns}", entry)
 
 
 def restore_dead(entry: Entry, row: bytes) -> None:
     """Set what a row of `dead` says, except its completion_seq, which is the key."""
     entry.state = State.DEAD
-    _, entry.attempts, entry.last_error, entry.died_ns = _values(row)
+    _, entry.attempts, entry.last_error, entry.died_ns, entry.uncounted = _state_values(row)
 
 
 def dead_seq(row: bytes) -> int:
     """Return the request of a row of `dead`; raises ValueError if it is not one."""
-    seq, *_ = _values(row)
+    seq, _, _, _, _ = _state_values(row)
     return int(seq)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.queue.core import records
-from services.queue.core.effects import Announce, Effect, Ended, Gone, NameTaken, StopRun
+from services.queue.core.effects import Announce, Deliver, Effect, Ended, Gone, NameTaken, StopRun
 from services.queue.core.entry import Entry, Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.core.messages import (
@@ -51,6 +51,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.next_stream = 1
         self.backlog: int | None = None
         self.announced: set[str] = set()
+        self.attempts: set[tuple[str, int]] = set()
         self.last_cursor = 0
         self.last_token = 0
 
@@ -62,7 +63,7 @@ class QueueMachine(RuleBasedStateMachine):
             if isinstance(effect, Ended):
                 assert effect.request_id not in self.ended, "ended twice"
                 assert effect.completion_seq > self.last_cursor, "the cursor only grows"
-                assert effect.attempts <= RULES.max_attempts
+                assert 0 <= effect.attempts <= RULES.max_attempts
                 self.last_cursor = effect.completion_seq
                 self.ended[effect.request_id] = effect.outcome
             elif isinstance(effect, Announce):
@@ -71,6 +72,10 @@ class QueueMachine(RuleBasedStateMachine):
                 self.announced.add(effect.request_id)
             elif isinstance(effect, Gone):
                 self.announced.remove(effect.request_id)
+            elif isinstance(effect, Deliver):
+                attempt = (effect.lease.request_id, effect.lease.attempt)
+                assert attempt not in self.attempts, "no two have one number, or tokens of both would be taken for one"
+                self.attempts.add(attempt)
             elif isinstance(effect, StopRun):
                 assert effect.stream in self.streams.values()
 

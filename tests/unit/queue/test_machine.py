@@ -122,19 +122,36 @@ def test_attempts_are_bounded_and_the_letter_can_be_revived_with_fresh_ones() ->
     assert queue.store.scan(records.RESULTS, b"", b"", 10) == []
     assert queue.store.scan(records.COMPLETIONS, b"", b"", 10) == []
     assert queue.store.scan(records.EXPIRY, b"", b"", 10) == []
-    lease = queue.claim(2, name)
-    assert lease
-    assert lease.attempt == 1
+    for number in (4, 5, 6):
+        lease = queue.claim(2, name)
+        assert lease
+        assert lease.attempt == number, "none is told twice"
+        effects = queue.step(Complete(2, lease, None, Failure("oom", "out of memory"), None))
+    (ended,) = only(Ended, effects)
+    assert isinstance(ended, Ended)
+    assert ended.attempts == 3
 
 
 def test_giving_back_does_not_count_as_an_attempt() -> None:
+    """But it has its number: what a watcher was told of it is not gone on with by the next."""
     queue = working(Queue())
     (name,) = queue.submit(meta())
-    for _ in range(10):
+    for n in range(10):
         lease = queue.claim(1, name)
         assert lease
-        assert lease.attempt == 1
+        assert lease.attempt == n + 1
         queue.step(GiveBack(1, (lease,)))
+        if n % 3 == 0:
+            queue.restart()
+            working(queue)
+    lease = queue.claim(1, name)
+    assert lease
+    queue.restart()
+    assert queue.machine.runs(name, 11)
+    queue.step(WorkerOpened(2, "w", "life-1", (lease,)))
+    (ended,) = only(Ended, queue.step(Complete(2, lease, Outcome.COMPLETED, None, None)))
+    assert isinstance(ended, Ended)
+    assert ended.attempts == 1
 
 
 def test_a_returning_worker_keeps_what_it_holds_and_loses_what_it_does_not() -> None:
