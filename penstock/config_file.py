@@ -43,6 +43,10 @@ class ConfigFileError(PenstockError, ValueError):
     """The file cannot be read or says something it may not; the text begins with its name, and the line if known."""
 
 
+class ConfigUnreadableError(ConfigFileError):
+    """The file cannot be opened or read now, which says nothing of what is in it."""
+
+
 @dataclass(frozen=True)
 class ConfigFile:
     """A file that was read."""
@@ -61,7 +65,7 @@ class ConfigFile:
             with open(path, "rb") as file:
                 text = file.read(MAX_BYTES + 1)
         except OSError as error:
-            raise ConfigFileError(f"{path}: cannot be read: {error.strerror}") from None
+            raise ConfigUnreadableError(f"{path}: cannot be read: {error.strerror}") from None
         if len(text) > MAX_BYTES:
             raise ConfigFileError(f"{path}: larger than {MAX_BYTES} bytes")
         try:

@@ -32,7 +32,7 @@ from pydantic_settings import (
 )
 
 from penstock.address import MOST_PORT, check_address
-from penstock.config_file import CONFIG_VARIABLE, ConfigFileError, unknown
+from penstock.config_file import CONFIG_VARIABLE, ConfigFileError, ConfigUnreadableError, unknown
 from penstock.credentials import Credentials
 from penstock.tls import Access, TlsFiles
 from services.config_source import Environment, Record, TomlFile, key_of, recording, table_of, variable_of
@@ -293,12 +293,16 @@ class Loaded(NamedTuple, Generic[S]):
 
 
 class SettingsRefusedError(Exception):
-    """Settings are wrong. `lines` say which and why; empty if the parser of the command line has said it."""
+    """Settings are wrong. `lines` say which and why; empty if the parser of the command line has said it.
 
-    def __init__(self, lines: list[str]) -> None:
+    `unread` tells that the file could not even be read: it may be good.
+    """
+
+    def __init__(self, lines: list[str], unread: bool = False) -> None:
         """Keep what is to be said."""
         super().__init__("\n".join(lines))
         self.lines = lines
+        self.unread = unread
 
 
 def load_settings(kind: type[S], program: str, arguments: list[str] | None = None) -> S:
@@ -316,6 +320,7 @@ def load_settings(kind: type[S], program: str, arguments: list[str] | None = Non
 
 def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
     """Read settings of `kind`, and where they come from. Raises SettingsRefusedError, SystemExit(0) for --help."""
+    unread = False
     with recording() as record:
         try:
             loaded = Loaded(CliApp.run(kind, cli_args=spelled_out(kind, arguments)), record)
@@ -324,6 +329,7 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
             lines = []
         except ConfigFileError as error:
             lines = str(error).splitlines()
+            unread = isinstance(error, ConfigUnreadableError)
         except ValidationError as error:
             lines = [_wrong(kind, problem, record) for problem in error.errors()]
         except SettingsError as error:
@@ -335,7 +341,7 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
                 raise  # --help
             # argparse has printed what it could not parse; its own exit status says nothing about settings.
             lines = []
-    raise SettingsRefusedError([*record.unknown, *lines])
+    raise SettingsRefusedError([*record.unknown, *lines], unread)
 
 
 def spelled_out(kind: type[ServiceSettings], arguments: list[str]) -> list[str]:

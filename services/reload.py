@@ -53,7 +53,9 @@ class Reloader(Generic[S]):
         self._apply = apply
         self._arguments = sys.argv[1:] if arguments is None else arguments
         self._asked = asyncio.Event()
-        self._read_stamp = self._seen = self._stamp()
+        self._read_stamp: Stamp = None  # what was read at the start may not be what the file says by now
+        self._seen: Stamp = None
+        self._refused: list[str] = []
         self._outcomes = Counter(
             f"penstock_{service}_config_reloads",
             "Times the configuration was read again, by what came of it.",
@@ -70,22 +72,36 @@ class Reloader(Generic[S]):
         try:
             while True:
                 if await self._is_time():
-                    await self.reload()
+                    await self.reload(unasked=not self._asked.is_set())
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
 
-    async def reload(self) -> str:
+    async def reload(self, unasked: bool = False) -> str:
         """Read everything again and take up what has changed; return one of OUTCOMES."""
-        self._read_stamp = self._stamp()
+        self._asked.clear()
+        first, self._read_stamp = self._read_stamp is None, self._stamp()
         kind = type(self._settings)
         try:
             settings = (await asyncio.to_thread(read_settings, kind, self._arguments)).settings
         except SettingsRefusedError as error:
-            for line in error.lines:
-                log.error("the configuration is no good, and the running one stays: %s", line)
-            outcome = REFUSED
-        else:
-            outcome = self._take(settings)
+            return self._refuse(error)
+        self._refused = []
+        if unasked and first and settings == self._settings:
+            return UNCHANGED  # every start comes here
+        return self._counted(self._take(settings))
+
+    def _refuse(self, error: SettingsRefusedError) -> str:
+        """Say what is wrong, once; a file that could not be read is read again at the next look."""
+        if error.unread:
+            self._read_stamp = None
+            if error.lines == self._refused:
+                return REFUSED
+        self._refused = error.lines
+        for line in error.lines:
+            log.error("the configuration is no good, and the running one stays: %s", line)
+        return self._counted(REFUSED)
+
+    def _counted(self, outcome: str) -> str:
         self._outcomes.labels(outcome).inc()
         return outcome
 
@@ -113,7 +129,6 @@ class Reloader(Generic[S]):
             before, self._seen = self._seen, self._stamp()
             # A file that is gone is being replaced; the next look finds the new one.
             return self._seen is not None and self._seen != self._read_stamp and self._seen == before
-        self._asked.clear()
         return True
 
     def _stamp(self) -> Stamp:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock.config_file import ConfigFile, ConfigUnreadableError
 from services import reload
 from services.config import read_settings
 from services.queue.settings import QueueSettings
@@ -26,10 +27,14 @@ class Rig:
         self.write(1)
         arguments = ["--config", str(path), *(flags or [])]
         self.applied: list[QueueSettings] = []
+        self.settings = read_settings(QueueSettings, arguments).settings
+        self.arguments = arguments
+        self.begin()
+
+    def begin(self) -> None:
+        """Make the reloader, with the settings that were read first."""
         self.registry = CollectorRegistry()
-        self.reloader = Reloader(
-            read_settings(QueueSettings, arguments).settings, "queue", self.applied.append, arguments, self.registry
-        )
+        self.reloader = Reloader(self.settings, "queue", self.applied.append, self.arguments, self.registry)
 
     def write(self, weight: object, rest: str = "") -> None:
         """Put another file in the place of the present one, as `mv` does."""
@@ -105,6 +110,38 @@ async def test_a_changed_file_is_read_once_it_stands_still(rig: Rig, monkeypatch
         task.cancel()
     assert rig.count(REFUSED) == 1
     assert rig.count(UNCHANGED) == 0
+
+
+async def test_what_changes_while_the_service_starts_is_taken_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings are read long before a large store is open."""
+    monkeypatch.setattr(reload, "LOOK_S", 0.01)
+    rig.write(2)
+    rig.begin()
+    task = asyncio.create_task(rig.reloader.run())
+    await reach("the new weight", lambda: rig.applied)
+    task.cancel()
+
+
+async def test_a_file_that_cannot_be_read_for_a_while_is_told_once_and_read_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "LOOK_S", 0.01)
+    reads = 0
+    read = ConfigFile.read
+
+    def failing(path: str, unknown_tables: list[str] | None = None) -> ConfigFile:
+        nonlocal reads
+        reads += 1
+        if reads <= 3:
+            raise ConfigUnreadableError(f"{path}: cannot be read: Too many open files")
+        return read(path, unknown_tables)
+
+    monkeypatch.setattr(ConfigFile, "read", failing)
+    rig.write(2)
+    task = asyncio.create_task(rig.reloader.run())
+    await reach("the new weight", lambda: rig.applied)
+    task.cancel()
+    assert (reads, rig.count(REFUSED)) == (4, 1)
 
 
 async def test_a_file_is_not_read_between_two_looks_that_differ(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
