@@ -104,7 +104,10 @@ def _inventory(inventory: Iterable[scheduler_pb2.Holding]) -> tuple[m.Holding, .
         _check_most(f"{where}.held_blocks", holding.held_blocks, MAX_BLOCKS)
         if holding.request_id in holdings:
             raise InvalidFieldError(f"{where}.request_id: {holding.request_id!r} is listed twice")
-        holdings[holding.request_id] = m.Holding(holding.request_id, holding.channel, holding.held_blocks, holding.seq)
+        _check_most(f"{where}.completions", holding.completions, SHAPE_MOST["max_num_seqs"])
+        holdings[holding.request_id] = m.Holding(
+            holding.request_id, holding.channel, holding.held_blocks, holding.seq, max(holding.completions, 1)
+        )
     return tuple(holdings.values())
 
 

@@ -96,7 +96,13 @@ def credits_open(
             model=shape.model,
             role=s.WORKER_ROLE_UNIFIED,
             inventory=[
-                s.Holding(request_id=h.request_id, channel=h.channel, held_blocks=h.held_blocks, seq=h.seq)
+                s.Holding(
+                    request_id=h.request_id,
+                    channel=h.channel,
+                    held_blocks=h.held_blocks,
+                    seq=h.seq,
+                    completions=h.completions,
+                )
                 for h in inventory
             ],
             max_num_seqs=shape.max_num_seqs,

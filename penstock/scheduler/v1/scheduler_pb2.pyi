@@ -270,6 +270,7 @@ class Holding(_message.Message):
     CHANNEL_FIELD_NUMBER: _builtins.int
     HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
+    COMPLETIONS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     channel: _builtins.str
@@ -278,6 +279,8 @@ class Holding(_message.Message):
     """Blocks held."""
     seq: _builtins.int
     """Highest sequence number used for it."""
+    completions: _builtins.int
+    """Completions it has; 0 if that is not known, as before the prompt has come."""
     def __init__(
         self,
         *,
@@ -285,10 +288,11 @@ class Holding(_message.Message):
         channel: _builtins.str = ...,
         held_blocks: _builtins.int = ...,
         seq: _builtins.int = ...,
+        completions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "held_blocks", b"held_blocks", "request_id", b"request_id", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "completions", b"completions", "held_blocks", b"held_blocks", "request_id", b"request_id", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

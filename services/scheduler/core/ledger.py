@@ -196,10 +196,9 @@ class Ledger:
         for holding in inventory:
             if holding.request_id in self._reservations:
                 continue
-            # How many completions the request has is not in the inventory; one is the least.
-            reservation = Reservation(holding.channel, holding.held_blocks, 1, holding.seq)
+            reservation = Reservation(holding.channel, holding.held_blocks, holding.completions, holding.seq)
             self._reservations[holding.request_id] = reservation
-            self.sequences += 1
+            self.sequences += holding.completions
             self._move(reservation, holding.held_blocks)
 
     def drop(self) -> dict[str, int]:

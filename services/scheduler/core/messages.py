@@ -67,6 +67,7 @@ class Holding(NamedTuple):
     channel: str
     held_blocks: int
     seq: int
+    completions: int = 1
 
 
 # ---- inputs: from workers ----

@@ -167,7 +167,7 @@ class Predictive(Policy):
         for request_id in worker.ledger:
             reservation = worker.ledger.reservation(request_id)
             if reservation is not None:
-                size = Size(reservation.held_blocks, 0, 0, worker.shape.max_model_len)
+                size = Size(reservation.held_blocks, 0, 0, worker.shape.max_model_len, reservation.sequences)
                 kind = Kind(worker.models[0], reservation.channel, 0)
                 flight = view.flights[request_id] = Flight(kind, size, NO_DEMAND)
                 self._expect(view, flight)

@@ -86,6 +86,7 @@ class Holding(NamedTuple):
     channel: str
     held_blocks: int
     seq: int
+    completions: int = 1
 
 
 class EngineReported(Value):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.estimate import need_blocks
 from services.scheduler.core.forecast import NO_DEMAND, Forecast, Size, horizons_of
-from services.scheduler.core.lengths import MOST_BINS, Curve, Kind, Lengths, bin_of
-from services.scheduler.core.messages import EngineShape, Grant, Holding
+from services.scheduler.core.lengths import MOST_BINS, Curve, Kind, Lengths, bin_of, prompt_class
+from services.scheduler.core.messages import CompletionAck, EngineShape, Grant, Holding, ReleaseCause, TokenizerAck
 from services.scheduler.core.predictive import Predictive
 from services.scheduler.core.share import Share
 from tests.support.scheduling import Rig, shape
@@ -177,3 +177,20 @@ def test_the_forecast_of_a_worker_counts_each_of_its_requests_once(steps: list[t
         assert summed._means == view.forecast._means
         assert summed._variances == view.forecast._variances
         assert summed._mosts == view.forecast._mosts
+
+
+def test_what_a_worker_brings_along_is_learned_by_completion() -> None:
+    """Three outputs of 100 tokens are not one of 300."""
+    lengths = []
+    for completions in (1, 3):
+        rig = Rig({"batch": Share()}, policy="predictive")
+        brought = [Holding(f"r{n}", "batch", 30, 1, completions) for n in range(40)]
+        epoch = rig.open("w", SHAPE, inventory=brought)
+        for one in brought:
+            rig.tell(TokenizerAck(epoch, epoch, one.request_id, 2, 30, 10))
+            rig.tell(CompletionAck(epoch, epoch, one.request_id, 3, ReleaseCause.COMPLETED, 100 * completions))
+        policy = rig.machine.policy
+        assert isinstance(policy, Predictive)
+        curve = policy._lengths.curve(Kind("m", "batch", prompt_class(10)))
+        lengths.append(round(curve.reaching(150), 3))
+    assert lengths[0] == lengths[1] < 0.5

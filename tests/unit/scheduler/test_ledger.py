@@ -76,7 +76,8 @@ def test_an_overtaken_settle_changes_nothing() -> None:
 
 def test_an_inventory_beyond_the_capacity_is_paid_off_before_anything_is_booked() -> None:
     ledger = Ledger(10)
-    ledger.adopt([Holding("a", "batch", 8, 3), Holding("b", "interactive", 7, 4)])
+    ledger.adopt([Holding("a", "batch", 8, 3, 4), Holding("b", "interactive", 7, 4)])
+    assert ledger.sequences == 5
     assert (ledger.free_blocks, ledger.overcommitted_blocks, ledger.held_blocks) == (0, 5, 15)
     assert ledger.audit() == []
     assert not ledger.book("c", "batch", 1)

@@ -95,6 +95,15 @@ def test_a_later_grant_of_the_request_is_not_taken_for_the_run_before_it() -> No
     assert "a:4" not in shown(one.at(INTERVAL_NS, m.EngineFinished("a.1", 21, 0)))
 
 
+def test_the_inventory_tells_how_many_completions_a_request_has() -> None:
+    one = Told()
+    one.session.step(m.Granted("a", "batch", 6, True, 1, 2), 0)
+    one.session.step(m.Delivered(m.Lease("a", 1, 1), 3, 200, False), 0)
+    one.at(0, m.Tokenized("a.1", 30))
+    one.session.step(m.SchedulerDown(), 1)
+    assert one.session.step(m.SchedulerReached(), 1) == [m.OpenCredits((m.Holding("a", "batch", 6, 1, 3),))]
+
+
 def test_a_new_stream_hears_of_growth_by_the_inventory_alone() -> None:
     one = Told("a")
     one.grow("a", 20)
