@@ -126,6 +126,8 @@ class Runner:
         self._queue: QueueStream
         self.dead_reason = ""
         """Why the engine or the tokenizer died; empty while they live."""
+        self.dead = asyncio.Event()
+        """Set with it."""
         self.idle = asyncio.Event()
         """Set while nothing is held."""
         self._do: dict[type[Any], Callable[[Any, int], None]] = {
@@ -241,9 +243,10 @@ class Runner:
             self.post(m.TokenizeFailed(run_id, answer.code, answer.message, answer.param))
 
     def died(self, reason: str) -> None:
-        """Take the death of the engine or the tokenizer."""
+        """Take the death of the engine or the tokenizer; whoever finds it out, the service ends (`dead`)."""
         if not self.dead_reason:
             self.dead_reason = reason
+            self.dead.set()
             log.error("%s", reason)
             self.post(m.EngineDied(reason))
 

@@ -113,14 +113,8 @@ class Service:
         """Serve until a signal or the engine's death; say on `announce` when ready; return the exit status."""
         stop = stop_on_signals()
         server = bind(self._settings.listen, [], _no_servicers, security_of(self._settings), self._settings.reflection)
-        dead = asyncio.Event()
-
-        def died(reason: str) -> None:
-            self.runner.died(reason)
-            dead.set()
-
-        self._engine.start(self.runner.post, died, self.runner.tokens_generated)
-        await self._tokenizer.start(self.runner.tokenized, died)
+        self._engine.start(self.runner.post, self.runner.died, self.runner.tokens_generated)
+        await self._tokenizer.start(self.runner.tokenized, self.runner.died)
         await server.start()
         host = self._settings.listen.rpartition(":")[0]
         print(f"ready: worker on {host}:{server.port}", file=announce, flush=True)
@@ -130,7 +124,7 @@ class Service:
             loop.create_task(self._scheduler.run(), name="scheduler-link"),
             loop.create_task(self._to_queue(), name="queue-link"),
         ]
-        waits = [loop.create_task(event.wait()) for event in (stop, dead)]
+        waits = [loop.create_task(event.wait()) for event in (stop, self.runner.dead)]
         await asyncio.wait([main, *links, *waits], return_when=asyncio.FIRST_COMPLETED)
         status = await self._wind_down(stop.is_set(), [main, *links])
         for task in waits:

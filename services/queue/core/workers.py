@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.queue.core.book import Book, Change
 from services.queue.core.effects import (
@@ -35,6 +35,10 @@ from services.queue.core.messages import (
     WorkerOpened,
 )
 from services.queue.core.offers import Offers
+
+MOST_UNCOUNTED: Final = 32
+"""Attempts of a request after which a delivery that is lost with its stream counts: what breaks the stream each time
+must not go on for ever, and a bad link does not meet the same request so often."""
 
 STOP_REASONS = {Outcome.CANCELLED: StopReason.CLIENT, Outcome.EXPIRED: StopReason.DEADLINE}
 
@@ -98,7 +102,7 @@ class Workers:
         self._book.emit(WorkOpened(message.stream))
         adopted = self._adopt(worker, message, now_ns)
         for seq in sorted(self._book.holdings.get(message.worker_id, set()) - adopted):
-            self._lose(self._book.entries[seq], Input.WORKER_LOST, "the worker restarted without the request", now_ns)
+            self._miss(self._book.entries[seq], message.instance_id, now_ns)
 
     def _adopt(self, worker: Worker, message: WorkerOpened, now_ns: int) -> set[int]:
         """Keep the leases the worker still holds, and tell it of those that are lost."""
@@ -114,6 +118,16 @@ class Workers:
             self.tell_stop(entry)
             self._tell_watched(entry, self._is_watched(entry))
         return adopted
+
+    def _miss(self, entry: Entry, instance_id: str, now_ns: int) -> None:
+        """Requeue what a worker that returned does not hold.
+
+        Where it is the same process it has not run it: the delivery, or its giving it back, was lost with the stream.
+        """
+        if entry.instance_id == instance_id and entry.uncounted < MOST_UNCOUNTED:
+            self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
+        else:
+            self._lose(entry, Input.WORKER_LOST, "the worker restarted without the request", now_ns)
 
     def worker_closed(self, message: WorkerClosed, now_ns: int) -> None:
         """Give a worker whose stream ended some time to return."""

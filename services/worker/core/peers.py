@@ -51,6 +51,8 @@ class Peers:
         self.report_interval_ns = 0
         self.max_inflight = 0
         self._takes_offers = False
+        self._given_back: list[m.Lease] = []
+        """Leases that are to be handed back as soon as the queue listens; until then it takes them for held."""
 
     @property
     def scheduler_up(self) -> bool:
@@ -188,17 +190,32 @@ class Peers:
     # ---- queue ----
 
     def open_work(self, held: tuple[m.Lease, ...]) -> None:
-        """Open the Work stream with every lease still held."""
+        """Open the Work stream with every lease still held, and those that could not be handed back."""
         self._work = Stream.OPENING
-        self._out.append(m.OpenWork(held))
+        self._out.append(m.OpenWork((*held, *self._given_back)))
 
     def work_opened(self, lease_ns: int, max_inflight: int, takes_offers: bool, now_ns: int) -> None:
-        """Take the queue's limits; opening renewed every lease."""
+        """Take the queue's limits, and hand back what waited for it; opening renewed every lease."""
+        if self._given_back:
+            self._out.append(m.SendGiveBack(tuple(self._given_back), "not run"))
+            self._given_back.clear()
         self._takes_offers = takes_offers
         self._work = Stream.UP
         self._lease_ns = lease_ns
         self._renewed_ns = now_ns
         self.max_inflight = max_inflight
+
+    def give_back(self, lease: m.Lease, reason: str) -> None:
+        """Hand a lease back, later if the queue does not listen: else it would be lost, and the attempt with it."""
+        if self.queue_up:
+            self._out.append(m.SendGiveBack((lease,), reason))
+        else:
+            self._given_back.append(lease)
+
+    @property
+    def owes_queue(self) -> bool:
+        """Whether leases wait to be handed back."""
+        return bool(self._given_back)
 
     def work_closed(self) -> None:
         """Note that the queue does not listen."""

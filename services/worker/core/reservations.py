@@ -199,10 +199,9 @@ class Reservations:
             self._forget(entry, now_ns)
 
     def give_back(self, lease: m.Lease, reason: str) -> None:
-        """Hand a lease back. With the queue away its absence from the next open says the same."""
+        """Hand a lease back."""
         self._counters.given_back += 1
-        if self._peers.queue_up:
-            self._out.append(m.SendGiveBack((lease,), reason))
+        self._peers.give_back(lease, reason)
 
     def _forget(self, entry: Entry, now_ns: int) -> None:
         run_id = entry.run_id

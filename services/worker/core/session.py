@@ -103,8 +103,8 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is held: no reservation, no lease."""
-        return not self._held.by_request and not self._held.by_run
+        """Whether nothing is held, no reservation and no lease, nor is still to be handed back."""
+        return not self._held.by_request and not self._held.by_run and not self._peers.owes_queue
 
     @property
     def held_blocks(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.worker.core import messages as m
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
@@ -44,3 +46,21 @@ def test_a_worker_that_is_ending_says_so_again() -> None:
     tell(session, *UP, m.ShutdownAsked("SIGTERM"))
     assert tell(session, m.UndrainAsked()) == [m.SendDraining("the worker is ending")]
     assert not [e for e in tell(session, m.Granted("r1", "batch", 4, True, 1)) if isinstance(e, m.SendClaim)]
+
+
+LEASE = m.Lease("r1", 1, 1)
+
+
+@pytest.mark.parametrize("reached_first", [False, True], ids=["down", "opening"])
+def test_what_is_handed_back_while_the_queue_does_not_listen_is_handed_back_when_it_does(reached_first: bool) -> None:
+    """The queue takes it for held meanwhile; a worker that went without a word would cost the request an attempt."""
+    session = Session(SIZES)
+    tell(session, *UP, m.Granted("r1", "batch", 4, True, 1), m.Delivered(LEASE, 1, 10, False), m.QueueDown())
+    stop = m.ShutdownAsked("SIGTERM")
+    effects = tell(session, m.QueueReached(), stop) if reached_first else tell(session, stop, m.QueueReached())
+    assert m.OpenWork((LEASE,)) in effects
+    assert not [effect for effect in effects if isinstance(effect, m.SendGiveBack)]
+    assert not session.idle, "it must not end yet"
+    assert m.SendGiveBack((LEASE,), "not run") in tell(session, m.QueueUp(1_000, 8))
+    assert session.idle
+    assert m.OpenWork(()) in tell(session, m.QueueDown(), m.QueueReached())

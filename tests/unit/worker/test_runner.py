@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -58,6 +60,10 @@ class Engine:
 
     def tell_at(self, run_id: str, tokens: int) -> None: ...
 
+    def start(self, *_: object) -> None: ...
+
+    async def close(self) -> None: ...
+
 
 class NeverAborts(Engine):
     """Runs on for ever, and fails to be stopped: when the generation is left, as vLLM's does, or when it is asked."""
@@ -92,6 +98,10 @@ class Tokenizer:
 
     def __init__(self) -> None:
         self.runner: Runner
+
+    async def start(self, *_: object) -> None: ...
+
+    async def close(self) -> None: ...
 
     def render(self, name: str, spec: PromptSpec) -> None:
         self.runner.tokenized(name, answer_to(Renderer(), name, spec))
@@ -207,6 +217,31 @@ async def test_an_engine_that_cannot_abort_a_run_ends_the_worker(at_leaving: boo
     assert bench.runner.dead_reason == "the engine cannot abort a run: RuntimeError: a defect"
     assert bench.session.held_blocks == 0
     loop.cancel()
+
+
+async def test_a_service_whose_engine_cannot_abort_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine says that it is dead here: it is the runner that finds it out."""
+    monkeypatch.setattr("services.worker.service.WorkerMetrics", partial(WorkerMetrics, registry=CollectorRegistry()))
+    settings = WorkerSettings(listen="127.0.0.1:0", queue_address="127.0.0.1:1", scheduler_address="127.0.0.1:1")
+    tokenizer = Tokenizer()
+    service = Service(settings, NeverAborts(False), tokenizer, Telemetry(None))  # type: ignore[arg-type]
+    tokenizer.runner = runner = service.runner
+    queue = Queue()
+    runner.connect(Scheduler(), queue)
+    serving = asyncio.get_running_loop().create_task(service.run(StringIO()))
+    for message in (m.SchedulerReached(), m.SchedulerUp(1, 0), m.QueueReached(), m.QueueUp(10**15, 8)):
+        runner.post(message)
+    runner.grant_arrived(s.Grant(request_id="r1", channel="batch", booked_blocks=9, settles=True, attempt=1))
+    lease = q.LeaseRef(request_id="r1", attempt=1, fencing_token=1)
+    request = pb.Request(request_id="r1", text="well", sampling=pb.SamplingParams(max_tokens=4))
+    await until(lambda: any(h.claim.request_id == "r1" for h in queue.heard), "the claim")
+    runner.deliver_arrived(q.Deliver(lease=lease, request=request, watched=True))
+    await until(lambda: queue.said("r1"), "the first token")
+    runner.post(m.CancelRun(wire.lease_of(lease), m.CancelCause.CLIENT))
+    await until(lambda: queue.completion("r1"), "its end", 10)
+    runner.post(m.Recorded(wire.lease_of(lease), True))
+    async with asyncio.timeout(30):
+        assert await serving == EX_SOFTWARE
 
 
 async def test_what_is_kept_of_a_grant_for_its_spans_goes_with_it() -> None:
