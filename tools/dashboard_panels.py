@@ -42,8 +42,8 @@ def quantiles(metric: str, label: str = "") -> list[tuple[str, str]]:
 
 
 STARVATION = (
-    "sum by (channel) (penstock_scheduler_waiting_blocks)"
-    " / on () group_left () clamp_min(sum(penstock_scheduler_grantable_blocks), 1)"
+    "sum by (namespace, channel) (penstock_scheduler_waiting_blocks)"
+    " / on (namespace) group_left () clamp_min(sum by (namespace) (penstock_scheduler_grantable_blocks), 1)"
 )
 """Blocks that a channel's waiting requests are expected to need, for each block that may still be granted."""
 
@@ -76,7 +76,7 @@ CREDITS = Row(
     "Credits",
     [
         Panel("Credit starvation", "none", "Blocks that waiting requests are expected to need, for each block that may"
-              " still be granted. Above 1 requests wait for blocks.", [(STARVATION, "{{channel}}")]),
+              " still be granted. Above 1 requests wait for blocks.", [(STARVATION, "{{namespace}} {{channel}}")]),
         Panel("Blocks held", "short", "Booked by the ledgers, by worker and channel.",
               [("penstock_scheduler_held_blocks", "{{worker}} {{channel}}")], stacked=True),
         Panel("Blocks free", "short", "Not booked, and those that may still be granted.",

@@ -27,6 +27,9 @@ SHARED_VARIABLES = frozenset(
 KEYED = frozenset({"queue", "scheduler"})
 """Who asks for keys."""
 
+POD_PREFIX = 58
+"""So many characters of a pod's name come from its ReplicaSet's name and the dash after it."""
+
 END_S = 10
 """What a process needs beyond its own grace period, at least."""
 
@@ -108,6 +111,10 @@ def _mounts(workload: Object, objects: list[Object]) -> Iterator[str]:
     named = {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
     if not named <= maps:
         yield f"no ConfigMap {named - maps}"
+    for volume in pod["volumes"]:
+        sources = sorted(volume.keys() - {"name"})
+        if len(sources) != 1:
+            yield f"volume {volume['name']} has the sources {sources}"
     environment = {item["name"]: item.get("value", "") for item in container["env"]}
     paths = [mount["mountPath"] for mount in container["volumeMounts"]]
     for name, value in environment.items():
@@ -270,8 +277,36 @@ def _models(worker: Object) -> list[str]:
     return list(itertools.takewhile(lambda name: not name.startswith("--"), names))
 
 
+def lacks_models(worker: Object) -> bool:
+    """Whether the model is a path in a volume that nothing fills."""
+    arguments = container_of(worker)["args"]
+    (volume,) = [volume for volume in pod_of(worker)["spec"]["volumes"] if volume["name"] == "models"]
+    return "emptyDir" in volume and str(arguments[arguments.index("--model") + 1]).startswith("/models/")
+
+
+def _pod_name(deployment: str) -> str:
+    """Return what Kubernetes may call a Deployment's pod: what comes before the last five characters is cut."""
+    return f"{deployment}-5d4f8b9c7d-"[:POD_PREFIX] + "x7k2p"
+
+
+def _sees_its_own(query: str, scheduler: Object) -> bool:
+    """Whether a query that asks for pods asks for the scheduler's, and not for those of another release."""
+    pods = re.search(r'pod=~("(?:[^"\\]|\\.)*")', query)
+    name = scheduler["metadata"]["name"]
+    others = (f"other-{name}", f"{name.removesuffix('-scheduler')}-2-scheduler")
+    return pods is None or (
+        re.fullmatch(json.loads(pods[1]), _pod_name(name)) is not None
+        and not any(re.fullmatch(json.loads(pods[1]), _pod_name(other)) for other in others)
+    )
+
+
 def _scaling(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
-    """What is scaled exists, by queries that name metrics and labels that do."""
+    """What is scaled exists, by queries that name metrics and labels that do.
+
+    Where the ServiceMonitor says where a target is, queries ask for what is this release's: by the names of its
+    workers, and what is of no worker by the scheduler's pod.
+    """
+    (scheduler,) = [workload for workload in workloads if component_of(workload) == "scheduler"]
     for scaled in of_kind(objects, "ScaledObject"):
         targets = [w for w in workloads if w["metadata"]["name"] == scaled["spec"]["scaleTargetRef"]["name"]]
         if not targets:
@@ -280,8 +315,12 @@ def _scaling(objects: list[Object], workloads: list[Object]) -> Iterator[str]:
         for model in (name for target in targets for name in _models(target)):
             if lines is None or not re.fullmatch(json.loads(lines[1]), model):
                 yield f"{title(scaled)} does not see the line of {model}"
-        placed = {"namespace"} if of_kind(objects, "ServiceMonitor") else set()
         for trigger in scaled["spec"]["triggers"]:
+            if not _sees_its_own(trigger["metadata"]["query"], scheduler):
+                yield f"{title(scaled)} asks for other pods than the scheduler's"
             for metric, labels in selectors(trigger["metadata"]["query"]):
+                placed = set()
+                if of_kind(objects, "ServiceMonitor"):
+                    placed = {"namespace"} if "worker" in labels else {"namespace", "pod"}
                 if not placed <= labels <= documented().get(metric, frozenset()) | placed:
                     yield f"{title(scaled)}: no {metric} with {set(labels)}, or of another fleet"

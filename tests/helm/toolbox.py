@@ -24,6 +24,9 @@ TYPES_PACKAGES = ("@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheu
 TYPES_SCRIPT = Path(__file__).with_name("validate_types.mjs")
 INSIDE = "helm/helm"
 
+NAMESPACE = "llm"
+"""Where the release is put."""
+
 
 def run(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return what it said."""
@@ -68,11 +71,11 @@ class Toolbox:
     def template(self, chart: Path, values: Sequence[Path], *flags: str) -> subprocess.CompletedProcess[str]:
         """Render the chart."""
         files = [part for path in values for part in ("--values", str(path))]
-        return run(str(self.helm), "template", "fleet", str(chart), "--namespace", "llm", *files, *flags)
+        return run(str(self.helm), "template", "fleet", str(chart), "--namespace", NAMESPACE, *files, *flags)
 
     def notes(self, chart: Path, values: Path) -> str:
         """Return what an installation would say; raises RuntimeError if there would be none."""
-        flags = ("--namespace", "llm", "--values", str(values), "--dry-run=client")
+        flags = ("--namespace", NAMESPACE, "--values", str(values), "--dry-run=client")
         return done(str(self.helm), "install", "fleet", str(chart), *flags).partition("NOTES:")[2]
 
     def lint(self, chart: Path, values: Path) -> str:

@@ -38,10 +38,14 @@ class Prometheus:
         directory.mkdir(parents=True)
         configuration = yaml.safe_load((OBSERVABILITY / "prometheus.yaml").read_text())
         configuration["global"]["scrape_interval"] = SCRAPE_INTERVAL
-        (job,) = [job for job in configuration["scrape_configs"] if job["job_name"] == "penstock"]
-        for known in job["static_configs"]:
-            known["targets"] = [a for name, a in targets.items() if name.split("-")[0] == known["labels"]["service"]]
-        configuration["scrape_configs"] = [job]
+        jobs = {job["job_name"]: job for job in configuration["scrape_configs"]}
+        for known in jobs["penstock"]["static_configs"]:
+            known["targets"] = [a for name, a in targets.items() if name == known["labels"]["service"]]
+        # The composed stack's DNS knows the workers; here are several on one machine.
+        del jobs["workers"]["dns_sd_configs"]
+        workers = [address for name, address in targets.items() if name.startswith("worker-")]
+        jobs["workers"]["static_configs"] = [{"targets": workers}]
+        configuration["scrape_configs"] = [jobs["penstock"], jobs["workers"]]
         (directory / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
         shutil.copy(OBSERVABILITY / "alerts.yaml", directory)
         promtool("check", "config", str(directory / "prometheus.yaml"))

@@ -108,10 +108,14 @@ def test_a_stopped_service_gets_the_time_it_takes() -> None:
 
 def test_prometheus_scrapes_every_service_of_the_stack() -> None:
     jobs = yaml.safe_load((DEPLOY / "observability" / "prometheus.yaml").read_text())["scrape_configs"]
-    targets = {target for job in jobs for config in job["static_configs"] for target in config["targets"]}
-    assert {f"{service}:7510" for service in OURS} <= targets
-    hosts = {target.partition(":")[0] for target in targets}
+    targets = {target for job in jobs for config in job.get("static_configs", []) for target in config["targets"]}
+    found = {f"{name}:{dns['port']}" for job in jobs for dns in job.get("dns_sd_configs", []) for name in dns["names"]}
+    assert {f"{service}:7510" for service in OURS} <= targets | found
+    hosts = {target.partition(":")[0] for target in targets | found}
     assert hosts <= set(STACK)
+    # Of these there may be several, behind one name.
+    assert found == {"worker:7510"}
+    assert not found & targets
 
 
 def test_the_files_that_the_stack_mounts_exist() -> None:
@@ -139,10 +143,13 @@ def test_with_tls_prometheus_asks_the_same_with_a_certificate() -> None:
     plain, secure = (
         yaml.safe_load((DEPLOY / "observability" / f"prometheus{kind}.yaml").read_text()) for kind in ("", ".tls")
     )
-    job = secure["scrape_configs"][0]
-    assert job.pop("scheme") == "https"
     told = TLS["queue"]["environment"]
-    assert sorted(job.pop("tls_config").values()) == sorted(
-        told[f"PENSTOCK_TLS_{name}"] for name in ("CA", "CERT", "KEY")
-    )
+    certificate = sorted(told[f"PENSTOCK_TLS_{name}"] for name in ("CA", "CERT", "KEY"))
+    for job in secure["scrape_configs"][:2]:
+        assert job.pop("scheme") == "https"
+        tls = job.pop("tls_config")
+        # Who is found by DNS is scraped by address, which no certificate names.
+        names = [name for dns in job.get("dns_sd_configs", []) for name in dns["names"]]
+        assert [tls.pop(name) for name in ("server_name",) if name in tls] == names
+        assert sorted(tls.values()) == certificate
     assert secure == plain

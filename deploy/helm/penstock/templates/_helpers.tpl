@@ -30,10 +30,28 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{/* A worker pool with what it leaves out, as JSON: (list $ pool). Its maps are merged into the defaults' maps, its
-     lists replace the defaults' lists. */}}
+     lists replace the defaults' lists. So does its modelVolume: a volume has one source, and two would be merged here. */}}
 {{- define "penstock.pool" -}}
 {{- $root := index . 0 -}}
-{{- toJson (mergeOverwrite (deepCopy $root.Values.workerDefaults) (deepCopy (index . 1))) -}}
+{{- $own := index . 1 -}}
+{{- if not $own.model -}}
+{{- fail (printf "workers: pool %s names no model: a name on the hub, or a path below /models, where its modelVolume is mounted" $own.name) -}}
+{{- end -}}
+{{- $pool := mergeOverwrite (deepCopy $root.Values.workerDefaults) (deepCopy $own) -}}
+{{- $source := dict -}}
+{{- range $kind, $it := ternary $own $pool (hasKey $own "modelVolume") | dig "modelVolume" dict -}}
+{{- /* null takes a kind away. */ -}}
+{{- if not (kindIs "invalid" $it) -}}
+{{- $_ := set $source $kind $it -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $pool "modelVolume" $source -}}
+{{- toJson $pool -}}
+{{- end -}}
+
+{{/* The Deployment of a pool: (list $ pool). */}}
+{{- define "penstock.workerName" -}}
+{{ include "penstock.fullname" (index . 0) }}-worker-{{ (index . 1).name }}
 {{- end -}}
 
 {{/* The API key by which a service is one: scheduler, workers and gateways. */}}
