@@ -143,8 +143,8 @@ class Output:
     async def _after(self, batch: Batch) -> Sequence[int]:
         """Return the lines of the last window that a quota may have let in, though not all of those before them."""
         done = batch.progress
-        if done.submitted and not done.cut:
-            return ()
+        if batch.scattered or (done.submitted and not done.cut):
+            return batch.scattered
         refused = {refusal.line for refusal in batch.refusals}
         found: list[int] = []
         try:
@@ -175,24 +175,24 @@ class Output:
         """
         code, message = UNDONE[pb.OUTCOME_EXPIRED if late else pb.OUTCOME_CANCELLED]
         done = batch.progress
-        refused = {refusal.line for refusal in batch.refusals}
         if not batch.counts.total:
             return  # it was over before its lines were known
+        left_out = {refusal.line for refusal in batch.refusals} | set(batch.scattered or await self.scattered(batch))
         try:
             async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
-                looked = 0
                 async for raw in lines:
                     await asyncio.sleep(0)
-                    if raw.number in refused:
+                    if raw.number in left_out:
                         continue
-                    looked += 1
-                    if looked <= WINDOW_LINES and await self._is_known(batch, raw.number):
-                        continue  # of a window of which its tenant's quota let in a part
                     custom_id = _custom_id(raw, batch.endpoint)
                     name = f"{batch.batch_id}-{raw.number}"
                     yield _line(name, custom_id, None, {"code": code, "message": message})
         except NotFound:
             return
+
+    async def scattered(self, batch: Batch) -> list[int]:
+        """Return the lines behind those that were all submitted that were submitted too, as far as the queue knows."""
+        return [line for line in await self._after(batch) if await self._is_known(batch, line)]
 
     async def _is_known(self, batch: Batch, line: int) -> bool:
         """Whether a line was submitted, so that it has a result or will have one."""

@@ -371,6 +371,7 @@ class Drive:
     async def _end(self, event: Event, batch: Batch) -> None:
         """Put the output and error files where they have lines, and end the batch with their names."""
         batch = replace(batch, progress=await self._settled(batch))
+        batch = replace(batch, scattered=await self._output.scattered(batch))
         left_bytes = left = 0
         async with aclosing(self._output.unsubmitted(batch, late=event is Event.LATE)) as lines:
             async for line in lines:

@@ -145,6 +145,9 @@ class Batch:
     """Whose batch it is: its lines are submitted, and its results read, for this tenant."""
     refusals: list[Refusal] = field(default_factory=list)
     """Lines without a request; they are in the error file."""
+    scattered: list[int] = field(default_factory=list)
+    """Of a batch that has ended, the lines behind `progress.line` that were submitted all the same: of its last window
+    a quota let in a part. The queue knows them only as long as it has their results."""
 
     @property
     def ended(self) -> bool:
@@ -179,8 +182,9 @@ class Batch:
     def to_row(self) -> bytes:
         """Return the batch as the value of a record."""
         row = asdict(self)
-        if not self.refusals:
-            del row["refusals"]  # so that gateways that know nothing of them can drive the batch
+        for name in ("refusals", "scattered"):
+            if not row[name]:
+                del row[name]  # so that gateways that know nothing of them can drive the batch
         return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
     @classmethod
