@@ -46,6 +46,10 @@ yet. The forecast, whose first look is a quarter of a block's worth of steps ahe
 then; the engine's watermark holds back a request for which they are not."""
 
 
+MOST_FIRST_LOOKS: Final = 1 << 14
+"""First looks kept until the next ACK makes them out of date: more than a pass looks at, few enough for memory."""
+
+
 class Flight:
     """One reservation as its worker's forecast has it, which counts its `demand` until it is gone.
 
@@ -156,6 +160,8 @@ class Predictive(Policy):
             size = Size(blocks, first.prompt_tokens, 0, first.limit, first.completions)
             kind = Kind(worker.models[0], request.channel, prompt_class(size.prompt_tokens))
             demand = self._views[worker.epoch].forecast.demand(size, self._lengths.curve(kind))
+            if len(self._first_looks) >= MOST_FIRST_LOOKS:
+                self._first_looks.clear()  # engines that say nothing for long
             look = self._first_looks[key] = FirstLook(size, kind, demand)
         return look
 
