@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,10 @@ from penstock.tls import TlsFiles
 
 DEFAULT_DATA_DIR = Path(".run")
 DEFAULT_BASE_PORT = 7410
+
+ALIKE = 0.88
+"""Likeness (difflib's) from which on an unknown flag is one of this command's own, misspelt: a letter or two in ten.
+No flag of vLLM's is so near."""
 
 
 def up(
@@ -65,6 +70,11 @@ def flags_for_the_engine(context: typer.Context) -> list[str]:
     flags = list(context.args)
     if flags and not flags[0].startswith("-"):
         raise CommandError(f"unexpected argument {flags[0]!r}", EX_USAGE)
+    own = [name for parameter in context.command.params for name in parameter.opts]
+    for flag in flags:
+        if near := get_close_matches(flag.partition("=")[0], own, 1, ALIKE) if flag.startswith("--") else []:
+            # The engine would refuse it too, but only once it has been loaded.
+            raise CommandError(f"unknown flag {flag}; did you mean {near[0]}?", EX_USAGE)
     return flags
 
 

@@ -414,6 +414,8 @@ def test_an_option_wins_before_the_file_of_the_environment_is_read(
 
     # This argument is refused once all files are read.
     assert end("--config", str(good), "word") == (2, "penstock: unexpected argument 'word'\n")
+    misspelt = end("--config", str(good), "--enforce-eager", "--workrs=2")
+    assert misspelt == (2, "penstock: unknown flag --workrs=2; did you mean --workers?\n")
     status, said = end("word")
     assert (status, said.startswith(f"penstock: {named}:"), said.count("\n")) == (78, True, 1)
 
