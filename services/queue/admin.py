@@ -19,6 +19,7 @@ from services.queue.core import records
 from services.queue.core.effects import Cancelled, Deleted, Inspected, QueueView, Requeued
 from services.queue.core.entry import parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
+from services.queue.core.machine import ENDED_AT_ONCE
 from services.queue.core.messages import Cancel, Delete, EndedRow, Inspect, InspectQueue, RequeueDead
 from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics, age_ns
@@ -100,10 +101,19 @@ class Admin:
         check_name("batch", request.batch)
         caller = CALLER.get()
         batch = (caller.tenant, request.batch)
-        done: Cancelled = await self._ask(context, lambda ticket: Cancel(ticket, ids, batch, caller.sees))
-        return queue_pb2.CancelResponse(
-            cancelled=done.cancelled, aborting=done.aborting, not_cancelled=done.not_cancelled
-        )
+        response = queue_pb2.CancelResponse()
+        if ids is None:
+            first: Cancelled = await self._ask(context, lambda ticket: Cancel(ticket, None, batch, caller.sees))
+            _add_cancelled(response, first)
+            left = [request_id_of(self._store_id, seq) for seq in first.left]
+        else:
+            left = list(ids)
+        for start in range(0, len(left), ENDED_AT_ONCE):
+            names = tuple(left[start : start + ENDED_AT_ONCE])
+            _add_cancelled(response, await self._ask(context, partial(Cancel, request_ids=names, sees=caller.sees)))
+        if ids is None:
+            del response.not_cancelled[:]  # what ended by itself meanwhile
+        return response
 
     async def delete(self, request: queue_pb2.DeleteRequest, context: Context) -> queue_pb2.DeleteResponse:
         """Delete results by name, or every result of a batch."""
@@ -210,6 +220,12 @@ class Admin:
             return await self._committer.ask(make)
         except RefusedError as error:
             await context.abort(code_of(error), str(error))
+
+
+def _add_cancelled(response: queue_pb2.CancelResponse, done: Cancelled) -> None:
+    response.cancelled += done.cancelled
+    response.aborting += done.aborting
+    response.not_cancelled.extend(done.not_cancelled)
 
 
 def _ended(result: request_pb2.Result) -> queue_pb2.GetResponse:

@@ -6,6 +6,7 @@ would be a frame, a wake-up here and one there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
@@ -32,8 +33,16 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 MAX_FOLLOWED = 100_000
 """Requests that one stream may follow: about 60 MiB of entries here, and far more connections than a gateway holds."""
 
+FOLLOWED_AT_ONCE = 2048
+"""Taken up before others have their turn."""
+
 MAX_BEHIND_BYTES = 32 * 1024 * 1024
 """What is kept for one follower that does not read: a gateway's thousand streams may be a second behind together."""
+
+
+def too_many() -> BadInputError:
+    """Return what is said to one who follows too many."""
+    return BadInputError(f"follow: one stream may follow at most {MAX_FOLLOWED} requests")
 
 
 Seen: TypeAlias = Callable[[Collection[int]], Awaitable[set[int]]]
@@ -146,7 +155,11 @@ class _Follower:
             async for message in requests:
                 await self._committer.room()
                 self._leave(message.leave)
-                await self._begin(message.follow)
+                if len(message.follow) > MAX_FOLLOWED:
+                    raise too_many()
+                for first in range(0, len(message.follow), FOLLOWED_AT_ONCE):
+                    await self._begin(message.follow[first : first + FOLLOWED_AT_ONCE])
+                    await asyncio.sleep(0)
         except (BadInputError, StoreError, RefusedError) as error:
             self.fail(error)
         except Exception:
@@ -169,7 +182,7 @@ class _Follower:
             self._unknown.append(wanted.pop(seq).request_id)
         self._leave_seqs(wanted)  # so that what is followed already begins anew
         if len(self._open) + len(wanted) + len(self._unknown) > MAX_FOLLOWED:
-            raise BadInputError(f"follow: one stream may follow at most {MAX_FOLLOWED} requests")
+            raise too_many()
         for seq, item in wanted.items():
             self._open[seq] = item.tokens
             self._hub.follow(self.watcher, seq, item.tokens)

@@ -30,6 +30,18 @@ MAX_COMPLETIONS = 16384
 MAX_BAD_WORDS_BYTES = 65_536
 """Of all bad words together: vLLM tokenizes each twice on the worker's own loop, a tenth of a second for so many."""
 
+MAX_STOP_STRINGS = 4
+"""OpenAI's bound, for every way in: vLLM looks for each of them at every token, on the loop that all runs share."""
+
+MAX_STOP_STRINGS_BYTES = 4096
+"""Of all of them together."""
+
+MAX_STOP_TOKENS = 1024
+"""Stop tokens of a request: the engine's scheduler looks through them at every token."""
+
+MAX_LISTED_BYTES = 65_536
+"""Of a request whose unknown fields are listed: to list those of 12 MiB takes seconds of the loop."""
+
 MAX_UNKNOWN_NAMED = 10
 """Of the unknown fields of a request: each takes two bytes, and a refusal that named them all could not be sent."""
 
@@ -79,7 +91,7 @@ def check(request: request_pb2.Request, meta: RequestMeta, channels: Collection[
     sampling = request.sampling
     _check_sampling(sampling)
     # Of a text these are all messages that can be in it: to look at both is cheaper than the copy that looks at all.
-    plain = kind == "text" and not sampling.HasField("structured_outputs")
+    plain = kind == "text" and not sampling.HasField("structured_outputs") and meta.payload_bytes <= MAX_LISTED_BYTES
     if not plain or len(UnknownFieldSet(request)) or len(UnknownFieldSet(sampling)):
         _check_unknown(request, meta.payload_bytes)
 
@@ -162,8 +174,20 @@ def _check_logit_bias(sampling: request_pb2.SamplingParams) -> None:
 
 
 def _check_stop(sampling: request_pb2.SamplingParams) -> None:
+    if len(sampling.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequestError("sampling.stop", f"at most {MAX_STOP_STRINGS} strings, got {len(sampling.stop)}")
     if "" in sampling.stop:
         raise InvalidRequestError("sampling.stop", "a stop string cannot be empty")
+    size_bytes = sum(len(text.encode()) for text in sampling.stop)
+    if size_bytes > MAX_STOP_STRINGS_BYTES:
+        text = f"{size_bytes} bytes in all; at most {MAX_STOP_STRINGS_BYTES} are allowed"
+        raise InvalidRequestError("sampling.stop", text)
+
+
+def _check_stop_tokens(sampling: request_pb2.SamplingParams) -> None:
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
+        text = f"at most {MAX_STOP_TOKENS} tokens, got {len(sampling.stop_token_ids)}"
+        raise InvalidRequestError("sampling.stop_token_ids", text)
 
 
 def _check_bad_words(sampling: request_pb2.SamplingParams) -> None:
@@ -185,6 +209,7 @@ _OTHERS: dict[str, Callable[[request_pb2.SamplingParams], None]] = {
     "min_tokens": _check_min_tokens,
     "logit_bias": _check_logit_bias,
     "stop": _check_stop,
+    "stop_token_ids": _check_stop_tokens,
     "bad_words": _check_bad_words,
     "extra_args_json": _check_extra_args,
     "structured_outputs": _check_structured_outputs,
@@ -246,7 +271,8 @@ def _check_unknown(request: request_pb2.Request, size_bytes: int) -> None:
     known.DiscardUnknownFields()  # type: ignore[no-untyped-call,unused-ignore]
     if known.ByteSize() == size_bytes:
         return
-    names = ", ".join(islice(unknown_fields(request), MAX_UNKNOWN_NAMED)) or "inside a submessage"
+    listed = unknown_fields(request) if size_bytes <= MAX_LISTED_BYTES else ()
+    names = ", ".join(islice(listed, MAX_UNKNOWN_NAMED)) or "inside a submessage, or too many to name"
     raise InvalidRequestError("request", f"has fields this queue does not know: {names}", "unknown_field")
 
 

@@ -86,6 +86,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Nothing compressed: 12 KiB on the wire would be 12 MiB here, and what bounds a sender is what it has to send.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS),

@@ -169,6 +169,16 @@ async def test_oversized_messages(victim: Service) -> None:
         await connection.close()
 
 
+async def test_compressed_messages_are_refused(victim: Service) -> None:
+    """A thousand times as large once they are read: what bounds a sender is what it has to send."""
+    async with grpc.aio.insecure_channel(victim.address) as channel:
+        call: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await call(b"") is not None
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(bytes(1000), compression=grpc.Compression.Gzip)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_endless_headers(victim: Service) -> None:
     block = grpc_headers(PATHS[victim.name])
     more = b"".join(literal(f"x-{n:03}", "y" * 100) for n in range(100))

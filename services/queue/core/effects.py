@@ -69,6 +69,8 @@ class Cancelled(NamedTuple):
     cancelled: int
     aborting: int
     not_cancelled: tuple[str, ...]
+    left: tuple[int, ...] = ()
+    """Requests of the batch that are still to be cancelled, by name."""
 
 
 class Deleted(NamedTuple):

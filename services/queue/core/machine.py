@@ -8,9 +8,9 @@ for those in `services.queue.outlet.EARLY`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.queue.core import records
 from services.queue.core.audit import Audit
@@ -63,6 +63,9 @@ from services.queue.core.messages import (
 from services.queue.core.open_class import mypyc_attr
 from services.queue.core.quotas import Quota
 from services.queue.core.workers import Rules, Workers
+
+ENDED_AT_ONCE: Final = 1000
+"""Requests that one step ends: some tens of milliseconds in which nothing else is done."""
 
 HEAP_SLACK = 64
 """Deadlines of ended requests the heap may keep beyond the live ones before it is rebuilt."""
@@ -199,9 +202,16 @@ class Machine:
         return entry.name, True
 
     def _cancel(self, message: Cancel, now_ns: int) -> None:
+        """Cancel by name, or the first of a batch: a step that ended a large one would keep everybody else waiting."""
         cancelled = aborting = 0
         unknown: list[str] = []
-        for request_id in self._names(message.request_ids, message.batch):
+        left: tuple[int, ...] = ()
+        names = message.request_ids
+        if names is None:
+            seqs = tuple(sorted(self.book.batches.get(message.batch, ())))
+            names = tuple(map(self.book.name_of, seqs[:ENDED_AT_ONCE]))
+            left = seqs[ENDED_AT_ONCE:]
+        for request_id in names:
             entry = self._seen(request_id, message.sees)
             if entry is None or not self._stop(entry, Input.CANCEL, Outcome.CANCELLED, now_ns):
                 unknown.append(request_id)
@@ -209,17 +219,12 @@ class Machine:
                 cancelled += 1
             else:
                 aborting += 1
-        self.book.emit(Cancelled(message.ticket, cancelled, aborting, tuple(unknown)))
+        self.book.emit(Cancelled(message.ticket, cancelled, aborting, tuple(unknown), left))
 
     def _seen(self, request_id: str, sees: str | None) -> Entry | None:
         """Return a live request, unless it belongs to another than the only tenant the caller sees."""
         entry = self.book.find(request_id)
         return entry if entry is None or sees is None or entry.meta.tenant == sees else None
-
-    def _names(self, request_ids: tuple[str, ...] | None, batch: BatchKey) -> Iterable[str]:
-        if request_ids is not None:
-            return request_ids
-        return [self.book.name_of(seq) for seq in sorted(self.book.batches.get(batch, ()))]
 
     def _stop(self, entry: Entry, event: Input, outcome: Outcome, now_ns: int) -> bool:
         was = entry.state
@@ -338,7 +343,10 @@ class Machine:
             self._deadlines = sorted((e.meta.deadline_ns, e.seq) for e in live)
 
     def _pass_deadlines(self, now_ns: int) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
+        """End some of those whose time is over; the next ticks end the rest."""
+        for _ in range(min(ENDED_AT_ONCE, len(self._deadlines))):
+            if self._deadlines[0][0] > now_ns:
+                break
             _, seq = heapq.heappop(self._deadlines)
             entry = self.book.entries.get(seq)
             if entry is not None:

@@ -21,6 +21,7 @@ from services.queue.core.effects import (
 )
 from services.queue.core.entry import DEFAULT_TENANT, Failure
 from services.queue.core.lifecycle import Outcome, State
+from services.queue.core.machine import ENDED_AT_ONCE
 from services.queue.core.messages import (
     Cancel,
     Claim,
@@ -131,6 +132,19 @@ def test_attempts_are_bounded_and_the_letter_can_be_revived_with_fresh_ones() ->
     (ended,) = only(Ended, effects)
     assert isinstance(ended, Ended)
     assert ended.attempts == 3
+
+
+def test_many_ends_at_once_are_several_steps() -> None:
+    """Nobody else waits until all of a large batch are cancelled, or all whose time is over have ended."""
+    queue = Queue()
+    due = [meta(batch="late", deadline_ns=queue.now_ns + 5) for _ in range(ENDED_AT_ONCE + 1)]
+    queue.submit(*due, *[meta(batch="b") for _ in range(ENDED_AT_ONCE + 2)])
+    assert [len(only(Ended, queue.tick(5))), len(only(Ended, queue.tick(1)))] == [ENDED_AT_ONCE, 1]
+    (first,) = only(Cancelled, queue.step(Cancel(1, None, meta(batch="b").batch_key)))
+    assert isinstance(first, Cancelled)
+    assert (first.cancelled, len(first.left)) == (ENDED_AT_ONCE, 2)
+    names = tuple(queue.machine.book.name_of(seq) for seq in first.left)
+    assert only(Cancelled, queue.step(Cancel(2, names))) == [Cancelled(2, 2, 0, ())]
 
 
 def test_giving_back_does_not_count_as_an_attempt() -> None:

@@ -111,6 +111,9 @@ BAD = [
     (sampling(prompt_logprobs=-2), "sampling.prompt_logprobs"),
     (sampling(truncate_prompt_tokens=-2), "sampling.truncate_prompt_tokens"),
     (sampling(stop=["a", ""]), "sampling.stop"),
+    (sampling(stop=["a"] * 5), "sampling.stop"),
+    (sampling(stop=["é" * 2049]), "sampling.stop"),
+    (sampling(stop_token_ids=[1] * 1025), "sampling.stop_token_ids"),
     (sampling(bad_words=["ab"] * 32_768 + ["é"]), "sampling.bad_words"),
     (sampling(extra_args_json="1"), "sampling.extra_args_json"),
     (sampling(extra_args_json=r'{"a": "\ud800"}'), "sampling.extra_args_json"),
@@ -151,10 +154,13 @@ def test_a_refusal_is_short_however_long_what_it_quotes() -> None:
     with pytest.raises(InvalidRequestError, match="known: batch") as refusal:
         check(request(channel="\x01" * 1_000_000), {"batch"}, NOW_NS)
     assert len(refusal.value.failure.message) < 1000
-    unknown = b"\xa0\x38\x01" * 100_000
+    unknown = b"\xa0\x38\x01" * 20_000
     with pytest.raises(InvalidRequestError, match="does not know: 900") as refusal:
         check(request_pb2.Request.FromString(request().SerializeToString() + unknown), {"batch"}, NOW_NS)
     assert len(refusal.value.failure.message) < 1000
+    many = request_pb2.Request.FromString(request().SerializeToString() + unknown * 10)
+    with pytest.raises(InvalidRequestError, match="does not know: inside a submessage, or too many to name"):
+        check(many, {"batch"}, NOW_NS)
 
 
 def test_unknown_fields_are_refused_with_their_numbers_at_every_depth() -> None:
