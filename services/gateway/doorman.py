@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import time
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -12,6 +13,12 @@ from penstock.credentials import pass_on
 from penstock.errors import PermissionDenied
 from penstock.keys import DEFAULT_TENANT, Role
 from penstock.queue.v1 import queue_pb2
+
+GOOD_FOR_S = 1.0
+"""Long enough that who asks often pays no round trip for it."""
+
+MOST_GOOD = 1024
+"""Headers remembered: of more clients some are asked about again."""
 
 OPEN = queue_pb2.IdentifyResponse(role="open", tenant=DEFAULT_TENANT, all_channels=True)
 """Everyone, where the fleet has no keys."""
@@ -58,10 +65,27 @@ class Doorman:
         (Had the fleet keys, a gateway without credentials could not read anything that it might show.)
         """
         self._client = client
+        self._good: dict[str, float] = {}
+        """Headers that were good, and when."""
 
     async def tenant_client(self) -> queue_pb2.IdentifyResponse:
         """Return who asks; raises Unauthenticated, or PermissionDenied for a service, whose calls are not HTTP."""
         return await self._one_of(Role.CLIENT, Role.OPERATOR)
+
+    async def let_in(self, authorization: str) -> None:
+        """Raise Unauthenticated or PermissionDenied where the header of the present request is not good.
+
+        What was good a moment ago is not asked about again: every call to the queue is judged by itself.
+        """
+        if self._client is None:
+            return
+        now_s = time.monotonic()
+        if now_s - self._good.get(authorization, float("-inf")) < GOOD_FOR_S:
+            return
+        await self.tenant_client()
+        if len(self._good) >= MOST_GOOD:
+            self._good.clear()
+        self._good[authorization] = now_s
 
     async def operator(self) -> queue_pb2.IdentifyResponse:
         """Return who asks; raises Unauthenticated, or PermissionDenied unless it is an operator."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from opentelemetry import trace
 from starlette.datastructures import Headers
@@ -19,7 +20,7 @@ from penstock.openai.chunks import Chunks
 from penstock.openai.message import DivergedError
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.admission import Admission, Asked, Submitted, understand
+from services.gateway.admission import Admission, Asked, Submitted, Wanted, understand
 from services.gateway.doorman import Doorman
 from services.gateway.extras import Extras, read_extras
 from services.gateway.group import JoinedChunks, body_of_all
@@ -85,6 +86,8 @@ class _Exchange:
         self._reply = reply
         self._started_s = started_s
         self._asked: Asked | None = None
+        """Until it is submitted."""
+        self._wanted: Wanted | None = None
         self._submitted = Submitted("", ())
         self.request_id = ""
         """The name of it, once it is durable."""
@@ -122,26 +125,38 @@ class _Exchange:
     async def _answer(self, headers: Headers, receive: Receive) -> None:
         extras = read_extras(headers.items())
         self._span = self._start_span(extras)
-        content = await self._parts.intake.read(headers, receive)
-        asked = self._asked = understand(self._url, content, extras, time.time_ns())
-        del content
+        authorization = headers.get("authorization", "")
+        await self._parts.doorman.let_in(authorization)  # before a body is parsed, which takes time from all others
+        self._understand(await self._parts.intake.read(headers, receive), extras)
+        async with until_hangup(receive):
+            with self._parts.vigil.over(authorization):
+                served = await self._submit()
+                await self._answer_with(served)
+
+    def _understand(self, content: dict[str, Any], extras: Extras) -> None:
+        asked = understand(self._url, content, extras, time.time_ns())
         asked.request.traceparent = traceparent_of(self._span) or extras.traceparent
         asked.request.tracestate = extras.tracestate
-        async with until_hangup(receive):
-            with self._parts.vigil.over(headers.get("authorization", "")):
-                await self._submit_and_tell(asked)
+        self._asked, self._wanted = asked, asked.wanted
 
-    async def _submit_and_tell(self, asked: Asked) -> None:
+    async def _submit(self) -> str:
+        """Submit what was asked for, and let go of it; return the name of the model that serves it, if known."""
+        asked, self._asked = self._asked, None
+        assert asked is not None, "it has been understood"
         view = await self._check_model(asked)
         self._submitted = await self._parts.admission.submit(asked)
         self.request_id = self._submitted.name
         self._parts.recent.began(self.request_id, self._url, asked.request.model, asked.request.channel)
         self._reply.headers["x-request-id"] = self.request_id
         self._span.set_attribute("penstock.request.id", self.request_id)
-        if asked.body.stream:
-            await self._stream(asked, view.model_of(asked.request.model))
+        return view.model_of(asked.request.model)
+
+    async def _answer_with(self, model: str) -> None:
+        assert self._wanted is not None, "it has been understood"
+        if self._wanted.stream:
+            await self._stream(self._wanted, model)
         else:
-            await self._whole(asked)
+            await self._whole(self._wanted)
 
     async def _check_model(self, asked: Asked) -> View:
         """Return what is served; raises Problem if the model is not, and the answer is not to be had without it."""
@@ -152,7 +167,7 @@ class _Exchange:
                 raise
             return await self._parts.served.view()
 
-    async def _whole(self, asked: Asked) -> None:
+    async def _whole(self, wanted: Wanted) -> None:
         ids = self._submitted.ids
         results: dict[str, pb.Result] = {}
         async with aclosing(self._told(tokens=False)) as told:
@@ -162,38 +177,38 @@ class _Exchange:
                     results[result.request_id] = result
                 if len(results) == len(ids):
                     break
-        await self._reply.json(200, body_of_all(self.request_id, asked.shape, [results[one] for one in ids]))
+        await self._reply.json(200, body_of_all(self.request_id, wanted.shape, [results[one] for one in ids]))
 
     def _told(self, tokens: bool) -> AsyncGenerator[list[queue_pb2.WatchEvent], None]:
         """Return what the queue tells of all that was submitted."""
         ids, client = self._submitted.ids, self._parts.client
         return client.wire_events(ids[0], tokens) if len(ids) == 1 else client.wire_events_of(ids, tokens)
 
-    async def _stream(self, asked: Asked, model: str) -> None:
+    async def _stream(self, wanted: Wanted, model: str) -> None:
         chunks: Chunks | JoinedChunks | None = None
         async with aclosing(self._told(tokens=True)) as told, self._kept_alive():
             async for events in told:
                 if events[-1].WhichOneof("event") == "result":
                     completed(events[-1].result.result)
                 if chunks is None:
-                    chunks = await self._begun(asked, model, events[-1])
+                    chunks = await self._begun(wanted, model, events[-1])
                 await self._reply.events([line for event in events for line in self._lines(chunks, event)])
         await self._reply.end()
 
-    async def _begun(self, asked: Asked, model: str, event: queue_pb2.WatchEvent) -> Chunks | JoinedChunks:
+    async def _begun(self, wanted: Wanted, model: str, event: queue_pb2.WatchEvent) -> Chunks | JoinedChunks:
         """Return the writer of the chunks, made when there is a first one: only then is it known who answers."""
         if event.WhichOneof("event") == "result":
             model = event.result.result.model or model
         if not model:
             info = await self._parts.client.get(event.tokens.request_id)
-            model = (await self._parts.served.view()).workers.get(info.worker_id, asked.request.model)
+            model = (await self._parts.served.view()).workers.get(info.worker_id, wanted.model)
         self._parts.metrics.first_token.labels(self._url).observe(time.monotonic() - self._started_s)
-        body, ids, name = asked.body, self._submitted.ids, self.request_id
-        created_s, n = int(time.time()), body.n or 1
+        shape, n, usage = wanted.shape, wanted.n, wanted.streamed_usage
+        ids, name, created_s = self._submitted.ids, self.request_id, int(time.time())
         if len(ids) == 1:
-            return Chunks(asked.shape, name, created_s, model, n, body.streamed_usage, body.offers_tools)
-        each = [Chunks(asked.shape, name, created_s, model, n, False, first=number * n) for number in range(len(ids))]
-        return JoinedChunks(each, ids, body.streamed_usage)
+            return Chunks(shape, name, created_s, model, n, usage, wanted.offers_tools)
+        each = [Chunks(shape, name, created_s, model, n, False, first=number * n) for number in range(len(ids))]
+        return JoinedChunks(each, ids, usage)
 
     def _lines(self, chunks: Chunks | JoinedChunks, event: queue_pb2.WatchEvent) -> list[str]:
         """Return the chunks of one event; raises Problem if a later attempt disagrees with what was told."""
@@ -232,7 +247,7 @@ class _Exchange:
 
     def _leave(self) -> None:
         """Cancel what nobody waits for any more, unless it is to be kept."""
-        if self.request_id and self._asked is not None and not self._asked.keep:
+        if self.request_id and self._wanted is not None and not self._wanted.keep:
             self._parts.admission.abandon(self.request_id)
 
     def _of(self, error: PenstockError) -> Problem:
@@ -246,7 +261,7 @@ class _Exchange:
     def _unanswered(self, status: int, text: str, code: str) -> Problem:
         """Return what is told who hears no more of a request, if there is one: it goes on, and another would be paid
         for as well, unless a key makes it the same."""
-        again = not self.request_id or (self._asked is not None and bool(self._asked.request.idempotency_key))
+        again = not self.request_id or (self._wanted is not None and self._wanted.keyed)
         return Problem(status, f"{text}{self._where()}", "", code, {} if again else NO_RETRY)
 
     async def _tell(self, problem: Problem) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,11 +18,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.client import Client
-from penstock.errors import Unavailable
-from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL
+from penstock.errors import Unauthenticated, Unavailable
+from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, ChatBody
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2
-from services.gateway.admission import Admission
+from services.gateway.admission import Admission, Asked
 from services.gateway.app import Front, make_app
 from services.gateway.generation import Parts
 from services.gateway.intake import Intake
@@ -62,6 +63,7 @@ class Gateway:
     queue: CancellableQueue
     front: Front
     admission: Admission
+    parts: Parts
 
 
 async def fleet() -> scheduler_pb2.StatusResponse:
@@ -78,7 +80,7 @@ async def gateway_of(address: str, queue: CancellableQueue, served: Served | Non
         admission = Admission(client, metrics)
         parts = Parts(client, admission, Intake(5), served or Served(fleet, lambda: 0.0), metrics, Telemetry(None))
         front = Front(parts)
-        yield Gateway(make_app(parts, front), queue, front, admission)
+        yield Gateway(make_app(parts, front), queue, front, admission, parts)
         await admission.settle()
 
 
@@ -233,6 +235,41 @@ async def test_a_client_that_leaves_during_the_submit(gateway: Gateway) -> None:
     gateway.queue.acks.set()
     await gateway.admission.settle()
     assert gateway.queue.cancelled == ["r-0"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_waits_has_let_go_of_its_body(gateway: Gateway, stream: bool) -> None:
+    """Parsed, a body takes many times what it took on the wire, and it may wait for hours."""
+    gateway.queue.paused = True
+    visit = post(gateway.app, CHAT_URL, {**CHAT, "stream": stream})
+    await until(lambda: len(gateway.queue.followed) == 1)
+    gc.collect()
+    assert not [found for found in gc.get_objects() if isinstance(found, ChatBody | Asked)]
+    visit.leave()
+    await visit.whole()
+
+
+async def test_who_is_not_let_in_is_told_before_a_body_is_read(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    class Nobodys:
+        async def identify(self) -> Any:
+            nonlocal asked
+            asked += 1
+            raise Unauthenticated("an API key is needed")
+
+    async def never(*_: object) -> dict[str, Any]:
+        raise AssertionError("nobody's body was read")
+
+    doorman: Any = gateway.parts.doorman
+    monkeypatch.setattr(doorman, "_client", Nobodys())
+    monkeypatch.setattr(gateway.parts.intake, "read", never)
+    for _ in range(2):
+        refused = await post(gateway.app, CHAT_URL, CHAT).whole()
+        assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
+    assert asked == 2, "what was not good is asked about each time"
 
 
 async def test_a_repeated_key_gets_the_first_answer(gateway: Gateway) -> None:
