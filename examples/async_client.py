@@ -6,15 +6,19 @@ Needs running services: `penstock up`.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterator
 
 import penstock
+
+BATCH = f"sums-{uuid.uuid4().hex[:8]}"
+"""Another one each time: under the same name, a watch from the beginning has the results of earlier runs as well."""
 
 
 def sums(count: int) -> Iterator[penstock.RequestFields]:
     """Yield `count` requests of one batch."""
     for n in range(count):
-        yield {"prompt": f"{n} + {n} =", "max_tokens": 4, "batch": "sums", "channel": "batch"}
+        yield {"prompt": f"{n} + {n} =", "max_tokens": 4, "batch": BATCH, "channel": "batch"}
 
 
 async def main() -> None:
@@ -28,7 +32,7 @@ async def main() -> None:
         async for ack in client.submit_many(sums(20)):
             if ack.error is not None:
                 print(ack.index, ack.error.message)
-        async for result in client.watch("sums"):
+        async for result in client.watch(BATCH):
             print(result.request_id, repr(result.text))
 
         # Tokens while they are generated.

@@ -136,7 +136,8 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
         case code if _torn_off(code, details):
             return Unavailable(f"{address} broke off the call")
         case grpc.StatusCode.UNAVAILABLE:
-            return Unavailable(f"nothing answers on {address} ({details})")
+            hint = "; does it speak TLS, and this side not?" if "Socket closed" in details else ""
+            return Unavailable(f"nothing answers on {address} ({details}{hint})")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return QuotaExceeded(details) if _error_code(error) == OVER_QUOTA else Unavailable(details)
         case code:

@@ -1,7 +1,7 @@
 """Looks at the configuration of all services: `python -m services.config_check check FILE`, `… show SERVICE [flags]`.
 
 The `penstock config` command starts it. It reads what a service started here would read, environment included. Exit
-status: 0 if all is well, 64 for wrong arguments, 78 if a setting is wrong.
+status: 0 if all is well, 2 for wrong arguments, 78 if a setting is wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings, split_arguments
 
-EX_USAGE = 64
+EX_USAGE = 2
 
 KINDS: dict[str, type[ServiceSettings]] = {
     "queue": QueueSettings,
@@ -87,6 +87,9 @@ def findings(path: str) -> Findings:
     for text, certain in port_faults(settings):
         (wrong if certain else odd).append(f"{path}: {text}")
     wrong += [f"{path}: {text}" for text in peer_faults(settings)]
+    plain = [name for name, one in settings.items() if one.tls_ca and not one.tls_cert]
+    if plain:
+        odd.append(f"{path}: tls_ca without tls_cert: {', '.join(plain)} will serve in plain text")
     if "worker" in settings and settings["worker"].engine == "vllm" and not settings["worker"].model:
         odd.append(f"{path}: worker.model is not set: every worker needs --model, and `penstock up` makes a tiny one")
     return Findings(wrong, odd)
@@ -200,6 +203,9 @@ def main(arguments: Sequence[str]) -> int:
             return check(path)
         case ["show", service, *flags] if service in KINDS:
             return show(service, flags)
+        case ["show", service, *_]:
+            print(f"{service}: no such service; known: {', '.join(KINDS)}", file=sys.stderr)
+            return EX_USAGE
     print(f"usage: config check FILE | config show {'|'.join(KINDS)} [flags]; {CONFIG_VARIABLE} names the file of show")
     return EX_USAGE
 

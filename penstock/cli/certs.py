@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,8 @@ def certs(
     except ValueError as error:
         raise CommandError(f"{directory}: {error}", EX_USAGE) from None
     here = directory.resolve()
-    print(f"for the services:  export PENSTOCK_TLS_CA={here}/ca.pem")
-    print(f"                          PENSTOCK_TLS_CERT={here}/service.pem PENSTOCK_TLS_KEY={here}/service-key.pem")
-    print(f"for their clients: export PENSTOCK_TLS_CA={here}/ca.pem")
-    print(f"                          PENSTOCK_TLS_CERT={here}/client.pem PENSTOCK_TLS_KEY={here}/client-key.pem")
+    for whom, name in (("the services", "service"), ("their clients", "client")):
+        print(f"# for {whom}:")
+        print(f"export PENSTOCK_TLS_CA={shlex.quote(f'{here}/ca.pem')}")
+        print(f"export PENSTOCK_TLS_CERT={shlex.quote(f'{here}/{name}.pem')}")
+        print(f"export PENSTOCK_TLS_KEY={shlex.quote(f'{here}/{name}-key.pem')}")

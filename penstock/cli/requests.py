@@ -58,6 +58,8 @@ def submit(
     """Submit one request and print its id, or with --wait or --stream its text."""
     if stream and n is not None and n > 1:
         raise CommandError("--stream shows one completion; for -n above 1 use --wait", EX_USAGE)
+    if stream and as_json:
+        raise CommandError("--stream prints the text as it comes; for JSON use --wait", EX_USAGE)
     if system and not chat:
         raise CommandError("--system: is for --chat; a text alone has no messages", EX_USAGE)
     if token_ids and chat:

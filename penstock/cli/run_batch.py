@@ -10,7 +10,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,10 @@ Say: TypeAlias = Callable[[str], None]
 """Prints a line beside the progress bar."""
 
 
+WHY_AFTER_S = 5.0
+"""A run that has taken so long may be waiting for a model that nobody serves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the command was told."""
@@ -102,6 +106,10 @@ def run_batch(
     flags = flags_for_the_engine(context)
     if flags and not start:
         raise CommandError(f"no such option: {flags[0]} (engine flags need --up)", EX_USAGE)
+    for name, flag in (("workers", "--workers"), ("data_dir", "--data-dir")):
+        given = context.get_parameter_source(name)
+        if not start and given is not None and given.name == "COMMANDLINE":
+            raise CommandError(f"{flag} needs --up", EX_USAGE)
     _refuse_what_is_not_utf_8({"--channel": channel} if start else {"--channel": channel, "--model": model})
     told = take_config(config)
     stack = StackPlan(data_dir, workers, model, flags, base_port=0, told=told) if start else None
@@ -133,6 +141,11 @@ def _target(output: Path) -> Path:
     Raises CommandError if there can be no such file or none of the files beside it, which are put in its place.
     """
     _refuse_what_is_no_file(output)
+    leads_to = os.readlink(output) if output.is_symlink() else output
+    for path in map(os.path.abspath, (output, leads_to)):
+        # A file that the shell has opened lies behind these names: it would be replaced, and what it holds be gone.
+        if path.startswith(("/dev/", "/proc/")) and not path.startswith("/dev/shm/"):
+            raise CommandError(f"cannot write {output}: it is no regular file", EX_CANNOT_WRITE)
     target = output.resolve() if output.is_symlink() else output
     directory = target.absolute().parent
     if not directory.is_dir():
@@ -213,7 +226,9 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         journal.start(header)
         model = "" if options.stack else options.model
         look_again = partial(_look, options, wait_s=options.wait_s, say=progress.say)
-        plan = Plan(header.batch, options.channel, model, await _served_models(options), look_again)
+        late = resources.enter_context(Late(progress.say, WHY_AFTER_S))
+        served = await _served_models(options, late.set)
+        plan = Plan(header.batch, options.channel, model, served, look_again)
         before, started = await _totals(options), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)
@@ -307,23 +322,50 @@ async def _store_id(options: Options, retry_for_s: float) -> str:
         return (await client.stats()).store_id
 
 
-async def _served_models(options: Options) -> set[str] | None:
+class Late(AbstractContextManager["Late"]):
+    """A line that is said if the work takes long; make it inside the event loop."""
+
+    def __init__(self, say: Say, after_s: float) -> None:
+        """Have nothing to say yet."""
+        self._say, self._after_s = say, after_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, text: str) -> None:
+        """Say `text` in a while."""
+        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._say, text)
+
+    def __exit__(self, *_: object) -> None:
+        """Say it no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+async def _served_models(options: Options, say: Say) -> set[str] | None:
     """Return the names the connected workers answer to; None if no scheduler or no worker is there to ask.
+
+    Why a scheduler does not tell is said: then nobody finds out that a line's model is misspelt.
 
     Workers that this command started are waited for: they are ready, but may not have met the scheduler yet.
     """
-    return await _look(options, (), WORKERS_MEET_SCHEDULER_S if options.stack else min(options.wait_s, SUMMARY_TRIES_S))
+    wait_s = WORKERS_MEET_SCHEDULER_S if options.stack else min(options.wait_s, SUMMARY_TRIES_S)
+    return await _look(options, (), wait_s, say_why=say)
 
 
-async def _look(options: Options, models: Collection[str], wait_s: float, say: Say | None = None) -> set[str] | None:
+async def _look(
+    options: Options, models: Collection[str], wait_s: float, say: Say | None = None, say_why: Say | None = None
+) -> set[str] | None:
     """Return what is served once there are workers, and some for each of `models`, or `wait_s` seconds are over."""
     patience = Patience(wait_s)
+    why = ""
     async with Client(options.queue, options.scheduler, retry_for_s=0) as client:
         while True:
             names: set[str] = set()
-            with suppress(PenstockError):
+            try:
                 status = await client.fleet()
                 names = {n for worker in status.workers for n in (worker.model, *worker.model_aliases) if n}
+                why = ""
+            except PenstockError as error:
+                why = str(error)
             if names and names.issuperset(models):
                 return names
             if say is not None and wait_s:
@@ -333,6 +375,8 @@ async def _look(options: Options, models: Collection[str], wait_s: float, say: S
             try:
                 await patience.wait_or_raise(Unavailable("no worker"))
             except Unavailable:
+                if why and say_why is not None:
+                    say_why(f"which models are served is not known ({why}): lines for one that none serves will wait")
                 return names or None
 
 

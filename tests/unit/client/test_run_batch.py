@@ -15,6 +15,8 @@ import pytest
 
 from penstock.batch.reader import InputFile
 from penstock.batch.runner import batch_name
+from penstock.cli.errors import CommandError
+from penstock.cli.run_batch import Late, _target
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from tests.support.batch_lines import completion
@@ -372,3 +374,25 @@ async def test_a_run_that_was_begun_stays_one_when_it_is_refused(shell: Shell, t
     ran = await shell.run("run-batch", "-i", str(source), "-o", str(out), *NO_SCHEDULER, "--channel", "nowhere")
     assert (ran.status, "channel" in ran.err) == (2, True)
     assert json.loads(journal.read_text()) == header
+
+
+def test_a_file_that_the_shell_has_opened_is_no_output(tmp_path: Path) -> None:
+    """`-o /dev/stdout >> all` would put another file in its place."""
+    with open(tmp_path / "all", "w") as opened:
+        path = Path(f"/proc/self/fd/{opened.fileno()}")
+        (tmp_path / "link").symlink_to(path)
+        for output in (path, tmp_path / "link"):
+            with pytest.raises(CommandError, match="it is no regular file"):
+                _target(output)
+
+
+async def test_why_a_run_may_wait_is_said_once_it_does() -> None:
+    said: list[str] = []
+    with Late(said.append, 0.0) as late:
+        late.set("nobody tells")
+        while not said:
+            await asyncio.sleep(0)
+    with Late(said.append, 0.01) as late:
+        late.set("and not of a short one")
+    await asyncio.sleep(0.05)
+    assert said == ["nobody tells"]
