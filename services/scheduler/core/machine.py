@@ -8,8 +8,6 @@ All state is soft: streams that open again rebuild it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from heapq import nlargest
-from operator import itemgetter
 from typing import Any
 
 from services.scheduler.core import messages as m
@@ -19,13 +17,15 @@ from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
 from services.scheduler.core.bids import Placement
 from services.scheduler.core.channel import Channel, Share
 from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, GRANT_USED, TOKENIZER_ACK, Counters
+from services.scheduler.core.drains import Drains
 from services.scheduler.core.estimate import rejection
 from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.ledger import Change, Verdict
+from services.scheduler.core.line import Line
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.roster import Roster
 from services.scheduler.core.standby import StandBy, of_earlier
-from services.scheduler.core.waiting import waiting_blocks
+from services.scheduler.core.waiting import unserved, waiting_blocks
 
 LEAST_WINDOW_REQUESTS = 64
 """Announcements for one model that a channel may have waiting even for a tiny fleet, so that lines stay visible before
@@ -36,12 +36,6 @@ WINDOW_FACTOR = 2
 
 UNCLAIMED_PAUSE_NS = 500_000_000
 """A worker that handed a grant back unclaimed cannot reach the queue; granting at once again would only spin."""
-
-MOST_UNSERVED_NAMES = 100
-"""Models nobody serves that are told apart; whoever makes names up shall not fill metrics and logs with them."""
-
-OTHER_MODELS = "(others)"
-"""What the rest of them is counted under."""
 
 
 class Machine:
@@ -73,6 +67,7 @@ class Machine:
         self._queue_channels: tuple[str, ...] = ()
         self._windows: dict[str, int] = {}
         self._arbiter = Arbiter(policy, self.fleet, ())
+        self._drains = Drains()
         self._stand_by = StandBy(standing_ns, policy, self.fleet, self._arbiter)
         self._roster = Roster(shares, policy.channels_apart, self._arbiter)
         self._audit = Audit(self.fleet, self.backlog, self._roster.channels)
@@ -218,24 +213,15 @@ class Machine:
                 self._effects.append(m.SetWindow(name, limit))
 
     def unserved(self) -> dict[str, int]:
-        """Return how many announced requests wait for each model that no worker serves; "" is any model.
-
-        Beyond MOST_UNSERVED_NAMES the ones with fewest are counted together under OTHER_MODELS.
-        """
-        counts: dict[str, int] = {}
-        for channel in self._roster.channels.values():
-            for line in channel.lines.values():
-                if not self.fleet.serving(line.model):
-                    counts[line.model] = counts.get(line.model, 0) + len(line)
-        if len(counts) <= MOST_UNSERVED_NAMES:
-            return counts
-        most = dict(nlargest(MOST_UNSERVED_NAMES, counts.items(), key=itemgetter(1)))
-        return most | {OTHER_MODELS: sum(counts.values()) - sum(most.values())}
+        """Return how many announced requests wait for each model that no worker serves; "" is any model."""
+        return unserved(self._lines(), self.fleet)
 
     def waiting_blocks(self) -> dict[tuple[str, str], int]:
         """Return the blocks that what waits is expected to need, by channel and model asked for; "" is any model."""
-        lines = [line for channel in self._roster.channels.values() for line in channel.lines.values()]
-        return waiting_blocks(lines, self.fleet, self.policy)
+        return waiting_blocks(self._lines(), self.fleet, self.policy)
+
+    def _lines(self) -> list[Line]:
+        return [line for channel in self._roster.channels.values() for line in channel.lines.values()]
 
     # ---- what can never fit ----
 
@@ -276,7 +262,8 @@ class Machine:
         for holding in opened.inventory:
             if holding.request_id not in standing:
                 self._adopt(holding.request_id, worker)
-        if before is not None and before.draining and before.instance_id == opened.instance_id:
+        still = before is not None and before.draining and before.instance_id == opened.instance_id
+        if self._drains.is_to_drain(worker) or still:
             self._drain(worker)
         self._review_waiting()
         self._set_windows()
@@ -312,6 +299,8 @@ class Machine:
         worker = self.fleet.get(message.epoch)
         if worker is None:
             self.counters.stale["draining"] += 1
+        elif self._drains.take_undo(worker):
+            self._effects.append(m.Undrain(worker.epoch))  # which it had not heard of when it said so
         else:
             worker.draining = True
             self._arbiter.went_away()
@@ -319,10 +308,16 @@ class Machine:
 
     def _drain_requested(self, request: m.DrainRequested, _now_ns: int) -> None:
         worker = self.fleet.named(request.worker_id)
-        if worker is not None and not request.undo:
+        if worker is None:
+            return
+        if not request.undo:
+            self._drains.ask(worker, undo=False)
             self._drain(worker)
-        elif worker is not None and worker.draining and worker.closed_ns is None:
+        elif worker.closed_ns is None:
             # One that is ending says so again, and returns what it is granted meanwhile.
+            self._drains.ask(worker, undo=True)
+            if not worker.draining:
+                return
             worker.draining = False
             self._effects.append(m.Undrain(worker.epoch))
             self._arbiter.came_back(worker)

@@ -62,6 +62,36 @@ def test_a_worker_away_stays_drained_and_only_a_new_life_of_it_is_not() -> None:
     assert not made.machine.fleet.named("a").draining  # type: ignore[union-attr]
 
 
+def test_a_drain_holds_however_long_the_worker_was_away() -> None:
+    """Its stream was broken when it was asked, and the worker has not heard of it."""
+    made = rig()
+    made.tell(m.WorkerClosed(1), m.DrainRequested("a"))
+    made.wait(60_000)
+    made.tell(m.Tick())
+    assert made.machine.fleet.named("a") is None
+    made.open("a", shape(10))
+    assert made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+    made.announce("batch", 10)
+    assert granted(made) == ["b"]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["a new scheduler", "the same"])
+def test_an_undo_is_not_undone_by_what_the_worker_said_before_it_heard(known: bool) -> None:
+    """A worker that comes back says that it drains, and the undo may be asked for before that is read, or get lost."""
+    made = rig()
+    if known:
+        made.tell(m.DrainRequested("a"))
+    made.tell(m.DrainRequested("a", undo=True))
+    said = m.WorkerDraining(1, "the worker is draining")
+    assert m.Undrain(1) in made.tell(said)
+    assert not made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+    made.tell(said)  # so does one that ends, and then it is
+    assert made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+    made.tell(m.WorkerClosed(1), m.WorkerOpened(9, "a", "another life", ("m",), shape(10), ()))
+    made.tell(m.WorkerDraining(9, "the worker is ending"))
+    assert made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+
+
 def test_a_new_scheduler_learns_of_a_drain_from_the_worker() -> None:
     made = rig()
     made.tell(m.WorkerDraining(1, "the worker is draining"))
