@@ -44,6 +44,7 @@ _GRANT_BOOKED_BLOCKS: Final = number_tag(scheduler_pb2.Grant, "booked_blocks")
 _GRANT_SETTLES: Final = number_tag(scheduler_pb2.Grant, "settles")
 _GRANT_ATTEMPT: Final = number_tag(scheduler_pb2.Grant, "attempt")
 _GRANT_TRACEPARENT: Final = length_tag(scheduler_pb2.Grant, "traceparent")
+_GRANT_COMPLETIONS: Final = number_tag(scheduler_pb2.Grant, "completions")
 _GRANT_RESERVE_OUTPUT_TOKENS: Final = number_tag(scheduler_pb2.Grant, "reserve_output_tokens")
 _GRANT_STANDING: Final = length_tag(scheduler_pb2.Grant, "standing")
 
@@ -222,6 +223,8 @@ def grant(effect: m.Grant, traceparent: str) -> bytes:
     content += number_field(_GRANT_BOOKED_BLOCKS, effect.booked_blocks) + number_field(_GRANT_SETTLES, effect.settles)
     content += number_field(_GRANT_ATTEMPT, effect.attempt) + text_field(_GRANT_TRACEPARENT, traceparent)
     content += number_field(_GRANT_RESERVE_OUTPUT_TOKENS, effect.reserve_output_tokens)
+    if effect.completions > 1:
+        content += number_field(_GRANT_COMPLETIONS, effect.completions)
     if effect.standing is not None:
         content += wrapped(_GRANT_STANDING, _standing(effect.standing).SerializeToString())
     return wrapped(_GRANT, content)

@@ -179,6 +179,7 @@ def granted(grant: s.Grant) -> m.Granted:
         grant.attempt,
         grant.reserve_output_tokens,
         _standing(grant.standing) if grant.HasField("standing") else None,
+        max(grant.completions, 1),
     )
 
 

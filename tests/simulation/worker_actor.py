@@ -221,6 +221,7 @@ class WorkerActor(Process):
                 m.Granted(
                     effect.request_id, effect.channel, effect.booked_blocks, effect.settles, effect.attempt,
                     effect.reserve_output_tokens, _standing(effect.standing) if effect.standing else None,
+                    effect.completions,
                 )
             )  # fmt: skip
         elif isinstance(effect, sm.Recall):

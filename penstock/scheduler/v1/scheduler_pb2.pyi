@@ -280,7 +280,7 @@ class Holding(_message.Message):
     seq: _builtins.int
     """Highest sequence number used for it."""
     completions: _builtins.int
-    """Completions it has; 0 if that is not known, as before the prompt has come."""
+    """Completions it has; 0 is one."""
     def __init__(
         self,
         *,
@@ -630,6 +630,7 @@ class Grant(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     RESERVE_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     STANDING_FIELD_NUMBER: _builtins.int
+    COMPLETIONS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     channel: _builtins.str
@@ -646,6 +647,8 @@ class Grant(_message.Message):
     """Output tokens of each completion to keep reserved ahead of what it has generated: the reservation follows the
     output. 0: all that may be generated is reserved at the tokenizer ACK.
     """
+    completions: _builtins.int
+    """Completions the request has; 0 is one. For the inventory, until the prompt has come."""
     @_builtins.property
     def standing(self) -> Global___Standing:
         """Set if the request is yet to come: `request_id` names the grant, to be offered to the queue."""
@@ -661,10 +664,11 @@ class Grant(_message.Message):
         traceparent: _builtins.str = ...,
         reserve_output_tokens: _builtins.int = ...,
         standing: Global___Standing | None = ...,
+        completions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "request_id", b"request_id", "reserve_output_tokens", b"reserve_output_tokens", "settles", b"settles", "standing", b"standing", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "completions", b"completions", "request_id", b"request_id", "reserve_output_tokens", b"reserve_output_tokens", "settles", b"settles", "standing", b"standing", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

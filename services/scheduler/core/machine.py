@@ -145,6 +145,8 @@ class Machine:
                 request.traceparent,
                 entry.announced_ns,
                 self.policy.reserve_output_tokens,
+                None,
+                max(request.n, 1),
             )
         )
 

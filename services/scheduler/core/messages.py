@@ -286,12 +286,14 @@ class Grant(Value):
         announced_ns: int,
         reserve_output_tokens: int = 0,
         standing: Announced | None = None,
+        completions: int = 1,
     ) -> None:
         self.epoch, self.worker_id, self.request_id, self.channel = epoch, worker_id, request_id, channel
         self.booked_blocks, self.settles, self.attempt, self.traceparent = booked_blocks, settles, attempt, traceparent
         self.announced_ns, self.reserve_output_tokens = announced_ns, reserve_output_tokens
         self.standing = standing
         """The largest request it is for, if it stands for one that is yet to come: `request_id` names the grant."""
+        self.completions = completions
 
 
 class Met(Value):

@@ -26,6 +26,7 @@ class Entry:
         granted_ns: int,
         reserve_output_tokens: int = 0,
         standing: Standing | None = None,
+        completions: int = 1,
     ) -> None:
         """Begin with a grant, not claimed yet, that holds what was booked."""
         self.request_id = request_id
@@ -42,7 +43,7 @@ class Entry:
         self.lease: Lease | None = None
         self.run_id = ""
         """Name of the lease's attempt, once there is one."""
-        self.completions = 1
+        self.completions = completions
         self.prompt_tokens = 0
         self.max_tokens = 0
         self.tell_at_tokens = 0

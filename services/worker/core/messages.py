@@ -38,11 +38,8 @@ class SchedulerDown(NamedTuple):
 
 
 class Granted(Value):
-    """Credits are booked for a request; claim it.
-
-    `reserve_output_tokens` are to be kept reserved ahead of what each completion has generated; 0 reserves all of
-    `max_tokens` when the prompt is tokenized.
-    """
+    """Credits are booked for a request; claim it. `reserve_output_tokens` are to be kept reserved ahead of what each
+    completion has generated; 0 reserves all of `max_tokens` when the prompt is tokenized."""
 
     def __init__(
         self,
@@ -53,11 +50,13 @@ class Granted(Value):
         attempt: int,
         reserve_output_tokens: int = 0,
         standing: Standing | None = None,
+        completions: int = 1,
     ) -> None:
         self.request_id, self.channel, self.booked_blocks, self.settles = request_id, channel, booked_blocks, settles
         self.attempt, self.reserve_output_tokens = attempt, reserve_output_tokens
         self.standing = standing
         """Set if the request is yet to come; `request_id` names the grant until then."""
+        self.completions = completions
 
 
 class Recalled(NamedTuple):

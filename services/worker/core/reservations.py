@@ -56,6 +56,7 @@ class Reservations:
             now_ns,
             message.reserve_output_tokens,
             message.standing,
+            message.completions,
         )
         self.by_request[entry.request_id] = entry
         self.unclaimed[entry.request_id] = entry

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from penstock.scheduler.v1 import scheduler_pb2 as s
+from services.scheduler.core.messages import Grant
+from services.scheduler.wire import grant
 from services.worker.core import messages as m
 from services.worker.core.peers import GROWTH_WAIT_NS
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
+from services.worker.wire import granted
 
 INTERVAL_NS = 20_000_000
 SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
@@ -102,6 +106,16 @@ def test_the_inventory_tells_how_many_completions_a_request_has() -> None:
     one.at(0, m.Tokenized("a.1", 30))
     one.session.step(m.SchedulerDown(), 1)
     assert one.session.step(m.SchedulerReached(), 1) == [m.OpenCredits((m.Holding("a", "batch", 6, 1, 3),))]
+
+
+def test_the_grant_tells_it_before_the_prompt_has_come() -> None:
+    one = Told()
+    message = s.SchedulerToWorker.FromString(
+        grant(Grant(7, "w", "a", "batch", 6, True, 1, "", 0, 2, None, completions=3), "")
+    )
+    one.session.step(granted(message.grant), 0)
+    one.session.step(m.SchedulerDown(), 1)
+    assert one.session.step(m.SchedulerReached(), 1) == [m.OpenCredits((m.Holding("a", "batch", 6, 0, 3),))]
 
 
 def test_a_new_stream_hears_of_growth_by_the_inventory_alone() -> None:
