@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.queue.core import records
-from services.queue.core.effects import Announce, Deliver, Effect, Ended, Gone, NameTaken, StopRun
+from services.queue.core.effects import Announce, Effect, Ended, Gone, NameTaken, StopRun
 from services.queue.core.entry import Entry, Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.core.messages import (
@@ -72,10 +72,6 @@ class QueueMachine(RuleBasedStateMachine):
                 self.announced.add(effect.request_id)
             elif isinstance(effect, Gone):
                 self.announced.remove(effect.request_id)
-            elif isinstance(effect, Deliver):
-                attempt = (effect.lease.request_id, effect.lease.attempt)
-                assert attempt not in self.attempts, "no two have one number, or tokens of both would be taken for one"
-                self.attempts.add(attempt)
             elif isinstance(effect, StopRun):
                 assert effect.stream in self.streams.values()
 
@@ -172,12 +168,21 @@ class QueueMachine(RuleBasedStateMachine):
         entry = self.queue.machine.book.find(self.pick(index))
         waits = entry is not None and ready(entry)
         lease = self.queue.claim(self.streams[worker], self.pick(index))
-        self.resync()
-        if lease is not None:
+        if lease is None:
+            self.resync()
+        else:
             assert waits
-            assert lease.fencing_token > self.last_token
-            self.last_token = lease.fencing_token
-            self.leases.append(lease)
+            self.took(lease)
+
+    def took(self, lease: LeaseRef) -> None:
+        """Note a lease of one of the helper's claims."""
+        self.resync()
+        assert lease.fencing_token > self.last_token
+        self.last_token = lease.fencing_token
+        attempt = (lease.request_id, lease.attempt)
+        assert attempt not in self.attempts, "no two have one number, or tokens of both would be taken for one"
+        self.attempts.add(attempt)
+        self.leases.append(lease)
 
     @precondition(lambda self: self.leases)
     @rule(index=INDEX, outcome=st.none() | st.sampled_from([Outcome.COMPLETED, Outcome.CANCELLED, Outcome.REJECTED]))
@@ -208,14 +213,16 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(index=INDEX)
     def fail_until_dead(self, index: int) -> None:
-        """Claim and fail one request until it ends, which random choice alone would seldom do."""
+        """Claim one request, hand it back, then let it fail until it ends, which chance alone would seldom do."""
         if "a" not in self.streams:
             self.open_work("a", True, True)
         name = self.pick(index)
+        first = self.queue.claim(self.streams["a"], name)
+        if first is not None:
+            self.took(first)
+            self.step(GiveBack(1, (first,)))
         while (lease := self.queue.claim(self.streams["a"], name)) is not None:
-            self.resync()
-            self.last_token = lease.fencing_token
-            self.leases.append(lease)
+            self.took(lease)
             self.step(Complete(1, lease, None, Failure("oom", "out of memory"), None))
 
     @rule()
