@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What its answer takes of a generation. All else is let go of once it is submitted: a request may wait for hours,
-    and a body that was parsed takes up to 25 times what it took on the wire."""
+    and a body that was parsed takes many times what it took on the wire."""
 
     shape: Shape
     model: str
