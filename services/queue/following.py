@@ -158,8 +158,9 @@ class _Follower:
                 if len(message.follow) > MAX_FOLLOWED:
                     raise too_many()
                 for first in range(0, len(message.follow), FOLLOWED_AT_ONCE):
+                    if first:
+                        await asyncio.sleep(0)
                     await self._begin(message.follow[first : first + FOLLOWED_AT_ONCE])
-                    await asyncio.sleep(0)
         except (BadInputError, StoreError, RefusedError) as error:
             self.fail(error)
         except Exception:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from penstock.openai.bodies import MAX_STOP_STRINGS
 from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from penstock.request.v1 import request_pb2
 from services.config import shown
@@ -30,11 +31,8 @@ MAX_COMPLETIONS = 16384
 MAX_BAD_WORDS_BYTES = 65_536
 """Of all bad words together: vLLM tokenizes each twice on the worker's own loop, a tenth of a second for so many."""
 
-MAX_STOP_STRINGS = 4
-"""OpenAI's bound, for every way in: vLLM looks for each of them at every token, on the loop that all runs share."""
-
 MAX_STOP_STRINGS_BYTES = 4096
-"""Of all of them together."""
+"""Of all stop strings together: vLLM looks for each of them at every token, on the loop that all runs share."""
 
 MAX_STOP_TOKENS = 1024
 """Stop tokens of a request: the engine's scheduler looks through them at every token."""

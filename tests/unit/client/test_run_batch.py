@@ -392,7 +392,8 @@ async def test_why_a_run_may_wait_is_said_once_it_does() -> None:
         late.set("nobody tells")
         while not said:
             await asyncio.sleep(0)
-    with Late(said.append, 0.01) as late:
+    with Late(said.append, 3600) as late:
         late.set("and not of a short one")
-    await asyncio.sleep(0.05)
+    assert late._timer is not None
+    assert late._timer.cancelled()
     assert said == ["nobody tells"]
