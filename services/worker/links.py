@@ -79,6 +79,18 @@ class Link(Generic[Up]):
         self._taken_s: float | None = None
         self.let_in = asyncio.Event()
         """Set for good when the peer has taken this instance in."""
+        self._name_ours = asyncio.Event()
+        self._name_ours.set()
+        self._lead: Link[Any] | None = None
+        self._follower: Link[Any] | None = None
+
+    def follow(self, lead: Link[Any]) -> None:
+        """Have no stream from when `lead`'s peer says that the name is another instance's until it lets this one in.
+
+        Without it two instances that have both been let in once might hold one stream each, and neither do any work.
+        """
+        self._lead = lead
+        lead._follower = self
 
     def open(self, message: Up) -> None:
         """Open the stream with `message`; the session's answer to `reached`."""
@@ -111,6 +123,8 @@ class Link(Generic[Up]):
         backoff = Backoff()
         async with self._access.open(self._address, CHANNEL_OPTIONS) as channel:
             while not self._finishing:
+                if self._lead is not None:
+                    await self._lead._name_ours.wait()
                 await self._connected(channel)
                 reason = await self._stream(channel, backoff)
                 if not self._finishing:
@@ -140,6 +154,7 @@ class Link(Generic[Up]):
                     opened = True
                     backoff.connected()
                     self.let_in.set()
+                    self._name_ours.set()
                     self._waiting = False
                     log.info("%s: connected to %s", self._dialect.name, self._address)
                 self._dialect.take(frame)
@@ -158,6 +173,9 @@ class Link(Generic[Up]):
 
         One that was let in before goes on asking: it has work, and is the one that the name belongs to.
         """
+        self._name_ours.clear()
+        if self._follower is not None:
+            self._follower._outbox.close()
         now_s = time.monotonic()
         self._taken_s = now_s if self._taken_s is None else self._taken_s
         if not self.let_in.is_set() and now_s - self._taken_s >= self._ask_s:

@@ -99,6 +99,7 @@ class Service:
             settings.scheduler_address, settings.access, self.runner.post, self.runner.grant_arrived
         )
         self._queue = queue_link(settings.queue_address, settings.access, self.runner.post, self.runner.deliver_arrived)
+        self._scheduler.follow(self._queue)
         self.runner.connect(self._scheduler, self._queue)
         log.info(
             "%s serves %s: %d blocks of %d tokens may be booked, window %d tokens",

@@ -35,8 +35,14 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         self.leases: dict[str, q.LeaseRef] = {}
         self.recording = True
         self.lease_ns = 60_000_000_000
+        self.name_taken = False
+        self.refused = 0
         self._fencing = itertools.count(1)
         self._outbox = Outbox()
+
+    def hang_up(self) -> None:
+        """End the stream."""
+        self._outbox.close()
 
     def add(self, request: pb.Request) -> str:
         """Let a request wait to be claimed."""
@@ -61,6 +67,9 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         request_iterator: AsyncIterator[q.WorkRequest],
         context: grpc.aio.ServicerContext[q.WorkRequest, q.WorkResponse],
     ) -> AsyncIterator[q.WorkResponse]:
+        if self.name_taken:
+            self.refused += 1
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "worker_id: another instance of 'w1' is connected")
         outbox = self._outbox = Outbox()
 
         async def read() -> None:

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from penstock.queue.v1 import queue_pb2 as q
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from penstock.tls import Access
 from services.rpc.names import NameTakenError
 from services.worker.core import messages as m
-from services.worker.links import SCHEDULER, Dialect, Link
+from services.worker.links import QUEUE, SCHEDULER, Dialect, Link
 from tests.support.fake_peers import Peers, until
 
 
@@ -63,4 +64,26 @@ async def test_an_instance_that_was_let_in_goes_on_asking(peers: Peers) -> None:
     await until(lambda: peers.scheduler.refused > 1, "a second question")
     peers.scheduler.name_taken = False
     await until(lambda: len(peers.scheduler.opens) == 2, "the stream to open again")
+    asking.task.cancel()
+
+
+async def test_who_lost_its_name_at_the_queue_leaves_the_scheduler_to_the_other(peers: Peers) -> None:
+    """Or, where both have asked there again, one would hold each stream, and neither do any work."""
+    asking = Asking(peers.scheduler_port, ask_s=0.0)
+    queue = Dialect("queue", m.QueueReached(), m.QueueDown(), QUEUE, "Work", lambda _: None)
+    opening = q.WorkerToQueue(open=q.WorkOpen(worker_id="w1", instance_id="i"))
+    work: Link[q.WorkerToQueue] = Link(f"127.0.0.1:{peers.queue_port}", Access(), queue, lambda _: work.open(opening))
+    asking.link.follow(work)
+    working = asyncio.create_task(work.run())
+    await asyncio.wait_for(work.let_in.wait(), 60)
+    await until(lambda: len(peers.scheduler.opens) == 1, "both streams")
+
+    peers.queue.name_taken = True
+    peers.queue.hang_up()
+    await until(lambda: peers.queue.refused > 2 and not asking.link.streaming, "no stream at all")
+    assert len(peers.scheduler.opens) == 1, "it does not ask there again"
+
+    peers.queue.name_taken = False
+    await until(lambda: len(peers.scheduler.opens) == 2, "both streams")
+    working.cancel()
     asking.task.cancel()
