@@ -90,6 +90,9 @@ def findings(path: str) -> Findings:
     plain = [name for name, one in settings.items() if one.tls_ca and not one.tls_cert]
     if plain:
         odd.append(f"{path}: tls_ca without tls_cert: {', '.join(plain)} will serve in plain text")
+    if keyless := without_a_key(settings):
+        names = ", ".join(keyless)
+        odd.append(f"{path}: there are keys, and {names} will be refused without PENSTOCK_KEY in their environment")
     if "worker" in settings and settings["worker"].engine == "vllm" and not settings["worker"].model:
         odd.append(f"{path}: worker.model is not set: every worker needs --model, and `penstock up` makes a tiny one")
     return Findings(wrong, odd)
@@ -116,6 +119,14 @@ def keys_faults(settings: dict[str, Any]) -> list[str]:
         except KeysError as error:
             faults.append(str(error))
     return faults
+
+
+def without_a_key(settings: dict[str, Any]) -> list[str]:
+    """Return the services that have neither key nor certificate of their own where the queue or the scheduler asks."""
+    callers = {name: one for name, one in settings.items() if name != "queue"}  # it calls nobody
+    if not any(getattr(one, "keys", None) for one in settings.values()):
+        return []
+    return [name for name, one in callers.items() if not (one.key.get_secret_value() or one.tls_cert)]
 
 
 def port_faults(settings: dict[str, Any]) -> Iterator[tuple[str, bool]]:

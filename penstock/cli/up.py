@@ -20,6 +20,7 @@ from penstock.cli.interrupt import Interrupted
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.telling import tell
 from penstock.client import Client
+from penstock.credentials import key_from_environment
 from penstock.errors import PenstockError
 from penstock.openai.bodies import CHAT_URL
 from penstock.tls import TlsFiles
@@ -90,6 +91,8 @@ async def _serve(plan: StackPlan) -> None:
             say(f"console     {url}/")
             say(f"try         {example(url, await _served_model(stack))}")
         say(f"logs        {plan.data_dir / 'logs'}")
+        if keyless():
+            say("note: there are keys, and the services have none: they are refused (PENSTOCK_KEY, of role service)")
         say("ready; Ctrl-C stops everything")
         await stack.supervisor.failed()
 
@@ -103,6 +106,12 @@ async def _served_model(stack: Stack) -> str:
         async with Client(stack.queue, stack.scheduler, retry_for_s=QUICK_RETRY_S) as client:
             return next((worker.model for worker in (await client.fleet()).workers), "")
     return ""
+
+
+def keyless() -> bool:
+    """Whether the queue or the scheduler lets nobody in without a key, and the services have neither that nor TLS's."""
+    asks = any(told_to(service, "keys") for service in ("queue", "scheduler"))
+    return asks and not (key_from_environment() or told_to("scheduler", "key") or told_to("scheduler", "tls_cert"))
 
 
 def can_serve_http() -> bool:

@@ -93,3 +93,14 @@ def test_ports_on_machines_of_their_own_may_be_the_same(tmp_path: Path) -> None:
     found = findings(str(path))
     assert not found.wrong
     assert any("machines of their own" in line for line in found.odd)
+
+
+def test_services_that_the_keys_would_refuse_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "penstock.toml"
+    keys = tmp_path / "keys.toml"
+    keys.write_text("")
+    path.write_text(f"[queue]\nkeys = '{keys}'\n[worker]\nengine = 'simulated'\n")
+    (told,) = findings(str(path)).odd
+    assert "scheduler, worker, gateway will be refused without PENSTOCK_KEY" in told
+    monkeypatch.setenv("PENSTOCK_KEY", "psk_some.thing")
+    assert not findings(str(path)).odd
