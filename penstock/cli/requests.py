@@ -189,9 +189,13 @@ def watch(
     async def work() -> None:
         async with Client(queue) as client:
             stream = client.events(batch, request_ids=ids or (), cursor=cursor, follow=follow, tokens=tokens)
+            ended = 0
             async with aclosing(stream) as events:
                 async for event in events:
+                    ended += isinstance(event, Result)
                     _show_event(event, as_json)
+        if batch is not None and not ended and not cursor:
+            raise CommandError(f"nothing is known of the batch {batch!r}", EX_INCOMPLETE)
 
     call(work())
 
@@ -234,6 +238,8 @@ def cancel(
         async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:
             done = await client.cancel(*(ids or ()), batch=batch)
         print(f"{done.cancelled} cancelled, {done.aborting} being aborted")
+        if batch is not None and not done.cancelled + done.aborting:
+            raise CommandError(f"nothing of the batch {batch!r} waits or runs", EX_INCOMPLETE)
         if done.not_cancelled:
             raise CommandError(f"unknown or ended already: {', '.join(done.not_cancelled)}", EX_INCOMPLETE)
 
