@@ -168,7 +168,7 @@ def _refuse_what_is_no_file(path: Path) -> None:
 
 
 def _keep_what_is_needed(options: Options) -> None:
-    """Raise CommandError if a file that the run writes is the input, or the summary another one that it writes.
+    """Raise CommandError if a file that the run writes is the input, or the summary another one or no file.
 
     By whatever name or link: the input is there to be compared, what is written may not be yet.
     """
@@ -181,6 +181,8 @@ def _keep_what_is_needed(options: Options) -> None:
         for what, path in written.items():
             if os.path.realpath(summary) == os.path.realpath(path):
                 raise CommandError(f"the summary file {summary} is {what} as well; one would be lost", EX_USAGE)
+        if summary.is_dir() or not summary.absolute().parent.is_dir():
+            raise CommandError(f"cannot write {summary}: no file can be there", EX_CANNOT_WRITE)
         written["the summary file"] = summary
     for what, path in written.items():
         with suppress(OSError):

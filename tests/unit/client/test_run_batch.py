@@ -172,6 +172,10 @@ async def test_what_cannot_be_an_output_file_is_refused_by_name_and_kept(shell: 
     ):
         ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / target), *NO_SCHEDULER)
         assert (ran.status, ran.err) == (73, f"penstock: cannot write {tmp_path / named}: {why}\n")
+    for summary in ("directory", "missing/summary.json"):
+        named = str(tmp_path / summary)
+        ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / "out"), "--summary-json", named)
+        assert (ran.status, ran.err) == (73, f"penstock: cannot write {named}: no file can be there\n")
     assert {path: path.lstat().st_mode for path in tmp_path.iterdir()} == before
     assert shell.queue.requests == []
 
