@@ -301,7 +301,7 @@ class Machine:
         worker = self.fleet.get(message.epoch)
         if worker is None:
             self.counters.stale["draining"] += 1
-        elif self._drains.take_undo(worker):
+        elif self._drains.tell_undo(worker):
             self._effects.append(m.Undrain(worker.epoch))  # which it had not heard of when it said so
         else:
             worker.draining = True

@@ -92,6 +92,16 @@ def test_an_undo_is_not_undone_by_what_the_worker_said_before_it_heard(known: bo
     assert made.machine.fleet.named("a").draining  # type: ignore[union-attr]
 
 
+def test_an_undo_outlives_as_many_streams_as_it_is_lost_with() -> None:
+    made = rig()
+    made.tell(m.DrainRequested("a"), m.DrainRequested("a", undo=True))
+    for _ in range(3):
+        made.tell(m.WorkerClosed(made.machine.fleet.named("a").epoch))  # type: ignore[union-attr]
+        epoch = made.open("a", shape(10))
+        assert m.Undrain(epoch) in made.tell(m.WorkerDraining(epoch, "the worker is draining"))
+        assert not made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+
+
 def test_a_new_scheduler_learns_of_a_drain_from_the_worker() -> None:
     made = rig()
     made.tell(m.WorkerDraining(1, "the worker is draining"))
