@@ -142,7 +142,7 @@ class Committer:
 
     def post(self, item: Item) -> None:
         """Have `item` handled in the next batch."""
-        if isinstance(item, Cancel) and self._submits:
+        if isinstance(item, Cancel) and not item.goes_on and self._submits:
             # What was submitted before it is stored first: it may be what is to be cancelled.
             self._submits.put_behind(item)
         else:

@@ -53,7 +53,7 @@ from services.telemetry import Telemetry, start_telemetry
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
-"""Between looks at deadlines and leases: what a deadline may be late by."""
+"""Between looks at deadlines and leases: what a deadline may be late by, but for many at once."""
 
 STOOD_STILL_S = 1.0
 """A tick that is late by more finds a process that was stopped, or starved, and that has heard nobody meanwhile."""

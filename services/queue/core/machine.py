@@ -343,11 +343,10 @@ class Machine:
             self._deadlines = sorted((e.meta.deadline_ns, e.seq) for e in live)
 
     def _pass_deadlines(self, now_ns: int) -> None:
-        """End some of those whose time is over; the next ticks end the rest."""
-        for _ in range(min(ENDED_AT_ONCE, len(self._deadlines))):
-            if self._deadlines[0][0] > now_ns:
-                break
+        """End some of those whose time is over; the next ticks end the rest, and nobody is given them meanwhile."""
+        ended = 0
+        while ended < ENDED_AT_ONCE and self._deadlines and self._deadlines[0][0] <= now_ns:
             _, seq = heapq.heappop(self._deadlines)
             entry = self.book.entries.get(seq)
-            if entry is not None:
-                self._stop(entry, Input.DEADLINE, Outcome.EXPIRED, now_ns)
+            if entry is not None and self._stop(entry, Input.DEADLINE, Outcome.EXPIRED, now_ns):
+                ended += 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from services.queue.core.book import Book, Change
+from services.queue.core.book import Book, Change, stop_failure
 from services.queue.core.effects import (
     Deliver,
     EndStream,
@@ -145,7 +145,7 @@ class Workers:
         worker = self._by_stream.get(message.stream)
         if worker is None:
             return  # its stream has ended meanwhile
-        entry = self._book.find(message.request_id)
+        entry = self._still_wanted(message.request_id, now_ns)
         reason = self._refusal(worker, entry, message.request_id)
         if entry is None or reason is not None:
             self._book.emit(Refused(message.stream, message.request_id, reason or RefusedReason.UNKNOWN))
@@ -155,6 +155,15 @@ class Workers:
         watched = self._is_watched(entry)
         submitted_ns = entry.meta.submitted_ns
         self._book.emit(Deliver(message.stream, entry.seq, lease, watched, submitted_ns, now_ns, entry.meta))
+
+    def _still_wanted(self, request_id: str, now_ns: int) -> Entry | None:
+        """Return a request that lives, having ended it if its deadline has passed while it waited."""
+        entry = self._book.find(request_id)
+        if entry is not None and entry.state is State.READY and _is_late(entry, now_ns):
+            failure = stop_failure(Outcome.EXPIRED)
+            self._book.apply(entry, Change(Input.DEADLINE, now_ns, outcome=Outcome.EXPIRED, failure=failure))
+            return None
+        return entry
 
     def _lease(self, worker: Worker, entry: Entry, now_ns: int) -> None:
         change = Change(Input.CLAIM, now_ns, worker_id=worker.worker_id, instance_id=worker.instance_id)
@@ -176,6 +185,8 @@ class Workers:
         Not before others that wait for the same: those are the scheduler's to grant.
         """
         if not self._offers or self._book.lines[entry.meta.channel].waiting_for(entry.meta.model) > 1:
+            return
+        if _is_late(entry, now_ns):
             return
         offer = self._offers.take(entry.meta, lambda stream: self._has_room(self._by_stream[stream]))
         if offer is None:
@@ -288,6 +299,10 @@ class Workers:
         worker = self._workers.get(entry.worker_id)
         if watched is on and worker is not None and worker.stream is not None:
             self._book.emit(TokensWatched(worker.stream, entry.name, watched))
+
+
+def _is_late(entry: Entry, now_ns: int) -> bool:
+    return 0 < entry.meta.deadline_ns <= now_ns
 
 
 def _note(watchers: defaultdict[Any, set[int]], key: object, message: WatchTokens) -> None:

@@ -113,6 +113,14 @@ async def test_a_cancel_does_not_overtake_what_was_submitted_before_it(rig: Rig)
     await asyncio.gather(*later)
 
 
+async def test_a_cancel_that_goes_on_waits_for_no_submits(rig: Rig) -> None:
+    many = rig.submit_from(1, 3 * SUBMITS_AT_ONCE)
+    cancelled = rig.committer.promise(lambda ticket: Cancel(ticket, ("nobody",), goes_on=True))
+    assert (await cancelled).not_cancelled == ("nobody",)
+    assert not many[-1].done()
+    await asyncio.gather(*many)
+
+
 async def test_what_waits_for_its_turn_is_stored_before_the_end(rig: Rig) -> None:
     answers = rig.submit_from(1, 2 * SUBMITS_AT_ONCE + 1)
     rig.committer.stop()

@@ -289,6 +289,27 @@ def test_deadlines_end_what_waits_and_stop_what_runs() -> None:
     assert only(StopRun, effects) == [StopRun(2, lease, StopReason.DEADLINE)]
 
 
+def test_what_is_late_is_not_run_though_its_turn_to_end_has_not_come() -> None:
+    queue = working(Queue())
+    names = queue.submit(*[meta(deadline_ns=50) for _ in range(ENDED_AT_ONCE + 1)])
+    queue.now_ns = 49
+    assert queue.claim(1, names[0])
+    queue.tick(1)
+    effects = queue.step(Claim(1, names[-1]))
+    (ended,) = only(Ended, effects)
+    assert isinstance(ended, Ended)
+    assert (ended.request_id, ended.outcome) == (names[-1], Outcome.EXPIRED)
+    assert only(Refused, effects) == [Refused(1, names[-1], RefusedReason.ENDED)]
+
+
+def test_those_that_have_ended_take_nobodys_turn_at_a_deadline() -> None:
+    queue = Queue()
+    early = queue.submit(*[meta(deadline_ns=50) for _ in range(2 * ENDED_AT_ONCE)])
+    queue.submit(meta(deadline_ns=50))
+    queue.step(Cancel(1, tuple(early)))
+    assert len(only(Ended, queue.tick(50))) == 1
+
+
 def test_claims_are_refused_with_the_reason() -> None:
     queue = working(working(Queue()), 2, "other")
     names = queue.submit(*(meta() for _ in range(6)))

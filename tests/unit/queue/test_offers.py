@@ -90,6 +90,12 @@ def test_what_one_request_tells_bounds_nothing_of_one_that_does_not_tell_it(queu
     assert delivered(submit(queue, meta(max_tokens=0, prompt_tokens=8)))
 
 
+def test_what_comes_late_meets_no_offer(queue: Queue) -> None:
+    assert not delivered(submit(queue, meta(deadline_ns=queue.now_ns)))
+    queue.tick(1)
+    assert delivered(submit(queue, meta(deadline_ns=queue.now_ns + 1)))
+
+
 def test_nobody_passes_those_who_wait_for_the_same(queue: Queue) -> None:
     submit(queue, meta(prompt_bytes=1000))
     assert not delivered(submit(queue, meta()))
