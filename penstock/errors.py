@@ -136,7 +136,8 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
         case code if _torn_off(code, details):
             return Unavailable(f"{address} broke off the call")
         case grpc.StatusCode.UNAVAILABLE:
-            hint = "; does it speak TLS, and this side not?" if "Socket closed" in details else ""
+            closed_at_once = details.startswith("failed to connect") and "Socket closed" in details
+            hint = "; does it ask for TLS, or a certificate, that this side does not have?" if closed_at_once else ""
             return Unavailable(f"nothing answers on {address} ({details}{hint})")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return QuotaExceeded(details) if _error_code(error) == OVER_QUOTA else Unavailable(details)

@@ -7,10 +7,12 @@ status: 0 if all is well, 2 for wrong arguments, 78 if a setting is wrong.
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -201,10 +203,19 @@ def value_of(settings: ServiceSettings, name: str) -> str:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a channel's settings or the argument of vLLM."""
+    """Return a channel's settings or the argument of vLLM, whatever holds a secret in it being masked."""
     if isinstance(value, BaseModel):
         return value.model_dump()
-    return MASK if SECRET.search(name) else value
+    if SECRET.search(name):
+        return MASK
+    if isinstance(value, dict):
+        return {key: _plain(key, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain("", item) for item in value]
+    if isinstance(value, str) and value.startswith("{"):
+        with suppress(ValueError):  # vLLM reads arguments like this one as JSON
+            return json.dumps(_plain("", json.loads(value)))
+    return value
 
 
 def main(arguments: Sequence[str]) -> int:

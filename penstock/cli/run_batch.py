@@ -9,7 +9,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -141,8 +141,7 @@ def _target(output: Path) -> Path:
     Raises CommandError if there can be no such file or none of the files beside it, which are put in its place.
     """
     _refuse_what_is_no_file(output)
-    leads_to = os.readlink(output) if output.is_symlink() else output
-    for path in map(os.path.abspath, (output, leads_to)):
+    for path in _passed(output):
         # A file that the shell has opened lies behind these names: it would be replaced, and what it holds be gone.
         if path.startswith(("/dev/", "/proc/")) and not path.startswith("/dev/shm/"):
             raise CommandError(f"cannot write {output}: it is no regular file", EX_CANNOT_WRITE)
@@ -153,6 +152,15 @@ def _target(output: Path) -> Path:
     _refuse_what_is_no_file(journal_path(target))
     _refuse_what_is_no_file(writing_path(target))
     return target
+
+
+def _passed(output: Path) -> Iterator[str]:
+    """Yield the name of an output file and of each that it leads to, link by link; there is no circle of them."""
+    path = os.path.abspath(output)
+    yield path
+    while os.path.islink(path):
+        path = os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.readlink(path)))
+        yield path
 
 
 def _refuse_what_is_no_file(path: Path) -> None:

@@ -71,9 +71,11 @@ def flags_for_the_engine(context: typer.Context) -> list[str]:
     flags = list(context.args)
     if flags and not flags[0].startswith("-"):
         raise CommandError(f"unexpected argument {flags[0]!r}", EX_USAGE)
-    own = [name for parameter in context.command.params for name in parameter.opts]
+    own = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
     for flag in flags:
-        if near := get_close_matches(flag.partition("=")[0], own, 1, ALIKE) if flag.startswith("--") else []:
+        name = flag.partition("=")[0]
+        near = get_close_matches(name, own, 1, ALIKE) if flag.startswith("--") else []
+        if near and name not in own:  # one that is stood behind `--`, and is meant for the workers
             # The engine would refuse it too, but only once it has been loaded.
             raise CommandError(f"unknown flag {flag}; did you mean {near[0]}?", EX_USAGE)
     return flags

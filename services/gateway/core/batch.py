@@ -6,7 +6,7 @@ Times are Unix seconds, as in OpenAI's API.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -148,6 +148,8 @@ class Batch:
     scattered: list[int] = field(default_factory=list)
     """Of a batch that has ended, the lines behind `progress.line` that were submitted all the same: of its last window
     a quota let in a part. The queue knows them only as long as it has their results."""
+    unknown: dict[str, Any] = field(default_factory=dict)
+    """Fields of a newer gateway's, which gets them back."""
 
     @property
     def ended(self) -> bool:
@@ -182,6 +184,7 @@ class Batch:
     def to_row(self) -> bytes:
         """Return the batch as the value of a record."""
         row = asdict(self)
+        row |= row.pop("unknown")
         for name in ("refusals", "scattered"):
             if not row[name]:
                 del row[name]  # so that gateways that know nothing of them can drive the batch
@@ -191,6 +194,8 @@ class Batch:
     def from_row(cls, row: bytes) -> Batch:
         """Read what `to_row` wrote; fields it does not have take their defaults."""
         values = json.loads(row)
+        names = {one.name for one in fields(cls)}
+        values["unknown"] = {name: values.pop(name) for name in values.keys() - names}
         values["status"] = Status(values["status"])
         values["errors"] = [LineError(**error) for error in values["errors"]]
         values["refusals"] = [Refusal(**refusal) for refusal in values.get("refusals", [])]

@@ -385,9 +385,19 @@ def test_a_file_that_the_shell_has_opened_is_no_output(tmp_path: Path) -> None:
     with open(tmp_path / "all", "w") as opened:
         path = Path(f"/proc/self/fd/{opened.fileno()}")
         (tmp_path / "link").symlink_to(path)
-        for output in (path, tmp_path / "link"):
+        (tmp_path / "link to it").symlink_to("link")
+        for output in (path, tmp_path / "link", tmp_path / "link to it"):
             with pytest.raises(CommandError, match="it is no regular file"):
                 _target(output)
+
+
+def test_a_link_leads_from_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`../dev/out` is a file of `dev` beside the link's directory, wherever the command is run."""
+    for name in ("dev", "links"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "links" / "out").symlink_to("../dev/out")
+    monkeypatch.chdir("/usr")
+    assert _target(tmp_path / "links" / "out") == tmp_path / "dev" / "out"
 
 
 async def test_why_a_run_may_wait_is_said_once_it_does() -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -370,6 +371,22 @@ def test_without_a_model_the_tiny_one_is_made_once(tmp_path: Path) -> None:
     made = (tmp_path / "tiny-model" / "config.json").stat().st_mtime_ns
     engine_flags(plan(tmp_path, ""), said.append)
     assert (tmp_path / "tiny-model" / "config.json").stat().st_mtime_ns == made
+
+
+def test_flags_for_the_workers_may_have_names_of_this_command_behind_two_dashes() -> None:
+    own = [
+        SimpleNamespace(opts=["--model"], secondary_opts=[]),
+        SimpleNamespace(opts=["--a"], secondary_opts=["--no-a"]),
+    ]
+
+    def understood(*flags: str) -> list[str]:
+        context: Any = SimpleNamespace(args=list(flags), command=SimpleNamespace(params=own))
+        return up.flags_for_the_engine(context)
+
+    assert understood("--model", "m", "--no-a", "--dtype=bfloat16") == ["--model", "m", "--no-a", "--dtype=bfloat16"]
+    for misspelt, meant in (("--modl=m", "--model"), ("--no-aa", "--no-a")):
+        with pytest.raises(CommandError, match=f"unknown flag {misspelt}; did you mean {meant}"):
+            understood(misspelt)
 
 
 def test_a_gateway_is_left_out_without_its_packages(

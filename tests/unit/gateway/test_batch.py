@@ -88,6 +88,13 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert Batch.from_row(json.dumps(old).encode()) == batch
 
 
+def test_a_newer_gateway_gets_its_fields_back() -> None:
+    newer = {**json.loads(BATCH.to_row()), "scattered": [4], "lines_of_next_year": {"a": [1]}}
+    read = Batch.from_row(json.dumps(newer).encode())
+    assert json.loads(read.moved(Event.VALID, 5).to_row())["lines_of_next_year"] == {"a": [1]}
+    assert json.loads(read.to_row()) == newer
+
+
 CONTENT = st.lists(st.sampled_from([b"", b"  ", b"a", b"line", b"\r", b"x" * 40]), max_size=8).map(b"\n".join)
 
 

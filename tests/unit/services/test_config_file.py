@@ -328,11 +328,16 @@ def test_a_secret_is_read_from_a_file_and_never_shown(
     monkeypatch.delenv("PENSTOCK_QUEUE_TOKEN_FILE")
     (line,) = refused(Guarded, tmp_path / "penstock.toml", "[queue]\ntoken = 'hush'\n")
     assert line.startswith("penstock.toml:2: queue.token: Value should have at least 8 items")
-    (tmp_path / "w.toml").write_text("[worker.engine_arguments]\nhf-token = 'hush'\nmax-num-batched-tokens = 512\n")
+    (tmp_path / "w.toml").write_text(
+        "[worker.engine_arguments]\nhf-token = 'hush'\nmax-num-batched-tokens = 512\n"
+        """loader = {uri = "u", more = [{s3_secret_access_key = "hush"}]}\nas-text = '{"api_key": "hush", "b": 1}'\n"""
+    )
     monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "w.toml"))
     assert show("worker", []) == 0
     said = capsys.readouterr()
     assert "max-num-batched-tokens: 512" in said.out
+    assert "'uri': 'u', 'more': [{'s3_secret_access_key': '********'}]" in said.out
+    assert 'as-text: {"api_key": "********", "b": 1}' in said.out
     assert re.search(r"^token +\*{8} +PENSTOCK_QUEUE_TOKEN_FILE$", said.out, re.MULTILINE)
     assert "hush" not in said.out + said.err + line
 
