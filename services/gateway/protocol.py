@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,11 +14,27 @@ TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\
 """RFC 6585, section 5."""
 
 
+class Parting:
+    """A connection as who answers on it sees it: to close it is to ask that it be closed when the body is here."""
+
+    def __init__(self, transport: asyncio.Transport, leave: Callable[[], None]) -> None:
+        """Have `leave` close `transport`."""
+        self._transport = transport
+        self.write = transport.write  # for each chunk of a stream
+        self.close = leave
+
+    def __getattr__(self, name: str) -> Any:
+        """Leave the rest to the connection."""
+        return getattr(self._transport, name)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A head that is late or too large ends it; so does a body that goes on after its answer.
 
     So does a client that takes nothing of its answer: whoever writes it finds the client gone. Timed here, where it is
     known that the client is behind, it costs the chunks of a stream nothing.
+
+    While a body is still coming nobody closes it: with bytes unread it would be reset, and the answer be lost.
     """
 
     head_timeout_s = 10.0
@@ -32,6 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._in_body = False
+        self._parting = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Expect a head."""
@@ -63,7 +81,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is here."""
         self._disarm()
         self._in_head, self._in_body = False, True
+        if self._parting:
+            return  # nobody asked for more on a connection that is to be closed
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:
+            self.cycle.transport = Parting(self.transport, self._leave)  # type: ignore[assignment]  # all it calls of one
 
     def on_message_complete(self) -> None:
         """The body is here; what comes next is a head."""
@@ -71,9 +94,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._in_body = True, False
         self._head_bytes = 0
         super().on_message_complete()
+        if self._parting:
+            self._close()
 
     def on_response_complete(self) -> None:
         """Give a body that is still coming a while: its sender may only read the answer after it."""
+        if self._parting:
+            self.pipeline.clear()
         super().on_response_complete()
         if self._in_body and not self.transport.is_closing():
             self._close_in(LINGER_S)
@@ -88,6 +115,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """It has taken some."""
         self._taken()
         super().resume_writing()
+
+    def _leave(self) -> None:
+        """Close once the body is here, or does not come."""
+        self._parting = True
+        if self._in_body:
+            self._close_in(LINGER_S)
+        else:
+            self._close()
 
     def _taken(self) -> None:
         if self._unread is not None:

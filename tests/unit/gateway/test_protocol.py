@@ -1,4 +1,4 @@
-"""A connection whose client takes nothing of its answer is ended, so that whoever writes it finds the client gone."""
+"""How connections end: whose client takes nothing of its answer, and whose body still comes when it has it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from services.gateway.limits import WRITE_TIMEOUT_S
@@ -48,24 +49,44 @@ class Sender:
         self.gone.set()
 
 
+class Refuser:
+    """An application that refuses whatever comes without a look at its body."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        self.asked += 1
+        headers = [(b"content-length", b"2"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no"})
+
+
 @asynccontextmanager
-async def asked(app: Sender) -> AsyncIterator[None]:
-    """Serve `app` to a client that asks and reads nothing."""
+async def served(app: ASGIApp) -> AsyncIterator[tuple[str, int]]:
+    """Serve `app`; yield its address."""
     listening = socket.create_server(("127.0.0.1", 0))
     server = Server(uvicorn.Config(app, http=ImpatientProtocol, ws="none", lifespan="off", log_config=None))
     serving = asyncio.create_task(server.serve([listening]))
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.setblocking(False)
     try:
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(client, listening.getsockname())
-        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        yield
+        yield listening.getsockname()
     finally:
-        client.close()
         server.should_exit = True
         await serving
+
+
+@asynccontextmanager
+async def asked(app: Sender) -> AsyncIterator[None]:
+    """Serve `app` to a client that asks and reads nothing."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        async with served(app) as address:
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, address)
+            await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            yield
+            client.close()
 
 
 def test_a_client_that_takes_nothing_has_gone() -> None:
@@ -75,6 +96,24 @@ def test_a_client_that_takes_nothing_has_gone() -> None:
             await app.gone.wait()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("said", ["", "connection: close\r\n"])
+async def test_who_is_refused_before_the_body_is_here_may_send_it_and_is_told(said: str) -> None:
+    """Closed with bytes unread, the connection would be reset, and the answer lost to who reads it after sending."""
+    head = f"POST / HTTP/1.1\r\nhost: x\r\n{said}content-length: {len(PIECE) * PIECES}\r\n\r\n".encode()
+    app = Refuser()
+    async with asyncio.timeout(60), served(app) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(head)
+        answer = await reader.readuntil(b"\r\n\r\nno")
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        for _ in range(PIECES):
+            writer.write(PIECE)
+            await writer.drain()
+        assert await reader.read() == b"", "closed when the body is here"
+        writer.close()
+    assert app.asked == 1
 
 
 @dataclass
