@@ -27,6 +27,9 @@ class GatewaySettings(ServiceSettings):
         """Whether the gateway can prove to the queue that it is a service, as it must where there are keys."""
         return bool(self.key.get_secret_value() or self.tls_cert)
 
+    reflection: bool = Field(
+        False, validation_alias="PENSTOCK_REFLECTION", description="Without effect: the gateway speaks HTTP only."
+    )
     listen: str = Field(
         "127.0.0.1:7415",
         pattern=LISTEN_PATTERN,

@@ -38,6 +38,10 @@ class QueueSettings(ChannelledSettings):
         256 * 1024 * 1024, ge=0, description="Submits are refused while the store's disk has less free than this."
     )
 
+    shutdown_grace_s: Seconds = Field(
+        20.0, gt=0, description="Seconds that calls in flight at SIGTERM get, at most 2; streams end at once."
+    )
+
     @field_validator("backup_dir", mode="before")
     @classmethod
     def _empty_means_none(cls, value: object) -> object:

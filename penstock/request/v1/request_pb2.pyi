@@ -367,7 +367,7 @@ class SamplingParams(_message.Message):
     THINKING_TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     EXTRA_ARGS_JSON_FIELD_NUMBER: _builtins.int
     n: _builtins.int
-    """Number of completions to generate for the prompt, at least 1; unset means 1."""
+    """Number of completions to generate for the prompt, 1 to 16,384; unset means 1."""
     max_tokens: _builtins.int
     """Most tokens to generate per completion, at least 1; unset means up to the model's window."""
     min_tokens: _builtins.int
@@ -410,11 +410,13 @@ class SamplingParams(_message.Message):
     """vLLM `extra_args` for custom logits processors, a UTF-8 JSON object; empty means none."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Strings that end the generation; not part of the output unless include_stop_str_in_output."""
+        """Strings that end the generation, at most 4, of 4 KiB in all;
+        not part of the output unless include_stop_str_in_output.
+        """
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end the generation."""
+        """Token ids that end the generation, at most 1,024."""
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
@@ -426,7 +428,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Words that may not be generated."""
+        """Words that may not be generated, of 64 KiB in all."""
 
     @_builtins.property
     def structured_outputs(self) -> Global___StructuredOutputs:
@@ -1072,7 +1074,8 @@ Global___Result: _TypeAlias = Result  # noqa: Y015
 class TokenDelta(_message.Message):
     """New tokens of one completion of a running request. Deltas of one attempt
     join without gaps; a higher attempt starts again from offset 0,
-    and no two attempts of a request have one number.
+    and no two attempts of a request have one number, unless the lease of
+    the first was lost before the queue had synced it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -127,7 +127,7 @@ class Entry:
 
     @property
     def attempt(self) -> int:
-        """Number of the present or latest attempt, which no other of the request has or had: tokens are told by it."""
+        """Number of the present or latest attempt: tokens are told by it, and no other that is on disk has it."""
         return self.attempts + self.uncounted
 
 

@@ -1,0 +1,107 @@
+"""What `penstock up` says, and which flags it takes for its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.cli import up
+from penstock.cli.errors import CommandError
+from penstock.cli.stack import Stack, StackPlan
+from penstock.cli.supervisor import Supervisor
+from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
+
+
+def test_flags_for_the_workers_may_have_names_of_this_command_behind_two_dashes() -> None:
+    own = [
+        SimpleNamespace(opts=["--model"], secondary_opts=[]),
+        SimpleNamespace(opts=["--a"], secondary_opts=["--no-a"]),
+    ]
+
+    def understood(*flags: str) -> list[str]:
+        context: Any = SimpleNamespace(args=list(flags), command=SimpleNamespace(params=own))
+        return up.flags_for_the_engine(context)
+
+    assert understood("--model", "m", "--no-a", "--dtype=bfloat16") == ["--model", "m", "--no-a", "--dtype=bfloat16"]
+    for misspelt, meant in (("--modl=m", "--model"), ("--no-aa", "--no-a")):
+        with pytest.raises(CommandError, match=f"unknown flag {misspelt}; did you mean {meant}"):
+            understood(misspelt)
+
+
+def test_a_gateway_is_left_out_without_its_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert up.can_serve_http()
+    monkeypatch.setattr(up, "find_spec", lambda name: None if name == "uvicorn" else name)
+    assert not up.can_serve_http()
+    assert "penstock[gateway]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("told", "keyless"),
+    [
+        ({}, False),
+        ({"PENSTOCK_KEYS": "keys.toml"}, True),
+        ({"PENSTOCK_KEYS": "keys.toml", "PENSTOCK_KEY": "k"}, False),
+        ({"PENSTOCK_KEYS": "keys.toml", "PENSTOCK_TLS_CERT": "c.pem"}, False),
+    ],
+)
+def test_services_that_keys_would_refuse(told: dict[str, str], keyless: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONFIG", "KEYS", "KEY", "KEY_FILE", "TLS_CERT"):
+        monkeypatch.delenv(f"PENSTOCK_{name}", raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert up.keyless() is keyless
+
+
+def test_the_command_to_try_says_what_tls_and_keys_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PENSTOCK_CONFIG", "PENSTOCK_TLS_CERT", "PENSTOCK_KEYS"):
+        monkeypatch.delenv(name, raising=False)
+    assert up.gateway_url("127.0.0.1:7415") == "http://127.0.0.1:7415"
+    assert "authorization" not in up.example("http://127.0.0.1:7415", "m")
+    file = tmp_path / "penstock.toml"
+    file.write_text(
+        '[common]\ntls_ca = "ca.pem"\ntls_cert = "service.pem"\ntls_key = "service-key.pem"\n'
+        '[client]\ntls_ca = "ca.pem"\ntls_cert = "client.pem"\ntls_key = "client key.pem"\n'
+        '[queue]\nkeys = "keys.toml"\n'
+    )
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(file))
+    url = up.gateway_url("127.0.0.1:7415")
+    assert url == "https://127.0.0.1:7415"
+    shown = up.example(url, "m")
+    for said in ("--cacert ca.pem", "--cert client.pem", "--key 'client key.pem'", '"authorization: Bearer $KEY"'):
+        assert said in shown
+    monkeypatch.setenv("PENSTOCK_TLS_CERT", "")
+    assert up.gateway_url("127.0.0.1:7415").startswith("http:")
+    monkeypatch.setenv("PENSTOCK_TLS_CERT", "service.pem")
+    assert up.gateway_url("127.0.0.1:7415").startswith("https:")
+
+
+async def test_a_fleet_whose_scheduler_asks_for_a_key_is_ready_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Locked(FakeScheduler):
+        async def Status(self, request: Any, context: Any) -> Any:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "an API key is needed")
+
+    class Fine(Supervisor):
+        async def failed(self) -> None:
+            """Return at once: the test has seen enough."""
+
+    async with serving_scheduler(Locked()) as address:
+
+        @asynccontextmanager
+        async def running(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
+            yield Stack("127.0.0.1:1", address, (), "127.0.0.1:7415", Fine(tmp_path, say))
+
+        monkeypatch.setattr(up, "running_stack", running)
+        await up._serve(StackPlan(tmp_path, 1, "", (), 7410))
+    said = capsys.readouterr().out
+    assert "curl http://127.0.0.1:7415/v1/chat/completions" in said
+    assert "ready;" in said
