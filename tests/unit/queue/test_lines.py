@@ -129,3 +129,17 @@ def test_names_that_are_gone_are_not_kept_while_nothing_is_announced() -> None:
         line.leave(seq, f"made-up-{seq}")
     assert not line._due
     assert not line._moved
+
+
+def test_a_request_that_left_unannounced_and_came_back_is_announced_once() -> None:
+    """As one that met an offer as it came, and was handed back: its first place in the heap is still there."""
+    line = Line()
+    line.enter(1, 0, "m")
+    line.enter(2, 0, "m")
+    assert not line.leave(1, "m")
+    line.enter(1, 0, "m")
+    line.set_limit(9)
+    assert list(line.announce()) == [1, 2]
+    assert line.announced == 2
+    assert line.leave(1, "m")
+    assert line.announced == 1

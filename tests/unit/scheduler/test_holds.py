@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.channel import Channel, Share
 from services.scheduler.core.hold_time import HoldTime
@@ -106,3 +109,44 @@ def test_what_ran_beyond_its_estimate_is_owed_in_full_while_there_is_work_and_on
     assert book.channel.deficit_block_ns == -580 * SECOND_NS
     book.channel.enter(entry)
     assert book.channel.deficit_block_ns == -10 * SECOND_NS, "nobody waited for it meanwhile"
+
+
+@pytest.mark.parametrize("cause", [m.ReleaseCause.UNCLAIMED, m.ReleaseCause.RECALLED])
+def test_credits_that_come_back_unclaimed_say_nothing_about_hold_times(cause: m.ReleaseCause) -> None:
+    """The queue was away for a minute: the channel's requests do not take one for that, nor does it pay for it."""
+    rig = Rig({"a": Share(), "b": Share()})
+    rig.open("w", shape(capacity_blocks=10))
+    rig.announce("a", 10)
+    channel = rig.machine.channel("a")
+    rig.wait(60_000)
+    rig.release(rig.grants[0], cause)
+    assert not channel.hold_time.known
+
+
+def test_a_channel_pays_for_what_its_prompt_was_settled_to() -> None:
+    """Not for what was booked before it was counted: that came home at once, for others to use."""
+    rig = Rig({"a": Share()})
+    rig.open("w", shape())
+    rig.announce("a", 50)
+    (grant,) = rig.grants
+    rig.settle(grant, 2)
+    rig.wait(1_000)
+    rig.finish(grant)
+    paid_block_ns = -rig.machine.channel("a").deficit_block_ns
+    assert SECOND_NS < paid_block_ns <= 2 * SECOND_NS, "two blocks for a second, less what a round gave"
+
+
+def test_a_channel_without_work_saves_nothing() -> None:
+    """What it has in hand when its line ends, and what comes back later, would let it go on alone when it returns."""
+    channel = Channel("a", Share(), 1)
+    entry = Entry("waits")
+    entry.announce(announced("waits", "a", 1), 0)
+    channel.enter(entry)
+    channel.deficit_block_ns = 50
+    channel.refund(20)
+    assert channel.deficit_block_ns == 70, "it has work"
+    channel.leave(entry)
+    assert channel.deficit_block_ns == 0
+    channel.pay(30)
+    channel.refund(50)
+    assert channel.deficit_block_ns == 0
