@@ -54,7 +54,7 @@ def dead_letter(queue: Queue) -> tuple[str, EndedRow]:
 
 
 def test_a_key_whose_result_was_deleted_names_a_new_request() -> None:
-    """Memory knows a key within its batch only; beyond it the store says, or a submit would be answered with nothing."""
+    """Memory knows a key within its batch only; beyond it the store says, or a submit were answered with nothing."""
     queue = working(Queue())
     (name,) = queue.submit(meta(idempotency_key="k"))
     lease = queue.claim(1, name)
