@@ -6,7 +6,7 @@ Real queue, scheduler and gateway, one worker with a simulated engine that takes
 and runs sixteen sequences at once. A round asks for streams one after the other: first with nothing else to do, then
 from the moment a batch is created, while its lines are validated, and then while they are submitted and answered and
 those that cannot run yet wait. The time is from the question to the first byte of the first token. Each round gives,
-for each of the two phases, median and 99th percentile as multiples of those alone; the last line, JSON, has for each
+for each of the two phases, the median and the slowest as multiples of those alone; the last line, JSON, has for each
 the median over the rounds, the least and the most. In the second phase the engine is full: its longer steps are in the
 ratio.
 """
@@ -59,7 +59,7 @@ def main() -> None:
             first_byte_s(address)
             rounds = [_round(client, address, path, options.streams) for _ in range(options.rounds)]
     answer: dict[str, Any] = {"benchmark": "first_byte", "lines": options.lines, "rounds": len(rounds)}
-    for phase, which in product(PHASES, ("ratio_p50", "ratio_p99")):
+    for phase, which in product(PHASES, ("ratio_p50", "ratio_slowest")):
         ratios = [one[phase][which] for one in rounds]
         answer[f"{phase}_{which}"] = [round(statistics.median(ratios), 2), min(ratios), max(ratios)]
     print(json.dumps(answer))
@@ -85,8 +85,9 @@ def _round(client: openai.OpenAI, address: str, path: Path, streams: int) -> dic
     for phase, took_s in beside_s.items():
         found[phase] = {
             "streams": len(took_s),
-            "ratio_p50": round(_at(took_s, 0.5) / _at(alone_s, 0.5), 2),
-            "ratio_p99": round(_at(took_s, 0.99) / _at(alone_s, 0.99), 2),
+            "ratio_p50": round(statistics.median(took_s) / statistics.median(alone_s), 2),
+            # Of a few dozen there is no telling the 99th percentile.
+            "ratio_slowest": round(max(took_s) / max(alone_s), 2),
         }
     print(json.dumps(found), flush=True)
     return found
@@ -110,11 +111,6 @@ def first_byte_s(address: str, body: dict[str, Any] = BODY) -> float:
         return took_s
     finally:
         connection.close()
-
-
-def _at(values: list[float], quantile: float) -> float:
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(len(ranked) * quantile))]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Usage: python -m benchmarks.plain_vllm [engine flags]; then one batch file path per line on standard input.
 
 One JSON line per file on standard output, after a first line that says the engine is up. The engine is vLLM's
-AsyncLLM with the same flags the Penstock worker gets, so that both sides have the same KV cache.
+AsyncLLM with the same flags the Penstock worker gets, so that both sides have the same KV cache, and is spared what the
+worker spares it: series for Prometheus that nobody reads, and interruptions of the engine by its front-end.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ PR_SET_PDEATHSIG = 1
 def make_engine() -> tuple[Any, Any]:
     """Start AsyncLLM with the flags of the command line; its processes die with this one."""
     from vllm import AsyncEngineArgs
+    from vllm.envs import enable_envs_cache
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerBase
+
+    from services.worker.processes import yield_to_engine
+    from services.worker.vllm_stats import no_metrics
 
     class Usage(StatLoggerBase):  # type: ignore[misc]
         """Integrates KV-cache usage over time and counts preemptions."""
@@ -64,7 +69,9 @@ def make_engine() -> tuple[Any, Any]:
     config = AsyncEngineArgs.from_cli_args(parser.parse_args()).create_engine_config()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     os.register_at_fork(after_in_child=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
-    engine = AsyncLLM.from_vllm_config(config, stat_loggers=[Usage])
+    engine = AsyncLLM.from_vllm_config(config, stat_loggers=[Usage, no_metrics()], disable_log_stats=True)
+    enable_envs_cache()
+    yield_to_engine()
     return engine, Usage
 
 

@@ -87,6 +87,8 @@ class Bench:
         # The KV of a request's last token is never written; with a prefix cache less than all of it is computed.
         needed = sum(item.prompt_tokens + item.output_tokens - 1 for item in workload.items)
         meter.recomputed_tokens = max(meter.computed_tokens - needed, 0)
+        if done.refusals:
+            print(f"  {policy}: refused {done.refusals} times", flush=True)
         _check(policy, workload, [life.tokens for life in meter.lives], done.output_tokens)
         return Outcome.of(workload.name, policy, seed, workload, meter)
 

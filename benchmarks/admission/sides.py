@@ -44,9 +44,12 @@ class PushedPolicy(NamedTuple):
 
 PUSHED = {
     "push": PushedPolicy(()),
-    # The cap on requests inside is what vLLM's documentation of the option advises: max_num_seqs.
-    "watermark": PushedPolicy(("--watermark", "0.1", "--max-num-queued-reqs", "256")),
-    "watermark-0.05": PushedPolicy(("--watermark", "0.05", "--max-num-queued-reqs", "256")),
+    "watermark": PushedPolicy(("--watermark", "0.1")),
+    "watermark-0.05": PushedPolicy(("--watermark", "0.05")),
+    "watermark-0.02": PushedPolicy(("--watermark", "0.02")),  # what Penstock's own engines have
+    # The cap on requests inside is what vLLM's documentation of the option advises: max_num_seqs. One that is refused
+    # is tokenized again each time it comes: a few milliseconds of the front-end's that none of the others pay.
+    "watermark-capped": PushedPolicy(("--watermark", "0.1", "--max-num-queued-reqs", "256")),
     "old-pull": PushedPolicy((), whole_windows=True),
     "aimd": PushedPolicy((), adapts=True),
 }
@@ -57,11 +60,12 @@ PENSTOCK = tuple(POLICIES)
 
 
 class Done(NamedTuple):
-    """When a run began and ended on the monotonic clock, and the output tokens the client got."""
+    """When a run began and ended on the monotonic clock, the output tokens the client got, and vLLM's refusals."""
 
     started_ns: int
     ended_ns: int
     output_tokens: int
+    refusals: int = 0
 
 
 class Side(ABC):
@@ -161,7 +165,8 @@ class Pushed(Side):
         self.process.stdin.write(f"{json.dumps(order)}\n".encode())
         await self.process.stdin.drain()
         answer = await self._answer()
-        return Done(answer["started_ns"], answer["ended_ns"], sum(output for _, output in answer["tokens"]))
+        output_tokens = sum(output for _, output in answer["tokens"])
+        return Done(answer["started_ns"], answer["ended_ns"], output_tokens, answer["refusals"])
 
 
 class Penstock(Side):

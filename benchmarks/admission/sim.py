@@ -80,6 +80,7 @@ SIDES: dict[str, Callable[[Stage], Side]] = {
     "push": _push,
     "watermark": lambda stage: _push(stage, 0.1),
     "watermark-0.05": lambda stage: _push(stage, 0.05),
+    "watermark-0.02": lambda stage: _push(stage, ENGINE_WATERMARK),
     "old-pull": _old_pull,
     "aimd": _aimd,
     **{name: _penstock(name) for name in POLICIES},
