@@ -24,6 +24,7 @@ from services.worker.engine import (
     StepTokens,
 )
 from services.worker.processes import guard_process_group, yield_to_engine
+from services.worker.vllm_checks import NotServedError, check_arguments, check_started
 from services.worker.vllm_pace import Pace
 from services.worker.vllm_stats import EngineStats, RunPreemptions, no_metrics
 
@@ -113,11 +114,17 @@ class Prepared:
         else:
             guard_process_group()
         stats = EngineStats(self._config)
+        window_tokens = self._config.model_config.max_model_len
         loggers = [stats.logger] if metrics_read else [stats.logger, no_metrics()]
         try:
             llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=loggers, disable_log_stats=True)
         except Exception as error:
             fail(f"the engine did not start: {first_line(error)} (its own lines are above)", EX_SOFTWARE)
+        try:
+            check_started(llm.vllm_config, window_tokens)
+        except NotServedError as error:
+            llm.shutdown()
+            fail(str(error), EX_CONFIG)
         # The front-end reads a variable of the environment for every token of every request otherwise.
         enable_envs_cache()
         if self._on_cpu:
@@ -175,6 +182,10 @@ def prepare(
         if unknown_model:
             fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
         fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
+    try:
+        check_arguments(config)
+    except NotServedError as error:
+        fail(f"the engine's arguments do not fit: {error}", EX_CONFIG)
     return Prepared(config, names, on_cpu, tool_parser, trusts_templates)
 
 
@@ -200,7 +211,8 @@ def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
             fail(f"engine arguments: {message}", EX_CONFIG)
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="worker", add_help=False, allow_abbrev=False))
-    parser.set_defaults(watermark=ENGINE_WATERMARK)
+    # A request is booked as many blocks as one kind of KV cache takes: sliding windows are then cached whole.
+    parser.set_defaults(watermark=ENGINE_WATERMARK, disable_hybrid_kv_cache_manager=True)
     found = parser.parse_args(arguments)
     if on_cpu:
         if found.block_size is None:

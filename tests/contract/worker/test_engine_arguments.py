@@ -17,6 +17,7 @@ def test_newcomers_leave_growth_its_blocks_unless_told_otherwise() -> None:
     from services.worker.vllm_engine import parse_engine_arguments
 
     assert parse_engine_arguments(["--model", "m"], True).watermark == ENGINE_WATERMARK > 0
+    assert parse_engine_arguments(["--model", "m"], True).disable_hybrid_kv_cache_manager is True
     assert parse_engine_arguments(["--model", "m", "--watermark", "0"], True).watermark == 0
     assert parse_engine_arguments(["--model", "m", "--watermark", "0.1"], True).watermark == 0.1
 
@@ -39,6 +40,8 @@ def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thre
         (["--block-size", "0"], "block_size: Input should be greater than 0"),
         (["--max-model-len", "99999"], "User-specified max_model_len (99999) is greater than"),
         (["--reasoning-parser", "nope"], "Reasoning parser 'nope' not found"),
+        (["--runner", "pooling"], "--runner pooling: only models that generate are served"),
+        (["--skip-tokenizer-init"], "--skip-tokenizer-init: prompts are counted"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named_with_the_reason_on_one_line(

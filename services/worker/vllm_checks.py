@@ -1,0 +1,42 @@
+"""What vLLM would start with, and Penstock serve wrongly: it is refused with the reason instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SLACK = 1.05
+"""vLLM's figure of how many whole windows fit is rounded; a second group of layers is at least half of the first."""
+
+
+class NotServedError(Exception):
+    """The engine's arguments, or its model, cannot be served; the text says why and what to do."""
+
+
+def check_arguments(config: Any) -> None:
+    """Look at vLLM's configuration before anything is started. Raises NotServedError."""
+    model = config.model_config
+    if model.runner_type != "generate":
+        raise NotServedError(f"--runner {model.runner_type}: only models that generate are served")
+    if model.skip_tokenizer_init:
+        raise NotServedError("--skip-tokenizer-init: prompts are counted, and answers written, by the tokenizer")
+    if config.structured_outputs_config.reasoning_parser:
+        raise NotServedError("--reasoning-parser: what a model thinks is not told apart from what it answers")
+
+
+def check_started(config: Any, window_tokens: int) -> None:
+    """Look at what vLLM has made of a configuration whose window was `window_tokens`. Raises NotServedError."""
+    fitted_tokens = config.model_config.max_model_len
+    if fitted_tokens != window_tokens:
+        # The tokenizers, which are forked before the engine starts, cut and refuse prompts by it.
+        raise NotServedError(f"--max-model-len auto: {fitted_tokens} tokens fit here; give that number")
+    cache = config.cache_config
+    if not cache.kv_cache_max_concurrency:
+        return
+    blocks = cache.num_gpu_blocks / config.parallel_config.data_parallel_size
+    held, booked = blocks / cache.kv_cache_max_concurrency, -(-window_tokens // cache.block_size)
+    if held > SLACK * booked:
+        raise NotServedError(
+            f"the model's layers have KV caches of several kinds: a window of {window_tokens} tokens takes {held:.0f} "
+            f"blocks, and {booked} are booked for it (where all layers have attention, leave out "
+            "--no-disable-hybrid-kv-cache-manager)"
+        )
