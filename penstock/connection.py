@@ -37,6 +37,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # An idle Watch may be silent for hours; the probe notices a vanished host. Servers allow one in 5 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # for the answer of the process; the other is for its kernel's
     ("grpc.http2.max_pings_without_data", 0),
     # Without these gRPC itself pauses up to two minutes between attempts to connect.
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_PAUSE_S * 1000)),

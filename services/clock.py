@@ -27,3 +27,7 @@ class SystemClock:
     def now_ns(self) -> int:
         """Return Unix time in nanoseconds, never smaller than the call before."""
         return self._offset_ns + time.monotonic_ns()
+
+    def behind_s(self) -> float:
+        """Return by how many seconds the wall clock has been set forward since it was read; negative: backward."""
+        return (time.time_ns() - self.now_ns()) / 1e9

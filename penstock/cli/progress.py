@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from penstock.batch.summary import Tally
-from penstock.cli.telling import tell
+from penstock.telling import tell
 
 PLAIN_EVERY_S = 5.0
 """Time between progress lines in a log."""

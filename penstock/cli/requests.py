@@ -14,10 +14,10 @@ import typer
 
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, call
 from penstock.cli.errors import EX_INCOMPLETE, EX_USAGE, CommandError, one_line
-from penstock.cli.telling import tell
 from penstock.client import DEFAULT_QUEUE_ADDRESS, Client
 from penstock.fields import RequestFields
 from penstock.results import Progress, Result, TokenDelta
+from penstock.telling import tell
 
 dead = typer.Typer(help="Requests whose attempts are used up.", no_args_is_help=True)
 

@@ -18,11 +18,11 @@ from penstock.cli.config import ConfigOption, take_config, told_to
 from penstock.cli.errors import EX_USAGE, CommandError
 from penstock.cli.interrupt import Interrupted
 from penstock.cli.stack import Stack, StackPlan, running_stack
-from penstock.cli.telling import tell
 from penstock.client import Client
 from penstock.credentials import key_from_environment
 from penstock.errors import PenstockError
 from penstock.openai.bodies import CHAT_URL
+from penstock.telling import tell
 from penstock.tls import TlsFiles
 
 DEFAULT_DATA_DIR = Path(".run")

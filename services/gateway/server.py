@@ -14,6 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from penstock.client import Client
+from penstock.telling import tell
 from services.descriptors import raise_file_limit
 from services.gateway.admission import Admission
 from services.gateway.app import Front, make_app
@@ -82,7 +83,7 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     server = make_server(make_app(parts, front, routes), settings)
     serving = asyncio.create_task(server.serve([listening]))
     host, port = settings.listen.rpartition(":")[0] or "0.0.0.0", listening.getsockname()[1]
-    print(f"ready: gateway on {host}:{port}", flush=True)
+    tell(f"ready: gateway on {host}:{port}", sys.stdout)
     stopping = asyncio.create_task(stop.wait())
     driving = asyncio.create_task(driver.run(), name="driver")
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)

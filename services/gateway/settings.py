@@ -13,6 +13,7 @@ from services.config import (
     Seconds,
     ServiceSettings,
 )
+from services.gateway.core.batch import MOST_LEASE_S
 
 
 class GatewaySettings(ServiceSettings):
@@ -61,6 +62,7 @@ class GatewaySettings(ServiceSettings):
     batch_lease_s: Seconds = Field(
         10.0,
         ge=0.5,
+        le=MOST_LEASE_S,
         description="Seconds after which another gateway goes on with the batches of one that was killed;"
         " the clocks of gateways must differ by less.",
     )

@@ -77,6 +77,11 @@ class QueueMetrics:
         self.disk_free_min = Gauge(
             "penstock_queue_disk_free_min_bytes", "Watermark below which submits are refused.", registry=registry
         )
+        self.clock_behind = Gauge(
+            "penstock_queue_clock_behind_seconds",
+            "Seconds by which the machine's clock was set forward since the queue read it, at its start.",
+            registry=registry,
+        )
         self.duplicates = Counter("penstock_queue_duplicates_total", "Submits with a known key.", registry=registry)
         self.refused_submits = Counter(
             "penstock_queue_refused_submits_total", "Submits refused, by cause.", ["cause"], registry=registry

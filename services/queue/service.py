@@ -13,6 +13,7 @@ import grpc
 
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
+from penstock.telling import tell
 from services.auth.setup import guard_of, keyring_of
 from services.clock import SystemClock
 from services.descriptors import raise_file_limit
@@ -58,6 +59,9 @@ TICK_S = 0.2
 STOOD_STILL_S = 1.0
 """A tick that is late by more finds a process that was stopped, or starved, and that has heard nobody meanwhile."""
 
+CLOCK_STEP_S = 2.0
+"""From here on a clock that was set is told of, once for each time; NTP's slewing stays below it for hours."""
+
 HOUSEKEEPING_TICKS = 5
 """Ticks between updates of gauges."""
 
@@ -80,6 +84,7 @@ class Service:
         self._store = store
         self._metrics = metrics
         self._clock = SystemClock()
+        self._told_behind_s = 0.0
         self._keyring = keyring_of(settings, self._clock, metrics.auth)
         self._guard = guard_of(self._keyring, RIGHTS, metrics.auth)
         self._guard.on_change = lambda: self.committer.post(SetQuotas(self._quotas()))
@@ -225,6 +230,18 @@ class Service:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
+    def _look_at_clock(self) -> None:
+        """Tell of a clock that was set: a lease must not feel it, and deadlines are judged by the same clock."""
+        behind_s = self._clock.behind_s()
+        self._metrics.clock_behind.set(round(behind_s, 3))
+        if abs(behind_s - self._told_behind_s) > CLOCK_STEP_S:
+            self._told_behind_s = behind_s
+            log.warning(
+                "this machine's clock is %.1f s ahead of what it was at the start, by which deadlines and the age of "
+                "results are judged until the queue is restarted",
+                behind_s,
+            )
+
     async def _tick(self) -> None:
         ticks = 0
         await self._until_loaded()
@@ -232,6 +249,7 @@ class Service:
             self.committer.post(Tick())
             if ticks % HOUSEKEEPING_TICKS == 0:
                 self.committer.check_disk()
+                self._look_at_clock()
                 view = self.committer.machine.overview()
                 self._metrics.show(view, self._clock.now_ns(), len(self._hub), self.committer.disk_free_bytes)
                 self.committer.post(Lookup(0, self._spot_check))
@@ -279,7 +297,7 @@ async def serve(settings: QueueSettings) -> None:
         raise SystemExit(EX_UNAVAILABLE) from None
     host = settings.listen.rpartition(":")[0] or "0.0.0.0"
     try:
-        await service.run(stop, lambda port: print(f"ready: queue on {host}:{port}", flush=True))
+        await service.run(stop, lambda port: tell(f"ready: queue on {host}:{port}", sys.stdout))
     except (StoreError, StoreUnusableError) as error:  # found while the store was being loaded
         print(f"penstock queue: {error}", file=sys.stderr)
         raise SystemExit(EX_UNAVAILABLE) from None

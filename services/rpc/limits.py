@@ -60,6 +60,13 @@ KEEPALIVE_TIME_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 """A probe unanswered for this long closes the connection."""
 
+PROBE_TIMEOUT = [
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+]
+"""The second is how long the probe's answer may take (a minute, unless it is said); the first, for the kernel's answer
+alone, does not notice a process that is stopped."""
+
 BACKOFF_FIRST_S = 0.05
 """First pause before a reconnect: a restarted service is back within a fraction of a second."""
 
@@ -74,7 +81,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    *PROBE_TIMEOUT,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnect pauses of the channel itself; without these gRPC waits up to two minutes.
@@ -97,7 +104,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    *PROBE_TIMEOUT,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),
     # Two servers on one port would share clients at random; the second must fail to start.
     ("grpc.so_reuseport", 0),

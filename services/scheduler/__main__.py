@@ -7,6 +7,7 @@ import logging
 import sys
 
 from penstock.keys import Role
+from penstock.telling import tell
 from services.auth.guard import Right
 from services.auth.setup import AuthMetrics, guard_of, keyring_of
 from services.clock import SystemClock
@@ -95,7 +96,7 @@ async def serve(settings: SchedulerSettings, telemetry: Telemetry) -> int:
     # None of them ends by itself; if one does, it failed.
     loops = [asyncio.create_task(part) for part in (runner.run(), link.run(), reloader.run(), guard.watch())]
     stop_task = asyncio.create_task(stop.wait())
-    print(f"ready: scheduler on {settings.listen.rpartition(':')[0]}:{server.port}", flush=True)
+    tell(f"ready: scheduler on {settings.listen.rpartition(':')[0]}:{server.port}", sys.stdout)
     await asyncio.wait([*loops, stop_task], return_when=asyncio.FIRST_COMPLETED)
     status = 0 if stop_task.done() else EX_SOFTWARE
     for ended in loops:

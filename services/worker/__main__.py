@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 from services.logs import start_logging
@@ -26,8 +27,9 @@ def main() -> None:
     make = _simulated if settings.engine == "simulated" else _vllm
     parts = make(settings, engine_arguments)
     status = run_service(serve(settings, parts, announce))
-    announce.flush()
-    sys.stderr.flush()
+    for stream in (announce, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     # Libraries of the engine leave threads behind that would hold an ordinary exit up.
     os._exit(status)
 

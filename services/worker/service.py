@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 import grpc
 
+from penstock.telling import tell
 from services.clock import SystemClock
 from services.config import EX_CONFIG
 from services.rpc.names import NameTakenError
@@ -118,7 +119,7 @@ class Service:
         await self._tokenizer.start(self.runner.tokenized, self.runner.died)
         await server.start()
         host = self._settings.listen.rpartition(":")[0]
-        print(f"ready: worker on {host}:{server.port}", file=announce, flush=True)
+        tell(f"ready: worker on {host}:{server.port}", announce)
         loop = asyncio.get_running_loop()
         main = loop.create_task(self.runner.run(), name="runner")
         links = [

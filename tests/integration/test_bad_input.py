@@ -124,6 +124,26 @@ def test_unknown_setting(service: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("service", ["queue", "scheduler", "worker", "gateway"])
+def test_a_full_disk_for_what_it_says_keeps_no_service_from_serving(service: str, tmp_path: Path) -> None:
+    port = free_port()
+    flags = {"queue": ["--data-dir", str(tmp_path / "data")], "worker": SIMULATED_FLAGS}.get(service, [])
+    command = [sys.executable, "-m", f"services.{service}", "--listen", f"127.0.0.1:{port}", *flags]
+
+    def listens() -> bool:
+        assert process.poll() is None, "it has ended"
+        with socket.socket() as asking:
+            return asking.connect_ex(("127.0.0.1", port)) == 0
+
+    with open("/dev/full", "w") as full, subprocess.Popen(command, stdout=full, stderr=full) as process:
+        try:
+            wait_for(listens, "the service to listen")
+            process.terminate()
+            assert process.wait(60) in {0, -15}
+        finally:
+            process.kill()
+
+
 def test_a_worker_without_scheduler_waits_and_says_so(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     nobody = f"127.0.0.1:{free_port()}"

@@ -20,6 +20,7 @@ from services.gateway.batch_output import counted, line_of
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import (
     ENDS,
+    MOST_LEASE_S,
     STAMPS,
     TABLE,
     Batch,
@@ -72,6 +73,9 @@ def test_a_lease_keeps_others_away_until_it_ends() -> None:
     held = BATCH.leased("a", 10.0)
     assert (held.free_for("a", 5), held.free_for("b", 5), held.free_for("b", 10)) == (True, False, True)
     assert BATCH.free_for("b", 5)
+    wrong = BATCH.leased("a", 5 + 3600.0)
+    assert wrong.free_for("b", 5), "a clock was an hour ahead, and has been put right"
+    assert not BATCH.leased("a", 5 + 2 * MOST_LEASE_S).free_for("b", 5)
     assert not replace(BATCH, status=Status.COMPLETED).free_for("a", 5)
 
 
