@@ -6,10 +6,21 @@ from penstock.request.v1.request_pb2 import Request, Result
 from services.queue import wire
 from services.queue.core import records
 from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
-from services.queue.core.entry import DEFAULT_TENANT, LeaseRef, RequestMeta
+from services.queue.core.entry import DEFAULT_TENANT, Failure, LeaseRef, RequestMeta
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.machine import Machine
-from services.queue.core.messages import BacklogOpened, Claim, Complete, Message, NewRequest, SetWindow, Submit, Tick
+from services.queue.core.messages import (
+    BacklogOpened,
+    Claim,
+    Complete,
+    EndedRow,
+    Message,
+    NewRequest,
+    SetWindow,
+    Submit,
+    Tick,
+    WorkerOpened,
+)
 from services.queue.core.workers import Rules
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
@@ -106,3 +117,26 @@ class Queue:
         """Let time pass."""
         self.now_ns += after_ns
         return self.step(Tick())
+
+
+def only(kind: type, effects: list[Effect]) -> list[Effect]:
+    """Return the effects of one kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def working(queue: Queue, stream: int = 1, worker: str = "w") -> Queue:
+    """Return the queue with a worker connected."""
+    queue.step(WorkerOpened(stream, worker, "life-1", ()))
+    return queue
+
+
+def dead_letter(queue: Queue) -> tuple[str, EndedRow]:
+    """Have a request die; return its name and the row of its result."""
+    """Have a request die; return its name and what a shell reads of its result."""
+    (name,) = queue.submit(meta(idempotency_key="k"))
+    for _ in range(queue.rules.max_attempts):
+        lease = queue.claim(1, name)
+        assert lease is not None
+        queue.step(Complete(1, lease, None, Failure("out_of_memory", "no room"), None))
+    ((key, row),) = queue.store.scan(records.RESULTS, b"", b"", 2)
+    return name, EndedRow(records.seq_of(key), *records.decode_result(row)[0])

@@ -6,7 +6,6 @@ from services.queue.core.effects import (
     Cancelled,
     Deleted,
     Deliver,
-    Effect,
     Ended,
     EndStream,
     Gone,
@@ -37,16 +36,7 @@ from services.queue.core.messages import (
     WorkerOpened,
 )
 from services.queue.core.workers import MOST_UNCOUNTED
-from tests.support.queueing import GRACE_NS, LEASE_NS, Queue, meta
-
-
-def only(kind: type, effects: list[Effect]) -> list[Effect]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def working(queue: Queue, stream: int = 1, worker: str = "w") -> Queue:
-    queue.step(WorkerOpened(stream, worker, "life-1", ()))
-    return queue
+from tests.support.queueing import GRACE_NS, LEASE_NS, Queue, dead_letter, meta, only, working
 
 
 def test_a_key_is_known_within_the_batch_that_first_names_it() -> None:
@@ -409,17 +399,6 @@ def test_a_delivery_says_whether_tokens_are_watched() -> None:
         (delivery,) = only(Deliver, queue.step(Claim(1, name)))
         assert isinstance(delivery, Deliver)
         assert delivery.watched is expected
-
-
-def dead_letter(queue: Queue) -> tuple[str, EndedRow]:
-    """Have a request die; return its name and what a shell reads of its result."""
-    (name,) = queue.submit(meta(idempotency_key="k"))
-    for _ in range(queue.rules.max_attempts):
-        lease = queue.claim(1, name)
-        assert lease is not None
-        queue.step(Complete(1, lease, None, Failure("out_of_memory", "no room"), None))
-    ((key, row),) = queue.store.scan(records.RESULTS, b"", b"", 2)
-    return name, EndedRow(records.seq_of(key), *records.decode_result(row)[0])
 
 
 def test_a_letter_that_is_revived_and_ends_anew_keeps_the_result_that_nobody_read() -> None:

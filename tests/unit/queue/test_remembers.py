@@ -6,7 +6,6 @@ from services.queue.core import records
 from services.queue.core.effects import (
     Announce,
     Deleted,
-    Effect,
     Ended,
     Gone,
     StopReason,
@@ -31,26 +30,7 @@ from services.queue.core.messages import (
 )
 from services.queue.recovery import recover
 from services.queue.wire import read_result
-from tests.support.queueing import LEASE_NS, STORE_ID, Queue, meta
-
-
-def only(kind: type, effects: list[Effect]) -> list[Effect]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def working(queue: Queue, stream: int = 1, worker: str = "w") -> Queue:
-    queue.step(WorkerOpened(stream, worker, "life-1", ()))
-    return queue
-
-
-def dead_letter(queue: Queue) -> tuple[str, EndedRow]:
-    (name,) = queue.submit(meta(idempotency_key="k"))
-    for _ in range(queue.rules.max_attempts):
-        lease = queue.claim(1, name)
-        assert lease is not None
-        queue.step(Complete(1, lease, None, Failure("out_of_memory", "no room"), None))
-    ((key, row),) = queue.store.scan(records.RESULTS, b"", b"", 2)
-    return name, EndedRow(records.seq_of(key), *records.decode_result(row)[0])
+from tests.support.queueing import LEASE_NS, STORE_ID, Queue, dead_letter, meta, only, working
 
 
 def test_a_key_whose_result_was_deleted_names_a_new_request() -> None:
