@@ -81,13 +81,13 @@ class Policy(ABC):
     def ended(self, worker: Worker) -> None:  # noqa: B027
         """Note that an epoch is over."""
 
-    def booked(self, worker: Worker, request: Announced, blocks: int) -> None:  # noqa: B027
-        """Note a booking."""
+    def booked(self, worker: Worker, request: Announced, blocks: int, now_ns: int | None) -> None:  # noqa: B027
+        """Note a booking; `now_ns` is None for a standing grant, which waits for its request."""
 
     def met(self, worker: Worker, grant: str, request: Announced, blocks: int) -> None:  # noqa: B027
         """Note that what was booked for a standing grant is the request's."""
 
-    def settled(self, worker: Worker, ack: TokenizerAck) -> None:  # noqa: B027
+    def settled(self, worker: Worker, ack: TokenizerAck, now_ns: int) -> None:  # noqa: B027
         """Note a tokenizer ACK that was applied: the first, or one by which the reservation grew."""
 
     def released(self, worker: Worker, ack: CompletionAck) -> None:  # noqa: B027

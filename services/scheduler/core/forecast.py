@@ -102,6 +102,8 @@ class Forecast:
         """Start with no request on an engine of this shape."""
         self._shape = shape
         self._horizons = horizons_of(shape)
+        self._first = 0
+        """The nearest look that a request granted now is there for."""
         self._looks = [Look(steps, shape.block_size) for steps in self._horizons]
         self._means = [0] * len(self._horizons)
         self._variances = [0] * len(self._horizons)
@@ -158,12 +160,19 @@ class Forecast:
             self._variances[index] -= demand.variances[index]
             self._mosts[index] -= demand.mosts[index]
 
+    def look_from(self, steps: float) -> None:
+        """Leave out the looks nearer than so many steps, all but the farthest: what is granted now is not there yet.
+
+        What ends until then makes room for it. That what is booked by then exists is the ledger's to see to.
+        """
+        self._first = min(bisect_left(self._horizons, steps), len(self._horizons) - 1)
+
     def spare_blocks(self, extra: Demand, deviations: float) -> int:
         """Return the blocks left at the fullest step ahead, with `extra` and the margin; negative if there are none."""
         peak = 0.0
         margin = deviations * math.sqrt(UNIT)
         added = len(extra.means)
-        for index in range(len(self._means)):
+        for index in range(self._first, len(self._means)):
             mean, variance, highest = self._means[index], self._variances[index], self._mosts[index]
             if index < added:
                 mean += extra.means[index]
@@ -185,8 +194,8 @@ class Forecast:
         margin = deviations * math.sqrt(UNIT)
         peak = -math.inf
         fullest = 0
-        for index, mean in enumerate(self._means):
-            variance = self._variances[index]
+        for index in range(self._first, len(self._means)):
+            mean, variance = self._means[index], self._variances[index]
             likely = mean + margin * math.sqrt(float(variance))
             if likely > peak:
                 peak, fullest = likely, variance

@@ -58,23 +58,6 @@ REFRESH_SHARE: Final = 16
 MOST_REFRESH_NOTES: Final = 64
 """Notes after which a curve is drawn again at the latest."""
 
-LEAST_PROMPTS: Final = 8
-"""Prompts whose sizes must be known before one is predicted from them."""
-
-FIRST_TOKENS_PER_BYTE: Final = 1
-"""What is guessed before: no tokenizer in use makes more tokens than bytes, most make a quarter as many. To take a
-prompt for the whole window instead would let requests in one by one where the pool is hardly larger."""
-
-FIRST_TEMPLATE_TOKENS: Final = 64
-"""What a chat's template is guessed to add."""
-
-PROMPT_MEMORY: Final = 256
-"""Prompts over which the ratio of tokens to bytes is averaged."""
-
-PROMPT_DEVIATIONS: Final = 2.0
-"""Deviations above the mean ratio at which a prompt is booked: a booking too small by a block or two is made good
-by the tokenizer ACK some milliseconds later."""
-
 
 def bin_of(tokens: int) -> int:
     """Return the bin of a length: exact below 8 tokens, then four to an octave."""
@@ -285,56 +268,6 @@ class Lengths:
                 self._chains.clear()
             table = self._tables[key] = LifeTable()
         return table
-
-
-class Ratio:
-    """Tokens per byte of some prompts: how many, the mean, the variance, and what is booked for the next."""
-
-    __slots__ = ("booked", "mean", "seen", "variance")
-
-    def __init__(self, seen: int, mean: float, variance: float) -> None:
-        """Take what was seen."""
-        self.seen = seen
-        self.mean = mean
-        self.variance = variance
-        deviation: float = variance**0.5
-        self.booked = mean + PROMPT_DEVIATIONS * deviation
-
-
-class PromptSizes:
-    """Tokens per byte of the prompts seen so far, by model and by whether they are chats."""
-
-    def __init__(self) -> None:
-        """Start with nothing seen."""
-        self._ratios: dict[tuple[str, bool], Ratio] = {}
-
-    def observe(self, model: str, request: Announced, prompt_tokens: int) -> bool:
-        """Note the length of a tokenized prompt; return whether it is the last that was missing for predictions."""
-        if not request.prompt_bytes or not prompt_tokens:
-            return False
-        ratio = prompt_tokens / request.prompt_bytes
-        key = model, request.chat
-        before = self._ratios.get(key)
-        if before is None:
-            before = Ratio(0, ratio, 0.0)
-            if len(self._ratios) >= MOST_TABLES:
-                self._ratios.clear()
-        seen = before.seen + 1
-        share = 1 / min(seen, PROMPT_MEMORY)
-        off = ratio - before.mean
-        self._ratios[key] = Ratio(seen, before.mean + share * off, (1 - share) * (before.variance + share * off * off))
-        return seen == LEAST_PROMPTS
-
-    def predict(self, model: str, request: Announced, bound_tokens: int) -> int:
-        """Return the tokens to expect of a prompt that cannot exceed `bound_tokens`."""
-        if request.prompt_tokens or not request.prompt_bytes:
-            return bound_tokens
-        ratio = self._ratios.get((model, request.chat))
-        if ratio is None or ratio.seen < LEAST_PROMPTS:
-            expected = float(request.prompt_bytes * FIRST_TOKENS_PER_BYTE + FIRST_TEMPLATE_TOKENS)
-        else:
-            expected = request.prompt_bytes * ratio.booked
-        return max(min(int(expected) + 1, bound_tokens), 1)
 
 
 def limit_tokens(request: Announced, shape: EngineShape, prompt_tokens: int) -> int:

@@ -127,7 +127,7 @@ class Machine:
         request = entry.announced
         if not worker.ledger.book(entry.request_id, request.channel, blocks, max(request.n, 1)):
             raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks cannot be booked")
-        self.policy.booked(worker, request, blocks)
+        self.policy.booked(worker, request, blocks, now_ns)
         self._move(entry.request_id, Event.BOOKED)
         self._arbiter.placed(placement)
         entry.epoch = worker.epoch
@@ -365,7 +365,7 @@ class Machine:
         if change.verdict is not Verdict.APPLIED:
             self._absorb(change, TOKENIZER_ACK)
             return
-        self.policy.settled(worker, ack)
+        self.policy.settled(worker, ack, now_ns)
         self.counters.refunded(TOKENIZER_ACK, change.refunded_blocks)
         self._arbiter.settled(worker, ack.request_id, ack.held_blocks, now_ns)
         if change.refunded_blocks > 0 or grows:

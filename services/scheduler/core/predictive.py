@@ -20,7 +20,8 @@ from services.scheduler.core.admission import Outlook, Policy
 from services.scheduler.core.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
 from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.forecast import NO_DEMAND, UNIT, Demand, Forecast, Size
-from services.scheduler.core.lengths import Kind, Lengths, PromptSizes, bin_of, limit_tokens, prompt_class
+from services.scheduler.core.lead import Lead
+from services.scheduler.core.lengths import Kind, Lengths, bin_of, limit_tokens, prompt_class
 from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000, Margin
 from services.scheduler.core.messages import (
     Announced,
@@ -30,6 +31,7 @@ from services.scheduler.core.messages import (
     ReleaseCause,
     TokenizerAck,
 )
+from services.scheduler.core.prompts import PromptSizes
 
 RESERVE_OUTPUT_TOKENS: Final = 2
 """A reservation grows this many tokens before its next block is needed: the ACK takes less than two steps. More
@@ -55,18 +57,27 @@ class Flight:
 
     `request` is None if only a worker's inventory told of it.
 
+    `booked_ns` is when it was granted, None once its first ACK has come or if it was not granted to be run at once.
     `bins` counts the bins of output length that its life table has been told it has reached, `exposed_bins` those
     and the ones it may end in before its next ACK.
     """
 
-    __slots__ = ("bins", "demand", "exposed_bins", "kind", "request", "size")
+    __slots__ = ("bins", "booked_ns", "demand", "exposed_bins", "kind", "request", "size")
 
-    def __init__(self, kind: Kind, size: Size, demand: Demand, request: Announced | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        size: Size,
+        demand: Demand,
+        request: Announced | None = None,
+        booked_ns: int | None = None,
+    ) -> None:
         """Begin with a request whose life table has been told nothing."""
         self.kind = kind
         self.size = size
         self.demand = demand
         self.request = request
+        self.booked_ns = booked_ns
         self.bins = 0
         self.exposed_bins = 0
 
@@ -85,10 +96,11 @@ class FirstLook:
 
 @dataclass(slots=True)
 class View:
-    """One worker's flights, their summed forecast, and its margin."""
+    """One worker's flights, their summed forecast, its margin, and how far away it is."""
 
     forecast: Forecast
     margin: Margin
+    lead: Lead = field(default_factory=Lead)
     flights: dict[str, Flight] = field(default_factory=dict)
 
 
@@ -185,11 +197,11 @@ class Predictive(Policy):
             for flight in view.flights.values():
                 self._expose(flight, 0)
 
-    def booked(self, worker: Worker, request: Announced, blocks: int) -> None:
+    def booked(self, worker: Worker, request: Announced, blocks: int, now_ns: int | None) -> None:
         """Add a request that has generated nothing."""
         look = self._first_look(request, worker, blocks)
         view = self._views[worker.epoch]
-        view.flights[request.request_id] = Flight(look.kind, look.size, look.demand, request)
+        view.flights[request.request_id] = Flight(look.kind, look.size, look.demand, request, now_ns)
         view.forecast.add(look.demand)
 
     def met(self, worker: Worker, grant: str, request: Announced, blocks: int) -> None:
@@ -198,15 +210,19 @@ class Predictive(Policy):
         flight = view.flights.pop(grant, None)
         if flight is not None:
             view.forecast.remove(flight.demand)
-        self.booked(worker, request, blocks)
+        self.booked(worker, request, blocks, None)
 
-    def settled(self, worker: Worker, ack: TokenizerAck) -> None:
+    def settled(self, worker: Worker, ack: TokenizerAck, now_ns: int) -> None:
         """Take the prompt's length, or how far a running request has come."""
         self._first_looks.clear()
         view = self._views[worker.epoch]
         flight = view.flights.get(ack.request_id)
         if flight is None:
             return
+        if flight.booked_ns is not None:
+            view.lead.answered(now_ns - flight.booked_ns)
+            view.forecast.look_from(view.lead.steps)
+            flight.booked_ns = None
         completions = flight.size.completions
         limit = ack.output_limit_tokens // completions or flight.size.limit
         generated = min(ack.generated_tokens // completions, max(limit - 1, 0))
@@ -254,7 +270,10 @@ class Predictive(Policy):
 
     def reported(self, worker: Worker, report: EngineReport) -> bool:
         """Steer the margin; there is room again when the engine has recovered."""
-        margin = self._views[worker.epoch].margin
+        view = self._views[worker.epoch]
+        view.lead.observe(report)
+        view.forecast.look_from(view.lead.steps)
+        margin = view.margin
         recovering = margin.recovering
         margin.observe(report)
         return recovering and not margin.recovering

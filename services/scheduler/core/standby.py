@@ -93,7 +93,7 @@ class StandBy:
         request = place.request.replace(request_id=name)
         if not worker.ledger.book(name, kind.channel, blocks):
             raise RuntimeError(f"{blocks} blocks cannot be booked for {name}, where there was room for more")
-        self._policy.booked(worker, request, blocks)
+        self._policy.booked(worker, request, blocks, None)
         return m.Grant(
             worker.epoch,
             worker.worker_id,

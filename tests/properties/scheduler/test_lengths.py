@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core import lengths
-from services.scheduler.core.lengths import EDGES, MOST_BINS, Kind, Lengths, PromptSizes, bin_of, prompt_class
-from tests.support.scheduling import announced
+from services.scheduler.core.lengths import EDGES, MOST_BINS, Kind, Lengths, bin_of, prompt_class
 
 KIND = Kind("m", "batch", 4)
 LENGTHS = st.integers(1, 100_000)
@@ -195,27 +194,3 @@ def test_kinds_that_come_and_go_do_not_fill_memory(monkeypatch: pytest.MonkeyPat
 def test_prompt_classes_are_coarse() -> None:
     assert prompt_class(20) == prompt_class(31) != prompt_class(64)
     assert len({prompt_class(tokens) for tokens in range(1, 100_000)}) < 10
-
-
-def test_a_prompt_is_predicted_from_its_bytes_once_some_were_tokenized() -> None:
-    sizes = PromptSizes()
-    request = announced("r", "batch", 0, prompt_tokens=0, prompt_bytes=4000, model="m")
-    for seen in range(lengths.LEAST_PROMPTS):
-        assert sizes.predict("m", request, 4001) == 4001, f"after {seen} prompts"
-        sizes.observe("m", request.replace(prompt_bytes=400), 100)
-    assert sizes.predict("m", request, 4001) == pytest.approx(1000, abs=2)
-    assert sizes.predict("m", request, 600) == 600, "what is proven bounds what is expected"
-    assert sizes.predict("m", request.replace(chat=True), 4001) == 4001
-    assert sizes.predict("m", request.replace(prompt_tokens=7), 7) == 7
-
-
-@given(ratios=st.lists(st.floats(0.05, 1), min_size=20, max_size=300))
-def test_most_prompts_fit_their_prediction(ratios: list[float]) -> None:
-    sizes = PromptSizes()
-    request = announced("r", "batch", 0, prompt_tokens=0, prompt_bytes=10_000, model="m")
-    counts = [int(ratio * 10_000) for ratio in ratios]
-    for tokens in counts[: lengths.PROMPT_MEMORY]:
-        sizes.observe("m", request, tokens)
-    predicted = sizes.predict("m", request, 10_001)
-    # Chebyshev: at most a quarter lies more than two deviations off the mean.
-    assert sum(tokens > predicted for tokens in counts[: lengths.PROMPT_MEMORY]) <= len(ratios) / 4

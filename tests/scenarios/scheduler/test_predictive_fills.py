@@ -85,8 +85,8 @@ def test_what_ran_on_a_lost_worker_is_not_taken_to_run_on() -> None:
         policy.opened(worker)
         for number in range(lost):
             request = announced(f"lost-{number}", "batch", 50, number, max_tokens=64)
-            policy.booked(worker, request, 2)
-            policy.settled(worker, m.TokenizerAck(99, 99, request.request_id, 1, 3, 50, 0, 64))
+            policy.booked(worker, request, 2, None)
+            policy.settled(worker, m.TokenizerAck(99, 99, request.request_id, 1, 3, 50, 0, 64), 0)
         policy.ended(worker)
         for tokens in [20] * 5:
             policy._lengths.reached(KIND, 0, bin_of(tokens))

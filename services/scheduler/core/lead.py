@@ -1,0 +1,48 @@
+"""How many steps a worker's engine takes until what is granted now runs there.
+
+Two measures say so, each a running mean: the time from a grant to its first ACK, and the time of a step. What a disk,
+a network or a slow tokenizer puts between them is in the first; no setting names it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.scheduler.core.hold_time import HoldTime
+from services.scheduler.core.messages import EngineReport
+
+WAYS: Final = 1.5
+"""From the end of one request to the first step of the next there is more than from a grant to its ACK: the completion
+ACK has come before, a third of that way (claim and prompt take the other two)."""
+
+STEPS_JOINED: Final = 1
+"""What has arrived waits for the step under way."""
+
+MOST_STEPS: Final = 256
+"""An ACK that took longer says nothing of the next one: a worker stood still, or a prompt took minutes to count."""
+
+
+class Lead:
+    """Steps ahead at which a grant meets the cache, of one worker."""
+
+    def __init__(self) -> None:
+        """Know nothing: a grant is there at once."""
+        self._round_trip = HoldTime()
+        self._step = HoldTime()
+        self.steps = 0.0
+
+    def answered(self, passed_ns: int) -> None:
+        """Take the time from a grant to its first ACK."""
+        self._round_trip.observe(passed_ns)
+        self._measure()
+
+    def observe(self, report: EngineReport) -> None:
+        """Take the time of a step; an engine that has just begun has none."""
+        if report.step_ns > 0:
+            self._step.observe(report.step_ns)
+            self._measure()
+
+    def _measure(self) -> None:
+        if self._round_trip.known and self._step.known:
+            away = WAYS * self._round_trip.mean_ns / max(self._step.mean_ns, 1)
+            self.steps = min(away + STEPS_JOINED, MOST_STEPS)
