@@ -34,7 +34,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from benchmarks.bench_first_byte import first_byte_s
-from benchmarks.models import DTYPE, MODELS, make_model
+from benchmarks.devices import CPU
+from benchmarks.models import MODELS, make_model
 
 BASE_PORT = 17510
 GATEWAY_PORT = BASE_PORT + 5
@@ -67,6 +68,10 @@ QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE"
 a CPU, the executor is one more process, with a reader that spins."""
 
 
+HERE = sorted(name for name, model in MODELS.items() if model.device is CPU)
+"""Models whose engine both sides can be given."""
+
+
 @dataclass(frozen=True)
 class Load:
     """One run of vLLM's client."""
@@ -82,7 +87,7 @@ def engine_flags(model: Path) -> list[str]:
     flags = {
         "--model": str(model),
         "--served-model-name": "tiny",
-        "--dtype": DTYPE,
+        "--dtype": CPU.dtype,
         "--max-model-len": str(WINDOW_TOKENS),
         "--block-size": "32",
         "--num-gpu-blocks-override": "513",
@@ -161,7 +166,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--sustained", type=float, default=0.5, help="offered, as a share of what vLLM can serve")
     parser.add_argument("--alone", type=int, default=100, help="streams of a round, one at a time; 0 for none")
-    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=["m512", "tiny"])
+    parser.add_argument("--models", nargs="+", choices=HERE, default=["m512", "tiny"])
     options = parser.parse_args()
     answer: dict[str, Any] = {"benchmark": "gateway", "sustained": options.sustained, "models": {}}
     for model in dict.fromkeys(options.models):

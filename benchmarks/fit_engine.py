@@ -1,4 +1,4 @@
-"""Fits the engine model's step time to real vLLM on this machine.
+"""Fits the engine model's step time to real vLLM on this machine, or holds a derived profile against it.
 
 Usage: python -m benchmarks.fit_engine [--profile cpu-tiny] [--rounds 3]
 
@@ -6,7 +6,10 @@ Real vLLM and the model take the same steps over the same requests (tests/integr
 each step computed is the model's to say and only its time has to be measured: one call of the engine core's step,
 scheduling and sampling included, the front-end not. The seconds are fitted linearly to the load with every step
 weighted by its inverse time, which makes errors relative; requests with other lengths, short of blocks, are held out.
-The engine runs as the benchmarks run it: float32, eager, forced lengths.
+The engine runs as the benchmarks run it (models.py, devices.py), but one step after the other.
+
+A GPU profile is derived, not fitted: with one of these, on such a GPU, the line also has the errors of the derived
+profile on the same steps, all held out from it, and the KV blocks that vLLM finds room for.
 
 Run it on an idle machine. Last line: JSON with the coefficients and errors.
 """
@@ -25,24 +28,35 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.devices import CPU, CUDA, DECODE_GRAPHS, Device
+from benchmarks.models import make_model
 from penstock.tiny_model import Shape, make_tiny_model
 from services.worker.simulated_batch import Batch, Rules
-from services.worker.simulated_profile import Fitted
+from services.worker.simulated_profile import PROFILES, Fitted, Profile
 from services.worker.simulated_sequence import Sequence, StepResult
 
-MODELS = {
-    "cpu-tiny": Shape(),
-    "cpu-small": Shape(layers=4, hidden_size=512, heads=8),
+
+class Subject(NamedTuple):
+    """The engine a profile is about. Its blocks are as many as vLLM finds room for where `blocks` is None."""
+
+    device: Device
+    shape: Shape | None
+    block_size: int
+    blocks: int | None
+    max_num_batched_tokens: int
+    window_tokens: int
+
+
+SUBJECTS = {
+    # Enough blocks for 256 sequences of 200 tokens; few enough that the held-out requests are short of them.
+    "cpu-tiny": Subject(CPU, Shape(), 32, 1600, 2048, 2048),
+    "cpu-small": Subject(CPU, Shape(layers=4, hidden_size=512, heads=8), 32, 1600, 2048, 2048),
+    "h100-llama-8b": Subject(CUDA, None, 16, None, 8192, 16_384),
+    "h200-llama-8b": Subject(CUDA, None, 16, None, 8192, 16_384),
 }
-"""Profile and the model it is fitted with."""
+"""By profile."""
 
-BLOCKS = 1600
-"""Enough for 256 sequences of 200 tokens; few enough that the held-out requests are short of them."""
-
-BLOCK_SIZE = 32
 MAX_NUM_SEQS = 256
-MAX_NUM_BATCHED_TOKENS = 2048
-WINDOW_TOKENS = 2048
 VOCABULARY = (6, 2048)
 """Ids of ordinary tokens; those before are special."""
 
@@ -66,7 +80,7 @@ class Item(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One step: what it computed, the CPU seconds of the engine's thread, and the time that passed."""
+    """One step: what it computed, its seconds (on CPU those of the engine's thread), and the time that passed."""
 
     result: StepResult
     seconds: float
@@ -97,24 +111,36 @@ def held_out_items(seed: int) -> list[Item]:
     return items(seed, 400, (20, 400), (10, 250), 0)
 
 
-def make_engine(model: Path) -> Any:
+LONG_TOKENS = 12_100
+"""The longest of long_items."""
+
+
+def long_items(seed: int) -> list[list[Item]]:
+    """Return workloads with prompts of many chunks, and contexts as long as production has them."""
+    return [items(seed + 90, 16, (4000, 12_000), (40, 80), 0), items(seed + 91, 96, (1000, 6000), (40, 80), 2)]
+
+
+def make_engine(model: Path, subject: Subject) -> Any:
     """Start vLLM in this process, to be stepped by hand."""
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    own: dict[str, Any] = {"enforce_eager": True}
+    if subject.device is CUDA:
+        own = {"compilation_config": DECODE_GRAPHS, "async_scheduling": False, "load_format": "dummy"}
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model),
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=WINDOW_TOKENS,
-            block_size=BLOCK_SIZE,
-            num_gpu_blocks_override=BLOCKS + 1,
+            dtype=subject.device.dtype,
+            max_model_len=subject.window_tokens,
+            block_size=subject.block_size,
+            num_gpu_blocks_override=subject.blocks and subject.blocks + 1,
             max_num_seqs=MAX_NUM_SEQS,
-            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            max_num_batched_tokens=subject.max_num_batched_tokens,
             skip_tokenizer_init=True,
             enable_prefix_caching=False,
-            logits_processors=["benchmarks.force_length:ForceLength"],
+            logits_processors=[subject.device.logits_processor],
+            **own,
         )
     )
 
@@ -122,14 +148,20 @@ def make_engine(model: Path) -> Any:
 class Bench:
     """A real engine and the model side by side."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, subject: Subject) -> None:
         """Time every step of the engine core."""
-        self._engine = engine
+        self._engine, self._subject = engine, subject
+        self.blocks = int(engine.vllm_config.cache_config.num_gpu_blocks) - 1
         self._core = engine.engine_core.engine_core
         self._seconds: list[tuple[float, float]] = []
         self._tokens: list[int] = []
         self._serial = 0
         self._hook()
+
+    def wanted(self, seed: int) -> list[list[Item]]:
+        """Return the workloads to fit to: those of every engine, and long ones where the window has room."""
+        long = long_items(seed) if self._subject.window_tokens >= LONG_TOKENS else []
+        return [*fitted_items(seed), *long]
 
     def _hook(self) -> None:
         core, step, schedule = self._core, self._core.step_fn, self._core.scheduler.schedule
@@ -137,7 +169,9 @@ class Bench:
         def timed() -> Any:
             started, wall = time.thread_time(), time.perf_counter()
             result = step()
-            self._seconds.append((time.thread_time() - started, time.perf_counter() - wall))
+            seconds, wall_s = time.thread_time() - started, time.perf_counter() - wall
+            # While a GPU computes, the thread of the engine does nothing.
+            self._seconds.append((seconds if self._subject.device is CPU else wall_s, wall_s))
             return result
 
         def counted(*arguments: Any) -> Any:
@@ -152,7 +186,8 @@ class Bench:
         self._seconds.clear()
         self._tokens.clear()
         rules = Rules(enable_prefix_caching=False)
-        batch = Batch(BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, rules)
+        subject = self._subject
+        batch = Batch(self.blocks, subject.block_size, MAX_NUM_SEQS, subject.max_num_batched_tokens, rules)
         to_come = list(reversed(wanted))
         results: list[StepResult] = []
         while batch.busy or to_come:
@@ -171,7 +206,8 @@ class Bench:
         self._serial += 1
         name = f"r{self._serial}"
         extra = {"output_tokens": item.output_tokens}
-        params = SamplingParams(max_tokens=WINDOW_TOKENS, temperature=0, detokenize=False, extra_args=extra)
+        most = self._subject.window_tokens
+        params = SamplingParams(max_tokens=most, temperature=0, detokenize=False, extra_args=extra)
         self._engine.add_request(name, tokens_input(item.prompt), params)
         batch.add(Sequence(name, len(item.prompt), item.output_tokens))
 
@@ -207,7 +243,7 @@ class Error(NamedTuple):
     p90: float
 
 
-def error(profile: Fitted, samples: list[Sample]) -> Error:
+def error(profile: Profile, samples: list[Sample]) -> Error:
     """Return the relative error of a profile on steps that were measured."""
     seconds = np.array([sample.seconds for sample in samples])
     predicted: npt.NDArray[np.float64] = np.array([profile.step_s(sample.result) for sample in samples])
@@ -219,13 +255,14 @@ def error(profile: Fitted, samples: list[Sample]) -> Error:
 def main() -> None:
     """Measure, fit, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile", choices=MODELS, default="cpu-tiny")
+    parser.add_argument("--profile", choices=SUBJECTS, default="cpu-tiny")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--samples", type=Path, help="also write every step as a line of CSV")
     arguments = parser.parse_args()
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    subject = SUBJECTS[arguments.profile]
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(make_engine(make_tiny_model(Path(directory), MODELS[arguments.profile])))
+        bench = Bench(make_engine(make(Path(directory), subject), subject), subject)
         fitted, held_out = measure(bench, arguments.rounds)
     if arguments.samples:
         lines = [
@@ -234,6 +271,11 @@ def main() -> None:
         ]
         arguments.samples.write_text("\n".join(lines) + "\n")
     profile = fit(fitted)
+    found: dict[str, Any] = {}
+    if subject.device is CUDA:
+        derived = PROFILES[arguments.profile]
+        found = {"blocks": bench.blocks, "derived_error": error(derived, fitted + held_out)._asdict()}
+        print(f"derived: {derived.num_blocks} blocks, vLLM has {bench.blocks}; error {found['derived_error']}")
     print(f"{arguments.profile}: {profile}")
     print(f"steps fitted: {len(fitted)}, error {error(profile, fitted)}")
     print(f"steps held out: {len(held_out)}, error {error(profile, held_out)}")
@@ -244,9 +286,18 @@ def main() -> None:
                 "coefficients": profile._asdict(),
                 "error": error(profile, fitted)._asdict(),
                 "held_out_error": error(profile, held_out)._asdict(),
+                **found,
             }
         )
     )
+
+
+def make(directory: Path, subject: Subject) -> Path:
+    """Make the model of a subject."""
+    if subject.shape is not None:
+        return make_tiny_model(directory, subject.shape)
+    make_model(directory, "llama-8b", subject.window_tokens)
+    return directory
 
 
 def measure(bench: Bench, rounds: int) -> tuple[list[Sample], list[Sample]]:
@@ -255,7 +306,7 @@ def measure(bench: Bench, rounds: int) -> tuple[list[Sample], list[Sample]]:
     fitted: list[Sample] = []
     held_out: list[Sample] = []
     for number in range(rounds):
-        for wanted in fitted_items(1000 * (number + 1)):
+        for wanted in bench.wanted(1000 * (number + 1)):
             fitted += bench.run(wanted)
         held_out += bench.run(held_out_items(1000 * (number + 1) + 500))
     return fitted, held_out

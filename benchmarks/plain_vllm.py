@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -28,16 +27,9 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 PR_SET_PDEATHSIG = 1
 
 
-def make_engine() -> tuple[Any, Any]:
-    """Start AsyncLLM with the flags of the command line; its processes die with this one."""
-    from vllm import AsyncEngineArgs
-    from vllm.envs import enable_envs_cache
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.engine.async_llm import AsyncLLM
+def usage_logger() -> Any:
+    """Return the class of a logger that integrates KV-cache usage over time and counts preemptions."""
     from vllm.v1.metrics.loggers import StatLoggerBase
-
-    from services.worker.processes import yield_to_engine
-    from services.worker.vllm_stats import no_metrics
 
     class Usage(StatLoggerBase):  # type: ignore[misc]
         """Integrates KV-cache usage over time and counts preemptions."""
@@ -65,14 +57,34 @@ def make_engine() -> tuple[Any, Any]:
         def log_engine_initialized(self) -> None:
             pass
 
+    return Usage
+
+
+def make_engine() -> tuple[Any, Any]:
+    """Start AsyncLLM with the flags of the command line; its processes die with this one."""
+    from vllm import AsyncEngineArgs
+    from vllm.envs import enable_envs_cache
+    from vllm.platforms import current_platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from services.worker.processes import yield_to_engine
+    from services.worker.vllm_stats import no_metrics
+
+    on_cpu = bool(current_platform.is_cpu())
+    if on_cpu:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     config = AsyncEngineArgs.from_cli_args(parser.parse_args()).create_engine_config()
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    if on_cpu:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     os.register_at_fork(after_in_child=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
-    engine = AsyncLLM.from_vllm_config(config, stat_loggers=[Usage, no_metrics()], disable_log_stats=True)
+    usage = usage_logger()
+    engine = AsyncLLM.from_vllm_config(config, stat_loggers=[usage, no_metrics()], disable_log_stats=True)
     enable_envs_cache()
-    yield_to_engine()
-    return engine, Usage
+    if on_cpu:
+        yield_to_engine()
+    return engine, usage
 
 
 async def generate(engine: Any, line: dict[str, Any], name: str) -> tuple[int, int]:

@@ -40,6 +40,11 @@ FOREVER_NS = 10**18
 """A lease that is never renewed: nothing is lost here."""
 
 
+def prompt_bytes(tokens: int) -> int:
+    """Return the bytes of a prompt's text, which has a token fewer: the tokenizer puts one before it."""
+    return max(BYTES_PER_TOKEN * (tokens - 1), 1)
+
+
 class Inbox:
     """Collects what arrives at one moment and wakes its owner once for all of it."""
 
@@ -94,7 +99,7 @@ class Penstock:
             self._announced += 1
             item = self.items[index]
             request = sm.Announced(
-                str(index), CHANNEL, 0, index, 1, "", BYTES_PER_TOKEN * item.prompt_tokens, 0, item.max_tokens, 1, False
+                str(index), CHANNEL, 0, index, 1, "", prompt_bytes(item.prompt_tokens), 0, item.max_tokens, 1, False
             )
             self.inbox.put(request, self.hop_ns)
 

@@ -1,7 +1,7 @@
 """Admission policies on real vLLM: the same requests pushed into it and granted by Penstock, in alternating rounds.
 
 Usage: python -m benchmarks.admission.real [--workload kv-bound ...] [--policies all] [--requests 600] [--rounds 3]
-       [--model tiny] [--out build/bench]
+       [--model tiny] [--scale cpu] [--out build/bench]
 
 Every policy has an engine of its own with the same flags (`push`, `old-pull` and `aimd` share one); idle ones stay
 up. A warm-up comes first, then rounds in which every policy runs once, in an order that rotates. All figures come
@@ -26,27 +26,25 @@ from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.sides import PENSTOCK, PUSHED, Penstock, Pushed, Side
 from benchmarks.admission.trace import Trace
 from benchmarks.admission.workloads import SCALES, Shape, Workload
-from benchmarks.models import DTYPE, MODELS, make_model
+from benchmarks.models import MODELS, Model, make_model
 from benchmarks.options import count, some_of
 
 
-def engine_flags(model: Path, shape: Shape, prefix_caching: bool) -> list[str]:
-    """Return the engine arguments of every policy."""
+def engine_flags(at: Path, model: Model, shape: Shape, prefix_caching: bool) -> list[str]:
+    """Return the engine arguments of every policy for the model made at `at`."""
     flags = {
-        "--model": str(model),
+        "--model": str(at),
         "--served-model-name": "tiny",
-        "--dtype": DTYPE,
+        "--dtype": model.device.dtype,
         "--max-model-len": str(shape.window_tokens),
-        "--block-size": str(shape.block_size),
-        # vLLM's number counts the null block, which holds nothing.
-        "--num-gpu-blocks-override": str(shape.blocks + 1),
         "--max-num-seqs": str(shape.max_num_seqs),
         "--max-num-batched-tokens": str(shape.max_num_batched_tokens),
-        "--logits-processors": "benchmarks.force_length:ForceLength",
-        "--scheduler-cls": "benchmarks.admission.recorder.Recorder",
+        "--logits-processors": model.device.logits_processor,
+        "--scheduler-cls": model.device.recorder,
     }
     caching = "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"
-    return ["--enforce-eager", caching, *(part for pair in flags.items() for part in pair)]
+    kv_flags = model.kv_flags(shape.blocks, shape.block_size)
+    return [*model.device.flags, *model.flags, *kv_flags, caching, *(part for pair in flags.items() for part in pair)]
 
 
 async def start(
@@ -114,7 +112,7 @@ async def compare(
     print(f"\n{name}, {options.requests} requests: {warm_up.source}\n  window {shape.window_tokens}, {shape.blocks} "
           f"blocks of {shape.block_size}, model {options.model}, {options.rounds} rounds", flush=True)  # fmt: skip
     async with AsyncExitStack() as stack:
-        flags = engine_flags(model, shape, prefix_caching=shape.prefix_caching)
+        flags = engine_flags(model, MODELS[options.model], shape, prefix_caching=shape.prefix_caching)
         windows = shape.blocks * shape.block_size // shape.window_tokens
         sides = await start(stack, directory, policies, flags, windows)
         bench = Bench(sides, directory, model)
@@ -143,11 +141,14 @@ def main() -> None:
     parser.add_argument("--requests", type=count, default=600)
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
+    parser.add_argument("--scale", choices=sorted(SCALES), default="cpu", help="of the workloads' lengths")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     options = parser.parse_args()
     names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
     # All of them first: a trace that is too short for one ends nothing in the middle.
-    made = [workloads.of_seeds(name, options.requests, SCALES["cpu"], range(options.rounds + 1)) for name in names]
+    made = [
+        workloads.of_seeds(name, options.requests, SCALES[options.scale], range(options.rounds + 1)) for name in names
+    ]
     lines: list[dict[str, Any]] = []
     for seeds in made:
         with tempfile.TemporaryDirectory() as directory:

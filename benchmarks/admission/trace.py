@@ -42,7 +42,9 @@ class Trace:
                 arrived += 1
             backlog = arrived - meter.finished > step["running"]
             meter.held(held, blocks, max(step["scheduled_ns"] - last_ns, 0), backlog)
-            meter.held(step["held"], blocks, step["updated_ns"] - step["scheduled_ns"], backlog)
+            # With asynchronous scheduling a step is scheduled before the one before it has ended.
+            began_ns = max(step["scheduled_ns"], last_ns)
+            meter.held(step["held"], blocks, step["updated_ns"] - began_ns, backlog)
             meter.left(held, blocks, step["updated_ns"] - last_ns, backlog)
             meter.samples.append((step["scheduled_ns"] - order[0], 0, step["held"] / blocks, backlog))
             _take(meter, step)

@@ -117,8 +117,10 @@ class Scale:
 SCALES = {
     "cpu": Scale("cpu", 1 / 4, 32, 256, 2048, "cpu-small"),
     "gpu": Scale("gpu", 1.0, 16, 1024, 8192, "h100-llama-8b"),
+    "gpu-half": Scale("gpu-half", 1 / 2, 16, 256, 8192, "h100-llama-8b"),
 }
-"""`cpu` is what real vLLM runs here (its CPU backend has no blocks smaller than 32), `gpu` the traces' own scale."""
+"""`cpu` is what real vLLM runs here (its CPU backend has no blocks smaller than 32), `gpu` the traces' own scale, and
+`gpu-half` what several real engines on one GPU run in minutes."""
 
 
 def kv_bound(count: int, scale: Scale, seed: int) -> Workload:

@@ -116,7 +116,10 @@ BLOCK_SIZE = 16
 
 
 class Roofline(NamedTuple):
-    """Seconds of a step by the slower of memory and arithmetic: derived, never measured."""
+    """Seconds of a step by the slower of memory and arithmetic: derived, and held against one real GPU.
+
+    `python -m benchmarks.fit_engine --profile h200-llama-8b` measures the error there.
+    """
 
     gpu: Gpu
     model: Model
@@ -161,6 +164,7 @@ PROFILES: dict[str, Profile] = {
     "cpu-small": Fitted(0.0023, 1.06e-4, 1 / 17_000),
     "a100-llama-8b": Roofline(A100_80GB, LLAMA_8B),
     "h100-llama-8b": Roofline(H100_80GB, LLAMA_8B),
+    "h200-llama-8b": Roofline(H200_141GB, LLAMA_8B),
     "h200-llama-70b-tp8": Roofline(H200_141GB, LLAMA_70B, 8),
 }
 """Names for `--profile`."""

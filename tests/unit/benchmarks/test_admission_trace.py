@@ -53,3 +53,16 @@ def test_runs_follow_each_other(tmp_path: Path) -> None:
         with trace.path.open("a") as file:
             file.writelines(RUN)
         assert trace.meter([0, 5], 10).finished == 2
+
+
+def test_a_step_scheduled_while_one_runs_begins_when_that_has_ended(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace")
+    asynchronous = [
+        step(10, 20, (4, 8), 1, entered=[0], tokens=[(0, 1, False)]),
+        step(12, 30, (8, 0), 1, tokens=[(0, 1, True)]),
+    ]
+    trace.path.write_text("".join(asynchronous))
+    meter = trace.meter([10], 10)
+    # No time counts twice: 4 of 10 blocks for 10 ns and 8 for 10 ns.
+    assert meter.usage == pytest.approx((4 * 10 + 8 * 10) / (10 * 20))
+    assert meter.block_ns == 10 * 20
