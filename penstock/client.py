@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
@@ -14,11 +15,12 @@ import grpc
 from opentelemetry import trace
 
 from penstock.address import check_address
-from penstock.connection import Connection
+from penstock.connection import MAX_REQUEST_BYTES, Connection
 from penstock.credentials import Credentials, key_from_environment
-from penstock.errors import NotFound, PenstockError, from_rpc
+from penstock.errors import InvalidRequest, NotFound, PenstockError, from_rpc
 from penstock.fields import RequestFields, build_request
 from penstock.following import Follower
+from penstock.keys import KeysError
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.queue.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.request.v1 import request_pb2
@@ -37,7 +39,7 @@ from penstock.results import (
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.submit_line import SubmitLines
-from penstock.submitting import SubmitSession
+from penstock.submitting import SubmitSession, too_large
 from penstock.tls import TlsFiles
 from penstock.tracing import SubmitTracer
 from penstock.watching import Event, Joined, Transcript, WatchSession
@@ -63,7 +65,8 @@ class Client:
 
     Calls are retried while the service is unavailable, at most `retry_for_s`
     seconds after the last answer; every submit carries an idempotency key
-    (drawn if none is given), so that a retry never submits twice.
+    (drawn if none is given), so that a retry never submits twice. It belongs to
+    the event loop that runs when it is made, and every call to it is made there.
     """
 
     def __init__(
@@ -80,10 +83,15 @@ class Client:
 
         TLS is as `tls` says, by default as PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY do; raises TlsError.
         Calls carry `api_key`, by default that of PENSTOCK_KEY; `tenant` is whom to act for, where a caller may choose.
+        Raises KeysError if a call cannot carry them.
         """
         check_address(queue, "queue")
         check_address(scheduler, "scheduler")
-        credentials = Credentials(key_from_environment() if api_key is None else api_key, tenant)
+        # A variable that is read from a file often has its last newline, as the file that PENSTOCK_KEY_FILE names.
+        key = key_from_environment().strip() if api_key is None else api_key
+        _check_sendable("the API key", key)
+        _check_sendable("the tenant", tenant)
+        credentials = Credentials(key, tenant)
         self._queue = Connection(queue, retry_for_s, tls, credentials)
         self._scheduler = Connection(scheduler, retry_for_s, tls, credentials)
         self._stub: QueueServiceAsyncStub = QueueServiceStub(self._queue.channel)
@@ -104,17 +112,22 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; open streams end."""
+        """Close the connections; whoever is in a call, or makes one later, gets Unavailable."""
+        self._queue.closed = self._scheduler.closed = True  # so that nothing new begins while the rest of this waits
         await self._follower.close()
         await self._lines.close()
         await self._queue.close()
         await self._scheduler.close()
-        self._tracer.close()
+        try:
+            # In a thread: a collector that does not answer is waited for, and the loop has others to serve.
+            await asyncio.to_thread(self._tracer.close)
+        except RuntimeError:  # in an exit handler of the process, which starts no thread any more
+            self._tracer.close()
 
     async def submit(self, **fields: Unpack[RequestFields]) -> str:
         """Submit one request and return its id once it is durable.
 
-        Raises InvalidRequest naming the field, or Unavailable.
+        Raises InvalidRequest naming the field, also for a request of more than 12 MiB, or Unavailable.
         """
         return await self.submit_request(build_request(fields))
 
@@ -125,6 +138,9 @@ class Client:
         """
         request, span = self._prepared(wanted)
         with trace.use_span(span, end_on_exit=True):
+            if (size_bytes := request.ByteSize()) > MAX_REQUEST_BYTES:
+                refused = too_large(size_bytes)
+                raise InvalidRequest(refused.message, refused.param, refused.code)
             request_id = await self._lines.submit(request)
             span.set_attribute("penstock.request.id", request_id)
         return request_id
@@ -139,9 +155,10 @@ class Client:
         also one that a quota does not let in, unless that is to be waited for.
         """
         session = SubmitSession(self._stub, self._queue, self._name, wait_for_quota)
-        async with aclosing(session.acks(self._prepare_each(requests))) as acks:
-            async for ack in acks:
-                yield ack
+        with self._queue.until_closed():
+            async with aclosing(session.acks(self._prepare_each(requests))) as acks:
+                async for ack in acks:
+                    yield ack
 
     def prepared(self, wanted: AnyRequest) -> request_pb2.Request:
         """Return the message as which `submit_many` submits `wanted`. Raises InvalidRequest. Any thread may call it."""
@@ -154,7 +171,10 @@ class Client:
         return await self.result(await self.submit(**fields))
 
     async def result(self, request_id: str) -> Result:
-        """Wait until the request has ended and return its result. Raises NotFound."""
+        """Wait until the request has ended and return its result. Raises NotFound.
+
+        Whoever stops waiting leaves the request running: see `cancel`, and `deadline_s` of a request.
+        """
         async with aclosing(self.wire_events(request_id, tokens=False)) as told:
             async for events in told:
                 return result_from(events[-1].result.result, events[-1].result.cursor)
@@ -204,9 +224,11 @@ class Client:
 
         Tokens that were not sent while a request ran are in its result alone.
         """
-        async with aclosing(self._session(batch, request_ids, cursor, tokens, follow).events()) as events:
-            async for event in events:
-                yield event
+        session = self._session(batch, request_ids, cursor, tokens, follow)
+        with self._queue.until_closed():
+            async with aclosing(session.events()) as events:
+                async for event in events:
+                    yield event
 
     async def wire_results(
         self, batch: str, cursor: int = 0, follow: bool = True, joined: Joined | None = None
@@ -217,15 +239,17 @@ class Client:
         result, and again after each reconnect; what it raises ends the watch.
         """
         session = WatchSession(self._stub, self._queue, batch, (), cursor, follow=follow, joined=joined)
-        async with aclosing(session.wire_events()) as events:
-            async for event in events:
-                if event.HasField("result"):
-                    yield event.result
+        with self._queue.until_closed():
+            async with aclosing(session.wire_events()) as events:
+                async for event in events:
+                    if event.HasField("result"):
+                        yield event.result
 
     def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
         """Yield (with `tokens`) token deltas and at last the result of one request as wire messages.
 
-        What has come together is yielded together. Raises NotFound, or Unavailable if the queue stays away.
+        What has come together is yielded together. Raises InvalidRequest for what cannot be a request's id, NotFound,
+        or Unavailable if the queue stays away.
         """
         return self._follower.events(request_id, tokens)
 
@@ -233,9 +257,11 @@ class Client:
         self, request_ids: Sequence[str], tokens: bool
     ) -> AsyncGenerator[list[pb.WatchEvent], None]:
         """Yield events as `wire_events` does, of several requests as they come."""
-        async with aclosing(self._session(None, request_ids, 0, tokens, False).wire_events()) as events:
-            async for event in events:
-                yield [event]
+        session = self._session(None, request_ids, 0, tokens, False)
+        with self._queue.until_closed():
+            async with aclosing(session.wire_events()) as events:
+                async for event in events:
+                    yield [event]
 
     async def tokens(self, request_id: str) -> AsyncGenerator[TokenDelta, None]:
         """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.
@@ -243,7 +269,8 @@ class Client:
         A delta with a higher `attempt` means that the request started again
         on another worker: discard the text of the attempt before. What was not
         sent while it ran comes out of its result, so that a completed request's
-        text is that of the last attempt yielded.
+        text is that of the last attempt yielded. How it ended is not told here: a
+        request that was refused, or whose deadline passed, ends this like another.
         """
         transcript = Transcript()
         async with aclosing(self.wire_events(request_id, tokens=True)) as told:
@@ -327,7 +354,8 @@ class Client:
         """
         # Not repeated after a failure: whether the first call made the backup cannot be known.
         try:
-            return await self._stub.Backup(pb.BackupRequest(name=name))
+            with self._queue.until_closed():
+                return await self._stub.Backup(pb.BackupRequest(name=name))
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self._queue.address) from None
 
@@ -361,3 +389,9 @@ def _copied(message: request_pb2.Request) -> request_pb2.Request:
     copy = request_pb2.Request()
     copy.CopyFrom(message)
     return copy
+
+
+def _check_sendable(what: str, text: str) -> None:
+    """Raise KeysError, without the text, if a call cannot carry it: gRPC would say so at each, in words of its own."""
+    if not (text.isascii() and text.isprintable()):
+        raise KeysError(f"{what}: must be printable ASCII, without a newline")

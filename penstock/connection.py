@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import grpc
 
 from penstock.credentials import Credentials, Identity, key_from_environment
-from penstock.errors import Unavailable, from_rpc
+from penstock.errors import PenstockError, Unavailable, from_rpc
 from penstock.tls import TlsFiles, open_channel
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """One gRPC frame; the services use the same number."""
+
+MAX_REQUEST_BYTES = 12 * 1024 * 1024
+"""One encoded request; the queue refuses a larger one, and one beyond MAX_MESSAGE_BYTES does not even reach it."""
 
 TARGET_FRAME_BYTES = 1024 * 1024
 """A frame is closed once it holds this much, so that frames of large prompts stay far below MAX_MESSAGE_BYTES."""
@@ -37,13 +41,19 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # An idle Watch may be silent for hours; the probe notices a vanished host. Servers allow one in 5 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # for the answer of the process; the other is for its kernel's
+    # For the answer of the process (the other: of its kernel), which comes behind all that a slow link has to carry.
+    ("grpc.http2.ping_timeout_ms", 30_000),
     ("grpc.http2.max_pings_without_data", 0),
     # Without these gRPC itself pauses up to two minutes between attempts to connect.
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_PAUSE_S * 1000)),
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),  # in spite of its name
     ("grpc.max_reconnect_backoff_ms", int(MOST_PAUSE_S * 1000)),
 ]
+
+CLOSED = "the client was closed"
+"""What those hear who are in a call when the client is closed, and who call it afterwards."""
+
+OTHER_LOOP = "a Client belongs to the event loop it was made in; make it in the coroutine that uses it"
 
 T = TypeVar("T")
 
@@ -90,7 +100,10 @@ class Connection:
         files = TlsFiles.from_environment() if tls is None else tls
         self._credentials = credentials or Credentials(key_from_environment())
         self.channel = open_channel(address, CHANNEL_OPTIONS, files, self._credentials)
+        self._loop = _loop_of_channels()
         self._retry_for_s = retry_for_s
+        self.closed = False
+        """Whether nothing more is asked over it, and what is asked already is about to end."""
 
     def identity(self) -> Identity:
         """Return for whom a call that is made now, by this task, is made."""
@@ -108,7 +121,8 @@ class Connection:
         patience = self.patience()
         while True:
             try:
-                return await method()
+                with self.until_closed():
+                    return await method()
             except grpc.aio.AioRpcError as error:
                 problem = from_rpc(error, self.address)
                 if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED or not isinstance(problem, Unavailable):
@@ -122,6 +136,48 @@ class Connection:
             raise problem from None
         await patience.wait_or_raise(problem)
 
+    def check_open(self) -> None:
+        """Raise Unavailable if the client was closed, and PenstockError if it belongs to another event loop."""
+        if self.closed:
+            raise Unavailable(CLOSED)
+        if self._loop is not asyncio.get_running_loop():
+            # gRPC would leave the call waiting for a loop that nobody runs.
+            raise PenstockError(OTHER_LOOP)
+
+    @contextmanager
+    def until_closed(self) -> Iterator[None]:
+        """Make calls inside; raises Unavailable in place of what gRPC raises because the client is closed meanwhile.
+
+        gRPC cancels the calls of a channel that is closed, and their callers with them, whom nobody has cancelled.
+        """
+        self.check_open()
+        try:
+            yield
+        except grpc.aio.UsageError:
+            if not self.closed:
+                raise
+        except asyncio.CancelledError:
+            if not self.closed or cancelled_by_somebody():
+                raise
+        else:
+            return
+        raise Unavailable(CLOSED) from None
+
     async def close(self) -> None:
         """Close the channel; open calls are cancelled."""
+        self.closed = True
         await self.channel.close()
+
+
+def cancelled_by_somebody() -> bool:
+    """Return whether a CancelledError is meant for this task, and does not come out of a call that gRPC cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _loop_of_channels() -> asyncio.AbstractEventLoop:
+    """Return the event loop to which gRPC ties a channel that is made now."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.get_event_loop_policy().get_event_loop()

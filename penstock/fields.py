@@ -121,6 +121,9 @@ OTHER_NAMES = {
 }
 """Names that other interfaces have for fields of this one, where the spelling alone would mislead."""
 
+NO_LISTS = (str, bytes, bytearray, memoryview, Mapping)
+"""What gives items one by one and is no list of them: they would be a text's characters or bytes, or keys."""
+
 MAX_DEADLINE_S = 100 * 365 * 86400.0
 """Far beyond any use, and far below where Unix time in ns leaves 64 bits."""
 
@@ -163,15 +166,16 @@ def _put_prompt(request: pb.Request, given: dict[str, Any]) -> None:
     for name in CHAT_ONLY:
         if name in given:
             raise InvalidRequest(f"{name}: only a chat (messages) has it", name)
-    if not prompt:
-        raise InvalidRequest("prompt: is empty", "prompt")
     try:
         if isinstance(prompt, str):
             request.text = prompt
         else:
-            request.token_ids.ids.extend(prompt)
+            _extend(request.token_ids.ids, prompt)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"prompt: neither text nor token ids ({error})", "prompt", "invalid_type") from None
+    # Only now: an array says of itself neither that it is empty nor that it is not.
+    if not (request.text or request.token_ids.ids):
+        raise InvalidRequest("prompt: is empty", "prompt")
 
 
 def _put_chat(request: pb.Request, messages: Any, given: dict[str, Any]) -> None:
@@ -205,9 +209,14 @@ def _scalar(request: pb.Request, name: str, value: Any) -> None:
 
 
 def _items(request: pb.Request, name: str, value: Any) -> None:
-    if isinstance(value, str):
-        raise TypeError("a list is needed")
-    getattr(request.sampling, name).extend(value)
+    _extend(getattr(request.sampling, name), value)
+
+
+def _extend(items: Any, given: Any) -> None:
+    """Add what is given to the items of a field; raises TypeError for what is no list or array of such."""
+    if isinstance(given, NO_LISTS):
+        raise TypeError(f"a list is needed, not {type(given).__name__}")
+    items.extend(given)
 
 
 def _deadline(request: pb.Request, name: str, value: float) -> None:

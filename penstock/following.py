@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from penstock.connection import Connection, Patience
+from penstock.connection import CLOSED, Connection, Patience, cancelled_by_somebody
 from penstock.credentials import acting_for
-from penstock.errors import NotFound, Unavailable
+from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.watching import TokenPositions
 
@@ -37,8 +37,9 @@ DELTA_BYTES = 512
 MAX_NAMES = 10_000
 """Requests named in one frame: a frame stays well below gRPC's limit."""
 
-CLOSED = "the client was closed"
-"""What those hear who still follow when the client is closed."""
+MAX_NAME_BYTES = 512
+"""Of a request's name, as of every name in a queue. One that cannot be sent would end the stream, which is everybody's
+who follows."""
 
 
 class Inbox:
@@ -126,6 +127,18 @@ def _first(names: dict[str, None]) -> list[str]:
     return first
 
 
+def _check_name(request_id: object) -> None:
+    """Raise InvalidRequest for what is no request's name: its reader alone is to hear of it."""
+    if not isinstance(request_id, str):
+        raise InvalidRequest(f"request_id: is no text but {type(request_id).__name__}", "request_id", "invalid_type")
+    try:
+        size_bytes = len(request_id.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"request_id: is no UTF-8 ({error.reason})", "request_id") from None
+    if size_bytes > MAX_NAME_BYTES:
+        raise InvalidRequest(f"request_id: {size_bytes} bytes; at most {MAX_NAME_BYTES} are allowed", "request_id")
+
+
 class Follower:
     """All that one client follows."""
 
@@ -140,8 +153,11 @@ class Follower:
     async def events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
         """Yield (with `tokens`) token deltas and at last the result of one request, as many as are there at once.
 
-        Raises NotFound, or Unavailable if the queue stays away.
+        Raises InvalidRequest for what cannot be a request's name, NotFound, or Unavailable if the queue stays away or
+        the client is closed.
         """
+        self._connection.check_open()
+        _check_name(request_id)
         inbox = Inbox(request_id, tokens)
         self._begin(inbox)
         try:
@@ -211,9 +227,15 @@ class Follower:
         try:
             while self._inboxes:
                 try:
-                    await self._one_stream(patience)
+                    with self._connection.until_closed():
+                        await self._one_stream(patience)
                 except grpc.aio.AioRpcError as error:
                     await self._connection.wait_or_raise(patience, error)
+                except asyncio.CancelledError:
+                    if cancelled_by_somebody():
+                        raise
+                    # gRPC cancels a call whose next frame it cannot send.
+                    await patience.wait_or_raise(Unavailable(f"{self._connection.address}: the stream broke off"))
         except Exception as error:  # whatever it is, the readers have to know
             failure = error
         finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
-from penstock.connection import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES, Connection, Patience
+from penstock.connection import MAX_FRAME_MESSAGES, MAX_REQUEST_BYTES, TARGET_FRAME_BYTES, Connection, Patience
 from penstock.errors import Unavailable, as_given
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
@@ -58,6 +58,10 @@ class SubmitSession:
         self._exhausted = False
         self._stream = _Stream(())
         self._room = asyncio.Event()
+        self._refused: Submitted | None = None
+        """Ack of a request that is not even sent, until it is handed out."""
+        self._news = asyncio.Event()
+        """Something has come, from the queue or from here."""
 
     @property
     def _finished(self) -> bool:
@@ -97,47 +101,100 @@ class SubmitSession:
                     self._room.clear()
                     await self._room.wait()
                 size = request.ByteSize()
-                self._held[tag] = request, size
-                self._bytes_held += size
-                self._stream.put(tag)
+                if size > MAX_REQUEST_BYTES:
+                    # gRPC would break the stream off for some, at each attempt, and with it all the others.
+                    await self._refuse(tag, size)
+                else:
+                    self._held[tag] = request, size
+                    self._bytes_held += size
+                    self._stream.put(tag)
                 tag += 1
         finally:
             self._exhausted = True
             self._stream.wake.set()
+
+    async def _refuse(self, tag: int, size: int) -> None:
+        """Have a request acked as too large; returns when it is, so that a source of many such is bounded too."""
+        self._refused = Submitted(tag, "", error=too_large(size))
+        self._news.set()
+        while self._refused is not None:
+            self._room.clear()
+            await self._room.wait()
+
+    def _take_refused(self) -> list[Submitted]:
+        """Return the ack of what was refused here, if there is one."""
+        if self._refused is None:
+            return []
+        refused, self._refused = self._refused, None
+        self._room.set()
+        return [refused]
 
     async def _one_stream(self, patience: Patience) -> AsyncGenerator[list[Submitted], None]:
         """Yield the acks of one stream, those that came together together."""
         stream = self._stream = _Stream(self._held)
         call = self._stub.Submit(self._frames(stream))
         try:
-            async for response in call:
-                if not self._held:
-                    # Nothing waits for an ack, so the opening itself is an answer. While something does it is none: a
-                    # request that the stream breaks of would be sent for ever.
-                    patience.succeeded()
-                acks = []
-                for ack in response.acks.acks:
-                    stream.unanswered -= 1
-                    status = ack.status
-                    if status in self._tried_again:
-                        stream.refuse(ack)
-                        continue
-                    patience.succeeded()
-                    if (submitted := self._take(ack, status)) is not None:
-                        acks.append(submitted)
-                if acks:
-                    yield acks
-                if stream.refused and not stream.unanswered:
-                    if stream.over_quota:
-                        patience.succeeded()
-                        await asyncio.sleep(QUOTA_PAUSE_S)
-                    else:
-                        await patience.wait_or_raise(Unavailable(stream.reason))
-                    stream.try_again()
-                stream.wake.set()
+            async with aclosing(self._answers(call)) as answers:
+                async for response in answers:
+                    acks = self._take_refused()
+                    if response is not None:
+                        acks += self._taken(stream, response, patience)
+                    if acks:
+                        yield acks
+                    if stream.refused and not stream.unanswered:
+                        await self._pause(stream, patience)
+                    stream.wake.set()
         finally:
             stream.end()
             call.cancel()
+
+    async def _answers(self, call: AsyncIterable[pb.SubmitResponse]) -> AsyncGenerator[pb.SubmitResponse | None, None]:
+        """Yield what the queue answers, and None when something was refused here while it answers nothing."""
+        answers = aiter(call)
+        reading: asyncio.Future[pb.SubmitResponse | None] | None = None
+        try:
+            while True:
+                reading = asyncio.ensure_future(_next(answers))
+                reading.add_done_callback(lambda _done: self._news.set())
+                while not reading.done():
+                    if self._refused is not None:
+                        yield None
+                    await self._news.wait()
+                    self._news.clear()
+                if (response := reading.result()) is None:
+                    return
+                yield response
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    def _taken(self, stream: _Stream, response: pb.SubmitResponse, patience: Patience) -> list[Submitted]:
+        """Return the acks of an answer that are for the caller; note what is to be tried again."""
+        if not self._held:
+            # Nothing waits for an ack, so the opening itself is an answer. While something does it is none: a request
+            # that the stream breaks of would be sent for ever.
+            patience.succeeded()
+        acks = []
+        for ack in response.acks.acks:
+            stream.unanswered -= 1
+            status = ack.status
+            if status in self._tried_again:
+                stream.refuse(ack)
+                continue
+            patience.succeeded()
+            if (submitted := self._take(ack, status)) is not None:
+                acks.append(submitted)
+        return acks
+
+    async def _pause(self, stream: _Stream, patience: Patience) -> None:
+        """Wait before what the queue did not take is sent again; raises Unavailable if patience has run out."""
+        if stream.over_quota:
+            patience.succeeded()
+            await asyncio.sleep(QUOTA_PAUSE_S)
+        else:
+            await patience.wait_or_raise(Unavailable(stream.reason))
+        stream.try_again()
 
     def _take(self, ack: pb.SubmitAck, status: int) -> Submitted | None:
         """Return the ack for the caller; None if its request had one already."""
@@ -232,6 +289,16 @@ class _Stream:
         """Let the writer end."""
         self.over = True
         self.wake.set()
+
+
+def too_large(size_bytes: int) -> RequestError:
+    """Return what is wrong with a request of this size, in the queue's words."""
+    text = f"request: {size_bytes} bytes encoded; at most {MAX_REQUEST_BYTES} are allowed"
+    return RequestError("invalid_request", text, "request")
+
+
+async def _next(answers: AsyncIterator[pb.SubmitResponse]) -> pb.SubmitResponse | None:
+    return await anext(answers, None)
 
 
 def _error(error: request_pb2.RequestError) -> RequestError:

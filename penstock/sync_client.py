@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
+import sys
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
@@ -15,11 +19,14 @@ from penstock.client import (
     AnyRequest,
     Client,
 )
+from penstock.connection import CLOSED
+from penstock.errors import Unavailable
 from penstock.fields import RequestFields
 from penstock.queue.v1 import queue_pb2
 from penstock.results import Cancelled, DeadLetter, RequestInfo, Requeued, Result, Submitted, TokenDelta
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.source_thread import SourceThread
+from penstock.tls import TlsFiles
 from penstock.watching import Event
 
 T = TypeVar("T")
@@ -31,12 +38,19 @@ LOOK_S = 1.0
 """Longest wait at one go. Python sees a signal that comes in the instant in which a wait begins only when that ends: a
 Ctrl-C may be this late, and is not lost."""
 
+FORKED = "a client does not outlive a fork; make one in the child process"
+OWN_THREAD = "a call would wait for itself in the client's own thread (the garbage collector runs finalizers in any)"
+
 END = object()
 """What a finished stream hands over instead of an item."""
 
 
 class SyncClient:
-    """Blocking facade of `Client`. Use as `with SyncClient("HOST:PORT") as client:`; safe to share between threads."""
+    """Blocking facade of `Client`. Use as `with SyncClient("HOST:PORT") as client:`; safe to share between threads.
+
+    Every call raises Unavailable once the client is closed, also those that wait already, and in a child process that
+    was forked while there was a client: its thread stays with the parent.
+    """
 
     def __init__(
         self,
@@ -44,15 +58,28 @@ class SyncClient:
         scheduler: str = DEFAULT_SCHEDULER_ADDRESS,
         *,
         retry_for_s: float = DEFAULT_RETRY_FOR_S,
+        tls: TlsFiles | None = None,
         api_key: str | None = None,
         tenant: str = "",
     ) -> None:
-        """Start the thread that talks to the services at these "HOST:PORT" addresses; see `Client` for the others."""
+        """Start the thread that talks to the services at these "HOST:PORT" addresses.
+
+        See `Client` for the other arguments and what they raise.
+        """
+        self._pid = os.getpid()
+        self._beginning = threading.RLock()
+        """Held while something is given to the loop. The garbage collector and signals may come in between."""
+        self._ending = threading.RLock()
+        """Held while the client is closed, which others wait for."""
+        self._closed = False
+        """Whether nothing more is given to the loop."""
+        self._open: set[_Steps[Any]] = set()
+        """What iterators read; held here, so that the garbage collector never closes it beside their own end."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-client", daemon=True)
         self._thread.start()
         try:
-            self._client = self._run(_made(queue, scheduler, retry_for_s, api_key, tenant))
+            self._client = self._run(_made(queue, scheduler, retry_for_s, tls, api_key, tenant))
         except BaseException:
             self._end_thread()  # nobody gets a client to close
             raise
@@ -68,14 +95,25 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections and end the thread; a second call does nothing."""
-        if self._loop.is_closed():
-            return
-        self._run(self._client.close())
-        self._run(_settled())
-        self._end_thread()
+        """Close the connections and end the thread; a second call does nothing, nor does one in a forked child.
+
+        Raises Unavailable where a finalizer calls it in the client's own thread, which cannot wait for its end.
+        """
+        if os.getpid() != self._pid or sys.is_finalizing():
+            return  # the thread is not here, or does not run any more
+        self._refuse_own_thread()
+        with self._beginning:
+            self._closed = True  # from here on the loop is given nothing but what follows
+        with self._ending:
+            for last in (self._client.close, _settled):
+                if not self._gone():  # a signal's handler may close it in the midst of this
+                    with suppress(Unavailable):
+                        self._result(asyncio.run_coroutine_threadsafe(last(), self._loop))
+            self._end_thread()
 
     def _end_thread(self) -> None:
+        if self._loop.is_closed():
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -90,6 +128,7 @@ class SyncClient:
         `requests` is read in a thread of its own, some way ahead of the acks; it may call this client. What it raises
         is raised here once what it gave before is acked.
         """
+        self._refuse_closed()  # before the source is read
         # Made ready where they are read: a source may change what it has given as soon as it is asked for the next.
         source = SourceThread(map(self._client.prepared, requests), self._loop)
         try:
@@ -171,7 +210,29 @@ class SyncClient:
         return self._run(self._client.backup(name))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Return what `work` returns on the loop. Raises Unavailable, also while it waits, if nothing runs there."""
+        try:
+            self._refuse_own_thread()
+            future = self._begin(work)
+        except Unavailable:
+            work.close()
+            raise
+        try:
+            return self._result(future)
+        except BaseException:
+            if not self._gone():
+                future.cancel()
+            raise
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Have `work` run on the loop. Raises Unavailable if it will not."""
+        self._refuse_closed()  # where other threads have stopped, one may have stopped with the lock
+        with self._beginning:
+            self._refuse_closed()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _result(self, future: concurrent.futures.Future[T]) -> T:
+        """Wait for what runs on the loop. Raises Unavailable if nothing does any more."""
         try:
             while True:
                 try:
@@ -179,23 +240,61 @@ class SyncClient:
                 except TimeoutError:
                     if future.done():  # it is the work's own, or the work has ended just now
                         return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+                if why := self._gone():
+                    raise Unavailable(why)
+        except concurrent.futures.CancelledError:
+            if not self._closed:
+                raise
+            raise Unavailable(CLOSED) from None
+
+    def _gone(self) -> str:
+        """Return why the loop's thread does not run, empty if it does."""
+        if os.getpid() != self._pid:
+            return FORKED
+        # At the end of the process daemon threads stop where they are, without being told.
+        return CLOSED if sys.is_finalizing() or not self._thread.is_alive() else ""
+
+    def _refuse_closed(self) -> None:
+        """Raise Unavailable if nothing more can be given to the loop."""
+        why = self._gone() or (CLOSED if self._closed else "")
+        if why:
+            raise Unavailable(why)
+
+    def _refuse_own_thread(self) -> None:
+        """Raise Unavailable where to wait for the loop would be to wait for oneself."""
+        if threading.current_thread() is self._thread:
+            raise Unavailable(OWN_THREAD)
 
     def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Yield what the asynchronous generator yields; closing this generator closes it."""
+        """Yield what the asynchronous generator yields; closing this generator has it closed."""
         steps = _Steps(items)
+        self._open.add(steps)
         try:
             while (item := self._run(steps.next())) is not END:
                 yield item  # type: ignore[misc]
         finally:
-            self._run(steps.close())
+            # Not waited for: of an iterator that was left, the garbage collector runs this, in whichever thread it
+            # works, the client's own among them.
+            closing = self._closed_steps(steps)
+            try:
+                self._begin(closing)
+            except Unavailable:
+                closing.close()
+                self._open.discard(steps)
+
+    async def _closed_steps(self, steps: _Steps[Any]) -> None:
+        """Close what an iterator has read."""
+        try:
+            await steps.close()
+        finally:
+            self._open.discard(steps)
 
 
-async def _made(queue: str, scheduler: str, retry_for_s: float, api_key: str | None, tenant: str) -> Client:
+async def _made(
+    queue: str, scheduler: str, retry_for_s: float, tls: TlsFiles | None, api_key: str | None, tenant: str
+) -> Client:
     """Make the client on the loop its channels will live on."""
-    return Client(queue, scheduler, retry_for_s=retry_for_s, api_key=api_key, tenant=tenant)
+    return Client(queue, scheduler, retry_for_s=retry_for_s, tls=tls, api_key=api_key, tenant=tenant)
 
 
 async def _settled() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock.credentials import key_from_environment
 from penstock.keys import KeysError
 
@@ -30,3 +31,18 @@ def test_what_is_wrong_with_the_key_file_is_told_without_its_content(tmp_path: P
         with pytest.raises(KeysError, match=said) as refused:
             key_from_environment(environment)
         assert "schl" not in str(refused.value)
+
+
+async def test_the_variable_may_end_with_a_newline_as_the_file_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_KEY", "penstock.ci.secret\n")
+    async with penstock.Client() as client:
+        assert dict(client._queue.identity())["authorization"] == "Bearer penstock.ci.secret"
+
+
+@pytest.mark.parametrize("text", ["secret\n", "sec\nret", "secr\u00e9t"])
+async def test_what_no_call_can_carry_is_refused_when_the_client_is_made(text: str) -> None:
+    with pytest.raises(KeysError, match="the API key: must be") as refused:
+        penstock.Client(api_key=text)
+    assert "sec" not in str(refused.value)
+    with pytest.raises(KeysError, match="the tenant: must be"):
+        penstock.Client(tenant=text)

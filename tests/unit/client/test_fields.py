@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -73,6 +75,15 @@ def test_structured_values() -> None:
         ({"prompt": []}, "prompt"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
+        ({"prompt": b"Once upon"}, "prompt"),
+        ({"prompt": bytearray(b"Once upon")}, "prompt"),
+        ({"prompt": memoryview(b"Once upon")}, "prompt"),
+        ({"prompt": b""}, "prompt"),
+        ({"prompt": {1: 2}}, "prompt"),
+        ({"prompt": array("d", [0.5])}, "prompt"),
+        ({"prompt": array("I")}, "prompt"),
+        ({"prompt": "p", "stop_token_ids": b"ab"}, "stop_token_ids"),
+        ({"prompt": "p", "allowed_token_ids": {1: 2}}, "allowed_token_ids"),
         ({"prompt": ["a"]}, "prompt"),
         ({"prompt": "\ud800"}, "prompt"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
@@ -99,3 +110,26 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         build(**fields)
     assert refused.value.param == param
+
+
+class Numbers:
+    """Like an array of numpy's or torch's: it says of itself neither that it is empty nor that it is not."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+
+@pytest.mark.parametrize("ids", [[1, 2], (1, 2), array("I", [1, 2]), Numbers([1, 2])])
+def test_token_ids_may_be_any_list_or_array(ids: Any) -> None:
+    assert build(prompt=ids).token_ids.ids == [1, 2]
+
+
+def test_an_array_of_nothing_is_no_prompt() -> None:
+    with pytest.raises(InvalidRequest, match="is empty"):
+        build(prompt=Numbers([]))

@@ -111,6 +111,42 @@ async def test_an_unknown_request_is_told_to_its_reader_only(client: penstock.Cl
     assert (await known).request_id == name
 
 
+@pytest.mark.parametrize("name", [5, None, b"r-0", "\ud800", "x" * 513], ids=repr)
+async def test_what_is_no_name_is_told_to_its_reader_only(
+    client: penstock.Client, queue: FakeQueue, name: object
+) -> None:
+    good = await client.submit(prompt="p")
+    known = asyncio.create_task(client.result(good))
+    await until_followed(queue, good)
+    async with asyncio.timeout(30):
+        with pytest.raises(penstock.InvalidRequest) as refused:
+            await client.result(name)  # type: ignore[arg-type]
+    assert refused.value.param == "request_id"
+    assert "request_id: " in str(refused.value)
+    await queue.finish_all()
+    assert ((await known).request_id, len(queue.follows)) == (good, 1)
+
+
+async def test_a_frame_that_cannot_be_sent_breaks_the_stream_off_and_no_more(
+    client: penstock.Client, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC cancels the call then, and raises in its reader what is raised in a task that somebody cancels."""
+    failures = [TypeError("no bytes")]
+    take = following._Outgoing.take
+
+    def failing(outgoing: following._Outgoing) -> tuple[list[str], list[str]]:
+        if failures:
+            raise failures.pop()
+        return take(outgoing)
+
+    monkeypatch.setattr(following._Outgoing, "take", failing)
+    name = await client.submit(prompt="p")
+    queue.paused = False
+    await queue.finish_all()
+    assert (await client.result(name)).request_id == name
+    assert not failures
+
+
 async def test_a_reader_that_goes_away_leaves_and_one_that_did_not_begin_is_not_named(
     client: penstock.Client, queue: FakeQueue
 ) -> None:
