@@ -58,14 +58,16 @@ KEEPALIVE_TIME_MS = 20_000
 """Idle streams are probed this often, so that a vanished host is noticed without a TCP timeout of minutes."""
 
 KEEPALIVE_TIMEOUT_MS = 10_000
-"""A probe unanswered for this long closes the connection."""
+"""A probe that the peer's kernel has not acknowledged for this long closes the connection: the host has vanished. A
+process that is stopped is not noticed by it."""
 
-PROBE_TIMEOUT = [
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-]
-"""The second is how long the probe's answer may take (a minute, unless it is said); the first, for the kernel's answer
-alone, does not notice a process that is stopped."""
+PING_TIMEOUT_MS = 30_000
+"""A connection also ends when the peer's process has not answered a ping for so long: a keepalive probe, or one of
+those by which gRPC measures how much a link holds. The answer comes behind what is under way before it, and before a
+slow link that may be megabytes: 200 kB/s carry 6 MB in that time."""
+
+PING_TIMEOUT_OF_SERVICES_MS = 10_000
+"""The same where one service calls another: they are near each other, and a stopped one is to be noticed soon."""
 
 BACKOFF_FIRST_S = 0.05
 """First pause before a reconnect: a restarted service is back within a fraction of a second."""
@@ -81,7 +83,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    *PROBE_TIMEOUT,
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_OF_SERVICES_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnect pauses of the channel itself; without these gRPC waits up to two minutes.
@@ -104,7 +107,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    *PROBE_TIMEOUT,
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # workers, clients and gateways come to the same port
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),
     # Two servers on one port would share clients at random; the second must fail to start.
     ("grpc.so_reuseport", 0),

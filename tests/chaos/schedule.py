@@ -104,7 +104,10 @@ FULL: tuple[Row, ...] = (
 """At most 41 kills, a fifth of them of workers and their engines, whose starts take longest; and 38 other faults."""
 
 FROZEN_S = (32.0, 36.0)
-"""For longer than gRPC's keepalive takes to give a connection up: 20 s of silence and 10 s without an answer."""
+"""For longer than a service takes to give up what it calls: 20 s of silence and 10 s without an answer."""
+
+FROZEN_WORKER_S = (52.0, 56.0)
+"""The same for queue and scheduler, who are called: 20 s and 30 s."""
 
 EXTENDED: tuple[Row, ...] = (
     *FULL,
@@ -112,7 +115,7 @@ EXTENDED: tuple[Row, ...] = (
     Row(Kind.MUTE, "work-link", 2, *LONG_S),
     Row(Kind.PAUSE, "queue", 1, *FROZEN_S),
     Row(Kind.PAUSE, "scheduler", 1, *FROZEN_S),
-    Row(Kind.PAUSE, "worker", 1, *FROZEN_S),
+    Row(Kind.PAUSE, "worker", 1, *FROZEN_WORKER_S),
     Row(Kind.STALL, "link", 2, *FROZEN_S),
 )
 """For a run that takes longer anyway."""
