@@ -43,8 +43,19 @@ PEERS = {"queue_address": "queue", "scheduler_address": "scheduler"}
 
 MASK = "********"
 
-SECRET = re.compile(r"(^|[-_])(token|key|password|secret)$", re.IGNORECASE)
-"""Names of arguments of vLLM whose values are not shown: `hf-token`, `api-key`."""
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+"""A word of a name, however it is written: `hf-token`, `api_key`, `accessToken`, `APIKey`."""
+
+SECRET = re.compile(r"(token|key|password|passwd|passphrase|secret|credential)s?$")
+"""Last words of names of arguments of vLLM whose values are not shown; `apikey` is written as one."""
+
+OF_TEXT = frozenset(
+    ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "special", "stop", "image", "audio", "video", "per")
+)
+"""Before `token` or `tokens` these say that it is of a text; `num_experts_per_token`."""
+
+NUMBER = re.compile(r"\s*[0-9.]+[kKmMgGtT]?\s*")
+"""What vLLM reads as a number: `max-num-batched-tokens = "8k"`."""
 
 
 class Findings(NamedTuple):
@@ -206,16 +217,30 @@ def _plain(name: str, value: Any) -> Any:
     """Return a channel's settings or the argument of vLLM, whatever holds a secret in it being masked."""
     if isinstance(value, BaseModel):
         return value.model_dump()
-    if SECRET.search(name):
+    if _is_secret(name, value):
         return MASK
     if isinstance(value, dict):
         return {key: _plain(key, item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain("", item) for item in value]
-    if isinstance(value, str) and value.startswith("{"):
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         with suppress(ValueError):  # vLLM reads arguments like this one as JSON
             return json.dumps(_plain("", json.loads(value)))
     return value
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """Whether the argument of vLLM, or what is in it by this name, is not to be shown; `a.b` is `b` in `a`."""
+    if value is None or isinstance(value, bool):
+        return False
+    for part in name.split("."):
+        *before, last = [word.lower() for word in WORD.findall(part)] or [""]
+        found = SECRET.search(last)
+        # `max-num-batched-tokens` is a count, `eos_token` a piece of text.
+        is_count = last == "tokens" and NUMBER.fullmatch(str(value))
+        if found and not is_count and not (found[1] == "token" and OF_TEXT.intersection(before)):
+            return True
+    return False
 
 
 def main(arguments: Sequence[str]) -> int:

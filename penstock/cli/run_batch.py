@@ -155,12 +155,19 @@ def _target(output: Path) -> Path:
 
 
 def _passed(output: Path) -> Iterator[str]:
-    """Yield the name of an output file and of each that it leads to, link by link; there is no circle of them."""
+    """Yield the name of an output file and of each that it leads to, link by link; there is no circle of them.
+
+    Each as it is said and as it is without links in its directory: a link may lead to /dev/fd.
+    """
     path = os.path.abspath(output)
-    yield path
-    while os.path.islink(path):
-        path = os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.readlink(path)))
+    while True:
+        directory, name = os.path.split(path)
+        directory = os.path.realpath(directory)
         yield path
+        yield os.path.join(directory, name)
+        if not os.path.islink(path):
+            return
+        path = os.path.normpath(os.path.join(directory, os.readlink(path)))
 
 
 def _refuse_what_is_no_file(path: Path) -> None:
@@ -189,7 +196,11 @@ def _keep_what_is_needed(options: Options) -> None:
         for what, path in written.items():
             if os.path.realpath(summary) == os.path.realpath(path):
                 raise CommandError(f"the summary file {summary} is {what} as well; one would be lost", EX_USAGE)
-        if summary.is_dir() or not summary.absolute().parent.is_dir():
+        try:
+            unfit = summary.is_dir() or not summary.absolute().parent.is_dir()
+        except OSError as error:  # of a name that is too long, of a directory that one may not enter
+            raise CommandError(f"cannot write {summary}: {error.strerror}", EX_CANNOT_WRITE) from None
+        if unfit:
             raise CommandError(f"cannot write {summary}: no file can be there", EX_CANNOT_WRITE)
         written["the summary file"] = summary
     for what, path in written.items():

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2 as pb
-from services.gateway.core.batch import Batch, LineError, Status
+from services.gateway.core.batch import MOST_LEASE_S, Batch, LineError, Status
 from services.gateway.shelf import ConflictError, Shelf
 
 log = logging.getLogger(__name__)
@@ -147,6 +147,34 @@ def _put(batch: Batch, revision: int, expires_ns: int = 0) -> pb.PutRecord:
     return pb.PutRecord(record=record)
 
 
+class Stillness:
+    """Which leases are over by the time that has passed here, whatever the clock said that they were given by.
+
+    A gateway whose clock was ahead leaves leases that last as long as it was. No lease is longer than MOST_LEASE_S and
+    who holds one writes the record in every third of it: what was not written for so long, nobody holds.
+    """
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        """Know nothing yet."""
+        self._monotonic_s = monotonic_s
+        self._seen: dict[str, tuple[int, float]] = {}
+        """The revision of each batch, and when it was first seen."""
+
+    def over(self, batch_id: str, revision: int) -> bool:
+        """Remember the revision that a batch has now; return whether it has had it for the longest lease."""
+        now_s = self._monotonic_s()
+        known, since_s = self._seen.get(batch_id, (revision, now_s))
+        if known != revision:
+            since_s = now_s
+        self._seen[batch_id] = (revision, since_s)
+        return now_s - since_s >= MOST_LEASE_S
+
+    def forget_all_but(self, batch_ids: Collection[str]) -> None:
+        """Forget the batches that have ended."""
+        for batch_id in self._seen.keys() - set(batch_ids):
+            del self._seen[batch_id]
+
+
 class Held:
     """A batch that this gateway drives, for as long as it keeps renewing its lease."""
 
@@ -176,13 +204,15 @@ class Held:
         owner: str,
         lease_s: float,
         now_s: Callable[[], float] = time.time,
+        over: Callable[[str, int], bool] = lambda _batch_id, _revision: False,
     ) -> Held | None:
-        """Take a batch if nobody holds it."""
+        """Take a batch if nobody holds it, or if its lease is `over` whatever the lease says."""
         try:
             batch, revision = await records.get(batch_id)
         except NotFound:
             return None
-        if not batch.free_for(owner, now_s()):
+        is_over = over(batch_id, revision)  # asked in any case: it remembers what it was asked
+        if batch.ended or not (batch.free_for(owner, now_s()) or is_over):
             return None
         held = cls(records, batch, revision, owner, lease_s, now_s)
         try:
@@ -208,8 +238,8 @@ class Held:
             self.batch = leased
 
     async def beat(self) -> None:
-        """Renew the lease when a third of it has gone."""
-        if self.batch.lease.until - self.now_s() < self._lease_s * 2 / 3:
+        """Renew the lease when a third of it has gone, or when the clock was set back: others look for its renewals."""
+        if not self._lease_s * 2 / 3 <= self.batch.lease.until - self.now_s() <= self._lease_s:
             await self.save()
 
     async def found(self) -> Batch:

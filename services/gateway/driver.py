@@ -15,7 +15,7 @@ from contextlib import suppress
 from penstock.client import Client
 from penstock.credentials import act_for
 from penstock.errors import PenstockError, ServiceError
-from services.gateway.batch_records import BatchRecords, DamagedError, Held, LostError
+from services.gateway.batch_records import BatchRecords, DamagedError, Held, LostError, Stillness
 from services.gateway.drive import Drive
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
@@ -52,6 +52,7 @@ class Driver:
         self._lease_s = lease_s
         self._owner = secrets.token_hex(8)
         self._driving: dict[str, asyncio.Task[None]] = {}
+        self._stillness = Stillness()
         self._look = asyncio.Event()
         self._turns = Turns()
 
@@ -81,11 +82,12 @@ class Driver:
     async def _find(self) -> None:
         ids = await self._records.open_ids()
         self._metrics.open_batches.set(len(ids))
+        self._stillness.forget_all_but(ids)
         for batch_id in ids:
             if batch_id in self._driving:
                 continue
             try:
-                held = await Held.take(self._records, batch_id, self._owner, self._lease_s)
+                held = await Held.take(self._records, batch_id, self._owner, self._lease_s, over=self._stillness.over)
             except (DamagedError, ServiceError):  # its row is no record, or fails its checksum: the other batches go on
                 log.exception("%s cannot be read", batch_id)
                 continue

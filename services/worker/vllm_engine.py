@@ -24,7 +24,7 @@ from services.worker.engine import (
     StepTokens,
 )
 from services.worker.processes import guard_process_group, yield_to_engine
-from services.worker.vllm_checks import NotServedError, check_arguments, check_started
+from services.worker.vllm_checks import NotServedError, asked_reasoning_parser, check_arguments, check_started
 from services.worker.vllm_pace import Pace
 from services.worker.vllm_stats import EngineStats, RunPreemptions, no_metrics
 
@@ -166,6 +166,7 @@ def prepare(
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     found = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu)
+    reasoning_parser = asked_reasoning_parser(found)
     if tool_parser:
         check_tool_parser(tool_parser)
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -183,7 +184,7 @@ def prepare(
             fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
         fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
     try:
-        check_arguments(config)
+        check_arguments(config, reasoning_parser)
     except NotServedError as error:
         fail(f"the engine's arguments do not fit: {error}", EX_CONFIG)
     return Prepared(config, names, on_cpu, tool_parser, trusts_templates)

@@ -122,6 +122,14 @@ class Progress:
     """Place in the batch's results up to which they are counted."""
 
 
+PARTS: dict[str, type[Counts] | type[Progress] | type[Lease]] = {
+    "counts": Counts,
+    "progress": Progress,
+    "lease": Lease,
+}
+"""Fields of a batch that have fields of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One batch."""
@@ -152,7 +160,7 @@ class Batch:
     """Of a batch that has ended, the lines behind `progress.line` that were submitted all the same: of its last window
     a quota let in a part. The queue knows them only as long as it has their results."""
     unknown: dict[str, Any] = field(default_factory=dict)
-    """Fields of a newer gateway's, which gets them back."""
+    """Fields of a newer gateway's, which gets them back; those inside of a part under the part's name."""
 
     @property
     def ended(self) -> bool:
@@ -171,12 +179,8 @@ class Batch:
         return replace(self, lease=Lease(owner, until_s))
 
     def free_for(self, owner: str, now_s: float) -> bool:
-        """Whether `owner` may drive it.
-
-        A lease that nobody could have given by a clock like this one was given by a wrong one, and would last as long.
-        """
-        given = now_s < self.lease.until <= now_s + 2 * MOST_LEASE_S  # the clocks of gateways differ by less than one
-        return not self.ended and (self.lease.owner in {"", owner} or not given)
+        """Whether `owner` may drive it."""
+        return not self.ended and (self.lease.owner in {"", owner} or self.lease.until <= now_s)
 
     @property
     def output_file_name(self) -> str:
@@ -191,7 +195,8 @@ class Batch:
     def to_row(self) -> bytes:
         """Return the batch as the value of a record."""
         row = asdict(self)
-        row |= row.pop("unknown")
+        for name, value in row.pop("unknown").items():
+            row[name] = row[name] | value if name in PARTS else value
         for name in ("refusals", "scattered"):
             if not row[name]:
                 del row[name]  # so that gateways that know nothing of them can drive the batch
@@ -206,8 +211,13 @@ class Batch:
         values["status"] = Status(values["status"])
         values["errors"] = [LineError(**error) for error in values["errors"]]
         values["refusals"] = [Refusal(**refusal) for refusal in values.get("refusals", [])]
-        for name, kind in (("counts", Counts), ("progress", Progress), ("lease", Lease)):
-            values[name] = kind(**values[name])
+        for name, kind in PARTS.items():
+            part, known = values[name], {one.name for one in fields(kind)}
+            if newer := {key: part.pop(key) for key in part.keys() - known}:
+                values["unknown"][name] = newer
+            values[name] = kind(**part)
+        # What a newer gateway says of its lease is not true of another's.
+        values["unknown"].pop("lease", None)
         return cls(**values)
 
     def to_object(self) -> dict[str, Any]:

@@ -67,6 +67,10 @@ from services.queue.core.workers import Rules, Workers
 ENDED_AT_ONCE: Final = 1000
 """Requests that one step ends: some tens of milliseconds in which nothing else is done."""
 
+POPPED_AT_ONCE: Final = 20_000
+"""Deadlines that one step looks at, most of them of requests that have ended before: again some tens of
+milliseconds."""
+
 HEAP_SLACK = 64
 """Deadlines of ended requests the heap may keep beyond the live ones before it is rebuilt."""
 
@@ -345,7 +349,9 @@ class Machine:
     def _pass_deadlines(self, now_ns: int) -> None:
         """End some of those whose time is over; the next ticks end the rest, and nobody is given them meanwhile."""
         ended = 0
-        while ended < ENDED_AT_ONCE and self._deadlines and self._deadlines[0][0] <= now_ns:
+        for _ in range(POPPED_AT_ONCE):
+            if ended == ENDED_AT_ONCE or not self._deadlines or self._deadlines[0][0] > now_ns:
+                break
             _, seq = heapq.heappop(self._deadlines)
             entry = self.book.entries.get(seq)
             if entry is not None and self._stop(entry, Input.DEADLINE, Outcome.EXPIRED, now_ns):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from services.config_check import _is_secret
 from services.worker.engine import ENGINE_WATERMARK
 from tests.support.fleet import penstock
 
@@ -40,6 +42,8 @@ def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thre
         (["--block-size", "0"], "block_size: Input should be greater than 0"),
         (["--max-model-len", "99999"], "User-specified max_model_len (99999) is greater than"),
         (["--reasoning-parser", "nope"], "Reasoning parser 'nope' not found"),
+        (["--structured-outputs-config.reasoning_parser", "qwen3"], "--reasoning-parser: what a model thinks"),
+        (["--structured-outputs-config", '{"reasoning_parser": "qwen3"}'], "--reasoning-parser: what a model thinks"),
         (["--runner", "pooling"], "--runner pooling: only models that generate are served"),
         (["--skip-tokenizer-init"], "--skip-tokenizer-init: prompts are counted"),
     ],
@@ -56,3 +60,33 @@ def test_an_argument_that_does_not_fit_is_named_with_the_reason_on_one_line(
     assert ending.value.code == 78
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("worker: ")]
     assert [line.partition(said)[:2] for line in lines] == [("worker: the engine's arguments do not fit: ", said)]
+
+
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "num_local_experts": 2,
+    "num_experts_per_tok": 1, "vocab_size": 256, "max_position_embeddings": 1024, "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 10000.0, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.vllm
+def test_of_the_names_of_options_the_hubs_token_alone_is_taken_for_a_secret() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+    names = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
+    assert len(names) > 100
+    assert [name for name in names if _is_secret(name, 512)] == ["hf-token"]
+
+
+@pytest.mark.vllm
+def test_a_model_may_have_a_reasoning_parser_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM writes it where that of the arguments would be, which are refused."""
+    from services.worker.vllm_engine import prepare
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
+    prepared = prepare(str(tmp_path), ("m",), ["--max-model-len", "512"])
+    assert prepared._config.structured_outputs_config.reasoning_parser

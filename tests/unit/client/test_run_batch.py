@@ -176,6 +176,10 @@ async def test_what_cannot_be_an_output_file_is_refused_by_name_and_kept(shell: 
         named = str(tmp_path / summary)
         ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / "out"), "--summary-json", named)
         assert (ran.status, ran.err) == (73, f"penstock: cannot write {named}: no file can be there\n")
+    long = "x" * 300
+    for named in (str(tmp_path / long), str(tmp_path / long / "summary.json")):
+        ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / "out"), "--summary-json", named)
+        assert (ran.status, ran.err) == (73, f"penstock: cannot write {named}: File name too long\n")
     assert {path: path.lstat().st_mode for path in tmp_path.iterdir()} == before
     assert shell.queue.requests == []
 
@@ -386,7 +390,10 @@ def test_a_file_that_the_shell_has_opened_is_no_output(tmp_path: Path) -> None:
         path = Path(f"/proc/self/fd/{opened.fileno()}")
         (tmp_path / "link").symlink_to(path)
         (tmp_path / "link to it").symlink_to("link")
-        for output in (path, tmp_path / "link", tmp_path / "link to it"):
+        (tmp_path / "descriptors").symlink_to("/dev/fd")
+        behind = tmp_path / "descriptors" / str(opened.fileno())
+        (tmp_path / "link behind").symlink_to(behind)
+        for output in (path, tmp_path / "link", tmp_path / "link to it", behind, tmp_path / "link behind"):
             with pytest.raises(CommandError, match="it is no regular file"):
                 _target(output)
 

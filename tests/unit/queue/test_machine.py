@@ -20,7 +20,7 @@ from services.queue.core.effects import (
 )
 from services.queue.core.entry import DEFAULT_TENANT, Failure
 from services.queue.core.lifecycle import Outcome, State
-from services.queue.core.machine import ENDED_AT_ONCE
+from services.queue.core.machine import ENDED_AT_ONCE, POPPED_AT_ONCE
 from services.queue.core.messages import (
     Cancel,
     Claim,
@@ -298,6 +298,14 @@ def test_those_that_have_ended_take_nobodys_turn_at_a_deadline() -> None:
     queue.submit(meta(deadline_ns=50))
     queue.step(Cancel(1, tuple(early)))
     assert len(only(Ended, queue.tick(50))) == 1
+
+
+def test_but_a_tick_looks_at_no_more_of_them_than_it_has_time_for() -> None:
+    queue = Queue()
+    early = queue.submit(*[meta(deadline_ns=50) for _ in range(POPPED_AT_ONCE)])
+    queue.submit(meta(deadline_ns=50))
+    queue.step(Cancel(1, tuple(early)))
+    assert [len(only(Ended, queue.tick(50))), len(only(Ended, queue.tick(1)))] == [0, 1]
 
 
 def test_claims_are_refused_with_the_reason() -> None:

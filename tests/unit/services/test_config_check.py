@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.config_check import findings
+from services.config_check import KINDS, MASK, findings, show
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +104,78 @@ def test_services_that_the_keys_would_refuse_are_named(tmp_path: Path, monkeypat
     assert "scheduler, worker, gateway will be refused without PENSTOCK_KEY" in told
     monkeypatch.setenv("PENSTOCK_KEY", "psk_some.thing")
     assert not findings(str(path)).odd
+
+
+VLLM_OPTIONS = (
+    "dbo-decode-token-threshold", "dbo-prefill-token-threshold", "long-prefill-token-threshold",
+    "long-prefill-token-threshold-adaptive", "max-num-batched-tokens", "max-num-queued-tokens",
+    "max-num-scheduled-tokens", "skip-tokenizer-init", "spec-tokens", "tokenizer", "tokenizer-mode",
+    "tokenizer-revision",
+)  # fmt: skip
+"""Those of vLLM 0.32 that have `token` or `key` in their names, but for `hf-token`."""
+
+IN_TABLES = (
+    "cache_hit_alignment_tokens", "encoder_cudagraph_token_budgets", "eos_token", "bos_token_id", "image_token_index",
+    "kv_cache_size_tokens", "max_new_tokens", "max_tokens", "max_num_encoder_input_tokens", "num_experts_per_token",
+    "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "returned_token_ids", "num_key_value_heads",
+    "rope_kvcache_fusion_max_token_num", "special_tokens", "suffix_decoding_min_token_prob", "token_bytes",
+    "tokens_only", "speculative-config.num_speculative_tokens", "keyframes",
+)  # fmt: skip
+"""What options like `hf-overrides` and `speculative-config` hold."""
+
+READABLE = (*VLLM_OPTIONS, *IN_TABLES)
+
+
+def shown(path: Path, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what `config show worker` prints of a file with these arguments of the engine."""
+    path.write_text(f"[worker]\nmodel = 'm'\n[worker.engine_arguments]\n{arguments}")
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
+    assert show("worker", []) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("engine_arguments ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        """lora-modules = '[{"name": "a", "api_key": "hush"}]'""",
+        """kv-transfer-config = '''\n {"kv_connector_extra_config": {"token": "hush"}}'''""",
+        """"model-loader-extra-config.token" = 'hush'""",
+        """"loader.secrets.first" = 'hush'""",
+        *(f"""loader = {{ {name} = 'hush' }}""" for name in (
+            "apiKey", "APIKey", "apikey", "HF_TOKEN", "accessToken", "api_keys", "tokens", "authTokens", "passwords",
+            "client-secret", "aws_secret_access_key", "credentials",
+        )),
+        "tokens = ['hush']",
+        "api_keys = {first = 'hush'}",
+        "password = 12345\nnote = 'hush'",
+    ],
+)  # fmt: skip
+def test_a_secret_of_the_engine_is_masked_wherever_it_is(
+    argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = shown(tmp_path / "penstock.toml", argument, monkeypatch, capsys)
+    assert MASK in line
+    assert "12345" not in line
+    assert ("hush" in line) == ("note" in argument)
+
+
+def test_what_is_no_secret_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in ("512", "'8k'", "true"):
+        arguments = "".join(f'"{name}" = {value}\n' for name in READABLE)
+        assert MASK not in shown(tmp_path / "penstock.toml", arguments, monkeypatch, capsys)
+    texts = [name for name in READABLE if not name.endswith("tokens")]  # of which there may be secret ones
+    arguments = "".join(f"\"{name}\" = 'a text'\n" for name in [*texts, "special_tokens"])
+    assert MASK not in shown(tmp_path / "penstock.toml", arguments, monkeypatch, capsys)
+
+
+def test_our_own_settings_are_shown_but_for_the_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KEY", "hush")
+    for service, kind in KINDS.items():
+        assert show(service, ["--tls-cert", "/of/tls", "--tls-key", "/of/it"]) == 0
+        masked = {line.split()[0] for line in capsys.readouterr().out.splitlines() if MASK in line}
+        assert masked == {"key"} & set(kind.model_fields), service

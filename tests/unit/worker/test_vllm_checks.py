@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.worker.vllm_checks import NotServedError, check_arguments, check_started
+from services.worker.vllm_checks import NotServedError, asked_reasoning_parser, check_arguments, check_started
 
 
 def arguments(runner: str = "generate", skips: bool = False, parser: str = "") -> Any:
+    """Return vLLM's configuration; `parser` is the model's own."""
     return SimpleNamespace(
         model_config=SimpleNamespace(runner_type=runner, skip_tokenizer_init=skips),
         structured_outputs_config=SimpleNamespace(reasoning_parser=parser),
@@ -27,14 +28,30 @@ def started(concurrency: float | None, blocks: int = 513, cores: int = 1, window
 
 
 def test_what_generates_with_its_tokenizer_is_served() -> None:
-    check_arguments(arguments())
-    for wrong, said in (
-        (arguments(runner="pooling"), "--runner pooling"),
-        (arguments(skips=True), "--skip-tokenizer-init"),
-        (arguments(parser="deepseek_r1"), "--reasoning-parser"),
+    check_arguments(arguments(), "")
+    check_arguments(arguments(parser="openai_gptoss"), "")
+    for wrong, parser, said in (
+        (arguments(runner="pooling"), "", "--runner pooling"),
+        (arguments(skips=True), "", "--skip-tokenizer-init"),
+        (arguments(), "deepseek_r1", "--reasoning-parser"),
     ):
         with pytest.raises(NotServedError, match=said):
-            check_arguments(wrong)
+            check_arguments(wrong, parser)
+
+
+@pytest.mark.parametrize(
+    ("parser", "outputs", "asked"),
+    [
+        ("", SimpleNamespace(reasoning_parser=""), ""),
+        ("deepseek_r1", SimpleNamespace(reasoning_parser=""), "deepseek_r1"),
+        ("", SimpleNamespace(reasoning_parser="deepseek_r1"), "deepseek_r1"),
+        ("", {"reasoning_parser": "deepseek_r1"}, "deepseek_r1"),
+        ("", {"backend": "auto"}, ""),
+    ],
+)
+def test_a_reasoning_parser_is_asked_for_in_two_places(parser: str, outputs: Any, asked: str) -> None:
+    found = SimpleNamespace(reasoning_parser=parser, structured_outputs_config=outputs)
+    assert asked_reasoning_parser(found) == asked
 
 
 @pytest.mark.parametrize("config", [started(8.0156), started(8.0156, 1026, cores=2), started(None), started(9.0)])
@@ -47,6 +64,18 @@ def test_a_window_that_takes_what_is_booked_is_served(config: Any) -> None:
 def test_a_window_that_takes_more_blocks_than_are_booked_is_not(config: Any) -> None:
     with pytest.raises(NotServedError, match=r"a window of 2048 tokens takes 19. blocks, and 64 are booked"):
         check_started(config, 2048)
+
+
+@pytest.mark.parametrize("blocks", range(1, 80))
+def test_a_window_whose_layers_all_slide_is_served_however_short(blocks: int) -> None:
+    """vLLM counts one block more for it than is booked."""
+    check_started(started(512 / (blocks + 1), window=32 * blocks), 32 * blocks)
+
+
+@pytest.mark.parametrize("blocks", range(3, 80))
+def test_a_second_kind_of_cache_is_noticed_from_three_blocks_on(blocks: int) -> None:
+    with pytest.raises(NotServedError, match=f"and {blocks} are booked"):
+        check_started(started(512 / (1.5 * blocks), window=32 * blocks), 32 * blocks)
 
 
 def test_a_window_that_was_fitted_is_named() -> None:
