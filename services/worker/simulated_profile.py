@@ -57,9 +57,9 @@ class Fitted(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One accelerator, as its data sheet has it."""
+    """One accelerator, as its data sheet has it; what it calls GB of memory are GiB, by what the driver reports."""
 
-    memory_gb: float
+    memory_gib: float
     bandwidth_tb_s: float
     dense_bf16_tflops: float
 
@@ -103,7 +103,7 @@ COMPUTE_EFFICIENCY = 0.55
 MEMORY_UTILIZATION = 0.92
 """Share of the memory the engine takes: the default of `--gpu-memory-utilization` in vLLM 0.32."""
 
-ACTIVATION_GB = 2.0
+ACTIVATION_GIB = 2.0
 """Memory for activations and graphs on each GPU, beside weights and KV blocks."""
 
 OVERHEAD_S = 0.002
@@ -128,8 +128,8 @@ class Roofline(NamedTuple):
     @property
     def num_blocks(self) -> int:
         """Blocks in what memory is left beside the weights and the activations."""
-        usable_gb = (self.gpu.memory_gb * MEMORY_UTILIZATION - ACTIVATION_GB) * self.tensor_parallel
-        return int((usable_gb * 1e9 - self.model.weight_bytes) / (self.model.kv_bytes_per_token * BLOCK_SIZE))
+        usable_gib = (self.gpu.memory_gib * MEMORY_UTILIZATION - ACTIVATION_GIB) * self.tensor_parallel
+        return int((usable_gib * 2**30 - self.model.weight_bytes) / (self.model.kv_bytes_per_token * BLOCK_SIZE))
 
     def step_s(self, load: Load) -> float:
         """Return the seconds a step takes."""

@@ -10,6 +10,7 @@ from services.worker.simulated_profile import (
     BANDWIDTH_EFFICIENCY,
     COMPUTE_EFFICIENCY,
     H100_80GB,
+    H200_141GB,
     LLAMA_8B,
     OVERHEAD_S,
     PROFILES,
@@ -58,5 +59,10 @@ def test_a_long_prefill_is_arithmetic() -> None:
 
 def test_blocks_fill_the_memory_beside_the_weights() -> None:
     blocks = Roofline(H100_80GB, LLAMA_8B).num_blocks
-    held_gb = (blocks * 16 * 131_072 + 2 * 8.03e9) / 1e9
-    assert held_gb == pytest.approx(80 * 0.92 - 2, rel=1e-3)
+    held_gib = (blocks * 16 * 131_072 + 2 * 8.03e9) / 2**30
+    assert held_gib == pytest.approx(80 * 0.92 - 2, rel=1e-3)
+
+
+def test_an_h200_has_the_blocks_that_vllm_found_room_for_on_one() -> None:
+    """`python -m benchmarks.fit_engine --profile h200-llama-8b` on one, with vLLM 0.32.0."""
+    assert Roofline(H200_141GB, LLAMA_8B).num_blocks == pytest.approx(57_382, rel=0.01)
