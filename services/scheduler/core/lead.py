@@ -18,8 +18,12 @@ ACK has come before, a third of that way (claim and prompt take the other two)."
 STEPS_JOINED: Final = 1
 """What has arrived waits for the step under way."""
 
+MOST_ROUND_TRIP_NS: Final = 2_000_000_000
+"""An ACK that took longer says no more of the next one: a worker stood still, or a prompt took minutes to count. The
+mean is back after some twenty others."""
+
 MOST_STEPS: Final = 256
-"""An ACK that took longer says nothing of the next one: a worker stood still, or a prompt took minutes to count."""
+"""Farther ahead outputs of most kinds have ended: all that runs would seem to make room."""
 
 
 class Lead:
@@ -33,7 +37,7 @@ class Lead:
 
     def answered(self, passed_ns: int) -> None:
         """Take the time from a grant to its first ACK."""
-        self._round_trip.observe(passed_ns)
+        self._round_trip.observe(min(max(passed_ns, 0), MOST_ROUND_TRIP_NS))
         self._measure()
 
     def observe(self, report: EngineReport) -> None:

@@ -221,7 +221,6 @@ class Predictive(Policy):
             return
         if flight.booked_ns is not None:
             view.lead.answered(now_ns - flight.booked_ns)
-            view.forecast.look_from(view.lead.steps)
             flight.booked_ns = None
         completions = flight.size.completions
         limit = ack.output_limit_tokens // completions or flight.size.limit

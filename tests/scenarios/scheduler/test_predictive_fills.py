@@ -108,3 +108,26 @@ def test_grants_that_take_long_cost_usage_and_not_preemptions(lag_steps: int) ->
     outcome = run(Predictive(), drawn(6), lag_steps)
     assert outcome.preemptions <= MOST_PREEMPTED * REQUESTS
     assert outcome.usage > 0.75
+
+
+@pytest.mark.parametrize(("away_ms", "roomier"), [(1, False), (400, True)])
+def test_room_is_looked_for_where_a_grant_gets_there(away_ms: int, roomier: bool) -> None:
+    """Outputs of 20 tokens: those that run now have ended when a grant arrives that takes fifty steps of 8 ms."""
+    machine = Granted(Predictive(), [], SIZES, 64, 1).machine
+    policy = machine.policy
+    assert isinstance(policy, Predictive)
+    worker = machine.fleet.open(m.WorkerOpened(99, "w", "i", ("m",), m.EngineShape(256, 32, 2048, 256)))
+    policy.opened(worker)
+    for _ in range(100):
+        policy._lengths.reached(KIND, 0, bin_of(20))
+        policy._lengths.ended(KIND, 20)
+    for number in range(90):
+        request = announced(f"r-{number}", "batch", 50, number, max_tokens=64)
+        worker.ledger.book(request.request_id, "batch", 2, 1)
+        policy.booked(worker, request, 2, 1_000_000)
+    new = announced("new", "batch", 50, 100, max_tokens=64)
+    before = policy.room_blocks(new, worker, 2)
+    ack = m.TokenizerAck(99, 99, "r-0", 1, 2, 50, 0, 64)
+    policy.settled(worker, ack, (1 + away_ms) * 1_000_000)
+    policy.reported(worker, m.EngineReport(99, 99, step_ns=8_000_000))
+    assert (policy.room_blocks(new, worker, 2) > before + 10) is roomier

@@ -36,7 +36,16 @@ def test_a_grant_is_taken_to_be_there_at_once_until_both_times_are_known() -> No
 def test_the_lead_is_the_round_trip_in_steps() -> None:
     assert measured(80 * MS, 8 * MS).steps == pytest.approx(1 + 1.5 * 10)
     assert measured(80 * MS, 80 * MS).steps == pytest.approx(1 + 1.5)
-    assert measured(60_000 * MS, 8 * MS).steps == lead.MOST_STEPS
+    assert measured(2000 * MS, 1 * MS).steps == lead.MOST_STEPS
+
+
+def test_one_ack_that_took_minutes_is_soon_forgotten() -> None:
+    found = measured(8 * MS, 8 * MS)
+    found.answered(600_000 * MS)
+    assert found.steps > 30
+    for _ in range(30):
+        found.answered(8 * MS)
+    assert found.steps == pytest.approx(1 + 1.5, abs=1.5)
 
 
 def test_what_ends_before_a_grant_is_there_makes_room_for_it() -> None:
