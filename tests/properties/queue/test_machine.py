@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.queue.core import records
-from services.queue.core.effects import Announce, Effect, Ended, Gone, NameTaken, StopRun
+from services.queue.core.effects import Announce, Deliver, Effect, Ended, Gone, NameTaken, StopRun
 from services.queue.core.entry import Entry, Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.core.messages import (
     BacklogClosed,
     Cancel,
+    Claim,
     Complete,
     GiveBack,
     Message,
@@ -57,6 +58,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     def step(self, *messages: Message) -> None:
         self.see(self.queue.step(*messages))
+
+    def lease_of(self, stream: int, request_id: str) -> LeaseRef | None:
+        """Claim a request and return its lease; one that comes after its deadline ends the request."""
+        effects = self.queue.step(Claim(stream, request_id))
+        self.see(effects)
+        return next((effect.lease for effect in effects if isinstance(effect, Deliver)), None)
 
     def see(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -167,7 +174,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         entry = self.queue.machine.book.find(self.pick(index))
         waits = entry is not None and ready(entry)
-        lease = self.queue.claim(self.streams[worker], self.pick(index))
+        lease = self.lease_of(self.streams[worker], self.pick(index))
         if lease is None:
             self.resync()
         else:
@@ -217,11 +224,11 @@ class QueueMachine(RuleBasedStateMachine):
         if "a" not in self.streams:
             self.open_work("a", True, True)
         name = self.pick(index)
-        first = self.queue.claim(self.streams["a"], name)
+        first = self.lease_of(self.streams["a"], name)
         if first is not None:
             self.took(first)
             self.step(GiveBack(1, (first,)))
-        while (lease := self.queue.claim(self.streams["a"], name)) is not None:
+        while (lease := self.lease_of(self.streams["a"], name)) is not None:
             self.took(lease)
             self.step(Complete(1, lease, None, Failure("oom", "out of memory"), None))
 
