@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -12,6 +13,9 @@ import grpc
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.queue.v1 import queue_pb2_grpc
 from penstock.request.v1 import request_pb2
+
+SOON_S = 20.0
+"""Time that a fact is given which is there at once."""
 
 Answerer = Callable[[request_pb2.Request], request_pb2.Result]
 
@@ -343,3 +347,19 @@ async def serving(queue: FakeQueue, address: str = "127.0.0.1:0") -> AsyncIterat
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
+
+
+@contextmanager
+def served(queue: FakeQueue) -> Iterator[str]:
+    """Serve `queue` from another thread; yield its address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    service = serving(queue)
+    try:
+        yield asyncio.run_coroutine_threadsafe(service.__aenter__(), loop).result(SOON_S)
+    finally:
+        asyncio.run_coroutine_threadsafe(service.__aexit__(None, None, None), loop).result(SOON_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

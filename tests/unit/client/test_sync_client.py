@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,27 +19,8 @@ import penstock
 from penstock.fields import RequestFields
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.source_thread import AHEAD, SourceThread
-from tests.support.fake_queue import FakeQueue, serving
+from tests.support.fake_queue import SOON_S, FakeQueue, served
 from tests.support.waiting import wait_for, wait_for_async
-
-SOON_S = 20.0
-"""Time that a fact is given which is there at once."""
-
-
-@contextmanager
-def served(queue: FakeQueue) -> Iterator[str]:
-    """Serve `queue` from another thread; yield its address."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    service = serving(queue)
-    try:
-        yield asyncio.run_coroutine_threadsafe(service.__aenter__(), loop).result(SOON_S)
-    finally:
-        asyncio.run_coroutine_threadsafe(service.__aexit__(None, None, None), loop).result(SOON_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @pytest.fixture
