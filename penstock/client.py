@@ -21,6 +21,7 @@ from penstock.errors import InvalidRequest, NotFound, PenstockError, from_rpc
 from penstock.fields import RequestFields, build_request
 from penstock.following import Follower
 from penstock.keys import KeysError
+from penstock.names import check_name, checked_names
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.queue.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.request.v1 import request_pb2
@@ -55,6 +56,8 @@ DEFAULT_RETRY_FOR_S = 60.0
 """A killed queue service is supervised back within seconds; this leaves room for a slow disk's recovery."""
 
 DEAD_PAGE_SIZE = 500
+
+MAX_CURSOR = 2**64 - 1
 
 AnyRequest: TypeAlias = RequestFields | request_pb2.Request
 ManyRequests: TypeAlias = AsyncIterable[AnyRequest] | Iterable[AnyRequest]
@@ -181,11 +184,17 @@ class Client:
         raise NotFound(f"{request_id}: the queue has no result for it")
 
     async def get(self, request_id: str | None = None, *, idempotency_key: str = "", tenant: str = "") -> RequestInfo:
-        """Return the state of a request, named by its id or by its idempotency key. Raises NotFound."""
+        """Return the state of a request, named by its id or by its idempotency key.
+
+        Raises InvalidRequest for what is no name, or NotFound.
+        """
         request = pb.GetRequest()
         if request_id is not None:
+            check_name("request_id", request_id)
             request.request_id = request_id
         else:
+            check_name("tenant", tenant)
+            check_name("idempotency_key", idempotency_key)
             request.idempotency_key.CopyFrom(pb.IdempotencyKey(tenant=tenant, key=idempotency_key))
         return info_from(await self.wire_get(request))
 
@@ -284,22 +293,19 @@ class Client:
                         yield tokens_from(delta)
 
     async def cancel(self, *request_ids: str, batch: str | None = None) -> Cancelled:
-        """Cancel the named requests, or everything of a batch that has not ended."""
+        """Cancel the named requests, or everything of a batch that has not ended. Raises InvalidRequest for no name."""
         request = pb.CancelRequest()
-        if batch is not None:
-            request.batch = batch
-        else:
-            request.request_ids.ids.extend(request_ids)
+        _choose(request, request_ids, batch)
         response = await self._queue.call(lambda: self._stub.Cancel(request))
         return Cancelled(response.cancelled, response.aborting, tuple(response.not_cancelled))
 
     async def delete(self, *request_ids: str, batch: str | None = None) -> int:
-        """Delete results that have been read, with their idempotency keys; return how many."""
+        """Delete results that have been read, with their idempotency keys; return how many.
+
+        Raises InvalidRequest for what is no name.
+        """
         request = pb.DeleteRequest()
-        if batch is not None:
-            request.batch = batch
-        else:
-            request.request_ids.ids.extend(request_ids)
+        _choose(request, request_ids, batch)
         return (await self._queue.call(lambda: self._stub.Delete(request))).deleted
 
     async def dead_letters(self, page_size: int = DEAD_PAGE_SIZE) -> AsyncGenerator[DeadLetter, None]:
@@ -316,12 +322,12 @@ class Client:
             request.page_token = page.next_page_token
 
     async def requeue(self, *request_ids: str, all_dead: bool = False) -> Requeued:
-        """Put dead letters back to the front of their lines: the named ones, or all."""
+        """Put dead letters back to the front of their lines: the named ones, or all. Raises InvalidRequest."""
         request = pb.RequeueDeadRequest()
         if all_dead:
             request.all = True
         else:
-            request.request_ids.ids.extend(request_ids)
+            request.request_ids.ids.extend(checked_names("request_ids", request_ids))
         response = await self._queue.call(lambda: self._stub.RequeueDead(request))
         return Requeued(response.requeued, tuple(response.not_dead))
 
@@ -339,11 +345,13 @@ class Client:
 
     async def drain_worker(self, worker_id: str) -> int:
         """Stop granting to a worker; return how many reservations it still has. Raises NotFound."""
+        check_name("worker_id", worker_id)
         request = scheduler_pb2.DrainWorkerRequest(worker_id=worker_id)
         return (await self._scheduler.call(lambda: self._fleet.DrainWorker(request))).reservations
 
     async def undrain_worker(self, worker_id: str) -> None:
         """Let a drained worker have grants again. Raises NotFound, or ServiceError if it is not connected."""
+        check_name("worker_id", worker_id)
         request = scheduler_pb2.UndrainWorkerRequest(worker_id=worker_id)
         await self._scheduler.call(lambda: self._fleet.UndrainWorker(request))
 
@@ -362,9 +370,14 @@ class Client:
     def _session(
         self, batch: str | None, request_ids: Sequence[str], cursor: int, tokens: bool, follow: bool
     ) -> WatchSession:
-        if batch is None and not request_ids:
+        if batch is not None:
+            check_name("batch", batch)
+        elif not request_ids:
             raise PenstockError("nothing to watch: give a batch or request ids")
-        return WatchSession(self._stub, self._queue, batch, request_ids, cursor, tokens, follow)
+        if not (isinstance(cursor, int) and 0 <= cursor <= MAX_CURSOR):
+            raise InvalidRequest(f"cursor: must be a whole number from 0 to {MAX_CURSOR}, not {cursor!r}", "cursor")
+        names = checked_names("request_ids", request_ids)
+        return WatchSession(self._stub, self._queue, batch, names, cursor, tokens, follow)
 
     async def _prepare_each(self, requests: ManyRequests) -> AsyncIterator[request_pb2.Request]:
         if isinstance(requests, AsyncIterable):
@@ -389,6 +402,15 @@ def _copied(message: request_pb2.Request) -> request_pb2.Request:
     copy = request_pb2.Request()
     copy.CopyFrom(message)
     return copy
+
+
+def _choose(request: pb.CancelRequest | pb.DeleteRequest, request_ids: tuple[str, ...], batch: str | None) -> None:
+    """Have `request` mean a batch or, without one, the named requests. Raises InvalidRequest for what is no name."""
+    if batch is not None:
+        check_name("batch", batch)
+        request.batch = batch
+    else:
+        request.request_ids.ids.extend(checked_names("request_ids", request_ids))
 
 
 def _check_sendable(what: str, text: str) -> None:

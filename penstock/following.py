@@ -17,7 +17,8 @@ import grpc
 
 from penstock.connection import CLOSED, Connection, Patience, cancelled_by_somebody
 from penstock.credentials import acting_for
-from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.errors import NotFound, Unavailable
+from penstock.names import check_name
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.watching import TokenPositions
 
@@ -36,10 +37,6 @@ DELTA_BYTES = 512
 
 MAX_NAMES = 10_000
 """Requests named in one frame: a frame stays well below gRPC's limit."""
-
-MAX_NAME_BYTES = 512
-"""Of a request's name, as of every name in a queue. One that cannot be sent would end the stream, which is everybody's
-who follows."""
 
 
 class Inbox:
@@ -127,18 +124,6 @@ def _first(names: dict[str, None]) -> list[str]:
     return first
 
 
-def _check_name(request_id: object) -> None:
-    """Raise InvalidRequest for what is no request's name: its reader alone is to hear of it."""
-    if not isinstance(request_id, str):
-        raise InvalidRequest(f"request_id: is no text but {type(request_id).__name__}", "request_id", "invalid_type")
-    try:
-        size_bytes = len(request_id.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"request_id: is no UTF-8 ({error.reason})", "request_id") from None
-    if size_bytes > MAX_NAME_BYTES:
-        raise InvalidRequest(f"request_id: {size_bytes} bytes; at most {MAX_NAME_BYTES} are allowed", "request_id")
-
-
 class Follower:
     """All that one client follows."""
 
@@ -157,7 +142,7 @@ class Follower:
         the client is closed.
         """
         self._connection.check_open()
-        _check_name(request_id)
+        check_name("request_id", request_id)  # one that cannot be sent would end the stream, which is everybody's
         inbox = Inbox(request_id, tokens)
         self._begin(inbox)
         try:
