@@ -116,7 +116,8 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections; whoever is in a call, or makes one later, gets Unavailable."""
-        self._queue.closed = self._scheduler.closed = True  # so that nothing new begins while the rest of this waits
+        for connection in (self._queue, self._scheduler):
+            connection.begin_to_close()  # so that nothing new begins while the rest of this waits
         await self._follower.close()
         await self._lines.close()
         await self._queue.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import grpc
@@ -102,16 +102,27 @@ class Connection:
         self.channel = open_channel(address, CHANNEL_OPTIONS, files, self._credentials)
         self._loop = _loop_of_channels()
         self._retry_for_s = retry_for_s
-        self.closed = False
+        self._closing = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
         """Whether nothing more is asked over it, and what is asked already is about to end."""
+        return self._closing.is_set()
 
     def identity(self) -> Identity:
         """Return for whom a call that is made now, by this task, is made."""
         return self._credentials.metadata()
 
     def patience(self) -> Patience:
-        """Return fresh patience for one call or stream."""
-        return Patience(self._retry_for_s)
+        """Return fresh patience for one call or stream, whose pauses end when the client is closed."""
+        return Patience(self._retry_for_s, self.pause)
+
+    async def pause(self, pause_s: float) -> None:
+        """Wait; raises Unavailable as soon as the client is closed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._closing.wait()
+            raise Unavailable(CLOSED)
 
     async def call(self, method: Callable[[], Awaitable[T]]) -> T:
         """Return what `method` answers, called again while the service is unavailable; it must be safe to repeat.
@@ -163,9 +174,13 @@ class Connection:
             return
         raise Unavailable(CLOSED) from None
 
+    def begin_to_close(self) -> None:
+        """Refuse new calls, and have those that pause before another attempt end."""
+        self._closing.set()
+
     async def close(self) -> None:
         """Close the channel; open calls are cancelled."""
-        self.closed = True
+        self.begin_to_close()
         await self.channel.close()
 
 

@@ -191,7 +191,7 @@ class SubmitSession:
         """Wait before what the queue did not take is sent again; raises Unavailable if patience has run out."""
         if stream.over_quota:
             patience.succeeded()
-            await asyncio.sleep(QUOTA_PAUSE_S)
+            await self._connection.pause(QUOTA_PAUSE_S)
         else:
             await patience.wait_or_raise(Unavailable(stream.reason))
         stream.try_again()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.connection import Patience
+from penstock import connection
 from penstock.fields import RequestFields
 from tests.support.fake_queue import FakeQueue, serving
 from tests.support.waiting import wait_for_async
@@ -106,20 +106,22 @@ async def test_who_calls_later_is_told(client: penstock.Client, name: str) -> No
     await client.close()
 
 
-@pytest.mark.parametrize("name", ["stats", "watch", "submit", "result"])
-async def test_who_pauses_before_another_attempt_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    paused, over = asyncio.Event(), asyncio.Event()
+@pytest.mark.parametrize("name", ["stats", "watch", "submit", "submit_many", "result"])
+async def test_who_pauses_before_another_attempt_is_told_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(connection, "MOST_PAUSE_S", 3600.0)
+    paused = asyncio.Event()
+    pause = connection.Connection.pause
 
-    async def pause(patience: Patience, error: Exception) -> None:
+    async def noted(self: connection.Connection, pause_s: float) -> None:
         paused.set()
-        await over.wait()
+        await pause(self, pause_s)
 
-    monkeypatch.setattr(Patience, "wait_or_raise", pause)
-    client = penstock.Client("127.0.0.1:1")
+    monkeypatch.setattr(connection.Connection, "pause", noted)
+    client = penstock.Client("127.0.0.1:1", retry_for_s=7200)
     calling = asyncio.ensure_future(CALLS[name](client))
     await paused.wait()
     await client.close()
-    over.set()
     async with asyncio.timeout(30):
         with pytest.raises(penstock.Unavailable, match=SAID):
             await calling
