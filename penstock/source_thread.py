@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from contextvars import copy_context
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -33,7 +34,10 @@ class SourceThread(Generic[T]):
         self._ready: deque[object] = deque()
         self._news = asyncio.Event()
         self._told = False
-        self._room = threading.Semaphore(AHEAD)
+        # A queue of places, not a semaphore: an iterator that was left is ended by the garbage collector, which may do
+        # so in a thread that is just giving places back, and a semaphore's lock would have it wait for itself.
+        self._room: SimpleQueue[None] = SimpleQueue()
+        self._give_back(AHEAD)
         self._left = False
         self._failure: BaseException | None = None
         # A daemon: a source that never gives anything again must not keep the process from ending.
@@ -46,7 +50,7 @@ class SourceThread(Generic[T]):
                 self._news.clear()
                 await self._news.wait()
             taken = [self._ready.popleft() for _ in range(len(self._ready))]
-            self._room.release(len(taken))
+            self._give_back(len(taken))
             for item in taken:
                 if item is _END:
                     return
@@ -60,12 +64,16 @@ class SourceThread(Generic[T]):
     def leave(self) -> None:
         """Take no more. The thread ends as soon as the source gives something or ends, which is not waited for."""
         self._left = True
-        self._room.release()
+        self._give_back(1)
+
+    def _give_back(self, places: int) -> None:
+        for _ in range(places):
+            self._room.put(None)
 
     def _read(self) -> None:
         try:
             for item in self._source:
-                self._room.acquire()
+                self._room.get()
                 if self._left:
                     return
                 self._hand_over(item)
