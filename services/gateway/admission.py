@@ -19,7 +19,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.gateway.extras import Extras
 from services.gateway.group import Group
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.problem import NO_RETRY, Problem, given_as
+from services.gateway.problem import Problem, given_as
 from services.logs import about
 from services.rpc.limits import MAX_REQUEST_BYTES
 
@@ -123,11 +123,6 @@ class Admission:
             raise
         except InvalidRequest as error:
             name = given_as(error.param)
-            if error.param == "deadline_unix_ns":
-                # Its form has been judged: it passed on the way to the queue, as it may on the way to a worker.
-                raise Problem(
-                    408, str(error).replace(error.param, name, 1), name, "deadline_exceeded", NO_RETRY
-                ) from None
             raise Problem(400, str(error).replace(error.param, name, 1), name, error.code) from None
 
     async def knows(self, asked: Asked) -> bool:

@@ -57,10 +57,6 @@ BEAT_S = 0.25
 SAVE_S = 1.0
 """Between two writes of counts: what progress may be late by."""
 
-DEADLINE = "deadline_unix_ns"
-"""Field by which the queue refuses a line whose batch is over."""
-
-
 UNWANTED = {Status.CANCELLING, Status.CANCELLED, Status.FAILED}
 """In which no line of a batch is wanted any more; one that expired has deadlines."""
 
@@ -286,19 +282,18 @@ class Drive:
     async def _send(self, window: list[pb.Request], turn: Turn) -> bool:
         """Submit a window, waiting for room if its tenant has a quota; others have the turn meanwhile.
 
-        Return False if the batch's time was over for a line of it.
+        Return False if the batch's time was over before there was room for all of it.
         """
         await self._held.beat()  # raises LostError if another gateway has taken the batch, because this one was frozen
-        left, in_time = await self._send_once(window)
-        while left and in_time:
+        left = await self._send_once(window)
+        while left and not self._late:
             await turn.pause(QUOTA_PAUSE_S)
             await self._held.beat()
-            left, in_time = await self._send_once(left)
-        return in_time
+            left = await self._send_once(left)
+        return not left
 
-    async def _send_once(self, requests: list[pb.Request]) -> tuple[list[pb.Request], bool]:
-        """Submit requests; return those that a quota has no room for now, and whether the batch's time is not over."""
-        in_time = True
+    async def _send_once(self, requests: list[pb.Request]) -> list[pb.Request]:
+        """Submit requests; return those that a quota has no room for now."""
         taken = 0
         left: list[pb.Request] = []
         refusals: list[Refusal] = []
@@ -309,14 +304,12 @@ class Drive:
                     continue
                 if ack.error.code == OVER_QUOTA:
                     left.append(requests[ack.index])
-                elif ack.error.param == DEADLINE:
-                    in_time = False
                 else:
                     refusals.append(refused(ack.error, requests[ack.index]))
         if refusals:
             await self._refuse(refusals)
         self._metrics.batch_lines.labels("submitted").inc(taken)
-        return left, in_time
+        return left
 
     async def _refuse(self, refusals: list[Refusal]) -> None:
         """Note lines that the queue does not take; raises RefusedError when there are too many of them."""

@@ -129,7 +129,7 @@ class Intake:
         good: list[NewRequest] = []
         for tag, request in tagged:
             try:
-                new = self._checked(request, caller, now_ns)
+                new = self._checked(request, caller)
             except InvalidRequestError as error:
                 self._metrics.refused_submits.labels("invalid").inc()
                 if error.failure.code == CHANNEL_DENIED and not all_or_none:
@@ -154,7 +154,7 @@ class Intake:
         weight = weight_of(len(good), sum(len(new.payload) for new in good))
         return self._committer.submit(source, weight, lambda ticket: submit_item(ticket, good, all_or_none))
 
-    def _checked(self, request: request_pb2.Request, caller: Caller, now_ns: int) -> NewRequest:
+    def _checked(self, request: request_pb2.Request, caller: Caller) -> NewRequest:
         """Fill in the channel and the tenant, and return what is to be stored; raises InvalidRequestError."""
         if not request.channel:
             request.channel = self._default_channel
@@ -162,7 +162,7 @@ class Intake:
             request.tenant = caller.tenant
         payload = request.SerializeToString()
         meta = wire.meta_of(request, len(payload))
-        check(request, meta, self._channels, now_ns)
+        check(request, meta, self._channels)
         check_caller(meta, caller)
         return NewRequest(meta, payload)
 

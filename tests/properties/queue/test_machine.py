@@ -110,16 +110,16 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         priority=st.integers(-1, 1),
         batch=st.sampled_from(["", "b"]),
-        wait=st.none() | st.integers(1, 200),
+        wait=st.none() | st.integers(-50, 200),
         model=st.sampled_from(["", "a", "b"]),
     )
     def submit(self, priority: int, batch: str, wait: int | None, model: str) -> None:
-        deadline_ns = self.queue.now_ns + wait if wait else 0
+        deadline_ns = 0 if wait is None else max(1, self.queue.now_ns + wait)
         name = f"key-{len(self.names)}"
         made = meta(priority=priority, batch=batch, deadline_ns=deadline_ns, idempotency_key=name, model=model)
         (request_id,) = self.queue.submit(made)
-        self.see(self.queue.tick(0))
         self.resync()
+        self.see(self.queue.tick(0))
         assert request_id not in self.names
         self.names.append(request_id)
 

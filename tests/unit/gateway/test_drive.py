@@ -182,14 +182,6 @@ async def test_a_window_that_is_over_before_it_begins(rig: Rig) -> None:
     assert len(await rig.error_ids(done)) == LINES
 
 
-async def test_what_the_queue_refuses_for_its_time_is_not_counted_as_submitted(rig: Rig) -> None:
-    """The last window of a batch whose time ends while it is sent."""
-    drive = rig.drive(await rig.take(await rig.batch(), "me"))
-    late = [request_pb2.Request(text="hi", deadline_unix_ns=deadline_ns) for deadline_ns in (1, 0, 1)]
-    assert await drive._send_once(late) == ([], False)
-    assert drive._metrics.batch_lines.labels("submitted")._value.get() == 1
-
-
 async def test_an_input_that_is_gone_fails_the_batch(rig: Rig) -> None:
     batch = await rig.batch()
     assert await rig.shelf.delete("file-1")
@@ -400,6 +392,20 @@ async def test_lines_that_a_quota_does_not_let_in_wait_for_room(rig: Rig, monkey
     await driving
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.counts.failed) == (Status.COMPLETED, LINES)
+    assert sorted(await rig.error_ids(done)) == sorted(f"line-{n}" for n in range(LINES))
+
+
+async def test_lines_that_find_no_room_until_the_time_is_over_are_not_submitted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drive, "QUOTA_PAUSE_S", 0.02)
+    rig.service.committer.post(SetQuotas({DEFAULT_TENANT: Quota(requests=4)}))
+    batch = await rig.batch(expires_at=int(time.time()) + 2)
+    ask = rig.drive(await rig.take(batch, "me"))
+    await ask.run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed, done.progress.cut) == (Status.EXPIRED, LINES, True)
+    assert ask._metrics.batch_lines.labels("submitted")._value.get() < LINES
     assert sorted(await rig.error_ids(done)) == sorted(f"line-{n}" for n in range(LINES))
 
 
