@@ -159,10 +159,9 @@ class Client:
         also one that a quota does not let in, unless that is to be waited for.
         """
         session = SubmitSession(self._stub, self._queue, self._name, wait_for_quota)
-        with self._queue.until_closed():
-            async with aclosing(session.acks(self._prepare_each(requests))) as acks:
-                async for ack in acks:
-                    yield ack
+        async with self._queue.stream(), aclosing(session.acks(self._prepare_each(requests))) as acks:
+            async for ack in acks:
+                yield ack
 
     def prepared(self, wanted: AnyRequest) -> request_pb2.Request:
         """Return the message as which `submit_many` submits `wanted`. Raises InvalidRequest. Any thread may call it."""
@@ -235,10 +234,9 @@ class Client:
         Tokens that were not sent while a request ran are in its result alone.
         """
         session = self._session(batch, request_ids, cursor, tokens, follow)
-        with self._queue.until_closed():
-            async with aclosing(session.events()) as events:
-                async for event in events:
-                    yield event
+        async with self._queue.stream(), aclosing(session.events()) as events:
+            async for event in events:
+                yield event
 
     async def wire_results(
         self, batch: str, cursor: int = 0, follow: bool = True, joined: Joined | None = None
@@ -249,11 +247,10 @@ class Client:
         result, and again after each reconnect; what it raises ends the watch.
         """
         session = WatchSession(self._stub, self._queue, batch, (), cursor, follow=follow, joined=joined)
-        with self._queue.until_closed():
-            async with aclosing(session.wire_events()) as events:
-                async for event in events:
-                    if event.HasField("result"):
-                        yield event.result
+        async with self._queue.stream(), aclosing(session.wire_events()) as events:
+            async for event in events:
+                if event.HasField("result"):
+                    yield event.result
 
     def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
         """Yield (with `tokens`) token deltas and at last the result of one request as wire messages.
@@ -268,10 +265,9 @@ class Client:
     ) -> AsyncGenerator[list[pb.WatchEvent], None]:
         """Yield events as `wire_events` does, of several requests as they come."""
         session = self._session(None, request_ids, 0, tokens, False)
-        with self._queue.until_closed():
-            async with aclosing(session.wire_events()) as events:
-                async for event in events:
-                    yield [event]
+        async with self._queue.stream(), aclosing(session.wire_events()) as events:
+            async for event in events:
+                yield [event]
 
     async def tokens(self, request_id: str) -> AsyncGenerator[TokenDelta, None]:
         """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.

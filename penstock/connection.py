@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
 import grpc
@@ -35,7 +36,13 @@ MOST_PAUSE_S = 2.0
 CONNECT_S = 3.0
 """Longest an attempt to connect may take: with TLS that is four round trips, to a host that may be far away or busy."""
 
+MAX_STREAMS = 700
+"""Watches and submits of many that one client has open. A service takes 1,024 calls of a connection, and what is beyond
+waits inside gRPC without a word; the rest is for single submits, which have up to 256 streams, and for short calls."""
+
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    # A connection of its own: clients that shared one would share its MAX_STREAMS as well.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # An idle Watch may be silent for hours; the probe notices a vanished host. Servers allow one in 5 s.
@@ -53,6 +60,10 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 CLOSED = "the client was closed"
 """What those hear who are in a call when the client is closed, and who call it afterwards."""
 
+FORKED = (
+    "gRPC does not outlive a fork: this process was forked from one that had used a client; start such processes with "
+    "multiprocessing's spawn or forkserver, or make no client before the fork"
+)
 OTHER_LOOP = "a Client belongs to the event loop it was made in; make it in the coroutine that uses it"
 
 T = TypeVar("T")
@@ -94,8 +105,9 @@ class Connection:
         """Connect lazily; calls are retried on UNAVAILABLE for `retry_for_s` seconds.
 
         TLS and key are as `tls` and `credentials` say, by default as the environment does; raises TlsError if the
-        files of TLS are no good.
+        files of TLS are no good, and PenstockError in a process that was forked from one with connections.
         """
+        _refuse_fork()
         self.address = address
         files = TlsFiles.from_environment() if tls is None else tls
         self._credentials = credentials or Credentials(key_from_environment())
@@ -103,6 +115,7 @@ class Connection:
         self._loop = _loop_of_channels()
         self._retry_for_s = retry_for_s
         self._closing = asyncio.Event()
+        self._places = asyncio.Semaphore(MAX_STREAMS)
 
     @property
     def closed(self) -> bool:
@@ -178,6 +191,24 @@ class Connection:
         """Refuse new calls, and have those that pause before another attempt end."""
         self._closing.set()
 
+    @asynccontextmanager
+    async def stream(self) -> AsyncIterator[None]:
+        """Have a call inside that lasts as long as its caller likes; see `until_closed`.
+
+        Raises Unavailable if there are MAX_STREAMS of them, and none ends in `retry_for_s` seconds.
+        """
+        self.check_open()
+        try:
+            async with asyncio.timeout(self._retry_for_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise Unavailable(f"{MAX_STREAMS} watches and submits of many are open, the most of one client") from None
+        try:
+            with self.until_closed():
+                yield
+        finally:
+            self._places.release()
+
     async def close(self) -> None:
         """Close the channel; open calls are cancelled."""
         self.begin_to_close()
@@ -188,6 +219,18 @@ def cancelled_by_somebody() -> bool:
     """Return whether a CancelledError is meant for this task, and does not come out of a call that gRPC cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+_first_pid: list[int] = []
+"""The process that opened the first connection, from which on gRPC has threads and locks that a fork breaks."""
+
+
+def _refuse_fork() -> None:
+    """Raise PenstockError where gRPC would crash or wait for ever."""
+    if not _first_pid:
+        _first_pid.append(os.getpid())
+    elif _first_pid[0] != os.getpid():
+        raise PenstockError(FORKED)
 
 
 def _loop_of_channels() -> asyncio.AbstractEventLoop:

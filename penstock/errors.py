@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from typing import TypeVar
 
 import grpc
+
+E = TypeVar("E", bound=Exception)
 
 
 class PenstockError(Exception):
@@ -151,3 +155,11 @@ def _torn_off(code: grpc.StatusCode, details: str) -> bool:
     A server that stops cancels what is open. Our own cancellation is not meant: grpc.aio raises CancelledError for it.
     """
     return code is grpc.StatusCode.CANCELLED or (code is grpc.StatusCode.INTERNAL and details == BROKE_WHILE_WRITING)
+
+
+def anew(error: E) -> E:
+    """Return an exception like `error`, for one of several who raise it: one gathers the frames of all who do."""
+    try:
+        return copy.copy(error)
+    except Exception:  # an exception of somebody else's may not be made of its own arguments
+        return error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypedDict
 
@@ -121,8 +122,8 @@ OTHER_NAMES = {
 }
 """Names that other interfaces have for fields of this one, where the spelling alone would mislead."""
 
-NO_LISTS = (str, bytes, bytearray, memoryview, Mapping)
-"""What gives items one by one and is no list of them: they would be a text's characters or bytes, or keys."""
+NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
+"""What gives items one by one and is no list: they would be a text's characters or bytes, keys, or in any order."""
 
 MAX_DEADLINE_S = 100 * 365 * 86400.0
 """Far beyond any use, and far below where Unix time in ns leaves 64 bits."""
@@ -143,11 +144,18 @@ def build_request(fields: RequestFields) -> pb.Request:
     if "deadline_s" in given and "deadline_unix_ns" in given:
         raise InvalidRequest("deadline_s: deadline_unix_ns is given too; at most one is allowed", "deadline_s")
     for name, value in given.items():
-        try:
+        with _naming(name):
             SETTERS[name](request, name, value)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise InvalidRequest(f"{name}: {error}", name, "invalid_type") from None
     return request
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Raise InvalidRequest naming the field for what protobuf says of the value it is given inside."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InvalidRequest(f"{name}: {error}", name, "invalid_type") from None
 
 
 def _no_such_field(name: str) -> str:
@@ -171,7 +179,7 @@ def _put_prompt(request: pb.Request, given: dict[str, Any]) -> None:
             request.text = prompt
         else:
             _extend(request.token_ids.ids, prompt)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"prompt: neither text nor token ids ({error})", "prompt", "invalid_type") from None
     # Only now: an array says of itself neither that it is empty nor that it is not.
     if not (request.text or request.token_ids.ids):
@@ -180,17 +188,15 @@ def _put_prompt(request: pb.Request, given: dict[str, Any]) -> None:
 
 def _put_chat(request: pb.Request, messages: Any, given: dict[str, Any]) -> None:
     chat = request.chat
-    try:
+    with _naming("messages"):
         chat.messages_json = _json("messages", messages)
-        chat.chat_template = given.pop("chat_template", "")
-        if "chat_template_kwargs" in given:
+    if "chat_template_kwargs" in given:
+        with _naming("chat_template_kwargs"):
             chat.chat_template_kwargs_json = _json("chat_template_kwargs", given.pop("chat_template_kwargs"))
-        chat.continue_final_message = given.pop("continue_final_message", False)
-        for name in ("add_generation_prompt", "add_special_tokens"):
-            if name in given:
+    for name in ("chat_template", "continue_final_message", "add_generation_prompt", "add_special_tokens"):
+        if name in given:
+            with _naming(name):
                 setattr(chat, name, given.pop(name))
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"messages: {error}", "messages", "invalid_type") from None
 
 
 def _json(name: str, value: Any) -> str:
@@ -227,7 +233,7 @@ def _deadline(request: pb.Request, name: str, value: float) -> None:
 
 
 def _stop(request: pb.Request, _name: str, value: Any) -> None:
-    request.sampling.stop.extend([value] if isinstance(value, str) else value)
+    _extend(request.sampling.stop, [value] if isinstance(value, str) else value)
 
 
 def _logit_bias(request: pb.Request, _name: str, value: Mapping[Any, Any]) -> None:
@@ -252,7 +258,7 @@ def _structured(request: pb.Request, name: str, value: Mapping[str, Any]) -> Non
         elif kind in TEXT_KINDS:
             setattr(target, kind, constraint)
         elif kind == "choice":
-            target.choice.values.extend(constraint)
+            _extend(target.choice.values, constraint)
         elif kind == "json_object" and constraint is True:
             target.json_object = True
         else:

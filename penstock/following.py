@@ -1,6 +1,6 @@
-"""Follows many single requests over one stream of a client, each from any task of its own.
+"""Follows many single requests over one stream of a client, each from any task of its own; very many over several.
 
-The stream is opened with the first request that is followed, and opened again after it broke, with all that have not
+A stream is opened with the first request that is followed, and opened again after it broke, with all that have not
 ended; it is closed once nothing has been followed for IDLE_S. What one reader does not take is bounded and holds up
 nobody else.
 """
@@ -17,7 +17,7 @@ import grpc
 
 from penstock.connection import CLOSED, Connection, Patience, cancelled_by_somebody
 from penstock.credentials import acting_for
-from penstock.errors import NotFound, Unavailable
+from penstock.errors import NotFound, Unavailable, anew
 from penstock.names import check_name
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.watching import TokenPositions
@@ -37,6 +37,9 @@ DELTA_BYTES = 512
 
 MAX_NAMES = 10_000
 """Requests named in one frame: a frame stays well below gRPC's limit."""
+
+MAX_FOLLOWED = 50_000
+"""Requests of one stream: half of what a queue takes, which may not have heard yet of those that were left."""
 
 
 class Inbox:
@@ -74,7 +77,7 @@ class Inbox:
         """Wait for news; return what has come. Raises what `fail` was given."""
         while not self._events:
             if self._failure is not None:
-                raise self._failure
+                raise anew(self._failure)
             self._news.clear()
             await self._news.wait()
         events = list(self._events)
@@ -131,9 +134,7 @@ class Follower:
         """Nothing is opened yet."""
         self._stub = stub
         self._connection = connection
-        self._inboxes: dict[str, list[Inbox]] = {}
-        self._outgoing: _Outgoing | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._streams: list[_Stream] = []
 
     async def events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
         """Yield (with `tokens`) token deltas and at last the result of one request, as many as are there at once.
@@ -144,7 +145,8 @@ class Follower:
         self._connection.check_open()
         check_name("request_id", request_id)  # one that cannot be sent would end the stream, which is everybody's
         inbox = Inbox(request_id, tokens)
-        self._begin(inbox)
+        stream = self._with_room()
+        stream.begin(inbox)
         try:
             while True:
                 events = await inbox.take()
@@ -152,7 +154,34 @@ class Follower:
                 if events[-1].WhichOneof("event") == "result":
                     return
         finally:
-            self._end(inbox)
+            stream.end(inbox)
+
+    async def close(self) -> None:
+        """End the streams; whoever still follows gets Unavailable."""
+        await asyncio.gather(*(stream.close() for stream in self._streams))
+
+    def _with_room(self) -> _Stream:
+        for stream in self._streams:
+            if stream.has_room:
+                return stream
+        self._streams.append(_Stream(self._stub, self._connection))
+        return self._streams[-1]
+
+
+class _Stream:
+    """What is followed over one stream."""
+
+    def __init__(self, stub: QueueServiceAsyncStub, connection: Connection) -> None:
+        self._stub = stub
+        self._connection = connection
+        self._inboxes: dict[str, list[Inbox]] = {}
+        self._outgoing: _Outgoing | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one request more may be followed."""
+        return len(self._inboxes) < MAX_FOLLOWED
 
     async def close(self) -> None:
         """End the stream; whoever still follows gets Unavailable."""
@@ -163,7 +192,8 @@ class Follower:
 
     # ---- what is followed ----
 
-    def _begin(self, inbox: Inbox) -> None:
+    def begin(self, inbox: Inbox) -> None:
+        """Have an inbox filled, over a stream that is opened if there is none."""
         self._inboxes.setdefault(inbox.request_id, []).append(inbox)
         if self._outgoing is not None:
             # Also if it is followed already: the new reader needs the tokens from the first on.
@@ -173,7 +203,8 @@ class Follower:
             with acting_for():
                 self._task = asyncio.create_task(self._run(), name="follow")
 
-    def _end(self, inbox: Inbox) -> None:
+    def end(self, inbox: Inbox) -> None:
+        """Fill an inbox no more."""
         others = self._inboxes.get(inbox.request_id, [])
         if inbox not in others:
             return  # its result has come

@@ -23,6 +23,7 @@ from penstock.errors import (
     InvalidRequest,
     PenstockError,
     Unavailable,
+    anew,
     as_given,
     refusal_of,
 )
@@ -146,7 +147,7 @@ class _Line:
             self._waiting.pop(tag, None)
             self._unsent.pop(tag, None)
         if isinstance(answer, Exception):
-            raise answer
+            raise anew(answer)
         return answer
 
     async def run(self) -> None:

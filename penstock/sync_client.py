@@ -38,7 +38,7 @@ LOOK_S = 1.0
 """Longest wait at one go. Python sees a signal that comes in the instant in which a wait begins only when that ends: a
 Ctrl-C may be this late, and is not lost."""
 
-FORKED = "a client does not outlive a fork; make one in the child process"
+FORKED = "a client does not outlive a fork; start the process with multiprocessing's spawn or forkserver"
 OWN_THREAD = "a call would wait for itself in the client's own thread (the garbage collector runs finalizers in any)"
 
 END = object()

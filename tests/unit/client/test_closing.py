@@ -89,6 +89,28 @@ async def test_who_is_in_a_call_is_told(client: penstock.Client, queue: FakeQueu
             await task
 
 
+async def test_a_client_says_so_when_it_has_as_many_streams_as_a_connection_may(
+    queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MAX_STREAMS", 2)
+    async with serving(queue) as address, penstock.Client(address, retry_for_s=0.1) as client:
+        for _ in range(2):
+            watch = client.watch("b", follow=True)
+            waiting = asyncio.ensure_future(anext(watch))
+
+            async def open_there(count: int = len(queue.watches) + 1) -> bool:
+                return len(queue.watches) == count
+
+            await wait_for_async(open_there, "the watch")
+        for call in ("watch", "submit_many"):
+            with pytest.raises(penstock.Unavailable, match=r"^2 watches and submits of many are open"):
+                await OPEN[call](client)
+        await client.submit(prompt="p", batch="b")
+        await waiting
+        await watch.aclose()
+        assert [ack.index async for ack in client.submit_many([{"prompt": "p"}])] == [0]
+
+
 async def test_who_is_cancelled_meanwhile_is_cancelled(client: penstock.Client, queue: FakeQueue) -> None:
     task = await opened(client, queue, "watch")
     closing = asyncio.create_task(client.close())

@@ -54,6 +54,24 @@ async def test_hundreds_wait_on_one_stream(client: penstock.Client, queue: FakeQ
     assert len(queue.follows) == 1
 
 
+async def test_more_than_one_stream_may_follow_wait_on_several(
+    client: penstock.Client, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "MAX_FOLLOWED", 2)
+    names = [await client.submit(prompt=f"p {i}") for i in range(5)]
+    waiting = [asyncio.create_task(client.result(name)) for name in names]
+
+    async def followed() -> bool:
+        return sorted(queue.followed) == names
+
+    await wait_for_async(followed, "all to be followed")
+    assert [len(named) for named in queue.follows] == [2, 2, 1]
+    await queue.finish_all()
+    assert [result.request_id for result in await asyncio.gather(*waiting)] == names
+    assert (await client.result(names[0])).request_id == names[0]
+    assert len(queue.follows) == 3, "streams with room are used again"
+
+
 async def test_a_broken_stream_is_opened_again_with_what_is_open_and_no_token_comes_twice(
     client: penstock.Client, queue: FakeQueue
 ) -> None:
@@ -169,7 +187,8 @@ async def test_an_idle_stream_is_closed_and_the_next_request_opens_another(
     assert (await client.generate(prompt="a")).text == "A"
 
     async def idle() -> bool:
-        return client._follower._task is not None and client._follower._task.done()
+        (stream,) = client._follower._streams
+        return stream._task is not None and stream._task.done()
 
     await wait_for_async(idle, "the stream to be closed")
     assert (await client.generate(prompt="b")).text == "B"
@@ -201,8 +220,10 @@ async def test_who_has_only_just_begun_to_wait_when_the_client_closes_is_told(qu
 
 async def test_a_queue_that_stays_away_is_told_to_all() -> None:
     async with penstock.Client("127.0.0.1:1", retry_for_s=0.1) as client:
-        for answer in await asyncio.gather(client.result("a"), client.result("b"), return_exceptions=True):
+        answers = await asyncio.gather(client.result("a"), client.result("b"), return_exceptions=True)
+        for answer in answers:
             assert isinstance(answer, penstock.Unavailable)
+        assert answers[0] is not answers[1], "one that both raise would have the frames of both"
 
 
 async def test_a_reader_too_far_behind_gets_no_more_deltas_and_the_result(monkeypatch: pytest.MonkeyPatch) -> None:

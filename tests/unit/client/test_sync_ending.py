@@ -95,7 +95,12 @@ with penstock.SyncClient(sys.argv[1], retry_for_s=5) as client:
             else:
                 os._exit(1)
         client.close()
-        os._exit(7)
+        try:
+            penstock.SyncClient(sys.argv[1])
+        except penstock.PenstockError as error:
+            assert "spawn or forkserver" in str(error), error
+            os._exit(7)
+        os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert client.stats().dead == 1
 """,
