@@ -7,13 +7,13 @@ real deployment, only in virtual time.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.admission.clock import MS, SECOND_NS, Clock
 from benchmarks.admission.engine import Engine, Step
-from benchmarks.admission.workloads import Item
+from benchmarks.admission.workloads import CHANNEL, Item
 from services.core.value import fields
 from services.scheduler.core import messages as sm
 from services.scheduler.core.channel import Share
@@ -35,7 +35,6 @@ TOKENIZE_NS = MS // 2
 BYTES_PER_TOKEN = 4
 """Prompt text, as English has it under a common vocabulary. Announcements carry bytes, not tokens."""
 
-CHANNEL = "default"
 FOREVER_NS = 10**18
 """A lease that is never renewed: nothing is lost here."""
 
@@ -71,44 +70,58 @@ class Penstock:
     """Scheduler, queue and one worker per engine under one policy."""
 
     def __init__(
-        self, clock: Clock, engines: Sequence[Engine], items: Sequence[Item], policy: str, hop_ns: int
+        self,
+        clock: Clock,
+        engines: Sequence[Engine],
+        items: Sequence[Item],
+        policy: str,
+        hop_ns: int,
+        shares: Mapping[str, Share] | None = None,
     ) -> None:
-        """Open every worker; requests may be submitted from now on."""
-        self.machine = Machine(POLICIES[policy], {CHANNEL: Share()}, SECOND_NS, -2 * SECOND_NS)
+        """Open every worker; requests may be submitted from now on, for channels with these shares."""
+        shares = shares or {CHANNEL: Share()}
+        self.machine = Machine(POLICIES[policy], shares, SECOND_NS, -2 * SECOND_NS)
         self.items, self.clock, self.hop_ns = items, clock, hop_ns
         self.inbox = Inbox(clock, self._wake)
-        self._backlog: deque[int] = deque()
-        self._limit = 0
-        self._announced = 0
-        self._started: set[int] = set()
+        self.granted_ns: dict[int, int] = {}
+        """When each request had its grant."""
+        self._backlog: dict[str, deque[int]] = defaultdict(deque)
+        self._limit: Counter[str] = Counter()
+        self._announced: Counter[str] = Counter()
         self.workers = [WorkerSide(self, engine, epoch) for epoch, engine in enumerate(engines, 1)]
-        self._wake([sm.Tick(), sm.QueueOpened((CHANNEL,))])
+        self._wake([sm.Tick(), sm.QueueOpened(tuple(shares))])
         for worker in self.workers:
             worker.open()
         clock.after(TICK_NS, self._tick)
 
     def submit(self, index: int) -> None:
         """Put a request into the queue."""
-        self._backlog.append(index)
-        self._announce()
+        channel = self.items[index].channel
+        self._backlog[channel].append(index)
+        self._announce(channel)
 
-    def _announce(self) -> None:
+    def waiting(self, channel: str) -> int:
+        """Return how many requests of the channel have no grant yet."""
+        return self.machine.backlog.waiting[channel] + len(self._backlog[channel])
+
+    def _announce(self, channel: str) -> None:
         """Announce what the channel's window has room for."""
-        while self._backlog and self._announced < self._limit:
-            index = self._backlog.popleft()
-            self._announced += 1
+        backlog = self._backlog[channel]
+        while backlog and self._announced[channel] < self._limit[channel]:
+            index = backlog.popleft()
+            self._announced[channel] += 1
             item = self.items[index]
             request = sm.Announced(
-                str(index), CHANNEL, 0, index, 1, "", prompt_bytes(item.prompt_tokens), 0, item.max_tokens, 1, False
+                str(index), channel, 0, index, 1, "", prompt_bytes(item.prompt_tokens), 0, item.max_tokens, 1, False
             )
             self.inbox.put(request, self.hop_ns)
 
     def claim(self, worker: WorkerSide, request_id: str) -> None:
         """Hand a claimed request to the worker; the first claim wins, as there is never a second."""
-        self._announced -= 1
-        self.inbox.put(sm.Gone(request_id, sm.GoneReason.CLAIMED), self.hop_ns)
-        self._announce()
         item = self.items[int(request_id)]
+        self._announced[item.channel] -= 1
+        self.inbox.put(sm.Gone(request_id, sm.GoneReason.CLAIMED), self.hop_ns)
+        self._announce(item.channel)
         worker.inbox.put(wm.Delivered(wm.Lease(request_id, 1, 1), 1, item.max_tokens, False), self.hop_ns)
 
     def _tick(self) -> None:
@@ -124,14 +137,15 @@ class Penstock:
     def _do_all(self, effects: list[sm.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, sm.Grant):
+                self.granted_ns.setdefault(int(effect.request_id), self.clock.now_ns)
                 grant = wm.Granted(
                     effect.request_id, effect.channel, effect.booked_blocks, effect.settles, effect.attempt,
                     effect.reserve_output_tokens,
                 )  # fmt: skip
                 self.workers[effect.epoch - 1].inbox.put(grant, self.hop_ns)
             elif isinstance(effect, sm.SetWindow):
-                self._limit = effect.limit
-                self._announce()
+                self._limit[effect.channel] = effect.limit
+                self._announce(effect.channel)
             elif isinstance(effect, sm.RejectRequest | sm.AuditFailed | sm.Recall):
                 raise RuntimeError(f"the workload cannot be run: {effect}")
 

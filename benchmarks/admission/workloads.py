@@ -27,6 +27,10 @@ AZURE_WINDOW_TOKENS = 16_384
 """Holds the longest request of the Azure trace, 14,050 + 1,000 tokens."""
 
 
+CHANNEL = "default"
+"""Of requests where there is no other."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Sizes and speed of the engines a workload runs on; blocks as usable, without vLLM's null block."""
@@ -53,6 +57,7 @@ class Item:
     max_tokens: int
     prefix: tuple[int, ...] = ()
     keys: tuple[int, ...] = ()
+    channel: str = CHANNEL
 
 
 @dataclass(frozen=True)

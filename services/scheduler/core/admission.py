@@ -59,10 +59,22 @@ class Policy(ABC):
         They may depend on how the engine counts tokens into blocks, not on its capacity: one answer serves a group.
         """
 
-    def room_blocks(self, request: Announced, worker: Worker, blocks: int) -> int:
-        """Return how large a booking the worker has room for, if `blocks` are what the request books."""
-        del request, blocks
+    def room_blocks(self, request: Announced, worker: Worker, blocks: int, due: bool = False) -> int:
+        """Return how large a booking the worker has room for, if `blocks` are what the request books.
+
+        If it is `due`, its start was booked for now, and guarantees have bent to leave it room.
+        """
+        del request, blocks, due
         return worker.usable_blocks
+
+    def peak_blocks(self, request: Announced, worker: Worker, blocks: int) -> int:
+        """Return what the request is expected to hold at its fullest on the worker, where it books `blocks`."""
+        del request, worker
+        return blocks
+
+    def expected_of(self, worker: Worker, channel: str) -> int:
+        """Return what the channel's requests on the worker are expected to hold, each at its fullest."""
+        return worker.ledger.held_by(channel)
 
     def expected_blocks(self, request: Announced, worker: Worker) -> int:
         """Return the blocks that the request is expected to hold at its fullest on a worker of this group."""

@@ -32,14 +32,14 @@ takes O(channels), amortised, however many wait and however many workers there a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from itertools import islice
 from typing import Final
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.bids import Bid, Placement, soonest
+from services.scheduler.core.bookings import Bookings
 from services.scheduler.core.channel import Channel
-from services.scheduler.core.estimate import needed_blocks
 from services.scheduler.core.fleet import Fleet, Group, Worker
 from services.scheduler.core.holds import Holds
 from services.scheduler.core.line import Line
@@ -51,6 +51,9 @@ from services.scheduler.core.savings import Saving, Savings
 CHOICES: Final = 2
 """Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
 power of two choices", 2001)."""
+
+GUARDS_LOOK_NS: Final = 250_000_000
+"""How often a look past fences is taken again: what a guarantee used lately is forgotten with time, untold."""
 
 SAVE_LOOKS: Final = 64
 """Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
@@ -67,11 +70,14 @@ class Arbiter:
         self._tiers: list[list[Channel]] = []
         self._holds = Holds()
         self._savings = Savings(self._holds)
-        self._rules = Rules(self._savings)
+        self._bookings = Bookings(policy, fleet)
+        self._rules = Rules(self._savings, policy, self._bookings)
         self._now_ns = 0
         self._news = True
         self._bids: dict[Channel, Bid] = {}
         self._fenced: set[Worker] = set()
+        self._kept_out: set[Worker] = set()
+        self._guards_looked_ns = 0
         self._paused: set[Worker] = set()
         self._lessons = policy.lessons
         self._reach = Reach()
@@ -116,8 +122,8 @@ class Arbiter:
             self._cancel(saving)
         self._holds.drop(worker, now_ns)
         self._rules.forget(worker)
-        self._fenced.discard(worker)
-        self._paused.discard(worker)
+        for kept in (self._fenced, self._kept_out, self._paused):
+            kept.discard(worker)
         for channel in self._ring:
             channel.worker_left(worker)
             channel.bring_back(worker.group)  # what no other is known to hold may be tried on the largest left
@@ -146,7 +152,9 @@ class Arbiter:
 
     def settled(self, worker: Worker, request_id: str, held_blocks: int, now_ns: int) -> None:
         """Note that a request holds `held_blocks` from now on."""
-        self._holds.changed(worker, request_id, held_blocks, now_ns)
+        channel = self._holds.changed(worker, request_id, held_blocks, now_ns)
+        if channel is not None:
+            self._rules.granted(worker, channel, now_ns)
 
     def released(self, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
         """Note that a request holds nothing any more; `ran` is False if it came back unclaimed."""
@@ -188,6 +196,11 @@ class Arbiter:
                 self._look_again()
                 channel.changed = False
             self._lift_fence(channel)
+        if now_ns - self._guards_looked_ns >= GUARDS_LOOK_NS:
+            self._guards_looked_ns = now_ns
+            self._fenced |= self._kept_out
+            self._kept_out.clear()
+            self._look_past_fences()
 
     def _bring_all_back(self) -> None:
         """Look again at everybody: what they book is not what it was, and what was saved for them may be too little."""
@@ -236,10 +249,14 @@ class Arbiter:
         """If a line has ended, nothing is fenced off for it any more: look again where something was."""
         if channel.line_ended:
             channel.line_ended = False
-            if channel.share.guaranteed_share and self._fenced:
-                fenced, self._fenced = self._fenced, set()
-                for worker in fenced:
-                    self.room_grew(worker)
+            if channel.share.guaranteed_share:
+                self._look_past_fences()
+
+    def _look_past_fences(self) -> None:
+        """Look again where something was kept for a guarantee: there may be less kept by now."""
+        fenced, self._fenced = self._fenced, set()
+        for worker in fenced:
+            self.room_grew(worker)
 
     # ---- turns ----
 
@@ -279,25 +296,28 @@ class Arbiter:
     def _look_at_heads(self, channel: Channel) -> Bid | None:
         """Look at the heads in order until one can be placed, may save or cannot pay; None if one was set aside."""
         takes_part = payer_waits = False
+        capped: set[Group] = set()
         channel.set_unserved_aside(self._fleet.serving)
         heads = channel.heads()
         if len(heads) > 1 and (paid_for := self._place_paid(channel, heads)) is not None:
             return Bid(channel, placement=paid_for)
         for line, head in heads:
-            placement = self._place(channel, head)
+            placement = self._place(channel, head, capped)
             paid = self._savings.of(head) is not None
             if placement is None and not paid:
-                worker, blocks = self._where_to_save(channel, head)
+                worker, blocks = self._where_to_save(channel, head, capped)
                 if not blocks and self._is_out_of_reach(head):
                     channel.set_head_aside(line)
                     return None
                 if not blocks:
+                    capped |= self._where_capped(channel, head)
                     continue
                 cost_block_ns = self._holds.cost_block_ns(channel, blocks)
                 if cost_block_ns > channel.deficit_block_ns:
                     return Bid(channel, payer_waits, cost_block_ns=cost_block_ns)
                 if worker is not None:
-                    saving = Saving(head, channel, line, worker, blocks, cost_block_ns)
+                    peak_blocks = self._policy.peak_blocks(head.announced, worker, blocks)
+                    saving = Saving(head, channel, line, worker, blocks, peak_blocks, cost_block_ns)
                     return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, saving=saving)
                 payer_waits = True
             elif placement is None:
@@ -308,6 +328,10 @@ class Arbiter:
                 cost_block_ns = 0 if paid else self._holds.cost_block_ns(channel, placement.blocks)
                 return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, placement=placement)
         return Bid(channel, payer_waits, wants=False, takes_part=takes_part)
+
+    def _where_capped(self, channel: Channel, head: Entry) -> set[Group]:
+        """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
+        return {group for group, _, _ in self._bookings.of(head)} if channel.share.ceiling_share < 1 else set()
 
     def _place_paid(self, channel: Channel, heads: list[tuple[Line, Entry]]) -> Placement | None:
         """Return a placement for a head that has paid: it waits for none that cannot, or that its saving keeps out."""
@@ -321,7 +345,7 @@ class Arbiter:
             hints = [(group, channel.openings(group).most_blocks()) for group in groups]
             if not any(blocks for _, blocks in hints):
                 break
-            if not any(self._booking(entry, group)[0] <= most for group, most in hints):
+            if not any(self._bookings.in_group(entry, group)[0] <= most for group, most in hints):
                 continue
             placement = self._place(channel, entry)
             if placement is not None:
@@ -330,20 +354,22 @@ class Arbiter:
 
     def _is_out_of_reach(self, entry: Entry) -> bool:
         """Return whether none of the workers that take grants now could ever hold the entry."""
-        needed = {group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings(entry)}
+        needed = {group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(entry)}
         return self._reach.ends_before(needed, self._fleet.serving(entry.announced.model))
 
     # ---- savings ----
 
-    def _where_to_save(self, channel: Channel, head: Entry) -> tuple[Worker | None, int]:
-        """Return the worker with most room on which the head may save, and its booking.
+    def _where_to_save(self, channel: Channel, head: Entry, capped: Set[Group]) -> tuple[Worker | None, int]:
+        """Return the worker with most room on which the head may save, and its booking; none of a `capped` group.
 
         No worker: others save on all of them. No blocks: no worker may take it whatever ends, so there is nothing to
         save for.
         """
         best: Worker | None = None
         wanted_blocks = 0
-        for group, blocks, least_blocks in self._bookings(head):
+        for group, blocks, least_blocks in self._bookings.of(head):
+            if group in capped:
+                continue
             for worker in islice(channel.openings(group).most_room(self._now_ns), SAVE_LOOKS):
                 too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)
                 if too_small or head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
@@ -367,7 +393,7 @@ class Arbiter:
     def _cancel_outdated(self) -> None:
         """End savings for what their heads would not book there any more, as where only a larger worker has come."""
         for saving in self._savings:
-            found = self._bookings(saving.entry)
+            found = self._bookings.of(saving.entry)
             if not any(group is saving.worker.group and blocks == saving.blocks for group, blocks, _ in found):
                 self._cancel(saving)
 
@@ -378,11 +404,16 @@ class Arbiter:
 
     # ---- room ----
 
-    def _place(self, channel: Channel, entry: Entry) -> Placement | None:
-        """Return where the entry fits now, the roomier of the first CHOICES workers; None if nowhere."""
+    def _place(self, channel: Channel, entry: Entry, capped: Set[Group] = frozenset()) -> Placement | None:
+        """Return where the entry fits now, the roomier of the first CHOICES workers; None if nowhere.
+
+        An older request of the channel waits for its ceiling in the groups that are `capped`.
+        """
         best: Placement | None = None
         best_room = looks = 0
-        for group, blocks, least_blocks in self._bookings(entry):
+        for group, blocks, least_blocks in self._bookings.of(entry):
+            if group in capped:
+                continue
             openings = channel.openings(group)
             for worker in openings.roomiest_first(blocks, self._now_ns):
                 if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
@@ -405,46 +436,7 @@ class Arbiter:
 
     def _room_blocks(self, channel: Channel, entry: Entry, worker: Worker, blocks: int, claim: Claim) -> int:
         """Return how large a booking of this channel the worker has room for, 0 if it may have none."""
-        if claim is Claim.SHUT or claim is Claim.REFUSED:
-            return 0
-        fence_blocks = 0 if claim is Claim.GUARANTEED else self._rules.fence(worker, channel, self._now_ns)
-        room = worker.usable_blocks - fence_blocks
-        if room >= blocks:
-            room = self._policy.room_blocks(entry.announced, worker, blocks) - fence_blocks
-        if room < blocks and fence_blocks:
-            self._fenced.add(worker)
+        room, fence = self._rules.room(worker, channel, entry, blocks, claim, self._now_ns)
+        if room < blocks and self._rules.guards(channel):
+            (self._fenced if fence else self._kept_out).add(worker)
         return room
-
-    def _bookings(self, entry: Entry) -> list[tuple[Group, int, int]]:
-        """Return the groups that may get the entry, with what it would book there and what it is proven to need.
-
-        If no worker has what the policy books, the largest book all they have. A smaller one never does: it might
-        have to reject what a larger one could run, also while that is full or away.
-        """
-        wanted = []
-        for group in self._fleet.serving(entry.announced.model):
-            blocks, least_blocks = self._booking(entry, group)
-            if least_blocks <= group.shape.capacity_blocks:
-                wanted.append((group, blocks, least_blocks))
-        roomy = [found for found in wanted if found[1] <= found[0].shape.capacity_blocks]
-        if roomy or not wanted:
-            return roomy
-        largest = max(group.shape.capacity_blocks for group, _, _ in wanted)
-        return [
-            (group, largest, least_blocks)
-            for group, _, least_blocks in wanted
-            if group.shape.capacity_blocks == largest
-        ]
-
-    def _booking(self, entry: Entry, group: Group) -> tuple[int, int]:
-        """Return what the entry books in the group and what it is proven to need, by what the policy knows now."""
-        lessons = self._policy.lessons
-        if entry.lessons != lessons:
-            entry.lessons = lessons
-            entry.bookings.clear()
-        found = entry.bookings.get(group)
-        if found is None:
-            request = entry.announced
-            blocks = max(self._policy.booking_blocks(request, group.shape), 1)
-            entry.bookings[group] = found = (blocks, needed_blocks(request, group.shape))
-        return found

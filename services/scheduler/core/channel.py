@@ -11,7 +11,7 @@ long. The deficit is what it may still take before the others have had their tur
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group, Worker
@@ -93,10 +93,11 @@ class Channel:
             found.sort(key=lambda pair: order(pair[1]))
         return found
 
-    def has_work_for(self, models: tuple[str, ...]) -> bool:
-        """Return whether a request waits, and not aside, that a worker answering to `models` could serve."""
-        lines = self._looked_at.items()
-        return any((not model or model in models) and line.head() is not None for model, line in lines)
+    def heads_for(self, models: tuple[str, ...]) -> Iterator[Entry]:
+        """Yield the heads, those that are not aside, which a worker answering to `models` could serve."""
+        for model, line in self._looked_at.items():
+            if (not model or model in models) and (head := line.head()) is not None:
+                yield head
 
     def set_unserved_aside(self, serving: Callable[[str], list[Group]]) -> None:
         """Look no longer at lines for models that no group is `serving`."""

@@ -81,18 +81,22 @@ class Size:
 
 
 class Demand:
-    """What one request is expected to hold at each horizon, the variance of that, and the most; 0 beyond the last."""
+    """What one request is expected to hold at each horizon, the variance of that, and the most; 0 beyond the last.
 
-    __slots__ = ("means", "mosts", "variances")
+    `peak` is the highest of the means.
+    """
 
-    def __init__(self, means: list[int], variances: list[int], mosts: list[int]) -> None:
+    __slots__ = ("means", "mosts", "peak", "variances")
+
+    def __init__(self, means: list[int], variances: list[int], mosts: list[int], peak: int) -> None:
         """Take lists of the same length, which nobody changes afterwards."""
         self.means = means
         self.variances = variances
         self.mosts = mosts
+        self.peak = peak
 
 
-NO_DEMAND = Demand([], [], [])
+NO_DEMAND = Demand([], [], [], 0)
 
 
 class Forecast:
@@ -118,6 +122,7 @@ class Forecast:
         means: list[int] = []
         variances: list[int] = []
         mosts: list[int] = []
+        peak = 0
         looks, chances = self._ahead(size, curve)
         for index, look in enumerate(looks):
             chance = chances[index]
@@ -125,10 +130,12 @@ class Forecast:
                 break
             blocks = min(held + completions * look.growth, most)
             ending = (1 - chance) * blocks * blocks / completions
-            means.append(int(chance * blocks * UNIT))
+            mean = int(chance * blocks * UNIT)
+            peak = max(peak, mean)
+            means.append(mean)
             variances.append(int(chance * (ending + completions * look.unsure) * UNIT))
             mosts.append(min(held + completions * look.most_growth, most) * UNIT)
-        return Demand(means, variances, mosts)
+        return Demand(means, variances, mosts, peak)
 
     def _ahead(self, size: Size, curve: Curve) -> tuple[list[Look], list[float]]:
         """Return the looks ahead for a request, and for each the chance that it still runs then.

@@ -88,15 +88,17 @@ class Holds:
         channel.last_charge_block_ns = charge_block_ns
         hold.correct(charge_block_ns)
 
-    def changed(self, worker: Worker, request_id: str, blocks: int, now_ns: int) -> None:
-        """Note that the request holds `blocks` from now on."""
+    def changed(self, worker: Worker, request_id: str, blocks: int, now_ns: int) -> Channel | None:
+        """Note that the request holds `blocks` from now on; return whom it is charged to if those are more."""
         hold = self._by_epoch.get(worker.epoch, {}).get(request_id)
         if hold is None:
-            return
+            return None
         hold.use(now_ns)
+        grew = blocks > hold.blocks
         hold.blocks = blocks
         left_ns = max(hold.granted_ns + self._expected_ns(hold.channel) - now_ns, 0)
         hold.correct(max(hold.used_block_ns + blocks * left_ns, blocks * LEAST_HOLD_NS))
+        return hold.channel if grew else None
 
     def ended(self, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
         """End the hold at what it used; one that never ran costs nothing and says nothing about hold times."""

@@ -86,6 +86,7 @@ class Ledger:
         self.sequences = 0
         self._reservations: dict[str, Reservation] = {}
         self._held_by_channel: dict[str, int] = {}
+        self._sequences_by_channel: dict[str, int] = {}
         # Its oldest name is found at once. A dict looks through the places of all that were deleted before it.
         self._last_seqs: OrderedDict[str, int] = OrderedDict()
 
@@ -119,6 +120,10 @@ class Ledger:
         """Return the blocks held by the channel's reservations."""
         return self._held_by_channel.get(channel, 0)
 
+    def sequences_of(self, channel: str) -> int:
+        """Return the completions that the channel's reservations are for."""
+        return self._sequences_by_channel.get(channel, 0)
+
     def held_by_channel(self) -> dict[str, int]:
         """Return a copy of the blocks held per channel, channels that hold none left out."""
         return {channel: blocks for channel, blocks in self._held_by_channel.items() if blocks}
@@ -144,7 +149,7 @@ class Ledger:
         # A second booking of one name goes on where the first one's sequence ended, so that no ACK of the first counts.
         seq = self._last_seqs.pop(request_id, 0)
         reservation = self._reservations[request_id] = Reservation(channel, blocks, sequences, seq)
-        self.sequences += sequences
+        self._count(reservation)
         self._move(reservation, blocks)
         return True
 
@@ -198,7 +203,7 @@ class Ledger:
                 continue
             reservation = Reservation(holding.channel, holding.held_blocks, holding.completions, holding.seq)
             self._reservations[holding.request_id] = reservation
-            self.sequences += holding.completions
+            self._count(reservation)
             self._move(reservation, holding.held_blocks)
 
     def drop(self) -> dict[str, int]:
@@ -213,10 +218,11 @@ class Ledger:
     def audit(self) -> list[str]:
         """Recompute every total from the reservations; return one sentence per violation, none if all is well."""
         held: dict[str, int] = {}
-        sequences = 0
+        sequences: dict[str, int] = {}
         for reservation in self._reservations.values():
-            held[reservation.channel] = held.get(reservation.channel, 0) + reservation.held_blocks
-            sequences += reservation.sequences
+            channel = reservation.channel
+            held[channel] = held.get(channel, 0) + reservation.held_blocks
+            sequences[channel] = sequences.get(channel, 0) + reservation.sequences
         total = sum(held.values())
         violations = []
         if self.free_blocks + total != self.capacity_blocks + self.overcommitted_blocks:
@@ -230,8 +236,10 @@ class Ledger:
             )
         if self.held_by_channel() != {channel: blocks for channel, blocks in held.items() if blocks}:
             violations.append(f"per-channel totals {self.held_by_channel()} differ from the reservations {held}")
-        if sequences != self.sequences:
-            violations.append(f"sequences {self.sequences} differ from the reservations' {sequences}")
+        if sum(sequences.values()) != self.sequences:
+            violations.append(f"sequences {self.sequences} differ from the reservations' {sum(sequences.values())}")
+        if sequences != self._sequences_by_channel:
+            violations.append(f"sequences {self._sequences_by_channel} differ from the reservations' {sequences}")
         return violations
 
     # ---- the only places where blocks change hands ----
@@ -247,11 +255,20 @@ class Ledger:
         assert self.held_blocks == held_before + blocks, "credits were minted or lost"
 
     def _remove(self, request_id: str, reservation: Reservation) -> None:
+        channel = reservation.channel
         self._move(reservation, -reservation.held_blocks)
         self.sequences -= reservation.sequences
         del self._reservations[request_id]
-        if self._held_by_channel[reservation.channel] == 0:
-            del self._held_by_channel[reservation.channel]
+        if self._held_by_channel[channel] == 0:
+            del self._held_by_channel[channel]
+        left = self._sequences_by_channel.pop(channel) - reservation.sequences
+        if left:
+            self._sequences_by_channel[channel] = left
+
+    def _count(self, reservation: Reservation) -> None:
+        self.sequences += reservation.sequences
+        by_channel = self._sequences_by_channel
+        by_channel[reservation.channel] = by_channel.get(reservation.channel, 0) + reservation.sequences
 
     def _remember(self, request_id: str, seq: int) -> None:
         self._last_seqs[request_id] = seq

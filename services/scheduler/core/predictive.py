@@ -102,6 +102,24 @@ class View:
     margin: Margin
     lead: Lead = field(default_factory=Lead)
     flights: dict[str, Flight] = field(default_factory=dict)
+    expected: dict[str, int] = field(default_factory=dict)
+    """By channel what its flights will hold, each at its fullest; in the forecast's units."""
+
+    def add(self, flight: Flight) -> None:
+        """Count what is expected of the flight."""
+        self.forecast.add(flight.demand)
+        channel = flight.kind.channel
+        self.expected[channel] = self.expected.get(channel, 0) + flight.demand.peak
+
+    def remove(self, flight: Flight) -> None:
+        """Count no more what was expected of the flight."""
+        self.forecast.remove(flight.demand)
+        channel = flight.kind.channel
+        left = self.expected.get(channel, 0) - flight.demand.peak
+        if left:
+            self.expected[channel] = left
+        else:
+            self.expected.pop(channel, None)
 
 
 class Predictive(Policy):
@@ -131,21 +149,34 @@ class Predictive(Policy):
         size = self._first_size(request, shape, request.model)
         return min(size.held_blocks, worst_case_blocks(request, shape))
 
-    def room_blocks(self, request: Announced, worker: Worker, blocks: int) -> int:
-        """Return the smaller of what is free and what the predicted peak leaves; an idle worker is all room."""
+    def room_blocks(self, request: Announced, worker: Worker, blocks: int, due: bool = False) -> int:
+        """Return the smaller of what is free and what the predicted peak leaves; an idle worker is all room.
+
+        Who is `due` needs no margin: what others may still take was counted as if they held it.
+        """
         view = self._views[worker.epoch]
         if not len(worker.ledger):
             return worker.usable_blocks
         if view.margin.recovering or worker.usable_blocks < blocks:
             return min(worker.usable_blocks, blocks - 1)
         demand = self._first_look(request, worker, blocks).demand
-        return min(worker.usable_blocks, blocks + view.forecast.spare_blocks(demand, view.margin.deviations))
+        deviations = min(view.margin.deviations, 0.0) if due else view.margin.deviations
+        return min(worker.usable_blocks, blocks + view.forecast.spare_blocks(demand, deviations))
+
+    def peak_blocks(self, request: Announced, worker: Worker, blocks: int) -> int:
+        """Return the expected demand at its fullest, at least what is booked and at most all there is."""
+        peak = -(-self._first_look(request, worker, blocks).demand.peak // UNIT)
+        return min(max(blocks, peak), max(worker.shape.capacity_blocks, blocks))
+
+    def expected_of(self, worker: Worker, channel: str) -> int:
+        """Return the expected demand of the channel's requests, each at its fullest, at least what they hold."""
+        expected = self._views[worker.epoch].expected.get(channel, 0)
+        return max(-(-expected // UNIT), worker.ledger.held_by(channel))
 
     def expected_blocks(self, request: Announced, worker: Worker) -> int:
         """Return the expected demand at its fullest, at least what is booked."""
         blocks = self.booking_blocks(request, worker.group.shape)
-        means = self._first_look(request, worker, blocks).demand.means
-        return max(blocks, -(-max(means, default=0) // UNIT))
+        return max(blocks, -(-self._first_look(request, worker, blocks).demand.peak // UNIT))
 
     def outlook(self, worker: Worker) -> Outlook | None:
         """Return the predicted peak and the margin of the worker."""
@@ -201,15 +232,15 @@ class Predictive(Policy):
         """Add a request that has generated nothing."""
         look = self._first_look(request, worker, blocks)
         view = self._views[worker.epoch]
-        view.flights[request.request_id] = Flight(look.kind, look.size, look.demand, request, now_ns)
-        view.forecast.add(look.demand)
+        flight = view.flights[request.request_id] = Flight(look.kind, look.size, look.demand, request, now_ns)
+        view.add(flight)
 
     def met(self, worker: Worker, grant: str, request: Announced, blocks: int) -> None:
         """Expect of a standing grant what its request is expected to need."""
         view = self._views[worker.epoch]
         flight = view.flights.pop(grant, None)
         if flight is not None:
-            view.forecast.remove(flight.demand)
+            view.remove(flight)
         self.booked(worker, request, blocks, None)
 
     def settled(self, worker: Worker, ack: TokenizerAck, now_ns: int) -> None:
@@ -254,7 +285,7 @@ class Predictive(Policy):
         flight = view.flights.pop(ack.request_id, None)
         if flight is None:
             return
-        view.forecast.remove(flight.demand)
+        view.remove(flight)
         if not flight.bins:
             return
         if ack.cause is ReleaseCause.COMPLETED:
@@ -291,6 +322,6 @@ class Predictive(Policy):
 
     def _expect(self, view: View, flight: Flight) -> None:
         """Have the forecast count what is expected of the flight now."""
-        view.forecast.remove(flight.demand)
+        view.remove(flight)
         flight.demand = view.forecast.demand(flight.size, self._lengths.curve(flight.kind))
-        view.forecast.add(flight.demand)
+        view.add(flight)

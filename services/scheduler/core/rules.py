@@ -1,15 +1,22 @@
-"""What a channel may take of one worker, whatever is free there: ceiling, guarantees, sequences, savings."""
+"""What a channel may take of one worker, whatever is free there: ceiling, guarantees, sequences, savings.
+
+A guarantee is a part of a worker's blocks and the same part of its sequences. It counts what requests are expected
+to grow to: under a policy that books little at first, so many could be let in for what they book that they would
+outgrow it together.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
 
+from services.scheduler.core.admission import Policy
 from services.scheduler.core.backlog import Entry
+from services.scheduler.core.bookings import Bookings
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.lately import Lately
-from services.scheduler.core.savings import Savings
+from services.scheduler.core.savings import Saving, Savings
 
 
 class Claim(enum.Enum):
@@ -22,11 +29,14 @@ class Claim(enum.Enum):
 
 
 class Rules:
-    """Ceilings, guarantees and savings. Reads the channels, owns nothing."""
+    """Ceilings, guarantees and savings. Reads the channels, owns what guarantees were used lately."""
 
-    def __init__(self, savings: Savings) -> None:
+    def __init__(self, savings: Savings, policy: Policy, bookings: Bookings) -> None:
         """Apply the rules to channels that are added."""
         self._savings = savings
+        self._policy = policy
+        self._bookings = bookings
+        self._grows = policy.reserve_output_tokens > 0
         self._guaranteed: list[Channel] = []
         self._lately: dict[int, dict[str, Lately]] = {}
 
@@ -39,24 +49,56 @@ class Rules:
         """Take the shares that `channels`, all there are, have now."""
         self._guaranteed = [channel for channel in channels if channel.share.guaranteed_share]
 
+    # ---- claims ----
+
     def claim(self, worker: Worker, channel: Channel, entry: Entry, blocks: int, now_ns: int) -> Claim:
         """Return how the entry may have `blocks` of the worker, if they are free."""
         if not below_ceiling(worker, channel, blocks):
             return Claim.REFUSED
         saving = self._savings.on(worker)
-        bound = saving is not None and saving.binds(channel, entry)
-        kept_sequences = max(saving.entry.announced.n, 1) if saving is not None and bound else 0
-        if not sequences_fit(worker, max(entry.announced.n, 1) + kept_sequences):
+        if saving is not None and not saving.binds(channel, entry):
+            saving = None
+        within = self._is_within(worker, channel, entry, blocks)
+        if not self._sequences_are_left(worker, channel, entry, saving, within, now_ns):
             return Claim.REFUSED if sequences_fit(worker, 1) else Claim.SHUT
-        within = channel.share.guaranteed_share > 0 and (
-            worker.ledger.held_by(channel.name) + blocks <= self.guarantee(worker, channel)
-        )
-        if saving is not None and bound and (not within or saving.channel is channel):
-            kept_blocks = self.fence(worker, saving.channel, now_ns)
-            if not self._savings.lets_pass(saving, channel, blocks, kept_blocks, now_ns):
+        if saving is not None:
+            if saving.start_ns is None:
+                self._savings.book_start(saving, self.fence(worker, saving.channel, now_ns), now_ns)
+            if (not within or saving.channel is channel) and not self._savings.lets_pass(
+                saving, channel, blocks, now_ns
+            ):
                 shut = self._savings.is_due(saving, now_ns) and not channel.share.guaranteed_share
                 return Claim.SHUT if shut else Claim.REFUSED
         return Claim.GUARANTEED if within else Claim.SHARED
+
+    def room(
+        self, worker: Worker, channel: Channel, entry: Entry, blocks: int, claim: Claim, now_ns: int
+    ) -> tuple[int, int]:
+        """Return how large a booking the claim has room for, and the blocks that a fence keeps from it."""
+        policy, request = self._policy, entry.announced
+        if claim is Claim.GUARANTEED:
+            # Whatever is expected of the worker; but of two the one of which less is expected is the roomier.
+            room = worker.usable_blocks
+            return (room if room < blocks else max(policy.room_blocks(request, worker, blocks), blocks)), 0
+        if claim is not Claim.SHARED:
+            return 0, 0
+        if not self.guards(channel):
+            room = worker.usable_blocks
+            return (room if room < blocks else policy.room_blocks(request, worker, blocks)), 0
+        fence = self.fence(worker, channel, now_ns)
+        room = worker.usable_blocks - fence
+        if room >= blocks:
+            due = self._is_due(worker, channel, entry, now_ns)
+            room = policy.room_blocks(request, worker, blocks, due) - self._fence_of_peak(worker, channel, now_ns)
+        return room, fence
+
+    def _is_due(self, worker: Worker, channel: Channel, entry: Entry, now_ns: int) -> bool:
+        """Return whether the entry's start on the worker was booked for now, beside guarantees of others in use."""
+        saving = self._savings.of(entry)
+        if saving is None or saving.worker is not worker or not self._savings.is_due(saving, now_ns):
+            return False
+        held_by = worker.ledger.held_by
+        return any(other is not channel and held_by(other.name) for other in self._guaranteed)
 
     def granted(self, worker: Worker, channel: Channel, now_ns: int) -> None:
         """Note that the channel holds more of the worker than before."""
@@ -65,27 +107,104 @@ class Rules:
             lately = by_channel.get(channel.name)
             if lately is None:
                 lately = by_channel[channel.name] = Lately(now_ns)
-            lately.note(worker.ledger.held_by(channel.name), now_ns, channel.hold_time.mean_ns)
+            ledger, name = worker.ledger, channel.name
+            lately.note(ledger.held_by(name), ledger.sequences_of(name), now_ns, channel.hold_time.mean_ns)
 
     def forget(self, worker: Worker) -> None:
         """Forget a worker that is gone."""
         self._lately.pop(worker.epoch, None)
 
+    def _is_within(self, worker: Worker, channel: Channel, entry: Entry, blocks: int) -> bool:
+        """Return whether the channel stays within its guarantee with the entry, now and at its fullest."""
+        if not channel.share.guaranteed_share:
+            return False
+        guarantee = self.guarantee(worker, channel)
+        if worker.ledger.held_by(channel.name) + blocks > guarantee:
+            return False
+        policy = self._policy
+        peak_blocks = policy.peak_blocks(entry.announced, worker, blocks)
+        return policy.expected_of(worker, channel.name) + peak_blocks <= guarantee
+
+    def _sequences_are_left(
+        self, worker: Worker, channel: Channel, entry: Entry, saving: Saving | None, within: bool, now_ns: int
+    ) -> bool:
+        """Return whether the engine can run the entry as well; within its guarantee nobody else's are kept from it."""
+        wanted = max(entry.announced.n, 1)
+        if within and worker.ledger.sequences_of(channel.name) + wanted <= max(self._sequences(worker, channel), 1):
+            return sequences_fit(worker, wanted)
+        wanted += 0 if saving is None else max(saving.entry.announced.n, 1)
+        if not self.guards(channel) or sequences_fit(worker, wanted + self._most_fenced_sequences(worker)):
+            return sequences_fit(worker, wanted)
+        return sequences_fit(worker, wanted + self._fenced_sequences(worker, channel, now_ns))
+
+    # ---- guarantees ----
+
+    def guards(self, channel: Channel) -> bool:
+        """Return whether any other channel has a guarantee."""
+        guaranteed = self._guaranteed
+        return len(guaranteed) > 1 or (len(guaranteed) == 1 and guaranteed[0] is not channel)
+
     def fence(self, worker: Worker, channel: Channel, now_ns: int) -> int:
-        """Return the blocks kept from the channel for the guarantees of the others."""
+        """Return the blocks kept from the channel for what the others do not hold of their guarantees."""
         return sum(self._kept(worker, other, now_ns) for other in self._guaranteed if other is not channel)
 
+    def _fence_of_peak(self, worker: Worker, channel: Channel, now_ns: int) -> int:
+        """Return the blocks of the predicted peak kept from the channel for the guarantees of the others in use.
+
+        Under a policy whose requests grow, what is lent is outgrown, and comes home when they end: until then the
+        engine would hold back whom the guarantee is for. So one that is in use is kept whole.
+        """
+        if not self._grows:
+            return self.fence(worker, channel, now_ns)
+        kept = 0
+        for other in self._guaranteed:
+            if other is not channel and self._is_used(worker, other, now_ns):
+                kept += max(self.guarantee(worker, other) - self._policy.expected_of(worker, other.name), 0)
+        return kept
+
     def _kept(self, worker: Worker, channel: Channel, now_ns: int) -> int:
-        """Return what is kept of a guarantee: all that is unused if there is work for the worker, else what it used
-        lately."""
-        unused = self.guarantee(worker, channel) - worker.ledger.held_by(channel.name)
-        if unused <= 0 or channel.has_work_for(worker.group.models):
+        """Return what is kept of a guarantee: all that is unused if there is work for it, else what was used lately."""
+        held = worker.ledger.held_by(channel.name)
+        unused = self.guarantee(worker, channel) - held
+        if unused <= 0 or self._has_work(worker, channel):
             return max(unused, 0)
-        lately = self._lately.get(worker.epoch, {}).get(channel.name)
-        if lately is None:
-            return 0
-        used = lately.peak_blocks(now_ns, channel.hold_time.mean_ns) - worker.ledger.held_by(channel.name)
-        return max(min(unused, used), 0)
+        return max(min(unused, self._lately_used(worker, channel, now_ns) - held), 0)
+
+    def _is_used(self, worker: Worker, channel: Channel, now_ns: int) -> bool:
+        """Return whether the channel holds anything of the worker, did so lately, or waits for it."""
+        held = worker.ledger.held_by(channel.name)
+        return held > 0 or self._lately_used(worker, channel, now_ns) > 0 or self._has_work(worker, channel)
+
+    def _lately_used(self, worker: Worker, channel: Channel, now_ns: int) -> int:
+        lately = self._lately_on(worker, channel)
+        return 0 if lately is None else lately.peak_blocks(now_ns, channel.hold_time.mean_ns)
+
+    def _most_fenced_sequences(self, worker: Worker) -> int:
+        return sum(other.share.guaranteed_sequences(worker.most_sequences) for other in self._guaranteed)
+
+    def _fenced_sequences(self, worker: Worker, channel: Channel, now_ns: int) -> int:
+        """Return the sequences kept from the channel for the guarantees of the others, as `fence` does for blocks."""
+        kept = 0
+        for other in self._guaranteed:
+            if other is channel:
+                continue
+            used = worker.ledger.sequences_of(other.name)
+            unused = self._sequences(worker, other) - used
+            if unused > 0 and not self._has_work(worker, other):
+                lately = self._lately_on(worker, other)
+                peak = 0 if lately is None else lately.peak_sequences(now_ns, other.hold_time.mean_ns)
+                unused = min(unused, peak - used)
+            kept += max(unused, 0)
+        return kept
+
+    def _lately_on(self, worker: Worker, channel: Channel) -> Lately | None:
+        return self._lately.get(worker.epoch, {}).get(channel.name)
+
+    def _has_work(self, worker: Worker, channel: Channel) -> bool:
+        """Return whether a head waits for the worker that its guarantee can hold; what is larger starts by a saving."""
+        guaranteed = channel.share.guaranteed_blocks(worker.shape.capacity_blocks)
+        group = worker.group
+        return any(self._bookings.in_group(head, group)[0] <= guaranteed for head in channel.heads_for(group.models))
 
     def guarantee(self, worker: Worker, channel: Channel) -> int:
         """Return the channel's guarantee on the worker, bent if a saving head would not fit beside all of them."""
@@ -94,11 +213,27 @@ class Rules:
         saving = self._savings.on(worker)
         if not guaranteed or saving is None or saving.channel is channel:
             return guaranteed
-        room = capacity - saving.blocks
         others = sum(
             other.share.guaranteed_blocks(capacity) for other in self._guaranteed if other is not saving.channel
         )
-        return guaranteed if others <= room else guaranteed * room // others
+        return _bent(guaranteed, others, capacity - saving.peak_blocks)
+
+    def _sequences(self, worker: Worker, channel: Channel) -> int:
+        """Return the sequences guaranteed to the channel on the worker, bent like its blocks."""
+        most = worker.most_sequences
+        guaranteed = channel.share.guaranteed_sequences(most)
+        saving = self._savings.on(worker)
+        if not guaranteed or saving is None or saving.channel is channel:
+            return guaranteed
+        others = sum(
+            other.share.guaranteed_sequences(most) for other in self._guaranteed if other is not saving.channel
+        )
+        return _bent(guaranteed, others, most - max(saving.entry.announced.n, 1))
+
+
+def _bent(guaranteed: int, others: int, room: int) -> int:
+    """Return a guarantee, in proportion less if `others`, all of them, are more than the room there is."""
+    return guaranteed if others <= room else guaranteed * max(room, 0) // others
 
 
 def below_ceiling(worker: Worker, channel: Channel, blocks: int) -> bool:

@@ -33,8 +33,8 @@ that has to be known; then nothing is left over beside the head."""
 class Saving:
     """A head for which freed blocks of one worker are kept, and what it has paid.
 
-    `start_ns` is its booked start, None until somebody wants to pass; `passed` are the requests that were granted
-    there meanwhile, with what each took of the extra blocks.
+    `peak_blocks` are what it is expected to hold at its fullest. `start_ns` is its booked start, None until somebody
+    wants to pass; `passed` are the requests that were granted there meanwhile, with what each took of the extra blocks.
     """
 
     entry: Entry
@@ -42,6 +42,7 @@ class Saving:
     line: Line
     worker: Worker
     blocks: int
+    peak_blocks: int
     paid_block_ns: int
     start_ns: int | None = None
     extra_blocks: int = 0
@@ -92,13 +93,8 @@ class Savings:
         del self._by_epoch[saving.worker.epoch]
         del self._by_request[saving.entry.request_id]
 
-    def lets_pass(self, saving: Saving, channel: Channel, blocks: int, kept_blocks: int, now_ns: int) -> bool:
-        """Return whether a request of `channel` may take `blocks` without delaying the saving head.
-
-        `kept_blocks` are fenced off for others than the head.
-        """
-        if saving.start_ns is None:
-            self._book_start(saving, kept_blocks, now_ns)
+    def lets_pass(self, saving: Saving, channel: Channel, blocks: int, now_ns: int) -> bool:
+        """Return whether a request of `channel` may take `blocks` without delaying the head, whose start is booked."""
         assert saving.start_ns is not None
         if self.is_due(saving, now_ns):
             return False
@@ -124,8 +120,11 @@ class Savings:
         if saving is not None:
             saving.extra_blocks += saving.passed.pop(request_id, 0)
 
-    def _book_start(self, saving: Saving, kept_blocks: int, now_ns: int) -> None:
-        """Book the start: when enough will have ended, and what will be left then; now, if that cannot be told."""
+    def book_start(self, saving: Saving, kept_blocks: int, now_ns: int) -> None:
+        """Book the start: when enough will have ended, and what will be left then; now, if that cannot be told.
+
+        `kept_blocks` are fenced off for others than the head.
+        """
         saving.start_ns = now_ns
         if not self._holds.known:
             return

@@ -18,6 +18,10 @@ class Share(Value):
         """Return the blocks nobody else may hold while the channel has work."""
         return int(self.guaranteed_share * capacity_blocks)
 
+    def guaranteed_sequences(self, most_sequences: int) -> int:
+        """Return the completions nobody else may have run in place of the channel's while it has work."""
+        return int(self.guaranteed_share * most_sequences)
+
     def ceiling_blocks(self, capacity_blocks: int) -> int:
         """Return the most blocks the channel may hold."""
         return int(self.ceiling_share * capacity_blocks)

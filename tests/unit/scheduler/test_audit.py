@@ -36,6 +36,7 @@ def entry(machine: Machine, name: str) -> Entry:
 DAMAGE: list[tuple[Callable[[Machine], object], str, str]] = [
     (lambda k: setattr(next(iter(k.fleet)).ledger, "free_blocks", 3), "w", "free 3 + held 8 != capacity 10"),
     (lambda k: setattr(next(iter(k.fleet)).ledger, "sequences", 2), "w", "sequences 2 differ"),
+    (lambda k: next(iter(k.fleet)).ledger._sequences_by_channel.update(batch=2), "w", "sequences {'batch': 2} differ"),
     (lambda k: next(iter(k.fleet)).ledger.drop(), "backlog", f"request {HELD} (granted) has no credits in epoch 1"),
     (lambda k: setattr(entry(k, HELD), "epoch", 9), "backlog", f"request {HELD} (granted) has no credits in epoch 9"),
     (lambda k: k.channel("batch").leave(entry(k, WAITING)), "backlog", f"request {WAITING} (waiting) is in no line"),

@@ -89,7 +89,7 @@ def test_a_hold_time_follows_what_it_is_told_and_its_cautious_value_is_above() -
 def test_what_was_used_lately_is_remembered_for_one_to_two_windows() -> None:
     lately, hold_ns = Lately(0), 10
     window_ns = MEMORY_HOLDS * hold_ns
-    lately.note(7, window_ns - 1, hold_ns)
+    lately.note(7, 2, window_ns - 1, hold_ns)
     assert lately.peak_blocks(window_ns, hold_ns) == 7
     assert lately.peak_blocks(2 * window_ns - 1, hold_ns) == 7
     assert lately.peak_blocks(2 * window_ns, hold_ns) == 0

@@ -1,0 +1,151 @@
+"""What a flood of one channel costs another, on a simulated engine: waits for a grant and for the first token.
+
+Usage: python -m benchmarks.admission.isolation [--policies predictive,virtual-channels] [--seconds 240] [--seeds 0,1,2]
+
+`interactive` (weight 4, a guarantee of 0.1 as the default configuration has it) has ten short requests a second, which
+hold about a fiftieth of the cache. `batch` has a backlog that never ends, of outputs that are long and differ: `flood`,
+with a hundred of them in the cache at once, or `whales`, with two dozen. `alone` is `interactive` on a worker as large
+as its share. Nothing is known at first; the first quarter of the time, in which the policy learns, is told apart
+(`cold`). Batch throughput is relative to a run without `interactive`. Last line of each is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.admission.clock import MS, SECOND_NS
+from benchmarks.admission.meter import quantile
+from benchmarks.admission.report import spread
+from benchmarks.admission.stage import Stage
+from benchmarks.options import at_least, count, each, some_of
+from services.scheduler.core.channel import Share
+from services.scheduler.core.policy import POLICIES
+
+INTERACTIVE, BATCH = "interactive", "batch"
+SHARE = 0.1
+SHARES = {INTERACTIVE: Share(4.0, SHARE), BATCH: Share()}
+PER_SECOND = 10.0
+BACKLOG = 300
+"""Batch requests that wait at any moment: a hundred or so for each interactive one in the cache."""
+
+TOP_UP_NS = 50 * MS
+COLD = 0.25
+"""Part of the time that counts as cold."""
+
+
+class Load(NamedTuple):
+    """What waits beside `interactive`: output tokens from and to, their limit, and the blocks of the worker."""
+
+    outputs: tuple[int, int]
+    max_tokens: int
+    blocks: int
+
+
+LOADS = {"flood": Load((300, 1200), 2000, 6000), "whales": Load((1000, 6000), 8000, 4000)}
+
+
+class Waits(NamedTuple):
+    """Of one run: waits in ms by what for, cold and later; batch tokens/s, preemptions per 1,000, and usage."""
+
+    waits_ms: dict[str, float]
+    batch_tokens_per_s: float
+    preemptions_per_1000: float
+    usage: float
+
+
+class Run:
+    """One run of `seconds`, with or without either channel."""
+
+    def __init__(self, policy: str, load: Load, seconds: float, seed: int, channels: Sequence[str]) -> None:
+        """Submit for these channels; `interactive` alone gets a worker as large as its share."""
+        alone = BATCH not in channels
+        blocks = max(int(load.blocks * SHARE), 512) if alone else load.blocks
+        self._stage = Stage(policy, {INTERACTIVE: Share(4.0)} if alone else SHARES, blocks)
+        self._load, self._seconds = load, seconds
+        self._draws = {channel: random.Random(f"{seed} {channel}") for channel in channels}
+        if INTERACTIVE in channels:
+            self._stage.clock.after(0, self._come)
+        if BATCH in channels:
+            self._stage.clock.after(0, self._top_up)
+
+    def waits(self) -> Waits:
+        """Run to the end and return what was seen."""
+        stage = self._stage
+        stage.run_until(self._seconds)
+        end_ns = stage.clock.now_ns
+        warm_ns = int(end_ns * COLD)
+        found: dict[str, float] = {}
+        for when, came in (
+            ("cold ", stage.of(INTERACTIVE, 0, warm_ns)),
+            ("", stage.of(INTERACTIVE, warm_ns, end_ns)),
+        ):
+            for what, wait_ns in (("grant", stage.grant_wait_ns), ("ttft", stage.first_token_ns)):
+                waits = [wait_ns(number) for number in came]
+                found |= {f"{when}{what} p{share}": quantile(waits, share / 100) / MS for share in (50, 99)}
+        lives, meter = stage.meter.lives, stage.meter
+        batch = sum(lives[number].tokens for number in stage.of(BATCH) if lives[number].done_ns >= warm_ns)
+        preemptions = 1000 * meter.preemptions / max(meter.finished, 1)
+        return Waits(found, batch * SECOND_NS / (end_ns - warm_ns), preemptions, meter.backlog_usage)
+
+    def _come(self) -> None:
+        draw = self._draws[INTERACTIVE]
+        self._stage.ask(INTERACTIVE, draw.randint(30, 60), draw.randint(30, 90), 100)
+        self._stage.clock.after(int(draw.expovariate(PER_SECOND) * SECOND_NS), self._come)
+
+    def _top_up(self) -> None:
+        draw, load = self._draws[BATCH], self._load
+        for _ in range(BACKLOG - self._stage.penstock.waiting(BATCH)):
+            self._stage.ask(BATCH, draw.randint(100, 300), draw.randint(*load.outputs), load.max_tokens)
+        self._stage.clock.after(TOP_UP_NS, self._top_up)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", type=some_of(POLICIES), default="predictive,virtual-channels")
+    parser.add_argument("--loads", type=some_of(LOADS), default="flood,whales")
+    parser.add_argument("--seconds", type=count, default=240)
+    parser.add_argument("--seeds", type=each(at_least(0)), default="0,1,2")
+    options = parser.parse_args()
+    for load in options.loads:
+        for policy in options.policies:
+            compare(load, policy, options.seconds, options.seeds)
+
+
+def compare(load: str, policy: str, seconds: float, seeds: Sequence[int]) -> None:
+    """Run alone, beside the flood, and the flood alone; print the waits and a line of JSON."""
+    ways = {"alone": (INTERACTIVE,), "beside": (INTERACTIVE, BATCH), "batch alone": (BATCH,)}
+    runs = {
+        way: [Run(policy, LOADS[load], seconds, seed, channels).waits() for seed in seeds]
+        for way, channels in ways.items()
+    }
+    print(f"{load}, {policy}:")
+    for way in ("alone", "beside"):
+        waits = [run.waits_ms for run in runs[way]]
+        row = "  ".join(f"{name} {spread([found[name] for found in waits], 1)}" for name in waits[0])
+        print(f"  {way:7} ms: {row}")
+    pairs = zip(runs["beside"], runs["batch alone"], strict=True)
+    throughput = [beside.batch_tokens_per_s / alone.batch_tokens_per_s for beside, alone in pairs]
+    preemptions = [run.preemptions_per_1000 for run in runs["beside"]]
+    usage = [run.usage for run in runs["beside"]]
+    print(
+        f"  batch tokens/s of what it does alone {spread(throughput, 3)}, "
+        f"preemptions per 1,000 {spread(preemptions, 0)}, KV usage {spread(usage, 3)}",
+        flush=True,
+    )
+    medians = {
+        way: {name: round(statistics.median(run.waits_ms[name] for run in runs[way]), 2) for name in found.waits_ms}
+        for way, (found, *_) in runs.items()
+        if way != "batch alone"
+    }
+    line = {"benchmark": "isolation", "load": load, "policy": policy, **medians}
+    print(json.dumps({**line, "batch_throughput": round(statistics.median(throughput), 3)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

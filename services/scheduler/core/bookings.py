@@ -1,0 +1,51 @@
+"""What a request books where: by group of workers, and by what the policy knows now."""
+
+from __future__ import annotations
+
+from services.scheduler.core.admission import Policy
+from services.scheduler.core.backlog import Entry
+from services.scheduler.core.estimate import needed_blocks
+from services.scheduler.core.fleet import Fleet, Group
+
+
+class Bookings:
+    """Finds a booking once for each entry and group, until the policy has learned something."""
+
+    def __init__(self, policy: Policy, fleet: Fleet) -> None:
+        """Ask `policy` about the groups of `fleet`."""
+        self._policy = policy
+        self._fleet = fleet
+
+    def of(self, entry: Entry) -> list[tuple[Group, int, int]]:
+        """Return the groups that may get the entry, with what it would book there and what it is proven to need.
+
+        If no worker has what the policy books, the largest book all they have. A smaller one never does: it might
+        have to reject what a larger one could run, also while that is full or away.
+        """
+        wanted = []
+        for group in self._fleet.serving(entry.announced.model):
+            blocks, least_blocks = self.in_group(entry, group)
+            if least_blocks <= group.shape.capacity_blocks:
+                wanted.append((group, blocks, least_blocks))
+        roomy = [found for found in wanted if found[1] <= found[0].shape.capacity_blocks]
+        if roomy or not wanted:
+            return roomy
+        largest = max(group.shape.capacity_blocks for group, _, _ in wanted)
+        return [
+            (group, largest, least_blocks)
+            for group, _, least_blocks in wanted
+            if group.shape.capacity_blocks == largest
+        ]
+
+    def in_group(self, entry: Entry, group: Group) -> tuple[int, int]:
+        """Return what the entry books in the group and what it is proven to need, by what the policy knows now."""
+        lessons = self._policy.lessons
+        if entry.lessons != lessons:
+            entry.lessons = lessons
+            entry.bookings.clear()
+        found = entry.bookings.get(group)
+        if found is None:
+            request = entry.announced
+            blocks = max(self._policy.booking_blocks(request, group.shape), 1)
+            entry.bookings[group] = found = (blocks, needed_blocks(request, group.shape))
+        return found

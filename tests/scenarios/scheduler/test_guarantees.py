@@ -1,0 +1,110 @@
+"""What guarantees are worth beside everything else: growth, sequences, ceilings, tiers, large requests, time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchmarks.admission.isolation import BATCH, INTERACTIVE, LOADS, Run
+from benchmarks.admission.stage import Stage
+from services.scheduler.core import messages as m
+from services.scheduler.core.channel import Share
+from tests.support.scheduling import Rig, shape
+from tests.support.timeline import Call, Timeline
+
+POLICIES = ("virtual-channels", "predictive")
+STEP_MS = 20.0
+"""Of the simulated engine while its cache is full: the time between two of its steps is less."""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_outputs_that_grow_cost_a_guaranteed_channel_a_step_at_most(policy: str) -> None:
+    load = LOADS["flood"]
+    alone = Run(policy, load, 40, 0, (INTERACTIVE,)).waits().waits_ms
+    beside = Run(policy, load, 100, 0, (INTERACTIVE, BATCH)).waits()
+    assert beside.waits_ms["grant p99"] <= 1.2 * alone["grant p99"] + STEP_MS
+    assert beside.waits_ms["ttft p99"] <= 1.2 * alone["ttft p99"] + 20 * STEP_MS
+    assert policy == "virtual-channels" or beside.usage > 0.85
+
+
+@pytest.mark.parametrize(("guarantee", "prompt_blocks"), [(0.3, 750), (0.5, 493), (0.5, 800)])
+def test_a_large_request_beside_a_busy_guarantee_starts_when_what_ran_has_ended(
+    guarantee: float, prompt_blocks: int
+) -> None:
+    """People's requests are let in for their prompts, and grow to ten times as much."""
+    stage = Stage("predictive", {INTERACTIVE: Share(4.0, guarantee), BATCH: Share()}, 1_000)
+    draw = random.Random(1)
+    large = None
+    for second in range(1, 50):
+        if second == 25:
+            large = stage.ask(BATCH, prompt_blocks * 16, 50, 100)
+        for _ in range(60 - stage.penstock.waiting(INTERACTIVE)):
+            stage.ask(INTERACTIVE, draw.randint(30, 60), draw.randint(400, 800), 900)
+        stage.run_until(second)
+    lives = stage.meter.lives
+    longest_ns = max(
+        life.done_ns - stage.penstock.granted_ns[number]
+        for number, life in enumerate(lives)
+        if stage.items[number].channel == INTERACTIVE and life.done_ns > 0
+    )
+    assert large is not None
+    assert stage.grant_wait_ns(large) <= 2 * longest_ns
+
+
+@pytest.mark.parametrize("tier", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_guarantee_holds_for_sequences_as_well(policy: str, tier: int) -> None:
+    """Short requests on a large cache: an engine runs out of sequences long before blocks."""
+    rig = Rig({"safe": Share(1.0, 0.25), "batch": Share(1.0, tier=tier)}, policy=policy)
+    rig.open("w", shape(10_000, max_num_seqs=16))
+    rig.announce("safe", *([1] * 4))
+    running = rig.grants[:]
+    rig.announce("batch", *([1] * 50))
+    assert rig.worker("w").ledger.sequences_of("batch") == 12
+    rig.wait(10)
+    for grant in running:
+        rig.finish(grant)  # used lately, and kept
+    assert rig.worker("w").ledger.sequences_of("batch") == 12
+    safe = rig.announce("safe", *([1] * 4))
+    assert set(safe) <= set(rig.granted)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_channel_at_its_ceiling_does_not_pass_its_own_older_request(policy: str) -> None:
+    """It has two lines, for two names of one model."""
+    rig = Rig({"capped": Share(1.0, 0.0, 0.5)}, policy=policy)
+    rig.open("w", shape(100), model="base", aliases=("alias",))
+    rig.announce("capped", *([10] * 5), model="alias")
+    (large,) = rig.announce("capped", 20, model="base")
+    rig.announce("capped", *([10] * 20), model="alias")
+    for grant in rig.grants[:2]:
+        rig.finish(grant)
+    assert rig.granted[-1] == large
+
+
+def test_a_request_beyond_its_channels_guarantee_keeps_no_blocks_idle() -> None:
+    """In a higher tier it waits for what the lower leave, as one without a guarantee does."""
+    draw = random.Random(1)
+    timeline = Timeline({"first": Share(), "kept": Share(1.0, 0.25, tier=1)}, [100])
+    held = []
+    for step in range(400):
+        calls = [Call(step, "first", draw.randint(1, 5), draw.randint(5, 20)) for _ in range(50)]
+        timeline.advance([*calls, Call(step, "kept", 30, 20)] if step == 100 else calls)
+        held.append(timeline.workers[0].ledger.held_blocks)
+    assert min(held[10:]) >= 95
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_a_guarantee_used_lately_is_lent_when_that_is_long_ago(policy: str) -> None:
+    rig = Rig({"safe": Share(1.0, 0.5), "batch": Share()}, policy=policy)
+    rig.open("w", shape(100))
+    rig.announce("safe", 50)
+    rig.wait(100)
+    rig.finish(rig.grants[-1])
+    first, second = rig.announce("batch", 30, 30)
+    assert rig.granted[1:] == [first]
+    for _ in range(50):
+        rig.wait(100)
+        rig.tell(m.Tick())
+    assert rig.granted[1:] == [first, second], "32 hold times later, though nothing has ended"
