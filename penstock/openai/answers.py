@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from penstock.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from penstock.openai.logprobs import completion_logprobs, message_logprobs, prompt_logprobs
 from penstock.openai.message import Message
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
@@ -75,15 +75,20 @@ def usage_of(*results: pb.Result) -> Line:
     prompt = sum(result.usage.prompt_tokens for result in results)
     completion = sum(result.usage.completion_tokens for result in results)
     cached = sum(result.usage.cached_tokens for result in results)
-    counts = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
-    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}} if cached else counts
+    counts: Line = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+    if cached:
+        counts["prompt_tokens_details"] = {"cached_tokens": cached}
+    if any(result.usage.HasField("reasoning_tokens") for result in results):
+        reasoning = sum(result.usage.reasoning_tokens for result in results)
+        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return counts
 
 
 def whole_usage(*results: pb.Result) -> Line:
     """Return the token counts of one body's `results` as a whole answer tells them."""
     usage = usage_of(*results)
-    usage.setdefault("prompt_tokens_details", None)
-    return {**usage, "completion_tokens_details": None}
+    details = {name: usage.pop(name, None) for name in ("prompt_tokens_details", "completion_tokens_details")}
+    return {**usage, **details}
 
 
 def ending(choice: pb.Choice) -> Line:
@@ -122,13 +127,13 @@ def _chat(shape: Shape, result: pb.Result) -> Line:
             "audio": None,
             "function_call": None,
             **({"tool_calls": told.to_list()} if told.calls else {}),
-            "reasoning": None,
+            "reasoning": told.reasoning,
         }
         choices.append(
             {
                 "index": choice.index,
                 "message": message,
-                "logprobs": chat_logprobs(choice.logprobs, shape),
+                "logprobs": message_logprobs(choice.logprobs, shape, choice.HasField("message")),
                 **ending(choice),
                 "token_ids": None,
                 "routed_experts": None,

@@ -283,6 +283,7 @@ class ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Items[Entries[str]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
     tools: Annotated[Items[Tool], Field(min_length=1)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

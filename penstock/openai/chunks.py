@@ -13,7 +13,7 @@ from json.encoder import encode_basestring
 from typing import Any, TypeAlias
 
 from penstock.openai.answers import CHAT_PREFIX, COMPLETION_PREFIX, ending, usage_of
-from penstock.openai.logprobs import chat_logprobs, completion_logprobs, shown_length
+from penstock.openai.logprobs import completion_logprobs, message_logprobs, shown_length
 from penstock.openai.message import DivergedError, Message
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
@@ -31,9 +31,11 @@ Line: TypeAlias = dict[str, Any]
 class _Choice:
     """What has been told of one completion, and what a later attempt has repeated of it."""
 
-    __slots__ = ("again", "attempt", "heard", "heard_attempt", "position", "said", "text", "tokens")
+    __slots__ = ("again", "attempt", "heard", "heard_attempt", "is_message", "position", "said", "text", "tokens")
 
     def __init__(self) -> None:
+        self.is_message = False
+        """Whether a parser reads it as a message: what is told are parts of that, not the text."""
         self.attempt = 0
         self.tokens: list[int] = []
         self.text: list[str] = []
@@ -41,10 +43,16 @@ class _Choice:
         """Text offset of the next token, in characters (completions with log probabilities)."""
         self.again: pb.TokenDelta | None = None
         self.said = Message()
-        """What has been told of a message with calls."""
+        """What has been told of a message."""
         self.heard = Message()
         """What the latest attempt, `heard_attempt`, has said of it."""
         self.heard_attempt = 0
+
+    def become_message(self) -> None:
+        """Tell a message from now on; what was told before, of an attempt that no parser read, is its content."""
+        if not self.is_message:
+            self.is_message = True
+            self.said.content = "".join(self.text) or None
 
     def hear(self, delta: pb.TokenDelta) -> None:
         """Note what `delta` says of the message; it is told with tokens that are new."""
@@ -125,7 +133,8 @@ class Chunks:
     ) -> None:
         """Write for request `request_id` with `n` completions; with `usage`, token counts come last.
 
-        With `tools` the answers are messages that may call functions. The completions are numbered from `first`.
+        With `tools` the answers are messages that may call functions; of others the deltas say whether they are
+        messages. The completions are numbered from `first`.
         """
         self._first = first
         self._shape = shape
@@ -144,12 +153,14 @@ class Chunks:
         if delta.index >= self._n:
             return []
         choice = self._choices[delta.index]
-        if self._tools:
+        if self._tools or delta.as_message:
+            choice.become_message()
+        if choice.is_message:
             choice.hear(delta)
         fresh = choice.fresh(delta)
         if fresh is None:
             return []
-        parts = choice.parts() if self._tools else None
+        parts = choice.parts() if choice.is_message else None
         if parts == {} and not fresh.logprobs:
             return self._opening()
         if parts is None and self._shape.logprobs is None:
@@ -162,7 +173,9 @@ class Chunks:
         for whole in result.choices:
             if whole.index < self._n:
                 choice = self._choices[whole.index]
-                parts = choice.last_parts(whole) if self._tools else None
+                if self._tools or whole.HasField("message"):
+                    choice.become_message()
+                parts = choice.last_parts(whole) if choice.is_message else None
                 lines.append(self._chunk(choice, whole.index, choice.last(whole), whole, parts))
         if self._usage:
             lines.append(self.usage_line(usage_of(result)))
@@ -200,7 +213,7 @@ class Chunks:
         line: dict[str, Any]
         index += self._first
         if self._shape.chat:
-            logprobs = chat_logprobs(delta.logprobs, self._shape)
+            logprobs = message_logprobs(delta.logprobs, self._shape, parts is not None)
             said = {"content": delta.text} if parts is None else parts
             line = {"index": index, "delta": said, "logprobs": logprobs, **ends, "token_ids": None}
         else:

@@ -73,8 +73,8 @@ def _request(body: ChatBody | CompletionBody) -> pb.Request:
         if body.echo and body.prompt_logprobs is None:
             fields["prompt_logprobs"] = body.logprobs
     request = build_request(cast(RequestFields, fields))
-    if isinstance(body, ChatBody) and body.tools is not None:
-        _add_tools(request.chat.tools, body)
+    if isinstance(body, ChatBody):
+        _add_answer(request.chat, body)
     return request
 
 
@@ -91,6 +91,14 @@ def _add_chat(fields: dict[str, Any], body: ChatBody) -> None:
         # Some templates think only when told to; vLLM's server sets this in the same way.
         variables.setdefault("enable_thinking", body.reasoning_effort != "none")
     fields["chat_template_kwargs"] = variables or None
+
+
+def _add_answer(chat: pb.ChatPrompt, body: ChatBody) -> None:
+    """Write what is to be read out of the answer."""
+    chat.as_message.in_parts = bool(body.stream)
+    chat.as_message.hides_reasoning = body.include_reasoning is False
+    if body.tools is not None:
+        _add_tools(chat.tools, body)
 
 
 def _add_tools(use: pb.ToolUse, body: ChatBody) -> None:

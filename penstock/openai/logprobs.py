@@ -21,6 +21,14 @@ def chat_logprobs(entries: Iterable[pb.TokenLogprob], shape: Shape) -> Line | No
     return {"content": [_chat_position(entry, shape) for entry in entries]}
 
 
+def message_logprobs(entries: Sequence[pb.TokenLogprob], shape: Shape, read: bool) -> Line | None:
+    """Return the `logprobs` of a chat's choice or delta, `read` if a parser made a message of it.
+
+    None if they were not asked for, or if the worker keeps them to itself: they would tell reasoning that is hidden.
+    """
+    return None if read and not entries else chat_logprobs(entries, shape)
+
+
 def completion_logprobs(
     entries: Iterable[pb.TokenLogprob], shape: Shape, first_unknown: bool = False, start: int = 0
 ) -> Line | None:

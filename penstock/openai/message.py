@@ -1,4 +1,4 @@
-"""An answer as a message: what it says and which functions it calls, whole or while it is being told."""
+"""An answer as a message: what it thinks, says and which functions it calls, whole or while it is being told."""
 
 from __future__ import annotations
 
@@ -33,22 +33,28 @@ class Message:
     content: str | None = None
     """None if nothing is said beside the calls."""
     calls: list[Call] = field(default_factory=list)
+    reasoning: str | None = None
+    """None if nothing was thought, or nobody tells."""
 
     @classmethod
     def of_choice(cls, choice: pb.Choice) -> Message:
-        """Return the message of a whole answer; where no tool parser made one, it says the text."""
+        """Return the message of a whole answer; where no parser made one, it says the text."""
         if not choice.HasField("message"):
             return cls(choice.text)
         message = choice.message
         calls = [Call(call.id, call.name, call.arguments) for call in message.tool_calls]
-        return cls(message.content if message.HasField("content") else None, calls)
+        content = message.content if message.HasField("content") else None
+        return cls(content, calls, message.reasoning if message.HasField("reasoning") else None)
 
     def copy(self) -> Message:
         """Return a message that does not change with this one."""
-        return Message(self.content, [replace(call) for call in self.calls])
+        return Message(self.content, [replace(call) for call in self.calls], self.reasoning)
 
     def add(self, part: pb.ToolPart) -> None:
         """Add a piece; what is known already of it is skipped, what leaves a gap is left to the result."""
+        if part.reasoning:
+            self.reasoning = _joined(self.reasoning or "", part) or self.reasoning
+            return
         if not part.HasField("call"):
             self.content = _joined(self.content or "", part) or self.content
             return
@@ -65,12 +71,13 @@ class Message:
         beginning of this message.
         """
         content = _rest(self.content or "", told.content or "")
+        reasoning = _rest(self.reasoning or "", told.reasoning or "")
         pairs = zip(self.calls, told.calls, strict=False)
         if any(mine.name != other.name for mine, other in pairs):
             raise DivergedError
         pairs = zip(self.calls, told.calls, strict=False)
         rests = [_rest(mine.arguments, other.arguments) for mine, other in pairs]
-        if content is None or None in rests or len(self.calls) < len(told.calls):
+        if content is None or reasoning is None or None in rests or len(self.calls) < len(told.calls):
             return None
         more: list[dict[str, Any]] = [
             {"index": index, "function": {"arguments": rest}} for index, rest in enumerate(rests) if rest
@@ -78,7 +85,8 @@ class Message:
         for index in range(len(told.calls), len(self.calls)):
             shown = self.calls[index].to_object()
             more.append({"id": shown["id"], "type": "function", "index": index, "function": shown["function"]})
-        return {**({"content": content} if content else {}), **({"tool_calls": more} if more else {})}
+        rest = {"content": content, "reasoning": reasoning, "tool_calls": more}
+        return {name: value for name, value in rest.items() if value}
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return the calls as OpenAI's API shows them."""

@@ -231,6 +231,7 @@ class ChatPrompt(_message.Message):
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    AS_MESSAGE_FIELD_NUMBER: _builtins.int
     messages_json: _builtins.str
     """The OpenAI `messages` array as UTF-8 JSON, exactly as the client wrote it,
     so that every field the model's template knows reaches it.
@@ -249,6 +250,10 @@ class ChatPrompt(_message.Message):
     def tools(self) -> Global___ToolUse:
         """Functions the model may call; unset means that it is offered none."""
 
+    @_builtins.property
+    def as_message(self) -> Global___AsMessage:
+        """That the answer is wanted as a message too; unset means as text alone, and with `tools` without the reasoning."""
+
     def __init__(
         self,
         *,
@@ -259,10 +264,11 @@ class ChatPrompt(_message.Message):
         continue_final_message: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
         tools: Global___ToolUse | None = ...,
+        as_message: Global___AsMessage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "as_message", b"as_message", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "chat_template", b"chat_template", "chat_template_kwargs_json", b"chat_template_kwargs_json", "continue_final_message", b"continue_final_message", "messages_json", b"messages_json", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "as_message", b"as_message", "chat_template", b"chat_template", "chat_template_kwargs_json", b"chat_template_kwargs_json", "continue_final_message", b"continue_final_message", "messages_json", b"messages_json", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
@@ -274,6 +280,34 @@ class ChatPrompt(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
 
 Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
+
+@_typing.final
+class AsMessage(_message.Message):
+    """How an answer is told as a message, with what the model thinks apart from what it says. Heeded by workers that have a
+    reasoning parser; others answer in text.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IN_PARTS_FIELD_NUMBER: _builtins.int
+    HIDES_REASONING_FIELD_NUMBER: _builtins.int
+    in_parts: _builtins.bool
+    """It is read out of the output as it comes (`TokenDelta.parts`), not at its end; see `ToolUse.in_parts`."""
+    hides_reasoning: _builtins.bool
+    """The reasoning is not told (`include_reasoning: false`), nor log probabilities, whose tokens would tell it."""
+    def __init__(
+        self,
+        *,
+        in_parts: _builtins.bool = ...,
+        hides_reasoning: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hides_reasoning", b"hides_reasoning", "in_parts", b"in_parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AsMessage: _TypeAlias = AsMessage  # noqa: Y015
 
 @_typing.final
 class ToolUse(_message.Message):
@@ -706,7 +740,9 @@ class Choice(_message.Message):
 
     @_builtins.property
     def message(self) -> Global___ToolMessage:
-        """What the worker's tool parser made of the text; set if the request offers functions."""
+        """What the worker's parsers made of the text; set if the request offers functions, or wants a message of a worker
+        that has a reasoning parser.
+        """
 
     def __init__(
         self,
@@ -732,14 +768,17 @@ Global___Choice: _TypeAlias = Choice  # noqa: Y015
 
 @_typing.final
 class ToolMessage(_message.Message):
-    """An answer as a message: what is said and what is called."""
+    """An answer as a message: what is thought, said and called."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTENT_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     content: _builtins.str
     """Text beside the calls; unset if there is none."""
+    reasoning: _builtins.str
+    """What the model thought before; unset if it did not, or if that is not to be told."""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """The calls, in order."""
@@ -749,14 +788,20 @@ class ToolMessage(_message.Message):
         *,
         content: _builtins.str | None = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        reasoning: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_reasoning", b"_reasoning", "content", b"content", "reasoning", b"reasoning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_reasoning", b"_reasoning", "content", b"content", "reasoning", b"reasoning", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
     _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
+    _WhichOneofReturnType__reasoning: _TypeAlias = _typing.Literal["reasoning"]  # noqa: Y015
+    _WhichOneofArgType__reasoning: _TypeAlias = _typing.Literal["_reasoning", b"_reasoning"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning) -> _WhichOneofReturnType__reasoning | None: ...
 
 Global___ToolMessage: _TypeAlias = ToolMessage  # noqa: Y015
 
@@ -803,16 +848,19 @@ class ToolPart(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     call: _builtins.int
-    """Position of the call among the message's; unset if the piece is content."""
+    """Position of the call among the message's; unset if the piece is content or reasoning."""
     id: _builtins.str
     """Name of the call; with its first piece."""
     name: _builtins.str
     """The function; with the call's first piece."""
     text: _builtins.str
-    """More of the content or of the call's arguments."""
+    """More of the content, of the reasoning or of the call's arguments."""
     offset: _builtins.int
-    """Characters of the content or the arguments before this piece."""
+    """Characters of the content, the reasoning or the arguments before this piece."""
+    reasoning: _builtins.bool
+    """The piece is reasoning."""
     def __init__(
         self,
         *,
@@ -821,10 +869,11 @@ class ToolPart(_message.Message):
         name: _builtins.str = ...,
         text: _builtins.str = ...,
         offset: _builtins.int = ...,
+        reasoning: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "id", b"id", "name", b"name", "offset", b"offset", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "id", b"id", "name", b"name", "offset", b"offset", "reasoning", b"reasoning", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
@@ -841,24 +890,30 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt, after rendering."""
     completion_tokens: _builtins.int
     """Tokens generated, summed over the completions."""
     cached_tokens: _builtins.int
     """Prompt tokens taken from the prefix cache."""
+    reasoning_tokens: _builtins.int
+    """Generated tokens that are reasoning, summed over the completions; unset if no reasoning parser counted them."""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        reasoning_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__reasoning_tokens: _TypeAlias = _typing.Literal["reasoning_tokens"]  # noqa: Y015
+    _WhichOneofArgType__reasoning_tokens: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_tokens) -> _WhichOneofReturnType__reasoning_tokens | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
@@ -1088,6 +1143,7 @@ class TokenDelta(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    AS_MESSAGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
@@ -1098,6 +1154,10 @@ class TokenDelta(_message.Message):
     """Position of the first token of this delta in the completion, in tokens."""
     text: _builtins.str
     """The new text; may lag behind the tokens by an unfinished character."""
+    as_message: _builtins.bool
+    """The answer is read as a message: its parts are to be shown, or, if it is not read as it comes, that of the result;
+    not the text.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The new tokens."""
@@ -1108,7 +1168,7 @@ class TokenDelta(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolPart]:
-        """What the new tokens add to the message, if the request wants its calls in parts."""
+        """What the new tokens add to the message, if the request wants it in parts."""
 
     def __init__(
         self,
@@ -1121,10 +1181,11 @@ class TokenDelta(_message.Message):
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         parts: _abc.Iterable[Global___ToolPart] | None = ...,
+        as_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "index", b"index", "logprobs", b"logprobs", "offset", b"offset", "parts", b"parts", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_message", b"as_message", "attempt", b"attempt", "index", b"index", "logprobs", b"logprobs", "offset", b"offset", "parts", b"parts", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.openai.answers import body_of
-from penstock.openai.bodies import CHAT_URL, BodyError, parse_body
+from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, BodyError, parse_body
 from penstock.openai.chunks import Chunks
 from penstock.openai.convert import to_request
 from penstock.openai.message import DivergedError, Message
@@ -22,7 +22,8 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}], "tools"
 SHAPE = Shape.of(parse_body(CHAT_URL, ASKED))
 
 calls = st.builds(pb.ToolCall, id=st.text(min_size=1), name=st.sampled_from(["clock", "bell"]), arguments=st.text())
-messages = st.builds(pb.ToolMessage, content=st.none() | st.text(min_size=1), tool_calls=st.lists(calls, max_size=3))
+texts = st.none() | st.text(min_size=1)
+messages = st.builds(pb.ToolMessage, content=texts, tool_calls=st.lists(calls, max_size=3), reasoning=texts)
 
 
 def choice_of(message: pb.ToolMessage) -> pb.Choice:
@@ -37,13 +38,21 @@ def result_of(message: pb.ToolMessage) -> pb.Result:
 def parts_of(message: pb.ToolMessage, size: int) -> list[pb.ToolPart]:
     """Return the message in parts of `size` characters."""
     parts = [
-        pb.ToolPart(text=message.content[at : at + size], offset=at) for at in range(0, len(message.content), size)
+        pb.ToolPart(text=text[at : at + size], offset=at, reasoning=reasoning)
+        for reasoning, text in ((True, message.reasoning), (False, message.content))
+        for at in range(0, len(text), size)
     ]
     for index, call in enumerate(message.tool_calls):
         parts.append(pb.ToolPart(call=index, id=call.id, name=call.name))
         places = range(0, len(call.arguments), size)
         parts += [pb.ToolPart(call=index, text=call.arguments[at : at + size], offset=at) for at in places]
     return parts
+
+
+def thought(lines: list[str]) -> str:
+    """Return the reasoning of a stream."""
+    deltas = [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
+    return "".join(delta.get("reasoning") or "" for delta in deltas)
 
 
 def joined(lines: list[str]) -> tuple[str, list[list[str]], list[Any]]:
@@ -75,7 +84,7 @@ def test_any_parts_and_the_result_are_the_message(message: pb.ToolMessage, size:
         position = ahead + data.draw(st.integers(0, 1))
     lines += chunks.of_result(result_of(message))
     content, told, ends = joined(lines)
-    assert content == message.content
+    assert (content, thought(lines)) == (message.content, message.reasoning)
     assert told == [[call.id, call.name, call.arguments] for call in message.tool_calls]
     assert ends == ["tool_calls" if message.tool_calls else "stop"]
 
@@ -141,6 +150,144 @@ def test_a_whole_answer_has_its_calls() -> None:
     (plain,) = body_of(SHAPE, pb.Result(choices=[pb.Choice(text="no calls")]))["choices"]
     assert plain["message"]["content"] == "no calls"
     assert "tool_calls" not in plain["message"]
+
+
+PLAIN = Shape.of(parse_body(CHAT_URL, {"messages": ASKED["messages"]}))
+THOUGHT = pb.ToolMessage(content="Seven.", reasoning="Hm.")
+
+
+def plain_chunks(shape: Shape = PLAIN, usage: bool = False) -> Chunks:
+    """Return the writer of a chat that offers no functions."""
+    return Chunks(shape, "r-1", 1, "tiny", 1, usage)
+
+
+def deltas_of(lines: list[str]) -> list[dict[str, Any]]:
+    return [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
+
+
+def said(attempt: int, offset: int, text: str, *parts: pb.ToolPart, read: bool = True) -> pb.TokenDelta:
+    """Return a delta of one token, of a worker that has a reasoning parser if it is `read`."""
+    ids = [ord(text[0]) if text else 0]
+    return pb.TokenDelta(attempt=attempt, offset=offset, token_ids=ids, text=text, parts=parts, as_message=read)
+
+
+def test_what_is_thought_comes_before_what_is_said_and_the_text_never() -> None:
+    chunks = plain_chunks()
+    lines = chunks.of_delta(said(1, 0, "<think>"))
+    lines += chunks.of_delta(said(1, 1, "Hm.", pb.ToolPart(text="Hm.", reasoning=True)))
+    lines += chunks.of_delta(said(1, 2, "</think>"))
+    lines += chunks.of_delta(said(1, 3, "Seven.", pb.ToolPart(text="Seven.")))
+    result = pb.Result(choices=[pb.Choice(text="<think>Hm.</think>Seven.", token_ids=b"<H<S", message=THOUGHT)])
+    lines += chunks.of_result(result)
+    opening = {"role": "assistant", "content": ""}
+    assert deltas_of(lines) == [opening, {"reasoning": "Hm."}, {"content": "Seven."}, {}]
+
+
+def test_a_worker_without_a_parser_is_shown_as_it_speaks() -> None:
+    chunks = plain_chunks()
+    lines = chunks.of_delta(said(1, 0, "<think>", read=False)) + chunks.of_delta(said(1, 1, "Hm.", read=False))
+    lines += chunks.of_result(pb.Result(choices=[pb.Choice(text="<think>Hm.", token_ids=b"<H")]))
+    assert [delta.get("content") for delta in deltas_of(lines)] == ["", "<think>", "Hm.", ""]
+
+
+def test_what_was_not_read_as_it_came_is_told_with_the_result() -> None:
+    """As of a request whose first asker wanted it whole, and whose second, by the same key, streams."""
+    chunks = plain_chunks()
+    lines = chunks.of_delta(said(1, 0, "<think>")) + chunks.of_delta(said(1, 1, "Hm."))
+    assert deltas_of(lines) == [{"role": "assistant", "content": ""}]
+    whole = pb.Choice(text="<think>Hm.</think>Seven.", token_ids=b"<H<S", message=THOUGHT)
+    (last,) = deltas_of(chunks.of_result(pb.Result(choices=[whole])))
+    assert last == {"content": "Seven.", "reasoning": "Hm."}
+    (_, alone) = deltas_of(plain_chunks().of_result(pb.Result(choices=[whole])))
+    assert alone == last, "also where no delta came at all"
+
+
+def test_an_attempt_on_a_worker_with_another_parser_never_mixes_two_answers() -> None:
+    whole = pb.Choice(text="<think>Hm.</think>Seven.", token_ids=b"<H<S", message=THOUGHT)
+    thought_part = pb.ToolPart(text="Hm.", reasoning=True)
+    chunks = plain_chunks()
+    chunks.of_delta(said(1, 0, "<think>", read=False))
+    assert chunks.of_delta(said(2, 0, "<think>")) == []
+    with pytest.raises(DivergedError):
+        chunks.of_result(pb.Result(choices=[whole]))
+    chunks = plain_chunks()
+    chunks.of_delta(said(1, 0, "<think>", thought_part))
+    assert chunks.of_delta(said(2, 0, "<think>", read=False)) == []
+    with pytest.raises(DivergedError):
+        chunks.of_result(pb.Result(choices=[pb.Choice(text="<think>Hm.</think>Seven.", token_ids=b"<H<S")]))
+
+
+def test_a_later_attempt_that_thinks_the_same_goes_on() -> None:
+    chunks = plain_chunks()
+    first, rest = pb.ToolPart(text="H", reasoning=True), pb.ToolPart(text="m.", offset=1, reasoning=True)
+    lines = chunks.of_delta(said(1, 0, "H", first))
+    lines += chunks.of_delta(said(2, 0, "H", first)) + chunks.of_delta(said(2, 1, "m.", rest))
+    assert thought(lines) == "Hm."
+    other = pb.ToolMessage(content="Seven.", reasoning="Ha.")
+    with pytest.raises(DivergedError):
+        chunks.of_result(pb.Result(choices=[pb.Choice(text="Hm.", token_ids=b"Hm", message=other)]))
+
+
+def test_log_probabilities_that_the_worker_keeps_to_itself_are_not_shown() -> None:
+    """Neither are they an empty list, as of an answer that has none."""
+    shape = Shape.of(parse_body(CHAT_URL, {"messages": ASKED["messages"], "logprobs": True}))
+    entry = pb.TokenLogprob(token="S")
+    hidden = pb.Choice(text="Seven.", token_ids=[1], message=pb.ToolMessage(content="Seven."))
+    last = json.loads(plain_chunks(shape).of_result(pb.Result(choices=[hidden]))[-1])["choices"][0]
+    (whole,) = body_of(shape, pb.Result(choices=[hidden]))["choices"]
+    assert (last["logprobs"], whole["logprobs"]) == (None, None)
+    hidden.logprobs.append(entry)
+    (whole,) = body_of(shape, pb.Result(choices=[hidden]))["choices"]
+    assert [entry["token"] for entry in whole["logprobs"]["content"]] == ["S"]
+    (delta,) = plain_chunks(shape).of_delta(pb.TokenDelta(token_ids=[1], logprobs=[entry], as_message=True))[1:]
+    assert json.loads(delta)["choices"][0]["delta"] == {}, "a step that is held back has its log probabilities"
+
+
+def test_a_whole_answer_has_what_was_thought_and_how_many_tokens_that_took() -> None:
+    result = pb.Result(choices=[pb.Choice(text="raw", token_ids=[1], message=THOUGHT)])
+    result.usage.completion_tokens = 9
+    message = body_of(PLAIN, result)["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == ("Seven.", "Hm.")
+    assert "tool_calls" not in message
+    assert body_of(PLAIN, result)["usage"]["completion_tokens_details"] is None
+    assert "completion_tokens_details" not in json.loads(plain_chunks(usage=True).of_result(result)[-1])["usage"]
+    result.usage.reasoning_tokens = 0
+    usage = body_of(PLAIN, result)["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert list(usage) == [
+        "prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details",
+    ]  # fmt: skip
+    streamed = json.loads(plain_chunks(usage=True).of_result(result)[-1])["usage"]
+    assert streamed["completion_tokens_details"] == {"reasoning_tokens": 0}
+    silent = pb.Result(choices=[pb.Choice(text="<think>", message=pb.ToolMessage(reasoning=""))])
+    message = body_of(PLAIN, silent)["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, pb.AsMessage()),
+        ({"stream": True}, pb.AsMessage(in_parts=True)),
+        ({"include_reasoning": False}, pb.AsMessage(hides_reasoning=True)),
+        ({"include_reasoning": True, "tools": [CLOCK], "stream": True}, pb.AsMessage(in_parts=True)),
+        ({"include_reasoning": None, "stream": False}, pb.AsMessage()),
+    ],
+)
+def test_every_chat_is_wanted_as_a_message(fields: dict[str, Any], wanted: pb.AsMessage) -> None:
+    body = {"messages": ASKED["messages"], **fields}
+    chat = to_request(parse_body(CHAT_URL, body, streams=True)).chat
+    assert chat.HasField("as_message")
+    assert chat.as_message == wanted
+
+
+def test_completions_have_no_reasoning_to_be_left_out() -> None:
+    with pytest.raises(BodyError) as refused:
+        parse_body(COMPLETIONS_URL, {"prompt": "a", "include_reasoning": False})
+    assert refused.value.param == "include_reasoning"
+    assert parse_body(COMPLETIONS_URL, {"prompt": "a", "include_reasoning": True})
+    with pytest.raises(BodyError):
+        parse_body(CHAT_URL, {"messages": ASKED["messages"], "include_reasoning": 1})
 
 
 def test_what_is_said_of_tools_reaches_the_worker_as_it_was_said() -> None:
