@@ -47,6 +47,8 @@ class EngineShape(NamedTuple):
     """Output tokens when a request asks for no number; None means up to the window."""
     ceiling_max_tokens: int | None = None
     """Most output tokens the model's configuration allows; None means the window."""
+    tells_reasoning: bool = False
+    """Whether it reads what the model thinks out of the output, for who wants the answer as a message."""
 
 
 class PromptSpec(Value):
@@ -147,14 +149,17 @@ class ChoiceStep(Value):
         stop_reason: str | int | None = None,
         parts: Sequence[pb.ToolPart] = (),
         message: pb.ToolMessage | None = None,
+        reasoning_tokens: int | None = None,
     ) -> None:
         """Say what a completion has gained."""
         self.choice, self.token_ids, self.text, self.logprobs = choice, token_ids, text, logprobs
         self.finish_reason, self.stop_reason = finish_reason, stop_reason
         self.parts = parts
-        """What this adds to the message, of a run that wants its calls in parts."""
+        """What this adds to the message, of a run that wants it in parts."""
         self.message = message
-        """What was said and called, with the end of a run that offers functions."""
+        """What was thought, said and called, with the end of a run whose answer is read as a message."""
+        self.reasoning_tokens = reasoning_tokens
+        """How many tokens of the whole completion are reasoning, with its end, if somebody counted them."""
 
 
 class EngineStep(Value):
@@ -193,7 +198,7 @@ class EngineRequest(Value):
         self.run_id, self.prompt_ids, self.max_tokens, self.sampling = run_id, prompt_ids, max_tokens, sampling
         self.echo, self.tell_at_tokens = echo, tell_at_tokens
         self.chat = chat
-        """Set if functions are offered: their calls are to be read out of the output."""
+        """Set if the answer is to be read as a message: functions are offered, or reasoning is to be told apart."""
 
 
 class StepTokens(Value):

@@ -19,8 +19,8 @@ class ChoiceOutput:
     """Output of one completion; `told_*` is how much of it a watcher has been sent."""
 
     __slots__ = (
-        "finish_reason", "logprobs", "message", "parts", "stop_reason", "texts", "token_ids", "told_parts",
-        "told_texts", "told_tokens",
+        "finish_reason", "logprobs", "message", "parts", "reasoning_tokens", "stop_reason", "texts", "token_ids",
+        "told_parts", "told_texts", "told_tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -32,6 +32,7 @@ class ChoiceOutput:
         self.stop_reason: str | int | None = None
         self.parts: list[pb.ToolPart] = []
         self.message: pb.ToolMessage | None = None
+        self.reasoning_tokens: int | None = None
         self.told_tokens = 0
         self.told_texts = 0
         self.told_parts = 0
@@ -40,10 +41,11 @@ class ChoiceOutput:
 class RunOutput:
     """Everything a run has generated."""
 
-    __slots__ = ("cached_tokens", "choices", "preemptions", "prompt_logprobs")
+    __slots__ = ("_as_message", "cached_tokens", "choices", "preemptions", "prompt_logprobs")
 
-    def __init__(self) -> None:
-        """Begin empty."""
+    def __init__(self, as_message: bool = False) -> None:
+        """Begin empty. `as_message` says whether watchers are to be shown a message, and not the text."""
+        self._as_message = as_message
         self.choices: dict[int, ChoiceOutput] = {}
         self.prompt_logprobs: list[TokenProbability] = []
         self.cached_tokens = 0
@@ -72,6 +74,8 @@ class RunOutput:
         choice.parts.extend(step.parts)
         if step.message is not None:
             choice.message = step.message
+        if step.reasoning_tokens is not None:
+            choice.reasoning_tokens = step.reasoning_tokens
         if step.finish_reason is not None:
             choice.finish_reason = step.finish_reason
             choice.stop_reason = step.stop_reason
@@ -80,6 +84,12 @@ class RunOutput:
     def tokens(self) -> int:
         """Tokens generated, summed over the completions."""
         return sum(len(choice.token_ids) for choice in self.choices.values())
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of them that are reasoning; None if nobody counted them."""
+        counted = [choice.reasoning_tokens for choice in self.choices.values() if choice.reasoning_tokens is not None]
+        return sum(counted) if counted else None
 
     @property
     def longest(self) -> int:
@@ -120,6 +130,7 @@ class RunOutput:
                     text="".join(choice.texts[choice.told_texts :]),
                     logprobs=[_logprob(p) for p in choice.logprobs[choice.told_tokens :]],
                     parts=choice.parts[choice.told_parts :],
+                    as_message=self._as_message,
                 )
             )
             choice.told_tokens = len(choice.token_ids)

@@ -11,6 +11,7 @@ from services.logs import about
 from services.rpc.limits import MAX_REQUEST_BYTES
 from services.worker import wire
 from services.worker.core.messages import Credits, Ending, EndingKind, Lease
+from services.worker.engine import EngineRequest
 from services.worker.outputs import RunOutput
 
 log = logging.getLogger("worker.run")
@@ -20,25 +21,33 @@ class Run:
     """A delivered request. Times are Unix nanoseconds, 0 until they are known."""
 
     __slots__ = (
-        "_in_parts", "booked_blocks", "calls", "completed_ns", "delivered_ns", "ending", "engine_started_ns",
-        "first_token_ns", "generation", "last_token_ns", "lease", "output", "prompt_ids", "prompt_text", "request",
-        "run_id", "sampling", "settled_blocks", "submitted_ns", "tell_at_tokens", "tokenized_ns", "watched",
+        "_in_parts", "_read_as_message", "booked_blocks", "completed_ns", "delivered_ns", "ending",
+        "engine_started_ns", "first_token_ns", "generation", "last_token_ns", "lease", "output", "prompt_ids",
+        "prompt_text", "request", "run_id", "sampling", "settled_blocks", "submitted_ns", "tell_at_tokens",
+        "tokenized_ns", "watched",
     )  # fmt: skip
 
-    def __init__(self, lease: Lease, run_id: str, request: pb.Request, submitted_ns: int, delivered_ns: int) -> None:
-        """Begin with nothing generated."""
+    def __init__(
+        self,
+        lease: Lease,
+        run_id: str,
+        request: pb.Request,
+        submitted_ns: int,
+        delivered_ns: int,
+        tells_reasoning: bool = False,
+    ) -> None:
+        """Begin with nothing generated. `tells_reasoning` is what the engine's shape says."""
         self.lease = lease
         self.run_id = run_id
         self.request = request
         self.sampling = request.sampling
         """Kept: what is inside a message is wrapped anew whenever it is asked for while nobody has it."""
-        chat = request.chat if request.HasField("chat") else None
-        self.calls = chat if chat is not None and chat.HasField("tools") else None
-        """The chat in which functions are offered, if they are."""
-        self._in_parts = self.calls is not None and self.calls.tools.in_parts
+        self._read_as_message = _read_as_message(request, tells_reasoning)
+        """The chat whose answer is read as a message, if it is."""
+        self._in_parts = _in_parts(self._read_as_message)
         self.submitted_ns = submitted_ns
         self.delivered_ns = delivered_ns
-        self.output = RunOutput()
+        self.output = RunOutput(self._read_as_message is not None)
         self.prompt_ids: Sequence[int] = ()
         self.prompt_text: str | None = None
         self.watched = False
@@ -63,9 +72,21 @@ class Run:
     def wanted_at_tokens(self) -> int:
         """Output length at which the engine is to hand over next: a watched run every step, 0 at its end.
 
-        A parser that reads calls in parts is fed as vLLM's server feeds it, a step at a time, whoever watches.
+        A parser that reads a message in parts is fed as vLLM's server feeds it, a step at a time, whoever watches.
         """
         return 1 if self.watched or self._in_parts else self.tell_at_tokens
+
+    def for_engine(self, max_tokens: int) -> EngineRequest:
+        """Return what the engine is asked for, with at most `max_tokens` for each completion."""
+        return EngineRequest(
+            self.run_id,
+            self.prompt_ids,
+            max_tokens,
+            self.sampling,
+            self.request.echo,
+            self.wanted_at_tokens,
+            self._read_as_message,
+        )
 
     def finish(self, ending: Ending, model: str, spent: Credits) -> bytes:
         """Return the encoded Complete of this run; once, for what it is made of is not kept beside it.
@@ -79,7 +100,7 @@ class Run:
             self.ending = _too_large(len(complete))
             complete = self._complete(self.ending, model, spent)
         self.request.ClearField("prompt")
-        self.calls = None
+        self._read_as_message = None
         self.prompt_ids = ()
         self.prompt_text = None
         self.output = RunOutput()
@@ -97,6 +118,9 @@ class Run:
         usage.prompt_tokens = len(self.prompt_ids)
         usage.completion_tokens = output.tokens
         usage.cached_tokens = output.cached_tokens
+        reasoning_tokens = output.reasoning_tokens
+        if reasoning_tokens is not None:
+            usage.reasoning_tokens = reasoning_tokens
         timings.delivered_unix_ns = self.delivered_ns
         timings.engine_started_unix_ns = self.engine_started_ns
         timings.first_token_unix_ns = self.first_token_ns
@@ -126,6 +150,19 @@ class Run:
                 message = wire.tokens(delta)
             messages.append(message)
         return messages
+
+
+def _read_as_message(request: pb.Request, tells_reasoning: bool) -> pb.ChatPrompt | None:
+    """Return the chat of a request that offers functions, or wants a message of an engine that tells reasoning."""
+    if not request.HasField("chat"):
+        return None
+    chat = request.chat
+    wanted = chat.HasField("tools") or (tells_reasoning and chat.HasField("as_message"))
+    return chat if wanted else None
+
+
+def _in_parts(chat: pb.ChatPrompt | None) -> bool:
+    return chat is not None and (chat.tools.in_parts or chat.as_message.in_parts)
 
 
 def _too_large(size_bytes: int) -> Ending:

@@ -25,7 +25,6 @@ from services.worker.core.session import Session
 from services.worker.engine import (
     Engine,
     EngineDeadError,
-    EngineRequest,
     EngineStep,
     PromptSpec,
     Rendered,
@@ -106,6 +105,7 @@ class Runner:
         self._session = session
         self._engine = engine
         self._model = engine.shape.model
+        self._tells_reasoning = engine.shape.tells_reasoning
         self._tokenizer = tokenizer
         self._clock = clock
         self._metrics = metrics
@@ -216,7 +216,7 @@ class Runner:
         lease, met = delivered.lease, delivered.met
         now_ns = self._clock.now_ns()
         run_id = lease.run_id
-        run = Run(lease, run_id, request, deliver.submitted_unix_ns, now_ns)
+        run = Run(lease, run_id, request, deliver.submitted_unix_ns, now_ns, self._tells_reasoning)
         grant = self._grants.pop(lease.request_id if met is None else met.grant, None)
         if grant is not None:
             run.booked_blocks = grant.booked_blocks
@@ -373,11 +373,8 @@ class Runner:
     async def _generate(self, run: Run, max_tokens: int) -> None:
         """Iterate one generation and tell the session of what matters to it."""
         run_id = run.run_id
-        request = EngineRequest(
-            run_id, run.prompt_ids, max_tokens, run.sampling, run.request.echo, run.wanted_at_tokens, run.calls
-        )
         try:
-            async for step in self._engine.generate(request):
+            async for step in self._engine.generate(run.for_engine(max_tokens)):
                 self._take_step(run, step)
         except RequestRefusedError as refusal:
             self.post(m.EngineFailed(run_id, True, refusal.code, refusal.message, refusal.param, run.output.tokens))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+UNLIKE_TEMPLATES = ("openai_gptoss", "kimi_k3")
+"""Parsers of models whose chats vLLM's server writes otherwise than their templates do."""
 
 SLACK = 1.05
 """vLLM's figure of how many whole windows fit is rounded; a second group of layers is at least half of the first."""
@@ -12,15 +15,26 @@ class NotServedError(Exception):
     """The engine's arguments, or its model, cannot be served; the text says why and what to do."""
 
 
+class Parsers(NamedTuple):
+    """Names of vLLM's parsers that read answers as messages; empty for none."""
+
+    tools: str = ""
+    reasoning: str = ""
+
+
 def asked_reasoning_parser(found: Any) -> str:
     """Return the reasoning parser that parsed arguments name, in either place, or "".
+
+    Raises NotServedError if they name a plug-in.
 
     To be asked before vLLM makes a configuration of them: it writes the parser that belongs to a model (gpt-oss has
     one) into the same object.
     """
     outputs = found.structured_outputs_config
-    inside = outputs.get("reasoning_parser") if isinstance(outputs, dict) else outputs.reasoning_parser
-    return found.reasoning_parser or inside or ""
+    inside = outputs if isinstance(outputs, dict) else vars(outputs)
+    if found.reasoning_parser_plugin or inside.get("reasoning_parser_plugin"):
+        raise NotServedError("--reasoning-parser-plugin: parsers are vLLM's own, as those of --tool-call-parser")
+    return found.reasoning_parser or inside.get("reasoning_parser") or ""
 
 
 def check_arguments(config: Any, reasoning_parser: str) -> None:
@@ -30,8 +44,8 @@ def check_arguments(config: Any, reasoning_parser: str) -> None:
         raise NotServedError(f"--runner {model.runner_type}: only models that generate are served")
     if model.skip_tokenizer_init:
         raise NotServedError("--skip-tokenizer-init: prompts are counted, and answers written, by the tokenizer")
-    if reasoning_parser:
-        raise NotServedError("--reasoning-parser: what a model thinks is not told apart from what it answers")
+    if reasoning_parser and (reasoning_parser in UNLIKE_TEMPLATES or model.hf_config.model_type == "gpt_oss"):
+        raise NotServedError("--reasoning-parser: what gpt-oss and Kimi-K3 think is not told apart")
 
 
 def check_started(config: Any, window_tokens: int) -> None:

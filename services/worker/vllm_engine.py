@@ -24,7 +24,7 @@ from services.worker.engine import (
     StepTokens,
 )
 from services.worker.processes import guard_process_group, yield_to_engine
-from services.worker.vllm_checks import NotServedError, asked_reasoning_parser, check_arguments, check_started
+from services.worker.vllm_checks import NotServedError, Parsers, asked_reasoning_parser, check_arguments, check_started
 from services.worker.vllm_pace import Pace
 from services.worker.vllm_stats import EngineStats, RunPreemptions, no_metrics
 
@@ -66,12 +66,12 @@ def check_model_path(model: str) -> None:
 class Prepared:
     """A checked configuration, from which the renderer and the engine are made."""
 
-    def __init__(self, config: Any, names: tuple[str, ...], on_cpu: bool, tool_parser: str, trusts: bool) -> None:
-        """Keep vLLM's `config`, the `names` of the model, its parser of calls, and whether it `trusts` templates."""
+    def __init__(self, config: Any, names: tuple[str, ...], on_cpu: bool, parsers: Parsers, trusts: bool) -> None:
+        """Keep vLLM's `config`, the `names` of the model, its `parsers`, and whether it `trusts` templates."""
         self._config = config
         self._names = names
         self._on_cpu = on_cpu
-        self._tool_parser, self._trusts_templates = tool_parser, trusts
+        self._parsers, self._trusts_templates = parsers, trusts
 
     def make_renderer(self) -> Any:
         """Return a renderer for the model; runs in the tokenizer's process."""
@@ -79,7 +79,7 @@ class Prepared:
 
         if self._on_cpu:
             yield_to_engine()
-        renderer = VllmRenderer(self._config, bool(self._tool_parser), self._trusts_templates)
+        renderer = VllmRenderer(self._config, bool(self._parsers.tools), self._trusts_templates)
         renderer.warm_up()
         return renderer
 
@@ -93,7 +93,7 @@ class Prepared:
             return None
         from services.worker.vllm_renderer import VllmRenderer
 
-        renderer = VllmRenderer(self._config, bool(self._tool_parser), False, engine.vllm_renderer)
+        renderer = VllmRenderer(self._config, bool(self._parsers.tools), False, engine.vllm_renderer)
         renderer.warm_up()
         return renderer
 
@@ -130,10 +130,10 @@ class Prepared:
         if self._on_cpu:
             yield_to_engine()
         try:
-            return VllmEngine(llm, self._names, stats, self._tool_parser)
+            return VllmEngine(llm, self._names, stats, self._parsers)
         except TypeError as error:
             llm.shutdown()
-            fail(f"--tool-call-parser: {first_line(error)}", EX_CONFIG)
+            fail(first_line(error), EX_CONFIG)
 
 
 def stay_eager() -> None:
@@ -166,9 +166,7 @@ def prepare(
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     found = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu)
-    reasoning_parser = asked_reasoning_parser(found)
-    if tool_parser:
-        check_tool_parser(tool_parser)
+    parsers = asked_parsers(tool_parser, found)
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     try:
@@ -184,20 +182,36 @@ def prepare(
             fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
         fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
     try:
-        check_arguments(config, reasoning_parser)
+        check_arguments(config, parsers.reasoning)
     except NotServedError as error:
         fail(f"the engine's arguments do not fit: {error}", EX_CONFIG)
-    return Prepared(config, names, on_cpu, tool_parser, trusts_templates)
+    return Prepared(config, names, on_cpu, parsers, trusts_templates)
 
 
-def check_tool_parser(name: str) -> None:
-    """Raise SystemExit(78) if vLLM has no tool parser of this name."""
-    from services.worker.vllm_tools import parser_class
+def asked_parsers(tool_parser: str, found: Any) -> Parsers:
+    """Return the parsers that are asked for, `found` being the engine's arguments.
 
+    Raises SystemExit(78) if vLLM has none of a name, or has two that cannot work together.
+    """
     try:
-        parser_class(name)
-    except TypeError:
-        fail(f"--tool-call-parser: vLLM has no parser called {name!r}", EX_CONFIG)
+        parsers = Parsers(tool_parser, asked_reasoning_parser(found))
+    except NotServedError as error:
+        fail(f"the engine's arguments do not fit: {error}", EX_CONFIG)
+    if not any(parsers):
+        return parsers
+    from services.worker.vllm_parsing import parser_class
+
+    flags = {"--tool-call-parser": Parsers(tools=parsers.tools), "--reasoning-parser": parsers._replace(tools="")}
+    for flag, one in flags.items():
+        try:
+            parser_class(*one)
+        except TypeError:
+            fail(f"{flag}: vLLM has no parser called {one.tools or one.reasoning!r}", EX_CONFIG)
+    try:
+        parser_class(*parsers)
+    except TypeError as error:
+        fail(f"--tool-call-parser, --reasoning-parser: {first_line(error)}", EX_CONFIG)
+    return parsers
 
 
 def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
@@ -238,24 +252,24 @@ def first_line(error: BaseException) -> str:
 class VllmEngine:
     """AsyncLLM behind the worker's engine protocol."""
 
-    def __init__(self, llm: Any, names: tuple[str, ...], stats: EngineStats, tool_parser: str = "") -> None:
-        """Serve `llm`. Raises TypeError if the parser `tool_parser` cannot work with its tokenizer."""
+    def __init__(self, llm: Any, names: tuple[str, ...], stats: EngineStats, parsers: Parsers) -> None:
+        """Serve `llm`. Raises TypeError if the `parsers` cannot work with its tokenizer."""
         self._llm = llm
         self._stats = stats
         self._pace = Pace(llm)
         self._defaults: dict[str, Any] = llm.vllm_config.model_config.get_diff_sampling_param()
-        self._shape = self._describe(names)
-        self._tool_parser = self._parser_class(tool_parser)
+        self._shape = self._describe(names, bool(parsers.reasoning))
+        self._parser = self._parser_class(parsers)
         config = llm.vllm_config
         self._loads = bool(config.kv_transfer_config or config.ec_transfer_config)
         self._watch: asyncio.Task[None] | None = None
 
-    def _parser_class(self, name: str) -> Any:
-        if not name:
+    def _parser_class(self, parsers: Parsers) -> Any:
+        if not any(parsers):
             return None
-        from services.worker.vllm_tools import parser_class
+        from services.worker.vllm_parsing import parser_class
 
-        return parser_class(name, self._llm.get_tokenizer())
+        return parser_class(*parsers, self._llm.get_tokenizer())
 
     @property
     def vllm_renderer(self) -> Any:
@@ -267,7 +281,7 @@ class VllmEngine:
         """What the engine can hold."""
         return self._shape
 
-    def _describe(self, names: tuple[str, ...]) -> EngineShape:
+    def _describe(self, names: tuple[str, ...], tells_reasoning: bool) -> EngineShape:
         from services.worker.vllm_renderer import byte_bound
 
         config = self._llm.vllm_config
@@ -292,6 +306,7 @@ class VllmEngine:
             special_tokens=special,
             default_max_tokens=default,
             ceiling_max_tokens=default if from_directory else override.get("max_new_tokens"),
+            tells_reasoning=tells_reasoning,
         )
 
     def start(
@@ -325,11 +340,12 @@ class VllmEngine:
         from services.worker.vllm_sampling import engine_step, refusal, refuse_dead_end
 
         run_id = request.run_id
-        params, tools = self._understood(request)
+        params, message = self._understood(request)
+        said = {} if message is None else message.of_engine()
         interval = self._pace.begin(run_id, request.tell_at_tokens)
         if interval is not None:
             params.stream_interval = interval
-        outputs = self._llm.generate(tokens_input(list(request.prompt_ids)), params, run_id)
+        outputs = self._llm.generate(tokens_input(list(request.prompt_ids)), params, run_id, **said)
         decode = self._llm.get_tokenizer().decode
         preemptions = RunPreemptions(getattr(self._llm, "output_processor", None), run_id)
         first = True
@@ -342,7 +358,7 @@ class VllmEngine:
                 if first:
                     refuse_dead_end(step, params, self._loads)
                 first = False
-                yield step if tools is None else tools.read(step)
+                yield step if message is None else message.read(step)
         except VllmDeadError as error:
             raise EngineDeadError(first_line(error)) from error
         except VLLMClientError as error:
@@ -360,23 +376,23 @@ class VllmEngine:
             await outputs.aclose()
 
     def _understood(self, request: EngineRequest) -> tuple[Any, Any]:
-        """Return vLLM's parameters, and what reads calls from the output if the request offers functions."""
+        """Return vLLM's parameters, and what reads the output if the answer is to be read as a message."""
         from services.worker.vllm_arrays import bound_arrays
         from services.worker.vllm_sampling import sampling_params
 
         params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
-        tools = None if request.chat is None else self._tool_run(request)
-        if tools is not None:
-            tools.constrain(params)
+        message = None if request.chat is None else self._message_run(request)
+        if message is not None:
+            message.constrain(params)
         if params.structured_outputs is not None:
             bound_arrays(params.structured_outputs, request.max_tokens)
-        return params, tools
+        return params, message
 
-    def _tool_run(self, request: EngineRequest) -> Any:
-        from services.worker.vllm_tools import ToolRun
+    def _message_run(self, request: EngineRequest) -> Any:
+        from services.worker.vllm_parsing import MessageRun
 
         config = self._llm.vllm_config.model_config
-        return ToolRun(self._tool_parser, self._llm.get_tokenizer(), config, request)
+        return MessageRun(self._parser, self._llm.get_tokenizer(), config, request)
 
     def tell_at(self, run_id: str, tokens: int) -> None:
         """Change how often a run is handed over."""

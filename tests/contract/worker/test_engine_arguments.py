@@ -11,6 +11,7 @@ import pytest
 
 from services.config_check import _is_secret
 from services.worker.engine import ENGINE_WATERMARK
+from services.worker.vllm_checks import Parsers
 from tests.support.fleet import penstock
 
 
@@ -30,7 +31,7 @@ def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thre
     from services.worker.vllm_engine import Prepared, VllmEngine
 
     engine = SimpleNamespace(vllm_renderer=SimpleNamespace(tokenizer=SimpleNamespace(is_fast=is_fast)))
-    prepared = Prepared(SimpleNamespace(model_config=None), ("tiny",), True, "", trusts)
+    prepared = Prepared(SimpleNamespace(model_config=None), ("tiny",), True, Parsers(), trusts)
     assert prepared.make_renderer_of(cast(VllmEngine, engine)) is None
 
 
@@ -41,9 +42,8 @@ def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thre
         (["--watermark", "5"], "watermark: Input should be less than 1"),
         (["--block-size", "0"], "block_size: Input should be greater than 0"),
         (["--max-model-len", "99999"], "User-specified max_model_len (99999) is greater than"),
-        (["--reasoning-parser", "nope"], "Reasoning parser 'nope' not found"),
-        (["--structured-outputs-config.reasoning_parser", "qwen3"], "--reasoning-parser: what a model thinks"),
-        (["--structured-outputs-config", '{"reasoning_parser": "qwen3"}'], "--reasoning-parser: what a model thinks"),
+        (["--reasoning-parser-plugin", "/x.py"], "--reasoning-parser-plugin: parsers are vLLM's own"),
+        (["--reasoning-parser", "kimi_k3"], "--reasoning-parser: what gpt-oss and Kimi-K3 think"),
         (["--runner", "pooling"], "--runner pooling: only models that generate are served"),
         (["--skip-tokenizer-init"], "--skip-tokenizer-init: prompts are counted"),
     ],
@@ -60,6 +60,49 @@ def test_an_argument_that_does_not_fit_is_named_with_the_reason_on_one_line(
     assert ending.value.code == 78
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("worker: ")]
     assert [line.partition(said)[:2] for line in lines] == [("worker: the engine's arguments do not fit: ", said)]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("arguments", "tools", "said"),
+    [
+        (["--reasoning-parser", "nope"], "", "--reasoning-parser: vLLM has no parser called 'nope'"),
+        (["--structured-outputs-config.reasoning_parser", "nope"], "hermes", "--reasoning-parser: vLLM has no parser"),
+        (["--reasoning-parser", "qwen3"], "nope", "--tool-call-parser: vLLM has no parser called 'nope'"),
+        (["--reasoning-parser", "hf"], "hermes", "--tool-call-parser, --reasoning-parser: The hf parser cannot be"),
+    ],
+)
+def test_a_parser_that_vllm_does_not_have_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], tools: str, said: str
+) -> None:
+    from services.worker.vllm_engine import prepare
+
+    with pytest.raises(SystemExit) as ending:
+        prepare("org/name", ("tiny",), arguments, tools)
+    assert ending.value.code == 78
+    assert capsys.readouterr().err.startswith(f"worker: {said}")
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--reasoning-parser", "qwen3"],
+        ["--structured-outputs-config.reasoning_parser", "qwen3"],
+        ["--structured-outputs-config", '{"reasoning_parser": "qwen3"}'],
+    ],
+)
+def test_a_reasoning_parser_may_be_named_in_either_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """The engine is told of it as well: structured outputs begin where the reasoning ends."""
+    from services.worker.vllm_engine import prepare
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert penstock("tiny-model", str(tmp_path / "tiny")).returncode == 0
+    prepared = prepare(str(tmp_path / "tiny"), ("tiny",), ["--dtype", "float32", *arguments], "hermes")
+    assert prepared._parsers == Parsers("hermes", "qwen3")
+    assert prepared._config.structured_outputs_config.reasoning_parser == "qwen3"
 
 
 GPT_OSS = {
@@ -83,10 +126,13 @@ def test_of_the_names_of_options_the_hubs_token_alone_is_taken_for_a_secret() ->
 
 @pytest.mark.vllm
 def test_a_model_may_have_a_reasoning_parser_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM writes it where that of the arguments would be, which are refused."""
+    """vLLM writes it where that of the arguments would be; it is not the worker's to read with."""
     from services.worker.vllm_engine import prepare
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
     prepared = prepare(str(tmp_path), ("m",), ["--max-model-len", "512"])
     assert prepared._config.structured_outputs_config.reasoning_parser
+    assert not prepared._parsers.reasoning
+    with pytest.raises(SystemExit):
+        prepare(str(tmp_path), ("m",), ["--max-model-len", "512", "--reasoning-parser", "openai_gptoss"])

@@ -46,7 +46,7 @@ def test_a_history_is_not_checked_again_for_its_calls() -> None:
     """vLLM's model of a body notes each wrong message many times over, and it is made where every run is told of."""
     from vllm.parser.utils import count_history_tool_calls
 
-    from services.worker.vllm_tools import chat_request
+    from services.worker.vllm_parsing import chat_request
 
     call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [*[{"role": "user", "name": 1}] * 2000, {**SAID, "tool_calls": [call, call]}, SAID]

@@ -54,6 +54,54 @@ def test_a_result_has_everything_generated() -> None:
     )
 
 
+CHAT = pb.ChatPrompt(messages_json="[]")
+TOOLS = pb.ChatPrompt(messages_json="[]", tools=pb.ToolUse(tools_json="[{}]"))
+WANTED = pb.ChatPrompt(messages_json="[]", as_message=pb.AsMessage())
+IN_PARTS = pb.ChatPrompt(messages_json="[]", as_message=pb.AsMessage(in_parts=True))
+
+
+@pytest.mark.parametrize(
+    ("chat", "tells_reasoning", "is_read", "every_step"),
+    [
+        (CHAT, True, False, False),
+        (WANTED, False, False, False),
+        (IN_PARTS, False, False, False),
+        (WANTED, True, True, False),
+        (IN_PARTS, True, True, True),
+        (TOOLS, False, True, False),
+        (TOOLS, True, True, False),
+        (None, True, False, False),
+    ],
+)
+def test_an_answer_is_read_as_a_message_where_it_is_wanted_and_can_be(
+    chat: pb.ChatPrompt | None, tells_reasoning: bool, is_read: bool, every_step: bool
+) -> None:
+    request = pb.Request(text="prompt") if chat is None else pb.Request(chat=chat)
+    run = Run(LEASE, LEASE.run_id, request, 1, 2, tells_reasoning)
+    run.tell_at_tokens = 40
+    asked = run.for_engine(64)
+    assert asked.chat == (chat if is_read else None)
+    assert asked.tell_at_tokens == (1 if every_step else 40)
+    run.output.take(step(ChoiceStep(0, (7,), "seven")))
+    (delta,) = run.output.deltas("r1", 2)
+    assert delta.as_message == is_read, "who shows it must know whether to show the text"
+
+
+def test_reasoning_is_counted_over_all_completions_if_it_is_counted() -> None:
+    run = made()
+    message = pb.ToolMessage(content="Seven.", reasoning="Hm.")
+    ends = [ChoiceStep(at, (5,), "x", finish_reason="stop", message=message, reasoning_tokens=2 + at) for at in (0, 1)]
+    run.output.take(step(*ends, finished=True))
+    result = sent(run.finish(DONE, "tiny", SPENT)).result
+    assert [choice.message for choice in result.choices] == [message, message]
+    assert result.usage.reasoning_tokens == 5
+    run = made()
+    run.output.take(step(ChoiceStep(0, (5,), "x", finish_reason="stop"), finished=True))
+    result = sent(run.finish(DONE, "tiny", SPENT)).result
+    assert not result.usage.HasField("reasoning_tokens")
+    assert not result.choices[0].HasField("message")
+
+
 def test_a_result_has_its_times() -> None:
     times = {"engine_started_ns": 3, "first_token_ns": 1_700_000_000_123_456_789, "last_token_ns": 2**63 - 1}
     result = sent(made(**times).finish(DONE, "tiny", SPENT)).result

@@ -10,10 +10,11 @@ import pytest
 from services.worker.vllm_checks import NotServedError, asked_reasoning_parser, check_arguments, check_started
 
 
-def arguments(runner: str = "generate", skips: bool = False, parser: str = "") -> Any:
+def arguments(runner: str = "generate", skips: bool = False, parser: str = "", kind: str = "qwen3") -> Any:
     """Return vLLM's configuration; `parser` is the model's own."""
+    hugging_face = SimpleNamespace(model_type=kind)
     return SimpleNamespace(
-        model_config=SimpleNamespace(runner_type=runner, skip_tokenizer_init=skips),
+        model_config=SimpleNamespace(runner_type=runner, skip_tokenizer_init=skips, hf_config=hugging_face),
         structured_outputs_config=SimpleNamespace(reasoning_parser=parser),
     )
 
@@ -29,11 +30,14 @@ def started(concurrency: float | None, blocks: int = 513, cores: int = 1, window
 
 def test_what_generates_with_its_tokenizer_is_served() -> None:
     check_arguments(arguments(), "")
-    check_arguments(arguments(parser="openai_gptoss"), "")
+    check_arguments(arguments(), "deepseek_r1")
+    check_arguments(arguments(parser="openai_gptoss", kind="gpt_oss"), "")
     for wrong, parser, said in (
         (arguments(runner="pooling"), "", "--runner pooling"),
         (arguments(skips=True), "", "--skip-tokenizer-init"),
-        (arguments(), "deepseek_r1", "--reasoning-parser"),
+        (arguments(), "openai_gptoss", "--reasoning-parser"),
+        (arguments(), "kimi_k3", "--reasoning-parser"),
+        (arguments(kind="gpt_oss"), "qwen3", "--reasoning-parser"),
     ):
         with pytest.raises(NotServedError, match=said):
             check_arguments(wrong, parser)
@@ -50,8 +54,19 @@ def test_what_generates_with_its_tokenizer_is_served() -> None:
     ],
 )
 def test_a_reasoning_parser_is_asked_for_in_two_places(parser: str, outputs: Any, asked: str) -> None:
-    found = SimpleNamespace(reasoning_parser=parser, structured_outputs_config=outputs)
+    found = SimpleNamespace(reasoning_parser=parser, reasoning_parser_plugin=None, structured_outputs_config=outputs)
     assert asked_reasoning_parser(found) == asked
+
+
+@pytest.mark.parametrize(
+    ("plugin", "outputs"),
+    [("/x.py", {}), (None, {"reasoning_parser_plugin": "/x.py"}),
+     (None, SimpleNamespace(reasoning_parser="qwen3", reasoning_parser_plugin="/x.py"))],
+)  # fmt: skip
+def test_a_plugin_is_refused(plugin: str | None, outputs: Any) -> None:
+    found = SimpleNamespace(reasoning_parser="qwen3", reasoning_parser_plugin=plugin, structured_outputs_config=outputs)
+    with pytest.raises(NotServedError, match="--reasoning-parser-plugin"):
+        asked_reasoning_parser(found)
 
 
 @pytest.mark.parametrize("config", [started(8.0156), started(8.0156, 1026, cores=2), started(None), started(9.0)])

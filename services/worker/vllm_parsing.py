@@ -1,4 +1,5 @@
-"""Function calls as vLLM's server has them: offered, forced and read out of the output by vLLM's own tool parsers."""
+"""Answers as messages, as vLLM's server has them: reasoning and function calls, read out of the output by vLLM's own
+parsers, and calls offered and forced by them."""
 
 from __future__ import annotations
 
@@ -19,33 +20,45 @@ from services.worker.engine import ChoiceStep, EngineRequest, EngineStep, Reques
 from services.worker.vllm_sampling import refusal
 
 
-def parser_class(name: str, tokenizer: Any = None) -> type[Parser] | None:
-    """Return vLLM's parser of function calls called `name`; None for an empty name.
+def parser_class(tools: str, reasoning: str = "", tokenizer: Any = None) -> type[Parser] | None:
+    """Return vLLM's parser of function calls called `tools` and of reasoning called `reasoning`; None if both are "".
 
     Raises TypeError if there is none of that name, or if it cannot work with `tokenizer`.
     """
     found: type[Parser] | None = ParserManager.get_parser(
-        tool_parser_name=name or None, enable_auto_tools=True, tokenizer=tokenizer
+        tool_parser_name=tools or None,
+        reasoning_parser_name=reasoning or None,
+        enable_auto_tools=bool(tools),
+        tokenizer=tokenizer,
     )
     return found
 
 
 def chat_request(chat: pb.ChatPrompt) -> ChatCompletionRequest:
-    """Return a chat that offers functions as vLLM's server has it; raises RequestRefusedError with vLLM's words."""
+    """Return a chat whose answer is read as vLLM's server has it; raises RequestRefusedError with vLLM's words."""
     tools = chat.tools
+    offered: dict[str, Any] = {}
     try:
+        if chat.HasField("tools"):
+            offered["tools"] = json.loads(tools.tools_json)
+            offered["tool_choice"] = json.loads(tools.tool_choice_json or '"auto"')
+            offered["parallel_tool_calls"] = not tools.single_call
         return ChatCompletionRequest(
             messages=_calling(json.loads(chat.messages_json)),
-            tools=json.loads(tools.tools_json),
-            tool_choice=json.loads(tools.tool_choice_json or '"auto"'),
-            parallel_tool_calls=not tools.single_call,
-            stream=tools.in_parts,
+            stream=tools.in_parts or chat.as_message.in_parts,
+            include_reasoning=not chat.as_message.hides_reasoning,
             chat_template_kwargs=json.loads(chat.chat_template_kwargs_json or "null"),
             continue_final_message=chat.continue_final_message,
             add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
+            **offered,
         )
     except (VLLMError, ValueError, TypeError, KeyError) as error:
-        raise refusal(error, "tools") from error
+        raise refusal(error, _asked_of(chat)) from error
+
+
+def _asked_of(chat: pb.ChatPrompt) -> str:
+    """Return the field that has an answer read as a message."""
+    return "tools" if chat.HasField("tools") else "messages"
 
 
 def _calling(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -71,16 +84,19 @@ class _Choice:
     called: bool = False
 
 
-class ToolRun:
-    """One run that offers functions."""
+class MessageRun:
+    """One run whose answer is read as a message: functions are offered, or reasoning is to be told apart."""
 
     def __init__(self, parser: type[Parser] | None, tokenizer: Any, model_config: Any, run: EngineRequest) -> None:
-        """Read the calls of `run` with `parser`; without one, which only `tool_choice: none` allows, there are none."""
+        """Read the answer of `run` with `parser`; without one, which only `tool_choice: none` allows, it is a text."""
         assert run.chat is not None
         self._request = chat_request(run.chat)
+        self._asked_of = _asked_of(run.chat)
         self._prompt_ids = list(run.prompt_ids)
-        self._in_parts = run.chat.tools.in_parts
+        self._in_parts = bool(self._request.stream)
+        self._tells_reasoning = run.chat.HasField("as_message")
         self._parser = parser
+        self._reasons = parser is not None and parser.reasoning_parser_cls is not None
         self._tokenizer = tokenizer
         self._model_config = model_config
         self._choices: dict[int, _Choice] = {}
@@ -88,7 +104,9 @@ class ToolRun:
     def constrain(self, params: SamplingParams) -> None:
         """Let the parser change what it needs: a grammar for calls that must be made, and its markers in the text."""
         request, parser = self._request, self._made()
-        if parser is None or (request.tool_choice == "none" and not parser.always_adjust_request):
+        if parser is None:
+            return
+        if request.tool_choice == "none" and not (parser.always_adjust_request or self._reasons):
             return
         request.structured_outputs = params.structured_outputs
         request.skip_special_tokens = params.skip_special_tokens
@@ -96,10 +114,26 @@ class ToolRun:
         try:
             request = self._request = parser.adjust_request(request)
         except (VLLMError, ValueError, TypeError, KeyError) as error:
-            raise refusal(error, "tools") from error
+            raise refusal(error, self._asked_of) from error
         params.structured_outputs = request.extract_structured_outputs()
         params.skip_special_tokens = request.skip_special_tokens
         params.spaces_between_special_tokens = request.spaces_between_special_tokens
+
+    def of_engine(self) -> dict[str, Any]:
+        """Return what the engine is told so that structured outputs begin where the reasoning ends.
+
+        To be asked after `constrain`. Raises RequestRefusedError.
+        """
+        if not self._reasons:
+            return {}
+        try:
+            ended = self._request.resolve_reasoning_ended(self._made(), self._prompt_ids)
+        except (VLLMError, ValueError, TypeError, KeyError) as error:
+            raise refusal(error, self._asked_of) from error
+        return {
+            "reasoning_ended": ended,
+            "reasoning_parser_kwargs": {"chat_template_kwargs": self._template_kwargs()},
+        }
 
     def read(self, step: EngineStep) -> EngineStep:
         """Return a step with what its output adds to the messages. Raises RequestRefusedError if the parser fails."""
@@ -107,36 +141,49 @@ class ToolRun:
             return step.replace(choices=[self._read(choice) for choice in step.choices])
         except Exception as error:
             # What a parser trips over is the model's output: another attempt would say the same again.
-            text = f"the tool parser cannot read the output: {type(error).__name__}: {error}"
-            raise RequestRefusedError("tool_parser_failed", text, "tools") from error
+            kind = "tool" if self._asked_of == "tools" else "reasoning"
+            text = f"the {kind} parser cannot read the output: {type(error).__name__}: {error}"
+            raise RequestRefusedError(f"{kind}_parser_failed", text, self._asked_of) from error
 
     def _made(self) -> Parser | None:
         if self._parser is None:
             return None
-        request = self._request
-        kwargs = request.build_chat_params(None, "auto").chat_template_kwargs
-        config = self._model_config
-        return self._parser(self._tokenizer, request.tools, chat_template_kwargs=kwargs, model_config=config)
+        try:
+            return self._parser(
+                self._tokenizer,
+                self._request.tools,
+                chat_template_kwargs=self._template_kwargs(),
+                model_config=self._model_config,
+            )
+        except (VLLMError, ValueError, TypeError, KeyError) as error:  # of a variable that it does not understand
+            raise refusal(error, self._asked_of) from error
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        kwargs: dict[str, Any] = self._request.build_chat_params(None, "auto").chat_template_kwargs
+        return kwargs
 
     def _read(self, step: ChoiceStep) -> ChoiceStep:
         choice = self._choices.get(step.choice)
         if choice is None:
             choice = self._choices[step.choice] = _Choice(self._made())
+        if choice.parser is not None and not self._request.include_reasoning:
+            step = step.replace(logprobs=())  # their tokens are those of the reasoning as well
         ended = step.finish_reason is not None
+        choice.token_ids.extend(step.token_ids)
         parts: Sequence[pb.ToolPart] = ()
         if self._in_parts:
             parts = self._parts(choice, step, ended)
         else:
             choice.text.append(step.text)
-            choice.token_ids.extend(step.token_ids)
             if ended:
                 self._whole(choice)
         if not ended:
             return step.replace(parts=parts)
-        return step.replace(parts=parts, message=choice.message, finish_reason=self._reason(choice, step))
+        counted = self._count(choice)
+        reason = self._reason(choice, step)
+        return step.replace(parts=parts, message=choice.message, finish_reason=reason, reasoning_tokens=counted)
 
     def _parts(self, choice: _Choice, step: ChoiceStep, ended: bool) -> list[pb.ToolPart]:
-        choice.token_ids.extend(step.token_ids)
         if not choice.token_ids and not step.text and not ended:
             return []  # the prompt is still being prefilled
         if choice.parser is None:
@@ -146,6 +193,8 @@ class ToolRun:
         )
         if delta is None:
             return []
+        if not self._tells_reasoning:
+            delta.reasoning = None
         choice.called = choice.called or bool(delta.tool_calls)
         return parts_of(delta, choice.message, self._request.parallel_tool_calls is False)
 
@@ -156,8 +205,11 @@ class ToolRun:
             choice.message.content = text
             return
         choice.parser.set_prompt_token_ids(self._prompt_ids)
-        _, content, calls = choice.parser.parse(
-            text, self._request, enable_auto_tools=True, model_output_token_ids=choice.token_ids
+        reasoning, content, calls = choice.parser.parse(
+            text,
+            self._request,
+            enable_auto_tools=choice.parser.tool_parser is not None,
+            model_output_token_ids=choice.token_ids,
         )
         wanted = self._request.tool_choice
         if wanted == "none":
@@ -167,7 +219,15 @@ class ToolRun:
         choice.called = bool(calls)
         if content is not None:
             choice.message.content = content
+        if reasoning is not None and self._tells_reasoning and self._request.include_reasoning:
+            choice.message.reasoning = reasoning
         _put_calls(choice.message, (calls or [])[: 1 if self._request.parallel_tool_calls is False else None])
+
+    def _count(self, choice: _Choice) -> int | None:
+        """Return how many tokens of a whole answer are reasoning; None where nobody can tell."""
+        if choice.parser is None or not self._reasons:
+            return None
+        return int(choice.parser.count_reasoning_tokens(tuple(choice.token_ids)))
 
     def _reason(self, choice: _Choice, step: ChoiceStep) -> str | None:
         """Return the finish reason by vLLM's rules; they differ between streams and whole answers."""
@@ -184,6 +244,9 @@ class ToolRun:
 def parts_of(delta: DeltaMessage, told: pb.ToolMessage, first_call_only: bool) -> list[pb.ToolPart]:
     """Return what `delta` adds to the message `told`, and add it there."""
     parts = []
+    if delta.reasoning:
+        parts.append(pb.ToolPart(text=delta.reasoning, offset=len(told.reasoning), reasoning=True))
+        told.reasoning += delta.reasoning
     if delta.content:
         parts.append(pb.ToolPart(text=delta.content, offset=len(told.content)))
         told.content += delta.content
