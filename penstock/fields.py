@@ -16,7 +16,8 @@ from penstock.request.v1 import request_pb2 as pb
 class RequestFields(TypedDict, total=False):
     """Everything a request can say. Exactly one of `prompt` (text or token ids) and `messages` is needed.
 
-    What is left out takes the queue's, the model's or vLLM's own default.
+    What is left out takes the queue's, the model's or vLLM's own default. `as_message` has a chat's answer read as a
+    message too, where the worker has a reasoning parser.
     `deadline_s` is a `deadline_unix_ns` said as seconds from now; give at most one of the two.
     Units and ranges are those of `penstock.request.v1.Request` and `SamplingParams`.
     """
@@ -27,6 +28,7 @@ class RequestFields(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any]
     add_generation_prompt: bool
     continue_final_message: bool
+    as_message: bool
     add_special_tokens: bool
     channel: str
     tenant: str
@@ -68,7 +70,7 @@ class RequestFields(TypedDict, total=False):
     extra_args: Mapping[str, Any]
 
 
-CHAT_ONLY = ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+CHAT_ONLY = ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "as_message")
 
 PLAIN = (
     "channel",
@@ -193,10 +195,19 @@ def _put_chat(request: pb.Request, messages: Any, given: dict[str, Any]) -> None
     if "chat_template_kwargs" in given:
         with _naming("chat_template_kwargs"):
             chat.chat_template_kwargs_json = _json("chat_template_kwargs", given.pop("chat_template_kwargs"))
+    with _naming("as_message"):
+        if _wanted(given.pop("as_message", False)):
+            chat.as_message.SetInParent()
     for name in ("chat_template", "continue_final_message", "add_generation_prompt", "add_special_tokens"):
         if name in given:
             with _naming(name):
                 setattr(chat, name, given.pop(name))
+
+
+def _wanted(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"is true or false, not {type(value).__name__}")
+    return value
 
 
 def _json(name: str, value: Any) -> str:

@@ -63,6 +63,10 @@ class Choice:
     stop_string: str = ""
     stop_token_id: int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    content: str | None = None
+    """What of `text` the model says; None if it says nothing, or if no parser read the answer as a message."""
+    reasoning: str | None = None
+    """What of `text` the model thinks; None if it thought nothing, or if no parser told it apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """Of the completion's; None if no reasoning parser counted them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,11 @@ class Result:
     def text(self) -> str:
         """Text of the first completion; empty if there is none."""
         return self.choices[0].text if self.choices else ""
+
+    @property
+    def reasoning(self) -> str | None:
+        """Reasoning of the first completion; None if there is none, or if no parser told it apart."""
+        return self.choices[0].reasoning if self.choices else None
 
     @property
     def completed(self) -> bool:
@@ -222,7 +233,7 @@ def result_from(message: pb.Result, cursor: int = 0) -> Result:
         request_id=message.request_id,
         outcome=Outcome(message.outcome),
         choices=tuple(_choice(choice) for choice in message.choices),
-        usage=Usage(message.usage.prompt_tokens, message.usage.completion_tokens, message.usage.cached_tokens),
+        usage=_usage(message.usage),
         timings=_timings(message.timings),
         error=error_from(message.error) if message.HasField("error") else None,
         idempotency_key=message.idempotency_key,
@@ -280,6 +291,17 @@ def _choice(message: pb.Choice) -> Choice:
         message.stop_string,
         message.stop_token_id if message.HasField("stop_token_id") else None,
         _logprobs(message.logprobs),
+        message.message.content if message.message.HasField("content") else None,
+        message.message.reasoning if message.message.HasField("reasoning") else None,
+    )
+
+
+def _usage(message: pb.Usage) -> Usage:
+    return Usage(
+        message.prompt_tokens,
+        message.completion_tokens,
+        message.cached_tokens,
+        message.reasoning_tokens if message.HasField("reasoning_tokens") else None,
     )
 
 

@@ -66,6 +66,12 @@ def test_structured_values() -> None:
     assert build(prompt=[1, 2], add_special_tokens=False).sampling.HasField("add_special_tokens")
 
 
+def test_an_answer_is_read_as_a_message_for_who_says_so() -> None:
+    assert build(messages=[], as_message=True).chat.HasField("as_message")
+    assert not build(messages=[], as_message=False).chat.HasField("as_message")
+    assert not build(messages=[]).chat.HasField("as_message")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -91,6 +97,8 @@ def test_structured_values() -> None:
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
         ({"messages": [{"role": object()}]}, "messages"),
         ({"prompt": "p", "chat_template": "x"}, "chat_template"),
+        ({"prompt": "p", "as_message": True}, "as_message"),
+        ({"messages": [], "as_message": "yes"}, "as_message"),
         ({"prompt": "p", "unknown": 1}, "unknown"),
         ({"prompt": "p", "deadline_s": 1, "deadline_unix_ns": 1}, "deadline_s"),
         ({"prompt": "p", "deadline_s": 0}, "deadline_s"),
