@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.queue.v1.queue_pb2 import GetRequest, IdempotencyKey
+from penstock.request.v1 import request_pb2
 from penstock.request.v1.request_pb2 import Request
 from services.gateway import batch_output, drive
 from services.gateway.batch_lines import ask_of, read_lines, request_of
@@ -19,16 +20,18 @@ from services.gateway.batch_records import ChangedError, LostError
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import Batch, Counts, Refusal, Status
 from services.gateway.drive import Drive
+from services.queue import wire
 from services.queue.core.effects import Write
-from services.queue.core.entry import DEFAULT_TENANT
-from services.queue.core.messages import SetQuotas
+from services.queue.core.entry import DEFAULT_TENANT, LeaseRef
+from services.queue.core.lifecycle import Outcome
+from services.queue.core.messages import Claim, Complete, SetQuotas, WorkerOpened
 from services.queue.core.quotas import Quota
 from services.queue.core.records import PARTS
 from services.queue.file_rows import part_key
 from tests.support.batch_lines import completion
 from tests.support.waiting import wait_for_async
 from tests.unit.gateway import test_drive
-from tests.unit.gateway.test_drive import LINES, Rig, rig
+from tests.unit.gateway.test_drive import LINES, URL, Rig, _true_of, rig
 
 __all__ = ["rig"]
 
@@ -237,3 +240,28 @@ async def test_a_window_may_lie_behind_what_was_refused(rig: Rig, monkeypatch: p
         content = Output(rig.client, rig.shelf).lines(done, errors=True, input_order=input_order)
         names = [json.loads(line)["custom_id"] async for line in content]
         assert sorted(names) == sorted(f"line-{n}" for n in range(LINES))
+
+
+async def test_a_line_whose_result_was_deleted_is_not_told_as_one_that_was_never_run(rig: Rig) -> None:
+    """Deleting the output file of a batch that ended with such holes leaves its error file as it was."""
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
+    held = await rig.take(batch, "me")
+    asked = [request_of(ask_of(raw, URL, ()), batch) async for raw in read_lines(rig.shelf, "file-1")]
+    names = [ack.request_id async for ack in rig.client.submit_many([asked[0], asked[1], asked[3]])]
+    committer = rig.service.committer
+    committer.post(WorkerOpened(9, "w", "i", ()))
+    result = request_pb2.Result(choices=[request_pb2.Choice(text="ok")], outcome=request_pb2.OUTCOME_COMPLETED)
+    for token, name in enumerate(names, 1):
+        committer.post(Claim(9, name))
+        committer.post(Complete(9, LeaseRef(name, 1, token), Outcome.COMPLETED, None, wire.RunResult(result)))
+    await wait_for_async(lambda: _true_of(lambda: not committer.machine.book.entries), "their ends")
+    await rig.records.change(batch.batch_id, cancelled)
+    with pytest.raises(ChangedError):
+        await held.save()
+    await rig.drive(held).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.counts.completed, done.counts.failed, done.progress.line) == (3, LINES - 3, 2)
+    before = await rig.error_ids(done)
+    assert "line-3" not in before
+    await Output(rig.client, rig.shelf).delete(done, errors=False)
+    assert await rig.error_ids(done) == before

@@ -15,7 +15,6 @@ from starlette.applications import Starlette
 
 from penstock.client import Client
 from penstock.files.v1 import files_pb2
-from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from services.gateway import drive
 from services.gateway.app import _problem
@@ -40,10 +39,8 @@ from services.gateway.problem import Problem
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
 from services.gateway.turns import Turns
-from services.queue import wire
-from services.queue.core.entry import DEFAULT_TENANT, LeaseRef
-from services.queue.core.lifecycle import Outcome
-from services.queue.core.messages import Claim, Complete, SetQuotas, WorkerOpened
+from services.queue.core.entry import DEFAULT_TENANT
+from services.queue.core.messages import SetQuotas
 from services.queue.core.quotas import Quota
 from services.queue.service import Service
 from services.telemetry import Telemetry
@@ -423,28 +420,3 @@ async def test_a_batch_that_ends_with_holes_in_its_last_window_has_each_line_onc
     ids = [line["custom_id"] for line in lines]
     assert sorted(ids) == sorted(f"line-{n}" for n in range(LINES))
     assert ids[:3] == ["line-0", "line-3", "line-7"], "in the order of the input too"
-
-
-async def test_a_line_whose_result_was_deleted_is_not_told_as_one_that_was_never_run(rig: Rig) -> None:
-    """Deleting the output file of a batch that ended with such holes leaves its error file as it was."""
-    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
-    held = await rig.take(batch, "me")
-    asked = [request_of(ask_of(raw, URL, ()), batch) async for raw in read_lines(rig.shelf, "file-1")]
-    names = [ack.request_id async for ack in rig.client.submit_many([asked[0], asked[1], asked[3]])]
-    committer = rig.service.committer
-    committer.post(WorkerOpened(9, "w", "i", ()))
-    result = request_pb2.Result(choices=[request_pb2.Choice(text="ok")], outcome=request_pb2.OUTCOME_COMPLETED)
-    for token, name in enumerate(names, 1):
-        committer.post(Claim(9, name))
-        committer.post(Complete(9, LeaseRef(name, 1, token), Outcome.COMPLETED, None, wire.RunResult(result)))
-    await wait_for_async(lambda: _true_of(lambda: not committer.machine.book.entries), "their ends")
-    await rig.records.change(batch.batch_id, cancelled)
-    with pytest.raises(ChangedError):
-        await held.save()
-    await rig.drive(held).run()
-    done, _ = await rig.records.get(batch.batch_id)
-    assert (done.counts.completed, done.counts.failed, done.progress.line) == (3, LINES - 3, 2)
-    before = await rig.error_ids(done)
-    assert "line-3" not in before
-    await Output(rig.client, rig.shelf).delete(done, errors=False)
-    assert await rig.error_ids(done) == before
