@@ -252,6 +252,16 @@ class Client:
                 if event.HasField("result"):
                     yield event.result
 
+    async def wire_ended(self, batch: str, cursor: int = 0) -> AsyncGenerator[pb.WatchEvent, None]:
+        """Yield the results that a batch has now after `cursor`, and its progress, as wire messages.
+
+        The last progress says how many of its requests still waited or ran when the last result was read.
+        """
+        session = WatchSession(self._stub, self._queue, batch, (), cursor, until_now=True)
+        async with self._queue.stream(), aclosing(session.wire_events()) as events:
+            async for event in events:
+                yield event
+
     def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
         """Yield (with `tokens`) token deltas and at last the result of one request as wire messages.
 

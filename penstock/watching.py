@@ -50,6 +50,7 @@ class WatchSession:
         tokens: bool = False,
         follow: bool = False,
         joined: Joined | None = None,
+        until_now: bool = False,
     ) -> None:
         """Watch `batch`, or `request_ids` if it is None; `joined` is awaited when a stream has its first answer."""
         self._stub = stub
@@ -59,6 +60,7 @@ class WatchSession:
         self._cursor = cursor
         self._tokens = tokens
         self._follow = follow
+        self._until_now = until_now
         self._joined = joined
         self._seen = TokenPositions()
 
@@ -108,7 +110,9 @@ class WatchSession:
             call.cancel()
 
     def _request(self) -> pb.WatchRequest:
-        request = pb.WatchRequest(cursor=self._cursor, tokens=self._tokens, follow=self._follow)
+        request = pb.WatchRequest(
+            cursor=self._cursor, tokens=self._tokens, follow=self._follow, until_now=self._until_now
+        )
         if self._batch is not None:
             request.batch = self._batch
         else:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
 from penstock.batch.reader import LineError
 from penstock.client import Client
 from penstock.errors import NotFound
+from penstock.files.v1 import files_pb2
 from penstock.openai.answers import body_of, error_object, failure_of
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch_lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
-from services.gateway.core.batch import Batch, Counts, Refusal, Status
+from services.gateway.batch_records import KEPT_S
+from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
 from services.gateway.shelf import Shelf
 
 BREATHE_EVERY = 2
@@ -29,8 +31,9 @@ LOOK_AHEAD = 16
 UNDONE = {
     pb.OUTCOME_EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
     pb.OUTCOME_CANCELLED: ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+    pb.OUTCOME_UNSPECIFIED: ("requeued", "This request failed and was requeued; it has not ended again yet."),
 }
-"""Code and message of a line that was not answered because of its batch."""
+"""Code and message of a line that was not answered because of its batch, or has no end for now."""
 
 
 def is_output(result: pb.Result) -> bool:
@@ -40,11 +43,16 @@ def is_output(result: pb.Result) -> bool:
 
 def is_line(batch: Batch, result: pb.Result) -> bool:
     """Whether a result is that of one of the batch's lines; else a client's, who submitted under the batch's name."""
+    return line_number(batch, result) > 0
+
+
+def line_number(batch: Batch, result: pb.Result) -> int:
+    """Return which of the batch's lines a result is of; 0 if it is a client's."""
     try:
-        reference = Reference.from_text(result.client_reference)
+        line = Reference.from_text(result.client_reference).line
     except (ValueError, TypeError, RecursionError):
-        return False
-    return result.idempotency_key == key_of(batch.batch_id, reference.line)
+        return 0
+    return line if isinstance(line, int) and result.idempotency_key == key_of(batch.batch_id, line) else 0
 
 
 def line_of(result: pb.Result) -> bytes:
@@ -83,8 +91,43 @@ def counted(counts: Counts, result: pb.Result) -> Counts:
     size = len(line_of(result))
     if is_output(result):
         return replace(counts, completed=counts.completed + 1, output_bytes=counts.output_bytes + size)
-    expired = counts.expired + (result.outcome == pb.OUTCOME_EXPIRED)
-    return replace(counts, failed=counts.failed + 1, expired=expired, error_bytes=counts.error_bytes + size)
+    return replace(
+        counts,
+        failed=counts.failed + 1,
+        expired=counts.expired + (result.outcome == pb.OUTCOME_EXPIRED),
+        dead=counts.dead + (result.outcome == pb.OUTCOME_DEAD),
+        error_bytes=counts.error_bytes + size,
+    )
+
+
+def counted_again(counts: Counts, result: pb.Result) -> Counts:
+    """Return the counts of a batch that has ended when a dead letter of it has ended again."""
+    dead = max(0, counts.dead - 1) + (result.outcome == pb.OUTCOME_DEAD)
+    if not is_output(result):
+        return replace(counts, dead=dead, error_bytes=UNCOUNTED)
+    failed = max(0, counts.failed - 1)
+    return replace(
+        counts,
+        completed=counts.completed + 1,
+        failed=failed,
+        dead=dead,
+        output_bytes=counts.output_bytes + len(line_of(result)),
+        error_bytes=UNCOUNTED if failed else 0,
+    )
+
+
+async def put_view(shelf: Shelf, batch: Batch, file_id: str, kind: str, size_bytes: int) -> None:
+    """Put the output or error file of a batch, or its size if it is there."""
+    view = files_pb2.CreateFileRequest(
+        file_id=file_id,
+        view=batch.batch_id,
+        filename=f"{batch.batch_id}_{kind}.jsonl",
+        purpose="batch_output",
+        bytes=size_bytes,
+        # Without its batch nobody could read it.
+        expires_after_ns=(batch.output_expires_after_s or KEPT_S) * 1_000_000_000,
+    )
+    await shelf.put_view(view)
 
 
 class Output:
@@ -122,23 +165,63 @@ class Output:
                 size_bytes += len(line)
         return count, size_bytes
 
+    async def reruns(self, batch: Batch) -> tuple[Batch, bool]:
+        """Return an ended batch with what of it has ended anew since, and whether anything of it is under way."""
+        counts, cursor, under_way = batch.counts, batch.progress.cursor, 0
+        async with aclosing(self._client.wire_ended(batch.batch_id, cursor)) as events:
+            async for event in events:
+                if event.HasField("progress"):
+                    under_way = event.progress.waiting + event.progress.running
+                elif event.HasField("result"):
+                    cursor = event.result.cursor
+                    if is_line(batch, event.result.result):
+                        counts = counted_again(counts, event.result.result)
+                await asyncio.sleep(0)
+        return replace(batch, counts=counts, progress=replace(batch.progress, cursor=cursor)), under_way > 0
+
+    async def resize(self, before: Batch, batch: Batch) -> None:
+        """Put the sizes of a batch's files that have changed; there may not have been an output file."""
+        was, now = before.counts, batch.counts
+        if now.output_bytes != was.output_bytes:
+            await put_view(self._shelf, batch, batch.output_file_name, "output", now.output_bytes)
+        if now.error_bytes not in {UNCOUNTED, was.error_bytes}:
+            with suppress(NotFound):  # it was deleted, and stays so
+                await self._shelf.file(batch.error_file_name)
+                await put_view(self._shelf, batch, batch.error_file_name, "error", batch.counts.error_bytes)
+
     async def _in_completion_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
-        async with aclosing(self._client.wire_results(batch.batch_id, follow=False)) as watched:
-            count = 0
-            async for event in watched:
+        seen: set[int] = set()
+        under_way = count = 0
+        async with aclosing(self._client.wire_ended(batch.batch_id)) as events:
+            async for event in events:
                 count += 1
                 if count % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
-                if is_line(batch, event.result):
-                    yield event.result
+                if event.HasField("progress"):
+                    under_way = event.progress.waiting + event.progress.running
+                elif event.HasField("result") and (line := line_number(batch, event.result.result)):
+                    if batch.counts.dead:
+                        seen.add(line)
+                    yield event.result.result
+        if under_way and batch.counts.dead:
+            seen.update(refusal.line for refusal in batch.refusals)
+            for numbers in (range(1, batch.progress.line + 1), batch.scattered):
+                async with aclosing(self._results_of(batch, [one for one in numbers if one not in seen])) as results:
+                    async for result in results:
+                        yield result
 
     async def _in_input_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
         for numbers in (range(1, batch.progress.line + 1), await self._after(batch)):
-            for first in range(0, len(numbers), LOOK_AHEAD):
-                some = numbers[first : first + LOOK_AHEAD]
-                for result in await asyncio.gather(*(self._result_of(batch, number) for number in some)):
-                    if result is not None:
-                        yield result
+            async with aclosing(self._results_of(batch, numbers)) as results:
+                async for result in results:
+                    yield result
+
+    async def _results_of(self, batch: Batch, numbers: Sequence[int]) -> AsyncGenerator[pb.Result, None]:
+        for first in range(0, len(numbers), LOOK_AHEAD):
+            some = numbers[first : first + LOOK_AHEAD]
+            for result in await asyncio.gather(*(self._result_of(batch, number) for number in some)):
+                if result is not None:
+                    yield result
 
     async def _after(self, batch: Batch) -> Sequence[int]:
         """Return the lines of the last window that a quota may have let in, though not all of those before them."""
@@ -160,13 +243,21 @@ class Output:
         return found
 
     async def _result_of(self, batch: Batch, line: int) -> pb.Result | None:
-        """Return a line's result; None if the line is blank, or its result deleted, or the key's is not a line's."""
+        """Return a line's result; None if the line is blank, or its result deleted, or the key's is not a line's.
+
+        That of a line which was requeued, and has not ended again, has no outcome.
+        """
         key = queue_pb2.IdempotencyKey(key=key_of(batch.batch_id, line))
         try:
             found = await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
         except NotFound:
             return None
-        return found.result if found.HasField("result") and is_line(batch, found.result) else None
+        if found.HasField("result"):
+            result = found.result
+        else:
+            reference = found.client_reference
+            result = pb.Result(request_id=found.request_id, idempotency_key=key.key, client_reference=reference)
+        return result if is_line(batch, result) else None
 
     async def unsubmitted(self, batch: Batch, late: bool) -> AsyncGenerator[bytes, None]:
         """Yield the lines of the error file for those of the input that were never submitted.

@@ -17,6 +17,7 @@ from penstock.errors import PenstockError
 from penstock.keys import DEFAULT_TENANT
 from penstock.openai.bodies import MODELS
 from penstock.queue.v1 import queue_pb2
+from services.gateway.batch_output import Output
 from services.gateway.batch_records import BatchRecords, DamagedError, damaged, new_batch_id
 from services.gateway.core.batch import Batch, Event, MoveError, Status
 from services.gateway.doorman import Doorman
@@ -25,6 +26,7 @@ from services.gateway.extras import DEADLINE, KEEP, Extras, read_extras
 from services.gateway.files import checked_query, page_of, read_after, read_limit, unknown
 from services.gateway.intake import Intake
 from services.gateway.problem import Problem
+from services.gateway.reruns import Reruns
 from services.gateway.shelf import Shelf
 from services.gateway.upload import PURPOSE
 
@@ -65,6 +67,7 @@ class Batches:
         self._intake = intake
         self._doorman = doorman
         self._wake = wake
+        self._reruns = Reruns(Output(client, shelf), records)
 
     def routes(self) -> list[Route]:
         """Return the endpoints."""
@@ -118,6 +121,7 @@ class Batches:
         who = await self._doorman.tenant_client()
         with acting_for(who.tenant):
             batches, more = await self._records.page(after, limit)
+            batches = [await self._reruns.now(batch) for batch in batches]
         return JSONResponse(page_of([batch.to_object() for batch in batches], more))
 
     async def retrieve(self, request: Request) -> JSONResponse:
@@ -126,7 +130,7 @@ class Batches:
         who = await self._doorman.tenant_client()
         try:
             with acting_for(who.tenant):
-                batch, _ = await self._records.get(batch_id)
+                batch = await self._reruns.now((await self._records.get(batch_id))[0])
         except DamagedError:
             batch = damaged(batch_id)
         except PenstockError as error:

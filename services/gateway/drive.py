@@ -13,7 +13,6 @@ from penstock.batch.reader import Ask, CustomIds
 from penstock.batch.reader import LineError as WrongLine
 from penstock.client import Client
 from penstock.errors import OVER_QUOTA, NotFound
-from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from penstock.submitting import QUOTA_PAUSE_S
@@ -26,8 +25,8 @@ from services.gateway.batch_lines import (
     read_lines,
     request_of,
 )
-from services.gateway.batch_output import BREATHE_EVERY, Output, counted, is_line, is_output, refusal_line
-from services.gateway.batch_records import KEPT_S, ChangedError, Held, LostError
+from services.gateway.batch_output import BREATHE_EVERY, Output, counted, is_line, is_output, put_view, refusal_line
+from services.gateway.batch_records import ChangedError, Held, LostError
 from services.gateway.core.batch import Batch, Counts, Event, LineError, Progress, Refusal, Status
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
@@ -404,16 +403,7 @@ class Drive:
         return done
 
     async def _put_view(self, batch: Batch, file_id: str, kind: str, size_bytes: int) -> None:
-        view = files_pb2.CreateFileRequest(
-            file_id=file_id,
-            view=batch.batch_id,
-            filename=f"{batch.batch_id}_{kind}.jsonl",
-            purpose="batch_output",
-            bytes=size_bytes,
-            # Without its batch nobody could read it.
-            expires_after_ns=(batch.output_expires_after_s or KEPT_S) * 1_000_000_000,
-        )
-        await self._shelf.put_view(view)
+        await put_view(self._shelf, batch, file_id, kind, size_bytes)
 
 
 async def first_of(working: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None]) -> None:

@@ -20,6 +20,7 @@ from services.gateway.download import Download
 from services.gateway.limits import CLIENT_CLOSED
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import NO_RETRY, Problem, of_error
+from services.gateway.reruns import Reruns
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
 from services.gateway.vigil import Vigil
@@ -55,6 +56,7 @@ class Files:
         self._vigil = vigil
         self._most_bytes = most_bytes
         self._silence_s = silence_s
+        self._reruns = Reruns(output, records)
 
     def routes(self) -> list[Route]:
         """Return the endpoints."""
@@ -96,7 +98,15 @@ class Files:
 
     async def retrieve(self, request: Request) -> JSONResponse:
         """Describe a file."""
-        return JSONResponse(shown(await self._file(request)))
+        file = await self._file(request)
+        if file.view:
+            act_for(file.tenant)  # as for its content
+            with suppress(NotFound, DamagedError):
+                batch, errors = await self._viewed(file)
+                batch = await self._reruns.now(batch, size=errors)
+                if batch.ended:
+                    file.bytes = batch.counts.error_bytes if errors else batch.counts.output_bytes
+        return JSONResponse(shown(file))
 
     async def content(self, request: Request) -> Response:
         """Send a file."""

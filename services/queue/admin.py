@@ -237,6 +237,7 @@ def _ended(result: request_pb2.Result) -> queue_pb2.GetResponse:
         attempts=result.attempts,
         worker_id=result.worker_id,
         channel=result.channel,
+        client_reference=result.client_reference,
     )
 
 

@@ -73,14 +73,14 @@ class Watching:
                 progress = self._hub.progress(batch)
                 results = await log.read()
                 events = chain(delta_events(watcher), (result.event() for result in results))
-                if told is None or (results and told != progress):
+                if told is None or ((results or request.until_now) and told != progress):
                     events = chain(events, [_progress_event(progress)])
                     told = progress
                 for frame in frames(events):
                     yield frame
                 if not log.at_end:
                     continue
-                if not request.follow and not any(progress):
+                if request.until_now or not (request.follow or any(progress)):
                     return
                 await watcher.wait()
 

@@ -232,6 +232,7 @@ def get_response(view: View) -> queue_pb2.GetResponse:
         worker_id=view.worker_id if view.state in {State.LEASED, State.STOPPING} else "",
         last_error=view.last_error,
         channel=view.channel,
+        client_reference=view.client_reference,
     )
 
 

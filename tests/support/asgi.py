@@ -45,9 +45,10 @@ class Visit:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._inbox.put_nowait({"type": "http.request", "body": body, "more_body": False})
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        path, _, query = path.partition("?")
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": raw,
+            "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "", "headers": raw,
             "server": ("test", 80), "client": ("test", 1), "state": {},
         }  # fmt: skip
         self.task = asyncio.create_task(self._visit(app, scope))

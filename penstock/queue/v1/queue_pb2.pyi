@@ -450,6 +450,7 @@ class WatchRequest(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
+    UNTIL_NOW_FIELD_NUMBER: _builtins.int
     batch: _builtins.str
     """Every request of this batch, in completion order."""
     cursor: _builtins.int
@@ -458,6 +459,8 @@ class WatchRequest(_message.Message):
     """Send token deltas of running requests as well."""
     follow: _builtins.bool
     """For a batch: keep the stream open when every submitted request has ended."""
+    until_now: _builtins.bool
+    """For a batch: end the stream after the results there are, whatever still waits or runs; `follow` means nothing then."""
     @_builtins.property
     def request_ids(self) -> Global___RequestIds:
         """These requests only; the stream ends when each has ended."""
@@ -470,10 +473,11 @@ class WatchRequest(_message.Message):
         cursor: _builtins.int = ...,
         tokens: _builtins.bool = ...,
         follow: _builtins.bool = ...,
+        until_now: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "request_ids", b"request_ids", "subject", b"subject"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cursor", b"cursor", "follow", b"follow", "request_ids", b"request_ids", "subject", b"subject", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cursor", b"cursor", "follow", b"follow", "request_ids", b"request_ids", "subject", b"subject", "tokens", b"tokens", "until_now", b"until_now"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_subject: _TypeAlias = _typing.Literal["batch", "request_ids"]  # noqa: Y015
     _WhichOneofArgType_subject: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
@@ -779,6 +783,7 @@ class GetResponse(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    CLIENT_REFERENCE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name."""
     state: Global___RequestState.ValueType
@@ -791,6 +796,8 @@ class GetResponse(_message.Message):
     """Last error of a failed attempt; may be empty."""
     channel: _builtins.str
     """Channel it is in."""
+    client_reference: _builtins.str
+    """What the client gave along with it."""
     @_builtins.property
     def result(self) -> _request_pb2.Result:
         """The result, if it has ended."""
@@ -805,10 +812,11 @@ class GetResponse(_message.Message):
         last_error: _builtins.str = ...,
         channel: _builtins.str = ...,
         result: _request_pb2.Result | None = ...,
+        client_reference: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "channel", b"channel", "last_error", b"last_error", "request_id", b"request_id", "result", b"result", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "channel", b"channel", "client_reference", b"client_reference", "last_error", b"last_error", "request_id", b"request_id", "result", b"result", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -104,6 +104,13 @@ class Counts:
     """Of those that failed, the ones whose time was over."""
     output_bytes: int = 0
     error_bytes: int = 0
+    """UNCOUNTED once requeued lines have changed the file."""
+    dead: int = 0
+    """Of those that failed, at most so many are dead letters, which may be requeued also when the batch has ended."""
+
+
+UNCOUNTED = -1
+"""Size of a file that nobody has asked for since it changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +218,8 @@ class Batch:
         values["status"] = Status(values["status"])
         values["errors"] = [LineError(**error) for error in values["errors"]]
         values["refusals"] = [Refusal(**refusal) for refusal in values.get("refusals", [])]
+        # An older gateway's did not say how many of the lines that failed are dead letters.
+        values["counts"].setdefault("dead", values["counts"].get("failed", 0))
         for name, kind in PARTS.items():
             part, known = values[name], {one.name for one in fields(kind)}
             if newer := {key: part.pop(key) for key in part.keys() - known}:
@@ -238,5 +247,7 @@ class Batch:
         }
         shown.update({stamp: self.stamps.get(stamp) for stamp in STAMPS.values()})
         counts = self.counts
-        shown["request_counts"] = {"total": counts.total, "completed": counts.completed, "failed": counts.failed}
+        # A dead letter that is requeued while the batch runs ends twice, and is counted twice until the batch ends.
+        failed = min(counts.failed, counts.total - counts.completed)
+        shown["request_counts"] = {"total": counts.total, "completed": counts.completed, "failed": failed}
         return shown

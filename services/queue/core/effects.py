@@ -98,6 +98,7 @@ class View(NamedTuple):
     worker_id: str
     last_error: str
     channel: str
+    client_reference: str
 
 
 class Inspected(NamedTuple):
@@ -345,6 +346,14 @@ Effect: TypeAlias = (
 
 def view_of(entry: Entry, request_id: str) -> View:
     """Return what Get shows of a live request."""
+    meta = entry.meta
     return View(
-        request_id, entry.seq, entry.state, entry.attempts, entry.worker_id, entry.last_error, entry.meta.channel
+        request_id,
+        entry.seq,
+        entry.state,
+        entry.attempts,
+        entry.worker_id,
+        entry.last_error,
+        meta.channel,
+        meta.client_reference,
     )

@@ -1,0 +1,144 @@
+"""Lines of a batch that has ended, requeued by an operator: each in one file, and what is said of the files true."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.request.v1 import request_pb2
+from services.gateway.batch_lines import ask_of, read_lines, request_of
+from services.gateway.batches import BATCHES_URL
+from services.gateway.core.batch import Batch, Counts, Status
+from services.gateway.files import FILES_URL
+from services.queue import wire
+from services.queue.core.entry import Failure, LeaseRef
+from services.queue.core.lifecycle import Outcome
+from services.queue.core.messages import Claim, Complete, WorkerOpened
+from tests.support.asgi import get
+from tests.support.waiting import wait_for_async
+from tests.unit.gateway.test_drive import LINES, URL, Rig, _true_of, rig
+from tests.unit.gateway.test_files import app_of
+
+__all__ = ["rig"]
+
+WORKER = 9
+ATTEMPTS = 2
+"""Of a request, as the rig's queue has it."""
+
+
+@dataclass
+class Ended:
+    """A batch that has ended, of whose lines some are dead letters, and the one worker there is."""
+
+    rig: Rig
+    batch: Batch
+    names: list[str]
+    """Of the requests, by line."""
+    leases: dict[str, int] = field(default_factory=dict)
+    """Attempts of each."""
+    token: int = 0
+
+    @classmethod
+    async def with_dead(cls, rig: Rig, dead: int) -> Ended:
+        batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
+        requests = [request_of(ask_of(raw, URL, ()), batch) async for raw in read_lines(rig.shelf, "file-1")]
+        ended = cls(rig, batch, [ack.request_id async for ack in rig.client.submit_many(requests)])
+        rig.service.committer.post(WorkerOpened(WORKER, "w", "i", ()))
+        for number, name in enumerate(ended.names):
+            ended.kill(name) if number < dead else ended.answer(name)
+        await ended.all_ended(dead)
+        await rig.drive(await rig.take(batch, "me")).run()
+        return ended
+
+    def _lease(self, name: str) -> LeaseRef:
+        self.token += 1
+        self.leases[name] = self.leases.get(name, 0) + 1
+        self.rig.service.committer.post(Claim(WORKER, name))
+        return LeaseRef(name, self.leases[name], self.token)
+
+    def answer(self, name: str) -> None:
+        choice = request_pb2.Choice(text="ok")
+        result = request_pb2.Result(choices=[choice], outcome=request_pb2.OUTCOME_COMPLETED)
+        lease = self._lease(name)
+        self.rig.service.committer.post(Complete(WORKER, lease, Outcome.COMPLETED, None, wire.RunResult(result)))
+
+    def kill(self, name: str) -> None:
+        for _ in range(ATTEMPTS):
+            failure = Failure("engine_error", "it broke")
+            self.rig.service.committer.post(Complete(WORKER, self._lease(name), None, failure, None))
+
+    async def all_ended(self, dead: int) -> None:
+        book = self.rig.service.committer.machine.book
+        await wait_for_async(lambda: _true_of(lambda: len(book.dead) == len(book.entries) == dead), "the ends")
+
+    async def shown(self) -> dict[str, Any]:
+        return dict((await get(app_of(self.rig), f"{BATCHES_URL}/{self.batch.batch_id}").whole()).json())
+
+    async def counts(self) -> tuple[int, int]:
+        counts = (await self.shown())["request_counts"]
+        assert counts["total"] == LINES
+        return counts["completed"], counts["failed"]
+
+    async def file(self, file_id: str, order: str = "completion") -> dict[str, Any]:
+        """Return the lines of a file by custom_id; it has as many bytes as is said of it."""
+        content = await get(app_of(self.rig), f"{FILES_URL}/{file_id}/content?order={order}").whole()
+        said = (await get(app_of(self.rig), f"{FILES_URL}/{file_id}").whole()).json()
+        assert (content.status, said["bytes"]) == (200, len(content.body))
+        lines = [json.loads(line) for line in content.body.splitlines()]
+        assert len({line["custom_id"] for line in lines}) == len(lines)
+        return {line["custom_id"]: line for line in lines}
+
+
+async def test_a_requeued_line_is_an_error_until_it_is_answered_and_an_answer_then(rig: Rig) -> None:
+    ended = await Ended.with_dead(rig, 3)
+    errors, output = ended.batch.error_file_name, ended.batch.output_file_name
+    assert set(await ended.file(errors)) == {"line-0", "line-1", "line-2"}
+    first, second, _ = ended.names[:3]
+    assert (await rig.client.requeue(first, second)).requeued == 2
+    for order in ("completion", "input"):
+        found = await ended.file(errors, order)
+        assert set(found) == {"line-0", "line-1", "line-2"}
+        assert [found[f"line-{n}"]["response"] for n in range(2)] == [None, None]
+        assert found["line-0"]["error"]["code"] == "requeued"
+        assert found["line-2"]["response"]["status_code"] == 500
+        assert len(await ended.file(output, order)) == LINES - 3
+    assert await ended.counts() == (LINES - 3, 3)
+    ended.answer(first)
+    ended.kill(second)
+    await ended.all_ended(2)
+    assert await ended.counts() == (LINES - 2, 2)
+    for order in ("completion", "input"):
+        assert set(await ended.file(errors, order)) == {"line-1", "line-2"}
+        assert len(await ended.file(output, order)) == LINES - 2
+    assert await ended.counts() == (LINES - 2, 2), "told again, counted once"
+    listed = {one["id"]: one["bytes"] for one in (await get(app_of(rig), FILES_URL).whole()).json()["data"]}
+    done, _ = await rig.records.get(ended.batch.batch_id)
+    assert (listed[errors], listed[output]) == (done.counts.error_bytes, done.counts.output_bytes)
+
+
+async def test_the_answers_of_a_batch_all_of_which_was_dead_have_a_file(rig: Rig) -> None:
+    ended = await Ended.with_dead(rig, LINES)
+    shown = await ended.shown()
+    assert (shown["output_file_id"], shown["error_file_id"]) == (None, ended.batch.error_file_name)
+    assert (await rig.client.requeue(all_dead=True)).requeued == LINES
+    for name in ended.names:
+        ended.answer(name)
+    await ended.all_ended(0)
+    (shown,) = (await get(app_of(rig), BATCHES_URL).whole()).json()["data"]
+    assert (shown["output_file_id"], shown["error_file_id"]) == (ended.batch.output_file_name, None)
+    assert await ended.counts() == (LINES, 0)
+    assert len(await ended.file(ended.batch.output_file_name)) == LINES
+    assert await ended.file(ended.batch.error_file_name) == {}
+
+
+def test_counts_of_a_batch_that_runs_are_never_more_than_its_lines() -> None:
+    batch = Batch("batch_a", URL, "file-1", "24h", 0, 1, "batch", counts=Counts(100, completed=85, failed=77))
+    assert batch.to_object()["request_counts"] == {"total": 100, "completed": 85, "failed": 15}
+
+
+def test_a_record_that_says_nothing_of_dead_letters_may_have_some() -> None:
+    batch = Batch("batch_a", URL, "file-1", "24h", 0, 1, "batch", counts=Counts(100, completed=85, failed=15))
+    row = json.loads(batch.to_row())
+    del row["counts"]["dead"]
+    assert Batch.from_row(json.dumps(row).encode()).counts.dead == 15
