@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,16 @@ TINY_FLAGS = {
     "--engine-threads": "1",
     "--enforce-eager": None,
 }
-"""How the tiny model is served where the user does not say otherwise: 512 usable blocks, eight whole windows."""
+"""How the tiny model is served where the user, by flag, variable or file, does not say otherwise.
+
+512 usable blocks are eight whole windows.
+"""
+
+WORKER_SETTINGS = ("served_model_name", "engine_threads")
+"""Those of TINY_FLAGS that are settings of the worker; the others are arguments of the engine."""
+
+ARGUMENTS = "engine_arguments"
+"""The worker's setting with these."""
 
 GATEWAY_OFFSET = 5
 SCHEDULER_OFFSET = 10
@@ -139,23 +149,51 @@ def engine_flags(plan: StackPlan, say: Callable[[str], None]) -> list[str]:
     given = list(plan.engine_flags)
     if plan.model:
         return ["--model", plan.model, *given]
-    if _value(given, "--engine", plan.told) == "simulated" or plan.told.get("model"):
+    if _value(given, "--engine", plan.told) == "simulated" or _value(given, "--model", plan.told):
         return given
     directory = plan.data_dir / "tiny-model"
     if not is_model(directory):
         write_tiny_model(directory, Shape())
-    say(f"no --model given: serving the tiny random model in {directory} as {TINY_NAME!r}")
-    return ["--model", str(directory), *missing_flags(given, TINY_FLAGS)]
+    flags = missing_flags(given, TINY_FLAGS, told_names(plan.told))
+    name = f" as {TINY_NAME!r}" if TINY_NAME in flags[len(given) :] else ""
+    say(f"no --model given: serving the tiny random model in {directory}{name}")
+    return ["--model", str(directory), *flags]
 
 
-def missing_flags(given: Sequence[str], defaults: dict[str, str | None]) -> list[str]:
-    """Return `given` and those of `defaults` that it does not name, in either spelling of a flag."""
-    named = {flag.partition("=")[0].replace("_", "-") for flag in given if flag.startswith("--")}
+def missing_flags(given: Sequence[str], defaults: dict[str, str | None], told: Collection[str] = ()) -> list[str]:
+    """Return `given` and those of `defaults` that neither it names, in either spelling of a flag, nor `told`."""
+    named = {_bare(flag.partition("=")[0]) for flag in given if flag.startswith("--")} | {_bare(name) for name in told}
     flags = list(given)
     for flag, value in defaults.items():
-        if flag not in named:
+        if _bare(flag) not in named:
             flags += [flag] if value is None else [flag, value]
     return flags
+
+
+def _bare(flag: str) -> str:
+    """Return the setting that a flag, or its opposite, is of."""
+    return flag.removeprefix("--").replace("_", "-").removeprefix("no-")
+
+
+def told_names(told: Mapping[str, Any]) -> set[str]:
+    """Return the names of the settings and engine arguments that the environment, or the worker's table, gives."""
+    names = {name for name in WORKER_SETTINGS if name in told or _variable(name) is not None}
+    arguments = told.get(ARGUMENTS, {})
+    if (given := _variable(ARGUMENTS)) is not None:  # in place of all of the file's
+        with suppress(ValueError):
+            arguments = json.loads(given)
+    return names | (arguments.keys() if isinstance(arguments, dict) else set())
+
+
+def _variable(key: str) -> str | None:
+    """Return what the worker's variable for a setting, or the file it names, says; None if there is neither."""
+    variable = f"PENSTOCK_WORKER_{key.upper()}"
+    if (path := os.environ.get(f"{variable}_FILE")) is None:
+        return os.environ.get(variable)
+    try:
+        return Path(path).read_text().rstrip("\r\n")
+    except (OSError, ValueError):
+        return ""  # the worker says what is wrong with it
 
 
 def _value(flags: Sequence[str], name: str, told: Mapping[str, Any]) -> str | None:
@@ -165,7 +203,8 @@ def _value(flags: Sequence[str], name: str, told: Mapping[str, Any]) -> str | No
         if flag.startswith(f"{name}="):
             return flag.partition("=")[2]
     key = name.strip("-").replace("-", "_")
-    return os.environ.get(f"PENSTOCK_WORKER_{key.upper()}", told.get(key))
+    found = _variable(key)
+    return told.get(key) if found is None else found
 
 
 def _listen(base_port: int, offset: int) -> str:

@@ -359,6 +359,33 @@ def test_an_engine_or_a_model_of_the_configuration_file_counts(tmp_path: Path, t
     assert engine_flags(replace(plan(tmp_path, ""), told=told), print) == []
 
 
+WORKER_TABLE = {"served_model_name": ["mine"], "engine_arguments": {"max-model-len": 512, "enforce_eager": False}}
+
+
+def test_what_the_configuration_file_names_is_not_the_tiny_models(tmp_path: Path) -> None:
+    said: list[str] = []
+    found = engine_flags(replace(plan(tmp_path, "", "--no-enable-prefix-caching"), told=WORKER_TABLE), said.append)
+    assert not {"--served-model-name", "--max-model-len", "--enforce-eager"} & set(found)
+    assert {"--dtype", "--block-size", "--engine-threads"} < set(found)
+    assert "tiny-model" in said[0]
+    assert "'tiny'" not in said[0]
+    assert "--enforce-eager" not in engine_flags(plan(tmp_path, "", "--no-enforce-eager"), said.append)
+
+
+@pytest.mark.parametrize("end", ["", "_FILE"])
+def test_what_the_environment_names_is_not_the_tiny_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    for name, value in {"ENGINE_THREADS": "3", "ENGINE_ARGUMENTS": '{"block_size": 16}'}.items():
+        (tmp_path / name).write_text(f"{value}\n")
+        monkeypatch.setenv(f"PENSTOCK_WORKER_{name}{end}", str(tmp_path / name) if end else value)
+    found = engine_flags(replace(plan(tmp_path, ""), told=WORKER_TABLE), print)
+    assert not {"--engine-threads", "--block-size", "--served-model-name"} & set(found)
+    assert "--max-model-len" in found, "the variable stands in the place of the whole table"
+    monkeypatch.setenv(f"PENSTOCK_WORKER_MODEL{end}", str(tmp_path / "ENGINE_THREADS"))
+    assert engine_flags(plan(tmp_path, ""), print) == []
+
+
 def test_without_a_model_the_tiny_one_is_made_once(tmp_path: Path) -> None:
     said: list[str] = []
     found = engine_flags(plan(tmp_path, ""), said.append)
