@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Annotated, Any
 
 import typer
@@ -21,8 +21,8 @@ from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Cl
 from penstock.live.rates import Rate, Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading
-from penstock.live.view import state_of, unserved_lines
-from penstock.queue.v1.queue_pb2 import ChannelStats
+from penstock.live.view import channel_names, state_of, unserved_lines
+from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.request.v1.request_pb2 import Outcome
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
 
@@ -77,17 +77,29 @@ async def _live(console: Console, queue: str, scheduler: str) -> None:
 
 
 def as_object(reading: Reading) -> dict[str, Any]:
-    """Return both answers as plain objects, every field present, names as in the protos; null for who is silent.
+    """Return both answers as plain objects, every field present, names as in the protos; null for what is not told.
 
     The queue's counts by outcome are objects, with the outcomes' names.
     """
-    queue = None if reading.queue is None else plain(reading.queue)
-    for channel in queue["channels"] if queue else ():
-        channel["ended_by_outcome"] = by_outcome(channel["ended_by_outcome"])
     return {
-        "queue": queue,
+        "queue": None if reading.queue is None else _queue_object(reading.queue),
         "scheduler": None if reading.fleet is None else plain(reading.fleet),
     }
+
+
+def _queue_object(told: StatsResponse) -> dict[str, Any]:
+    queue = plain(told)
+    for channel in queue["channels"]:
+        channel["ended_by_outcome"] = by_outcome(channel["ended_by_outcome"])
+    if told.names_only:
+        channels = [_only(channel, {"channel"}) for channel in queue["channels"]]
+        queue = _only(queue, {"store_id", "names_only"}) | {"channels": channels}
+    return queue
+
+
+def _only(told: dict[str, Any], names: Set[str]) -> dict[str, Any]:
+    """Return an object in which what is not named is null."""
+    return {name: value if name in names else None for name, value in told.items()}
 
 
 def by_outcome(counts: Sequence[int]) -> dict[str, int]:
@@ -124,14 +136,16 @@ def render(now: Reading, rates: Mapping[str, Rate], width: int) -> RenderableTyp
     if now.fleet is not None:
         parts.append(Text(_ledger_line(now.fleet)))
         parts += [Text(line, style="yellow") for line in unserved_lines(now.fleet)]
-    if now.queue is not None:
-        refused = "; SUBMITS REFUSED, the disk is nearly full" if now.queue.submits_refused else ""
-        parts.append(Text(f"queue: {now.queue.results} results kept, {now.queue.dead} dead letters{refused}"))
+    if now.counts is not None:
+        refused = "; SUBMITS REFUSED, the disk is nearly full" if now.counts.submits_refused else ""
+        parts.append(Text(f"queue: {now.counts.results} results kept, {now.counts.dead} dead letters{refused}"))
+    elif now.queue is not None:
+        parts.append(Text("queue: - results kept, - dead letters"))
     return Group(*parts)
 
 
 def _channels(now: Reading, rates: Mapping[str, Rate], width: int) -> Table:
-    queued = {c.channel: c for c in now.queue.channels} if now.queue else {}
+    queued = {c.channel: c for c in now.counts.channels} if now.counts else {}
     scheduled = {c.channel: c for c in now.fleet.channels} if now.fleet else {}
 
     def waits(show: Callable[[ChannelStats], str]) -> Callable[[str], str]:
@@ -153,7 +167,7 @@ def _channels(now: Reading, rates: Mapping[str, Rate], width: int) -> Table:
         Column("requests/s", flows(lambda rate: rate.requests_per_s), short="req/s", rank=1),
         Column("tokens/s", flows(lambda rate: rate.tokens_per_s), short="tok/s", rank=3),
     ]
-    return fitted("channels", columns, sorted({*queued, *scheduled}), width)
+    return fitted("channels", columns, channel_names(now), width)
 
 
 def _workers(now: Reading, width: int) -> Table:
@@ -197,8 +211,12 @@ def refuse_silence(reading: Reading) -> None:
 
 
 def need_both(reading: Reading) -> None:
-    """Raise CommandError if queue or scheduler did not answer: what was shown is half of the answer."""
-    if reading.queue is None or reading.fleet is None:
+    """Raise CommandError if queue or scheduler did not answer: what was shown is half of the answer.
+
+    Where one has told, the other's refusal is an answer: there is no more for this key.
+    """
+    refuse_silence(reading)
+    if (reading.queue is None or reading.fleet is None) and not reading.refused:
         raise no_answer(reading)
 
 

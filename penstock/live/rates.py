@@ -37,9 +37,9 @@ class Rates:
     def take(self, reading: Reading) -> dict[str, Rate]:
         """Return the rate of each channel as of `reading`, the latest.
 
-        Empty if the queue did not answer, or has answered only once.
+        Empty if the queue did not tell, or has told only once.
         """
-        if reading.queue is None:
+        if reading.counts is None:
             return {}
         self._samples.append(_Sample(reading.at_s, reading.ended(), reading.tokens()))
         while len(self._samples) > 2 and self._samples[1].at_s <= reading.at_s - self._window_s:

@@ -21,10 +21,15 @@ class Reading:
     refused: bool = False
     """Whether one of them answered that the asker may not know: the API key is missing or not good for it."""
 
+    @property
+    def counts(self) -> StatsResponse | None:
+        """The queue's answer, unless it told no more than names: a client may not see its numbers."""
+        return None if self.queue is None or self.queue.names_only else self.queue
+
     def ended(self) -> dict[str, int]:
         """Return the number of ended requests per channel since the queue started."""
-        return {c.channel: sum(c.ended_by_outcome) for c in self.queue.channels} if self.queue else {}
+        return {c.channel: sum(c.ended_by_outcome) for c in self.counts.channels} if self.counts else {}
 
     def tokens(self) -> dict[str, int]:
         """Return the number of generated tokens of ended requests per channel since the queue started."""
-        return {c.channel: c.completion_tokens for c in self.queue.channels} if self.queue else {}
+        return {c.channel: c.completion_tokens for c in self.counts.channels} if self.counts else {}

@@ -96,13 +96,20 @@ class View:
 
 def view_of(reading: Reading, rates: Mapping[str, Rate]) -> View:
     """Return the frame of `reading`."""
-    queued = {c.channel: c for c in reading.queue.channels} if reading.queue else {}
+    queued = {c.channel: c for c in reading.counts.channels} if reading.counts else {}
     scheduled = {c.channel: c for c in reading.fleet.channels} if reading.fleet else {}
     channels = tuple(
-        _channel(name, queued.get(name), scheduled.get(name), rates.get(name)) for name in sorted({*queued, *scheduled})
+        _channel(name, queued.get(name), scheduled.get(name), rates.get(name)) for name in channel_names(reading)
     )
     workers = tuple(sorted(map(_worker, reading.fleet.workers if reading.fleet else ()), key=lambda w: w.name))
     return View(_fleet(reading, channels, workers, total(rates)), channels, workers, tuple(_problems(reading)))
+
+
+def channel_names(reading: Reading) -> list[str]:
+    """Return the names of all channels that either service told."""
+    queued = reading.queue.channels if reading.queue else ()
+    scheduled = reading.fleet.channels if reading.fleet else ()
+    return sorted({*(c.channel for c in queued), *(c.channel for c in scheduled)})
 
 
 def _channel(name: str, queued: ChannelStats | None, scheduled: ChannelStatus | None, rate: Rate | None) -> Channel:
@@ -146,7 +153,7 @@ def state_of(worker: WorkerStatus) -> str:
 
 
 def _fleet(reading: Reading, channels: tuple[Channel, ...], workers: tuple[Worker, ...], rate: Rate | None) -> Fleet:
-    queue, fleet = reading.queue, reading.fleet
+    queue, fleet = reading.counts, reading.fleet
     return Fleet(
         sum(c.waiting or 0 for c in channels) if queue else None,
         sum(c.running or 0 for c in channels) if fleet else None,

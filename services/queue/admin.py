@@ -166,7 +166,7 @@ class Admin:
             # How busy others are is not a client's business; which channels there are for it is.
             names = (line.channel for line in view.lines if caller.may_use(line.channel))
             channels = [queue_pb2.ChannelStats(channel=name) for name in names]
-            return queue_pb2.StatsResponse(store_id=self._store_id, channels=channels)
+            return queue_pb2.StatsResponse(store_id=self._store_id, channels=channels, names_only=True)
         response = queue_pb2.StatsResponse(
             dead=view.dead,
             results=view.results,

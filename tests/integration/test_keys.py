@@ -256,6 +256,7 @@ async def test_a_tenant_finds_nothing_of_another(keyed: Keyed) -> None:
         stats = await beta.stats()
         assert {channel.channel for channel in stats.channels} == {"interactive", "batch"}
         assert not any(channel.accepted or channel.ready or channel.leased for channel in stats.channels)
+        assert stats.names_only
         assert [found.request_id async for found in acme.watch(batch="b")] == [name, waiting]
 
 

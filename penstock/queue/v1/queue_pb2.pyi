@@ -967,6 +967,7 @@ class StatsResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     SCHEDULER_CONNECTED_FIELD_NUMBER: _builtins.int
     SUBMITS_REFUSED_FIELD_NUMBER: _builtins.int
+    NAMES_ONLY_FIELD_NUMBER: _builtins.int
     dead: _builtins.int
     """Live dead letters."""
     results: _builtins.int
@@ -981,6 +982,8 @@ class StatsResponse(_message.Message):
     """Whether a scheduler has an open Backlog stream."""
     submits_refused: _builtins.bool
     """Whether the disk watermark stops new submits."""
+    names_only: _builtins.bool
+    """Whether the caller may know nothing but the names of its channels and of the store: all numbers are left out."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelStats]:
         """One per configured channel, also if empty."""
@@ -996,10 +999,11 @@ class StatsResponse(_message.Message):
         workers: _builtins.int = ...,
         scheduler_connected: _builtins.bool = ...,
         submits_refused: _builtins.bool = ...,
+        names_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "names_only", b"names_only", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from typing import cast
 
@@ -10,11 +11,13 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.errors import EX_NOPERM, EX_UNAVAILABLE, CommandError
-from penstock.cli.status import need_both, refuse_silence, render
+from penstock.cli.status import as_object, need_both, refuse_silence, render
 from penstock.client import Client
 from penstock.errors import PenstockError, Unauthenticated, Unavailable
+from penstock.live.rates import Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading
+from penstock.live.view import view_of
 from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, EngineReport, StatusResponse, WorkerStatus
 
@@ -80,6 +83,34 @@ def test_a_name_gives_the_terminal_no_instructions() -> None:
     text = shown(snapshot("w\x1b[2J\r\n1"), 200)
     assert "\x1b" not in text
     assert "w\ufffd[2J\ufffd\ufffd1" in text
+
+
+def names_only() -> Reading:
+    """What a client's key gets to see."""
+    queue = StatsResponse(store_id="s", names_only=True, channels=[ChannelStats(channel=name) for name in CHANNELS])
+    return Reading(1.0, queue, None, ("the scheduler refuses to tell: a client may not",), refused=True)
+
+
+def test_what_a_client_may_not_see_is_not_told_as_nothing() -> None:
+    text = shown(names_only(), 200)
+    assert "interactive" in text
+    assert not any(letter.isdigit() for letter in text)
+    queue = as_object(names_only())["queue"]
+    assert [(one["channel"], one["ready"], one["ended_by_outcome"]) for one in queue["channels"]] == [
+        ("batch", None, None), ("interactive", None, None),
+    ]  # fmt: skip
+    told = {name: value for name, value in queue.items() if value is not None and name != "channels"}
+    assert told == {"store_id": "s", "names_only": True}
+    view = view_of(names_only(), Rates().take(names_only()))
+    assert {channel.waiting for channel in view.channels} == {None}
+    assert (view.fleet.waiting, view.fleet.dead, view.fleet.results, view.fleet.requests_per_s) == (None,) * 4
+
+
+def test_a_client_that_was_told_what_it_may_know_has_its_answer() -> None:
+    need_both(names_only())
+    with pytest.raises(CommandError) as ended:
+        need_both(replace(names_only(), problems=("the scheduler does not answer",), refused=False))
+    assert ended.value.status == EX_UNAVAILABLE
 
 
 class Silent:
