@@ -23,11 +23,11 @@ from penstock.keys import KeysError
 from penstock.tls import TlsError, TlsIdentity
 from services.auth.keyring import Keyring
 from services.config import EX_CONFIG, Loaded, ServiceSettings, SettingsRefusedError, is_loopback, read_settings
-from services.config_source import key_of
+from services.config_source import DEFAULT, FLAG, key_of
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
-from services.worker.settings import WorkerSettings, split_arguments
+from services.worker.settings import WorkerSettings, split_arguments, with_flags
 
 EX_USAGE = 2
 
@@ -189,13 +189,21 @@ def reached_here(host: str) -> bool:
 def show(service: str, arguments: list[str]) -> int:
     """Print every setting of a service with its value and where it comes from; return the exit status."""
     kind = KINDS[service]
+    engines: list[str] = []
+    if service == "worker":
+        arguments, engines = split_arguments(arguments)
     try:
-        settings, record = read_settings(kind, split_arguments(arguments)[0] if service == "worker" else arguments)
+        settings, record = read_settings(kind, arguments)
     except SettingsRefusedError as error:
         for line in error.lines:
             print(line, file=sys.stderr)
         return EX_CONFIG
-    rows = [(name, value_of(settings, name), record.origin(key_of(kind, name))) for name in sorted(kind.model_fields)]
+    origins = {name: record.origin(key_of(kind, name)) for name in sorted(kind.model_fields)}
+    if engines and isinstance(settings, WorkerSettings):
+        settings.engine_arguments = with_flags(settings.engine_arguments, engines)
+        before = origins["engine_arguments"]
+        origins["engine_arguments"] = FLAG if before == DEFAULT else f"{before}, {FLAG}"
+    rows = [(name, value_of(settings, name), origin) for name, origin in origins.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, value, origin in rows:
         print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")

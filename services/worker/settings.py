@@ -119,6 +119,32 @@ def flags_of(arguments: dict[str, Any]) -> list[str]:
     return flags
 
 
+def arguments_of(flags: list[str]) -> dict[str, Any]:
+    """Return flags of the engine as arguments, what `flags_of` makes of the file's turned round; values stay texts."""
+    values: dict[str, list[str]] = {}
+    name = ""
+    for flag in flags:
+        if flag.startswith("-") and not _is_number(flag):
+            name, given, value = flag.partition("=")
+            name = name.lstrip("-").replace("_", "-")
+            values[name] = [value] if given else []
+        elif name:
+            values[name].append(flag)
+    arguments: dict[str, Any] = {}
+    for name, texts in values.items():
+        if texts:
+            arguments[name] = texts[0] if len(texts) == 1 else texts
+        else:
+            arguments[name.removeprefix("no-")] = not name.startswith("no-")
+    return arguments
+
+
+def with_flags(arguments: dict[str, Any], flags: list[str]) -> dict[str, Any]:
+    """Return the engine's arguments as they are when `flags` override them."""
+    given = arguments_of(flags)
+    return {name: value for name, value in arguments.items() if name.replace("_", "-") not in given} | given
+
+
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return the worker's own arguments and the engine's, each in order.
 

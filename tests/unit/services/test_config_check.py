@@ -126,13 +126,41 @@ IN_TABLES = (
 READABLE = (*VLLM_OPTIONS, *IN_TABLES)
 
 
-def shown(path: Path, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what `config show worker` prints of a file with these arguments of the engine."""
+def shown(
+    path: Path, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *flags: str
+) -> str:
+    """Return what `config show worker` with `flags` prints of a file with these arguments of the engine."""
     path.write_text(f"[worker]\nmodel = 'm'\n[worker.engine_arguments]\n{arguments}")
     monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
-    assert show("worker", []) == 0
+    assert show("worker", list(flags)) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("engine_arguments ")]
     return line
+
+
+def test_flags_of_the_engine_are_shown_over_the_file_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "max_model_len = 8192\ndtype = 'half'\nasync-scheduling = true\n"
+    flags = (
+        "--max-model-len",
+        "20",
+        "--hf_token=hush",
+        "--no-async-scheduling",
+        "--enforce-eager",
+        "--names",
+        "a",
+        "b",
+    )
+    line = shown(tmp_path / "penstock.toml", told, monkeypatch, capsys, *flags)
+    assert "8192" not in line
+    assert "hush" not in line
+    for said in ("max-model-len: 20", "dtype: half", "async-scheduling: False", "enforce-eager: True", "['a', 'b']"):
+        assert said in line
+    assert line.endswith("penstock.toml:3, flag")
+    (tmp_path / "penstock.toml").write_text("")
+    assert show("worker", ["--model", "m", "--max-model-len=20"]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("engine_arguments ")]
+    assert line.split() == ["engine_arguments", "{max-model-len:", "20}", "flag"]
 
 
 @pytest.mark.parametrize(
