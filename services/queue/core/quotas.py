@@ -58,7 +58,11 @@ class Waiting:
             del self.by_tenant[meta.tenant]
 
     def refusal(self, metas: Iterable[RequestMeta], quotas: Mapping[str, Quota]) -> Failure | None:
-        """Return why these requests may not begin to wait together, or None if they may."""
+        """Return why these requests may not begin to wait together, or None if they may.
+
+        Of several reasons one that no waiting would end.
+        """
+        found: Failure | None = None
         wanted = Waiting()
         for meta in metas:
             wanted.enter(meta)
@@ -72,8 +76,11 @@ class Waiting:
                 ("bytes", quota.bytes, held.bytes, more.bytes),
             ):
                 if most is not None and now + added > most:
-                    return _failure(f"max_waiting_{unit} of tenant {tenant} is {most}", most, now, added)
-        return None
+                    failure = _failure(f"max_waiting_{unit} of tenant {tenant} is {most}", most, now, added)
+                    if failure.code == LARGER_THAN_QUOTA:
+                        return failure
+                    found = found or failure
+        return found
 
 
 def _failure(quota: str, most: int, now: int, added: int) -> Failure:

@@ -74,6 +74,15 @@ def test_what_no_waiting_would_let_in_is_told_apart() -> None:
     assert {failure.code for failure in together.values()} == {LARGER_THAN_QUOTA}
 
 
+def test_what_no_waiting_would_let_in_is_told_so_while_another_quota_is_full() -> None:
+    queue = limited(acme=Quota(requests=1, bytes=100), kept_out=Quota(requests=0, bytes=100))
+    submitted(queue, new())
+    refused = submitted(queue, new(size=101), new("kept_out", 101)).refused
+    assert [refused[place].code for place in range(2)] == [LARGER_THAN_QUOTA] * 2
+    assert refused[0].message == "max_waiting_bytes of tenant acme is 100; 101 were sent at once"
+    assert submitted(queue, new(size=100)).refused[0].code == OVER_QUOTA
+
+
 def test_one_that_is_known_takes_nothing() -> None:
     queue = limited(acme=Quota(requests=1))
     ((name, _),) = submitted(queue, new(key="k")).acks
