@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
@@ -150,15 +150,21 @@ class Client:
         return request_id
 
     async def submit_many(
-        self, requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest], *, wait_for_quota: bool = False
+        self,
+        requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest],
+        *,
+        wait_for_quota: bool = False,
+        waits: Callable[[str], None] | None = None,
     ) -> AsyncGenerator[Submitted, None]:
         """Submit requests over one stream, batched; yield an ack for each once it is durable or refused.
 
         Reads `requests` only as fast as the queue takes them. A wrong field
         raises InvalidRequest; a request the queue refuses has `error` in its ack,
         also one that a quota does not let in, unless that is to be waited for.
+        `waits` is called with the reason before each wait for a queue that takes
+        no more now.
         """
-        session = SubmitSession(self._stub, self._queue, self._name, wait_for_quota)
+        session = SubmitSession(self._stub, self._queue, self._name, wait_for_quota, waits)
         async with self._queue.stream(), aclosing(session.acks(self._prepare_each(requests))) as acks:
             async for ack in acks:
                 yield ack

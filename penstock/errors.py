@@ -33,6 +33,10 @@ class Unavailable(PenstockError):  # noqa: N818
     """The service does not answer, or takes no submits now; the same call may succeed later."""
 
 
+class NobodyAnswers(Unavailable):
+    """No service was reached at all."""
+
+
 class Unauthenticated(PenstockError):  # noqa: N818
     """The service wants an API key, and was given none or one that is not good (any more)."""
 
@@ -142,7 +146,7 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
         case grpc.StatusCode.UNAVAILABLE:
             closed_at_once = details.startswith("failed to connect") and "Socket closed" in details
             hint = "; does it ask for TLS, or a certificate, that this side does not have?" if closed_at_once else ""
-            return Unavailable(f"nothing answers on {address} ({details}{hint})")
+            return NobodyAnswers(f"nothing answers on {address} ({details}{hint})")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return QuotaExceeded(details) if _error_code(error) == OVER_QUOTA else Unavailable(details)
         case code:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -43,9 +43,18 @@ class SubmitSession:
     """
 
     def __init__(
-        self, stub: QueueServiceAsyncStub, connection: Connection, client_id: str, wait_for_quota: bool = False
+        self,
+        stub: QueueServiceAsyncStub,
+        connection: Connection,
+        client_id: str,
+        wait_for_quota: bool = False,
+        waits: Callable[[str], None] | None = None,
     ) -> None:
-        """Submit through `stub` with the patience of `connection`; `wait_for_quota` as long as it takes."""
+        """Submit through `stub` with the patience of `connection`; `wait_for_quota` as long as it takes.
+
+        `waits` is told why before each wait for a queue that takes no more now.
+        """
+        self._waits = waits
         more = (pb.SUBMIT_STATUS_OVER_QUOTA,) if wait_for_quota else ()
         self._tried_again = frozenset({pb.SUBMIT_STATUS_UNAVAILABLE, *more})
         """Statuses after which a request is submitted once more."""
@@ -189,6 +198,8 @@ class SubmitSession:
 
     async def _pause(self, stream: _Stream, patience: Patience) -> None:
         """Wait before what the queue did not take is sent again; raises Unavailable if patience has run out."""
+        if self._waits is not None:
+            self._waits(stream.reason)
         if stream.over_quota:
             patience.succeeded()
             await self._connection.pause(QUOTA_PAUSE_S)

@@ -40,6 +40,9 @@ class Observer(Protocol):
     def progressed(self, answered: int, tally: Tally) -> None:
         """`answered` lines of the file have their answer."""
 
+    def waits(self, why: str) -> None:
+        """The queue takes no more lines now; called again and again while that lasts."""
+
 
 LookAgain: TypeAlias = Callable[[Collection[str]], Awaitable[Collection[str] | None]]
 """Returns the models that the fleet answers to, None if not known, when it is asked for some that it did not."""
@@ -111,7 +114,8 @@ class BatchRun:
         return self._journal.answered == len(self._source)
 
     async def _submit(self) -> None:
-        async with aclosing(self._client.submit_many(self._requests(), wait_for_quota=True)) as acks:
+        submitted = self._client.submit_many(self._requests(), wait_for_quota=True, waits=self._observer.waits)
+        async with aclosing(submitted) as acks:
             async for ack in acks:
                 if ack.error is not None:
                     self._refused(self._submitted_lines[ack.index], ack)

@@ -19,6 +19,7 @@ from penstock.cli.errors import (
 from penstock.cli.interrupt import run_interruptible
 from penstock.errors import (
     InvalidRequest,
+    NobodyAnswers,
     NotFound,
     PenstockError,
     PermissionDenied,
@@ -62,7 +63,8 @@ def command_error(error: PenstockError) -> CommandError:
 KEY_HINT = " (PENSTOCK_KEY holds the key)"
 
 STATUSES: tuple[tuple[type[PenstockError], int, str], ...] = (
-    (Unavailable, EX_UNAVAILABLE, f"; {HOW_TO_START}"),
+    (NobodyAnswers, EX_UNAVAILABLE, f"; {HOW_TO_START}"),
+    (Unavailable, EX_UNAVAILABLE, ""),
     (Unauthenticated, EX_NOPERM, KEY_HINT),
     (PermissionDenied, EX_NOPERM, KEY_HINT),
     (QuotaExceeded, EX_TEMPFAIL, ""),
@@ -70,4 +72,4 @@ STATUSES: tuple[tuple[type[PenstockError], int, str], ...] = (
     (NotFound, EX_INCOMPLETE, ""),
     (ServiceError, EX_SOFTWARE, ""),
 )
-"""Exit status of each of the client's errors, and what the user is told besides."""
+"""Exit status of each of the client's errors, and what the user is told besides; the first kind that fits counts."""

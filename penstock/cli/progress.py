@@ -48,6 +48,7 @@ class Progress:
         self._bar: Bar | None = None
         self._rate = Rate(time.monotonic())
         self._said_s = 0.0
+        self._waited = False
 
     def __enter__(self) -> Self:
         """Return the progress."""
@@ -94,6 +95,12 @@ class Progress:
             left_s = (self._lines - answered) / requests_per_s if requests_per_s else 0.0
             left = f"  about {left_s:.0f} s left" if requests_per_s else ""
             self.say(f"{answered}/{self._lines} answered{earlier}  {rates}{left}")
+
+    def waits(self, why: str) -> None:
+        """Say once that the queue takes no more lines for now."""
+        if not self._waited:
+            self._waited = True
+            self.say(f"the queue takes no more lines now ({why}); waiting for room")
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one; nobody has to read it."""

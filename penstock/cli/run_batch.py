@@ -31,7 +31,7 @@ from penstock.batch.journal import (
 from penstock.batch.reader import InputFile, InputReadError
 from penstock.batch.runner import BatchRun, Plan, batch_name
 from penstock.batch.summary import EngineTotals, Summary, summarize, totals_of
-from penstock.cli.calls import QueueOption, SchedulerOption, call
+from penstock.cli.calls import HOW_TO_START, QueueOption, SchedulerOption, call
 from penstock.cli.config import ConfigOption, take_config
 from penstock.cli.errors import (
     EX_CANNOT_WRITE,
@@ -47,7 +47,7 @@ from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
 from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
 from penstock.connection import Patience
-from penstock.errors import InvalidRequest, PenstockError, PermissionDenied, Unavailable
+from penstock.errors import InvalidRequest, NobodyAnswers, PenstockError, PermissionDenied, Unavailable
 
 WORKERS_MEET_SCHEDULER_S = 15.0
 """How long workers that are ready may take to appear at the scheduler."""
@@ -335,7 +335,8 @@ async def _find_queue(options: Options, say: Say) -> str:
             return await _store_id(options, options.wait_s)
         except Unavailable as error:
             missing = error
-    raise CommandError(f"{missing}; start the services with `penstock up`, or add --up", EX_UNAVAILABLE)
+    hint = f"; {HOW_TO_START}, or add --up" if isinstance(missing, NobodyAnswers) else ""
+    raise CommandError(f"{missing}{hint}", EX_UNAVAILABLE)
 
 
 async def _store_id(options: Options, retry_for_s: float) -> str:

@@ -36,6 +36,9 @@ class Count:
         if answered >= self.enough:
             self.reached.set()
 
+    def waits(self, why: str) -> None:
+        raise AssertionError(why)
+
 
 class Bench:
     """A file, its journal and a fake queue."""

@@ -212,6 +212,12 @@ async def test_nothing_listens() -> None:
     assert "penstock up" in ran.err
 
 
+async def test_who_was_answered_is_not_told_to_start_what_runs(shell: Shell) -> None:
+    shell.queue.refuse_submits = 10**6
+    ran = await shell.run("submit", "hello")
+    assert (ran.status, ran.err) == (69, "penstock: the disk is nearly full\n")
+
+
 async def test_an_error_of_several_lines_is_one_and_gives_the_terminal_no_instructions(shell: Shell) -> None:
     error = "boom:\n  in a step\x1b[2J"
     shell.queue.dead = [queue_pb2.DeadLetter(request_id="d-1", channel="batch", attempts=3, last_error=error)]

@@ -339,6 +339,13 @@ async def test_a_run_interrupted_while_it_writes_says_whether_the_output_is_ther
     assert len(out.read_text().splitlines()) == 3
 
 
+async def test_a_run_says_once_that_it_waits_for_room(shell: Shell, tmp_path: Path) -> None:
+    source, shell.queue.refuse_submits = lines_in(tmp_path / "in", 2), 6
+    ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / "out"), *NO_SCHEDULER)
+    assert (ran.status, shell.queue.refuse_submits) == (0, 0)
+    assert ran.err.count("the queue takes no more lines now (the disk is nearly full); waiting for room\n") == 1
+
+
 async def test_an_output_whose_name_is_not_utf_8_is_written(shell: Shell, tmp_path: Path) -> None:
     source, out = lines_in(tmp_path / "in", 2), tmp_path / os.fsdecode(b"out-\xff")
     for flags in ([], ["--summary-json", str(tmp_path / os.fsdecode(b"sum-\xfe"))]):
