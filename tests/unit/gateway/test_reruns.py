@@ -15,7 +15,7 @@ from services.queue import wire
 from services.queue.core.entry import Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import Claim, Complete, WorkerOpened
-from tests.support.asgi import get
+from tests.support.asgi import get, post
 from tests.support.waiting import wait_for_async
 from tests.unit.gateway.test_drive import LINES, URL, Rig, _true_of, rig
 from tests.unit.gateway.test_files import app_of
@@ -130,6 +130,17 @@ async def test_the_answers_of_a_batch_all_of_which_was_dead_have_a_file(rig: Rig
     assert await ended.counts() == (LINES, 0)
     assert len(await ended.file(ended.batch.output_file_name)) == LINES
     assert await ended.file(ended.batch.error_file_name) == {}
+
+
+async def test_a_cancel_of_a_batch_that_ended_otherwise_is_refused_and_one_said_twice_answered(rig: Rig) -> None:
+    ended = await Ended.with_dead(rig, 0)
+    path = f"{BATCHES_URL}/{ended.batch.batch_id}/cancel"
+    refused = await post(app_of(rig), path, {}).whole()
+    assert (refused.status, refused.json()["error"]["code"]) == (409, "batch_not_cancellable")
+    await rig.shelf.delete("file-1")
+    batch = await rig.batch(status=Status.CANCELLED, stamps={"cancelled_at": 1})
+    again = await post(app_of(rig), f"{BATCHES_URL}/{batch.batch_id}/cancel", {}).whole()
+    assert (again.status, again.json()["status"]) == (200, "cancelled")
 
 
 def test_counts_of_a_batch_that_runs_are_never_more_than_its_lines() -> None:
