@@ -26,7 +26,7 @@ from services.queue.metrics import QueueMetrics, age_ns
 from services.queue.read_faults import code_of, decoded
 from services.queue.reader import Reader
 from services.queue.speaker import Speaker
-from services.queue.store import Store, StoreDamagedError
+from services.queue.store import Store, StoreDamagedError, StoreError
 from services.queue.validate import check_name
 from services.rpc.strict import BadInputError
 
@@ -115,7 +115,20 @@ class Admin:
             _add_cancelled(response, await self._ask(context, make))
         if ids is None:
             del response.not_cancelled[:]  # what ended by itself meanwhile
+        elif response.not_cancelled:
+            others = await self._not_cancelled_before(response.not_cancelled)
+            del response.not_cancelled[:]
+            response.not_cancelled.extend(others)
         return response
+
+    async def _not_cancelled_before(self, names: Sequence[str]) -> list[str]:
+        """Return `names` without what an earlier cancel has ended: the call may repeat one whose answer was lost."""
+        by_seq = {parse_request_id(self._store_id, name): name for name in names}
+        try:
+            ended = await self._reader.cancelled(list(by_seq), CALLER.get().sees)
+        except StoreError:
+            return list(names)  # the cancel itself has been done
+        return [name for name in names if parse_request_id(self._store_id, name) not in ended]
 
     async def delete(self, request: queue_pb2.DeleteRequest, context: Context) -> queue_pb2.DeleteResponse:
         """Delete results by name, or every result of a batch."""

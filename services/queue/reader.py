@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2
 from services.queue import wire
 from services.queue.core import records
 from services.queue.core.entry import BatchKey, Entry, request_id_of
@@ -89,6 +90,17 @@ class Reader:
         pairs = zip(rows, seqs, strict=True)
         seen = [(row, seq) for row, seq in pairs if row is not None and _seen(row, sees)]
         return [(decoded(records.split_result, row)[0], seq) for row, seq in seen]
+
+    async def cancelled(self, seqs: Sequence[int], sees: str | None = None) -> set[int]:
+        """Return those of these requests that have ended as cancelled, and whose result the caller sees."""
+        found: set[int] = set()
+        for first in range(0, len(seqs), FIRST_CHUNK):
+            found |= await self._off_loop(partial(self._cancelled, seqs[first : first + FIRST_CHUNK], sees))
+        return found
+
+    def _cancelled(self, seqs: Sequence[int], sees: str | None) -> set[int]:
+        results = [(seq, self._result(seq, sees)) for seq in seqs]
+        return {seq for seq, found in results if found and found.result().outcome == request_pb2.OUTCOME_CANCELLED}
 
     async def in_chunks(self, seqs: Sequence[int]) -> AsyncIterator[list[wire.StoredResult]]:
         """Yield the results there are of these requests, in the given order, as many at once as are small together."""

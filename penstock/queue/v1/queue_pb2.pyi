@@ -867,7 +867,7 @@ class CancelResponse(_message.Message):
     """Running requests whose abort is on its way."""
     @_builtins.property
     def not_cancelled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names that are unknown or had ended already."""
+        """Names that are unknown or had ended already, other than by a cancel: that may have been this one, said twice."""
 
     def __init__(
         self,
