@@ -134,6 +134,7 @@ def _summary(batch: Batch) -> dict[str, Any]:
         "created_at": batch.created_at,
         "error": batch.errors[0].message[:MOST_ERROR_CHARACTERS] if batch.errors else "",
         **asdict(batch.counts),
+        "failed": batch.counts.failed_lines,
     }
 
 

@@ -108,6 +108,14 @@ class Counts:
     dead: int = 0
     """Of those that failed, at most so many are dead letters, which may be requeued also when the batch has ended."""
 
+    @property
+    def failed_lines(self) -> int:
+        """How many lines failed, as people are told.
+
+        A dead letter that is requeued while the batch runs ends twice, and is counted twice until the batch ends.
+        """
+        return min(self.failed, self.total - self.completed)
+
 
 UNCOUNTED = -1
 """Size of a file that nobody has asked for since it changed."""
@@ -247,7 +255,9 @@ class Batch:
         }
         shown.update({stamp: self.stamps.get(stamp) for stamp in STAMPS.values()})
         counts = self.counts
-        # A dead letter that is requeued while the batch runs ends twice, and is counted twice until the batch ends.
-        failed = min(counts.failed, counts.total - counts.completed)
-        shown["request_counts"] = {"total": counts.total, "completed": counts.completed, "failed": failed}
+        shown["request_counts"] = {
+            "total": counts.total,
+            "completed": counts.completed,
+            "failed": counts.failed_lines,
+        }
         return shown

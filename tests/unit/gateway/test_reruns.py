@@ -9,6 +9,7 @@ from typing import Any
 from penstock.request.v1 import request_pb2
 from services.gateway.batch_lines import ask_of, read_lines, request_of
 from services.gateway.batches import BATCHES_URL
+from services.gateway.console.lookout import _summary
 from services.gateway.core.batch import Batch, Counts, Status
 from services.gateway.files import FILES_URL
 from services.queue import wire
@@ -146,6 +147,8 @@ async def test_a_cancel_of_a_batch_that_ended_otherwise_is_refused_and_one_said_
 def test_counts_of_a_batch_that_runs_are_never_more_than_its_lines() -> None:
     batch = Batch("batch_a", URL, "file-1", "24h", 0, 1, "batch", counts=Counts(100, completed=85, failed=77))
     assert batch.to_object()["request_counts"] == {"total": 100, "completed": 85, "failed": 15}
+    summary = _summary(batch)
+    assert (summary["total"], summary["completed"], summary["failed"]) == (100, 85, 15)
 
 
 def test_a_record_that_says_nothing_of_dead_letters_may_have_some() -> None:
