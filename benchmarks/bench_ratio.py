@@ -1,6 +1,6 @@
 """The same requests through plain vLLM and through Penstock, alternating, on the same KV cache.
 
-Usage: python -m benchmarks.bench_ratio [--requests 400] [--rounds 3] [--policy virtual-channels]
+Usage: python -m benchmarks.bench_ratio [--requests 400] [--rounds 3] [--policy predictive]
 
 Plain vLLM gets every request at once (what `vllm run-batch` does); Penstock gets the same file through
 `penstock run-batch`. Both engines stay up; rounds alternate and swap who begins. Prints the ratio of
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=count, default=400)
     parser.add_argument("--rounds", type=count, default=3)
-    parser.add_argument("--policy", choices=POLICIES, default="virtual-channels")
+    parser.add_argument("--policy", choices=POLICIES, default="predictive")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         print(json.dumps(compare(Path(name), options.requests, options.rounds, options.policy)))
