@@ -89,7 +89,7 @@ class ChannelSettings(BaseModel):
         0.0,
         ge=0,
         le=1,
-        description="Share of a worker's blocks nobody else may hold while this channel has work.",
+        description="Share of a worker's blocks and sequences nobody else may hold while this channel has work.",
     )
     ceiling_share: float = Field(1.0, gt=0, le=1, description="Most of a worker's blocks this channel may hold.")
     tier: int = Field(
