@@ -1,6 +1,7 @@
 """What a flood of one channel costs another, on a simulated engine: waits for a grant and for the first token.
 
-Usage: python -m benchmarks.admission.isolation [--policies predictive,virtual-channels] [--seconds 240] [--seeds 0,1,2]
+Usage: python -m benchmarks.admission.isolation [--policies predictive,virtual-channels] [--share 0.1]
+       [--seconds 240] [--seeds 0,1,2]
 
 `interactive` (weight 4, a guarantee of 0.1 as the default configuration has it) has ten short requests a second, which
 hold about a fiftieth of the cache. `batch` has a backlog that never ends, of outputs that are long and differ: `flood`,
@@ -22,13 +23,12 @@ from benchmarks.admission.clock import MS, SECOND_NS
 from benchmarks.admission.meter import quantile
 from benchmarks.admission.report import spread
 from benchmarks.admission.stage import Stage
-from benchmarks.options import at_least, count, each, some_of
+from benchmarks.options import above, at_least, count, each, some_of
 from services.scheduler.core.channel import Share
 from services.scheduler.core.policy import POLICIES
 
 INTERACTIVE, BATCH = "interactive", "batch"
 SHARE = 0.1
-SHARES = {INTERACTIVE: Share(4.0, SHARE), BATCH: Share()}
 PER_SECOND = 10.0
 BACKLOG = 300
 """Batch requests that wait at any moment: a hundred or so for each interactive one in the cache."""
@@ -61,11 +61,14 @@ class Waits(NamedTuple):
 class Run:
     """One run of `seconds`, with or without either channel."""
 
-    def __init__(self, policy: str, load: Load, seconds: float, seed: int, channels: Sequence[str]) -> None:
-        """Submit for these channels; `interactive` alone gets a worker as large as its share."""
+    def __init__(
+        self, policy: str, load: Load, seconds: float, seed: int, channels: Sequence[str], share: float = SHARE
+    ) -> None:
+        """Submit for these channels; `interactive` is guaranteed `share`, or alone on a worker of that size."""
         alone = BATCH not in channels
-        blocks = max(int(load.blocks * SHARE), 512) if alone else load.blocks
-        self._stage = Stage(policy, {INTERACTIVE: Share(4.0)} if alone else SHARES, blocks)
+        blocks = max(int(load.blocks * share), 512) if alone else load.blocks
+        shares = {INTERACTIVE: Share(4.0, 0.0 if alone else share), BATCH: Share()}
+        self._stage = Stage(policy, shares, blocks)
         self._load, self._seconds = load, seconds
         self._draws = {channel: random.Random(f"{seed} {channel}") for channel in channels}
         if INTERACTIVE in channels:
@@ -109,22 +112,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", type=some_of(POLICIES), default="predictive,virtual-channels")
     parser.add_argument("--loads", type=some_of(LOADS), default="flood,whales")
+    parser.add_argument("--share", type=above(0), default=SHARE, help="what `interactive` is guaranteed")
     parser.add_argument("--seconds", type=count, default=240)
     parser.add_argument("--seeds", type=each(at_least(0)), default="0,1,2")
     options = parser.parse_args()
     for load in options.loads:
         for policy in options.policies:
-            compare(load, policy, options.seconds, options.seeds)
+            compare(load, policy, options.share, options.seconds, options.seeds)
 
 
-def compare(load: str, policy: str, seconds: float, seeds: Sequence[int]) -> None:
+def compare(load: str, policy: str, share: float, seconds: float, seeds: Sequence[int]) -> None:
     """Run alone, beside the flood, and the flood alone; print the waits and a line of JSON."""
     ways = {"alone": (INTERACTIVE,), "beside": (INTERACTIVE, BATCH), "batch alone": (BATCH,)}
     runs = {
-        way: [Run(policy, LOADS[load], seconds, seed, channels).waits() for seed in seeds]
+        way: [Run(policy, LOADS[load], seconds, seed, channels, share).waits() for seed in seeds]
         for way, channels in ways.items()
     }
-    print(f"{load}, {policy}:")
+    print(f"{load}, {policy}, guaranteed {share:g}:")
     for way in ("alone", "beside"):
         waits = [run.waits_ms for run in runs[way]]
         row = "  ".join(f"{name} {spread([found[name] for found in waits], 1)}" for name in waits[0])
@@ -143,7 +147,7 @@ def compare(load: str, policy: str, seconds: float, seeds: Sequence[int]) -> Non
         for way, (found, *_) in runs.items()
         if way != "batch alone"
     }
-    line = {"benchmark": "isolation", "load": load, "policy": policy, **medians}
+    line = {"benchmark": "isolation", "load": load, "policy": policy, "share": share, **medians}
     print(json.dumps({**line, "batch_throughput": round(statistics.median(throughput), 3)}), flush=True)
 
 

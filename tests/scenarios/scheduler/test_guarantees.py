@@ -28,6 +28,12 @@ def test_outputs_that_grow_cost_a_guaranteed_channel_a_step_at_most(policy: str)
     assert policy == "virtual-channels" or beside.usage > 0.85
 
 
+def test_a_large_guarantee_that_is_hardly_used_is_lent() -> None:
+    beside = Run("predictive", LOADS["flood"]._replace(blocks=3_000), 80, 0, (INTERACTIVE, BATCH), share=0.5).waits()
+    assert beside.usage > 0.8
+    assert beside.waits_ms["grant p99"] < STEP_MS
+
+
 @pytest.mark.parametrize(("guarantee", "prompt_blocks"), [(0.3, 750), (0.5, 493), (0.5, 800)])
 def test_a_large_request_beside_a_busy_guarantee_starts_when_what_ran_has_ended(
     guarantee: float, prompt_blocks: int
