@@ -31,7 +31,9 @@ Line: TypeAlias = dict[str, Any]
 class _Choice:
     """What has been told of one completion, and what a later attempt has repeated of it."""
 
-    __slots__ = ("again", "attempt", "heard", "heard_attempt", "is_message", "position", "said", "text", "tokens")
+    __slots__ = (
+        "again", "attempt", "heard", "heard_attempt", "is_message", "logged", "position", "said", "text", "tokens",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.is_message = False
@@ -39,6 +41,8 @@ class _Choice:
         self.attempt = 0
         self.tokens: list[int] = []
         self.text: list[str] = []
+        self.logged = False
+        """Whether log probabilities have been told, which say which tokens there were."""
         self.position = 0
         """Text offset of the next token, in characters (completions with log probabilities)."""
         self.again: pb.TokenDelta | None = None
@@ -80,7 +84,9 @@ class _Choice:
         """Return what of `delta` is to be told now; raises DivergedError."""
         if delta.attempt > self.attempt:
             self.attempt = delta.attempt
-            # Nothing told yet is nothing to be repeated.
+            if self._told_nothing():  # which is nothing to be repeated
+                self.tokens.clear()
+                self.text.clear()
             self.again = pb.TokenDelta() if self.tokens or self.text else None
         if self.again is None:
             return self._tell(delta)
@@ -99,7 +105,12 @@ class _Choice:
             raise DivergedError
         return rest
 
+    def _told_nothing(self) -> bool:
+        """Return whether what came has shown nothing yet, as of a message whose reasoning is hidden."""
+        return self.is_message and self.said == Message() and not self.logged
+
     def _tell(self, delta: pb.TokenDelta) -> pb.TokenDelta:
+        self.logged = self.logged or bool(delta.logprobs)
         self.tokens.extend(delta.token_ids)
         if delta.text:
             self.text.append(delta.text)

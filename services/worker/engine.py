@@ -136,6 +136,19 @@ class TokenProbability(NamedTuple):
     top: tuple[TokenProbability, ...] = ()
 
 
+class Part(Value):
+    """A piece of an answer that is read as a message, as `pb.ToolPart` has it."""
+
+    def __init__(self, call: int | None, call_id: str, name: str, text: str, offset: int, reasoning: bool) -> None:
+        """Say what comes at `offset` of the reasoning, of a call or, without either, of the content."""
+        self.call, self.call_id, self.name, self.text = call, call_id, name, text
+        self.offset, self.reasoning = offset, reasoning
+
+    def goes_on(self, before: Part) -> bool:
+        """Return whether it adds to the same text, and begins nothing."""
+        return self.call == before.call and self.reasoning is before.reasoning and not self.name
+
+
 class ChoiceStep(Value):
     """New output of completion number `choice`. `finish_reason` is vLLM's word, None while it runs."""
 
@@ -147,7 +160,7 @@ class ChoiceStep(Value):
         logprobs: Sequence[TokenProbability] = (),
         finish_reason: str | None = None,
         stop_reason: str | int | None = None,
-        parts: Sequence[pb.ToolPart] = (),
+        parts: Sequence[Part] = (),
         message: pb.ToolMessage | None = None,
         reasoning_tokens: int | None = None,
     ) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.request.v1 import request_pb2 as pb
-from services.worker.engine import ChoiceStep, EngineStep, TokenProbability
+from services.worker.engine import ChoiceStep, EngineStep, Part, TokenProbability
+from services.worker.told import joined
 
 FINISH_REASONS = {
     "stop": pb.FINISH_REASON_STOP,
@@ -30,7 +31,7 @@ class ChoiceOutput:
         self.logprobs: list[TokenProbability] = []
         self.finish_reason = ""
         self.stop_reason: str | int | None = None
-        self.parts: list[pb.ToolPart] = []
+        self.parts: list[Part] = []
         self.message: pb.ToolMessage | None = None
         self.reasoning_tokens: int | None = None
         self.told_tokens = 0
@@ -129,7 +130,7 @@ class RunOutput:
                     token_ids=choice.token_ids[choice.told_tokens :],
                     text="".join(choice.texts[choice.told_texts :]),
                     logprobs=[_logprob(p) for p in choice.logprobs[choice.told_tokens :]],
-                    parts=choice.parts[choice.told_parts :],
+                    parts=joined(choice.parts[choice.told_parts :]),
                     as_message=self._as_message,
                 )
             )

@@ -16,7 +16,8 @@ from vllm.parser import Parser, ParserManager
 from vllm.renderers.chat_utils import make_tool_call_id
 
 from penstock.request.v1 import request_pb2 as pb
-from services.worker.engine import ChoiceStep, EngineRequest, EngineStep, RequestRefusedError
+from services.worker.engine import ChoiceStep, EngineRequest, EngineStep, Part, RequestRefusedError
+from services.worker.told import Told
 from services.worker.vllm_sampling import refusal
 
 
@@ -75,11 +76,12 @@ def _calling(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Choice:
-    """One completion: its parser, what came, and the message made of it so far."""
+    """One completion: its parser, what came, what was told of it in parts, and the message if it is read whole."""
 
     parser: Parser | None
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    told: Told = field(default_factory=Told)
     message: pb.ToolMessage = field(default_factory=pb.ToolMessage)
     called: bool = False
 
@@ -170,7 +172,7 @@ class MessageRun:
             step = step.replace(logprobs=())  # their tokens are those of the reasoning as well
         ended = step.finish_reason is not None
         choice.token_ids.extend(step.token_ids)
-        parts: Sequence[pb.ToolPart] = ()
+        parts: Sequence[Part] = ()
         if self._in_parts:
             parts = self._parts(choice, step, ended)
         else:
@@ -181,13 +183,14 @@ class MessageRun:
             return step.replace(parts=parts)
         counted = self._count(choice)
         reason = self._reason(choice, step)
-        return step.replace(parts=parts, message=choice.message, finish_reason=reason, reasoning_tokens=counted)
+        message = choice.told.message() if self._in_parts else choice.message
+        return step.replace(parts=parts, message=message, finish_reason=reason, reasoning_tokens=counted)
 
-    def _parts(self, choice: _Choice, step: ChoiceStep, ended: bool) -> list[pb.ToolPart]:
+    def _parts(self, choice: _Choice, step: ChoiceStep, ended: bool) -> list[Part]:
         if not choice.token_ids and not step.text and not ended:
             return []  # the prompt is still being prefilled
         if choice.parser is None:
-            return parts_of(DeltaMessage(content=step.text), choice.message, False)
+            return parts_of(DeltaMessage(content=step.text), choice.told, False)
         delta = choice.parser.parse_delta(
             step.text, list(step.token_ids), self._request, prompt_token_ids=self._prompt_ids, finished=ended
         )
@@ -196,7 +199,7 @@ class MessageRun:
         if not self._tells_reasoning:
             delta.reasoning = None
         choice.called = choice.called or bool(delta.tool_calls)
-        return parts_of(delta, choice.message, self._request.parallel_tool_calls is False)
+        return parts_of(delta, choice.told, self._request.parallel_tool_calls is False)
 
     def _whole(self, choice: _Choice) -> None:
         """Read the whole output, as vLLM's server does where nothing is streamed."""
@@ -241,31 +244,22 @@ class MessageRun:
         return "tool_calls" if calls else step.finish_reason
 
 
-def parts_of(delta: DeltaMessage, told: pb.ToolMessage, first_call_only: bool) -> list[pb.ToolPart]:
+def parts_of(delta: DeltaMessage, told: Told, first_call_only: bool) -> list[Part]:
     """Return what `delta` adds to the message `told`, and add it there."""
     parts = []
     if delta.reasoning:
-        parts.append(pb.ToolPart(text=delta.reasoning, offset=len(told.reasoning), reasoning=True))
-        told.reasoning += delta.reasoning
+        parts.append(told.think(delta.reasoning))
     if delta.content:
-        parts.append(pb.ToolPart(text=delta.content, offset=len(told.content)))
-        told.content += delta.content
+        parts.append(told.say(delta.content))
     for call in delta.tool_calls:
         if first_call_only and call.index:
             continue
-        while len(told.tool_calls) <= call.index:
-            told.tool_calls.add()
-        known = told.tool_calls[call.index]
-        begun = bool(known.name)
-        known.id = known.id or call.id or ""
-        offset = len(known.arguments)
+        name, arguments = "", ""
         if call.function is not None:
-            known.name = known.name or call.function.name or ""
-            known.arguments += call.function.arguments or ""
-        if begun:
-            parts.append(pb.ToolPart(call=call.index, text=known.arguments[offset:], offset=offset))
-        elif known.name:  # nothing of a call is told before its name is known
-            parts.append(pb.ToolPart(call=call.index, id=known.id, name=known.name, text=known.arguments))
+            name, arguments = call.function.name or "", call.function.arguments or ""
+        part = told.call(call.index, call.id or "", name, arguments)
+        if part is not None:
+            parts.append(part)
     return parts
 
 

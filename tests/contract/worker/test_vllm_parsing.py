@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.request.v1 import request_pb2 as pb
-from services.worker.engine import ChoiceStep, EngineRequest, EngineStep, RequestRefusedError
+from services.worker.engine import ChoiceStep, EngineRequest, EngineStep, Part, RequestRefusedError
 from services.worker.vllm_checks import Parsers
 from tests.support.thinking_model import make_thinking_model
 
@@ -167,10 +167,10 @@ def test_parts_say_where_they_belong(config: Any) -> None:
     chat = pb.ChatPrompt(messages_json="[]", as_message=pb.AsMessage(in_parts=True))
     steps = read_by(config, BOTH, chat, "<think>H", "m.</think>Sev", "en.")
     assert [part for step in steps for part in step.parts] == [
-        pb.ToolPart(text="H", reasoning=True),
-        pb.ToolPart(text="m.", offset=1, reasoning=True),
-        pb.ToolPart(text="Sev"),
-        pb.ToolPart(text="en.", offset=3),
+        Part(None, "", "", "H", 0, True),
+        Part(None, "", "", "m.", 1, True),
+        Part(None, "", "", "Sev", 0, False),
+        Part(None, "", "", "en.", 3, False),
     ]
     assert [step.reasoning_tokens for step in steps[:-1]] == [None, None]
     assert steps[-1].reasoning_tokens

@@ -327,3 +327,21 @@ def test_wrong_tools_are_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(BodyError) as refused:
         parse_body(CHAT_URL, {**ASKED, **fields})
     assert refused.value.param == param
+
+
+def test_what_is_hidden_may_be_thought_anew_by_another_attempt() -> None:
+    """Nothing but the role was told."""
+    chunks = plain_chunks()
+    lines = chunks.of_delta(said(1, 0, "Maybe six"))
+    lines += chunks.of_delta(said(2, 0, "No, seven"))
+    lines += chunks.of_delta(said(2, 1, "Seven.", pb.ToolPart(text="Seven.")))
+    assert deltas_of(lines) == [{"role": "assistant", "content": ""}, {"content": "Seven."}]
+
+
+def test_what_log_probabilities_have_told_is_not_thought_anew() -> None:
+    chunks = plain_chunks()
+    shown = said(1, 0, "Hm")
+    shown.logprobs.extend(pb.TokenLogprob(token_id=token) for token in shown.token_ids)
+    chunks.of_delta(shown)
+    with pytest.raises(DivergedError):
+        chunks.of_delta(said(2, 0, "So"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.request.v1 import request_pb2 as pb
-from services.worker.engine import ChoiceStep, EngineStep, PromptSpec, RequestRefusedError
+from services.worker.engine import ChoiceStep, EngineStep, Part, PromptSpec, RequestRefusedError
 from services.worker.outputs import RunOutput
 from services.worker.tools import refuse_calls
 
@@ -38,19 +38,19 @@ def test_what_needs_no_parser_passes() -> None:
 
 def test_a_new_watcher_gets_every_part_again_and_the_result_the_message() -> None:
     output = RunOutput()
-    part = pb.ToolPart(call=0, id="c", name="clock", text="{")
+    part = Part(0, "c", "clock", "{", 0, False)
     output.take(EngineStep([ChoiceStep(0, (1,), "a", parts=[part])], False))
     (told,) = output.deltas("r-1", 1)
-    assert list(told.parts) == [part]
+    assert list(told.parts) == [pb.ToolPart(call=0, id="c", name="clock", text="{")]
     message = pb.ToolMessage(tool_calls=[pb.ToolCall(id="c", name="clock", arguments="{}")])
-    rest = pb.ToolPart(call=0, text="}", offset=1)
+    rest = Part(0, "", "", "}", 1, False)
     last = ChoiceStep(0, (2,), "b", finish_reason="tool_calls", parts=[rest], message=message)
     output.take(EngineStep([last], True))
     (told,) = output.deltas("r-1", 1)
-    assert list(told.parts) == [rest]
+    assert list(told.parts) == [pb.ToolPart(call=0, text="}", offset=1)]
     output.untell()
     (told,) = output.deltas("r-1", 1)
-    assert list(told.parts) == [part, rest]
+    assert list(told.parts) == [pb.ToolPart(call=0, id="c", name="clock", text="{}")]
     result = pb.Result()
     output.fill(result, None)
     assert result.choices[0].message == message
