@@ -165,7 +165,7 @@ class Client:
         no more now.
         """
         session = SubmitSession(self._stub, self._queue, self._name, wait_for_quota, waits)
-        async with self._queue.stream(), aclosing(session.acks(self._prepare_each(requests))) as acks:
+        async with self._queue.submit(), aclosing(session.acks(self._prepare_each(requests))) as acks:
             async for ack in acks:
                 yield ack
 
@@ -240,7 +240,7 @@ class Client:
         Tokens that were not sent while a request ran are in its result alone.
         """
         session = self._session(batch, request_ids, cursor, tokens, follow)
-        async with self._queue.stream(), aclosing(session.events()) as events:
+        async with self._queue.watch(), aclosing(session.events()) as events:
             async for event in events:
                 yield event
 
@@ -253,7 +253,7 @@ class Client:
         result, and again after each reconnect; what it raises ends the watch.
         """
         session = WatchSession(self._stub, self._queue, batch, (), cursor, follow=follow, joined=joined)
-        async with self._queue.stream(), aclosing(session.wire_events()) as events:
+        async with self._queue.watch(), aclosing(session.wire_events()) as events:
             async for event in events:
                 if event.HasField("result"):
                     yield event.result
@@ -264,7 +264,7 @@ class Client:
         The last progress says how many of its requests still waited or ran when the last result was read.
         """
         session = WatchSession(self._stub, self._queue, batch, (), cursor, until_now=True)
-        async with self._queue.stream(), aclosing(session.wire_events()) as events:
+        async with self._queue.watch(), aclosing(session.wire_events()) as events:
             async for event in events:
                 yield event
 
@@ -281,7 +281,7 @@ class Client:
     ) -> AsyncGenerator[list[pb.WatchEvent], None]:
         """Yield events as `wire_events` does, of several requests as they come."""
         session = self._session(None, request_ids, 0, tokens, False)
-        async with self._queue.stream(), aclosing(session.wire_events()) as events:
+        async with self._queue.watch(), aclosing(session.wire_events()) as events:
             async for event in events:
                 yield [event]
 

@@ -36,12 +36,15 @@ MOST_PAUSE_S = 2.0
 CONNECT_S = 3.0
 """Longest an attempt to connect may take: with TLS that is four round trips, to a host that may be far away or busy."""
 
-MAX_STREAMS = 700
-"""Watches and submits of many that one client has open. A service takes 1,024 calls of a connection, and what is beyond
-waits inside gRPC without a word; the rest is for single submits, which have up to 256 streams, and for short calls."""
+MAX_WATCHES = 600
+"""That one client has open. A service takes 1,024 calls of a connection, and what is beyond waits inside gRPC without a
+word; single submits have up to 256 streams, and the rest is for short calls."""
+
+MAX_SUBMITS = 100
+"""Submits of many that one client has open. They end by themselves, so they wait for each other and not for watches."""
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    # A connection of its own: clients that shared one would share its MAX_STREAMS as well.
+    # A connection of its own: clients that shared one would share its watches as well.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -112,10 +115,12 @@ class Connection:
         files = TlsFiles.from_environment() if tls is None else tls
         self._credentials = credentials or Credentials(key_from_environment())
         self.channel = open_channel(address, CHANNEL_OPTIONS, files, self._credentials)
+        if not _first_pid:
+            _first_pid.append(os.getpid())
         self._loop = _loop_of_channels()
         self._retry_for_s = retry_for_s
         self._closing = asyncio.Event()
-        self._places = asyncio.Semaphore(MAX_STREAMS)
+        self._watches, self._submits = asyncio.Semaphore(MAX_WATCHES), asyncio.Semaphore(MAX_SUBMITS)
 
     @property
     def closed(self) -> bool:
@@ -190,24 +195,35 @@ class Connection:
     def begin_to_close(self) -> None:
         """Refuse new calls, and have those that pause before another attempt end."""
         self._closing.set()
+        for places in (self._watches, self._submits):
+            places.release()  # who waits for one hears that the client is closed, and lets the next hear
 
     @asynccontextmanager
-    async def stream(self) -> AsyncIterator[None]:
-        """Have a call inside that lasts as long as its caller likes; see `until_closed`.
+    async def watch(self) -> AsyncIterator[None]:
+        """Watch inside; see `until_closed`. Raises Unavailable if there are MAX_WATCHES, and none ends meanwhile."""
+        async with self._one_of(self._watches, f"{MAX_WATCHES} watches are open, the most of one client"):
+            yield
 
-        Raises Unavailable if there are MAX_STREAMS of them, and none ends in `retry_for_s` seconds.
-        """
+    @asynccontextmanager
+    async def submit(self) -> AsyncIterator[None]:
+        """Submit many inside; see `until_closed`. Raises Unavailable if there are MAX_SUBMITS, and none ends."""
+        async with self._one_of(self._submits, f"{MAX_SUBMITS} submits of many are open, the most of one client"):
+            yield
+
+    @asynccontextmanager
+    async def _one_of(self, places: asyncio.Semaphore, none_left: str) -> AsyncIterator[None]:
+        """Have one of the places inside; wait for it for `retry_for_s` seconds, and then raise Unavailable."""
         self.check_open()
         try:
             async with asyncio.timeout(self._retry_for_s):
-                await self._places.acquire()
+                await places.acquire()
         except TimeoutError:
-            raise Unavailable(f"{MAX_STREAMS} watches and submits of many are open, the most of one client") from None
+            raise Unavailable(none_left) from None
         try:
             with self.until_closed():
                 yield
         finally:
-            self._places.release()
+            places.release()
 
     async def close(self) -> None:
         """Close the channel; open calls are cancelled."""
@@ -227,9 +243,7 @@ _first_pid: list[int] = []
 
 def _refuse_fork() -> None:
     """Raise PenstockError where gRPC would crash or wait for ever."""
-    if not _first_pid:
-        _first_pid.append(os.getpid())
-    elif _first_pid[0] != os.getpid():
+    if _first_pid and _first_pid[0] != os.getpid():
         raise PenstockError(FORKED)
 
 

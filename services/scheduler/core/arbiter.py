@@ -45,14 +45,14 @@ from services.scheduler.core.holds import Holds
 from services.scheduler.core.line import Line
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.reach import Reach
-from services.scheduler.core.rules import Claim, Rules, below_ceiling, in_tiers
+from services.scheduler.core.rules import Claim, Rules, Spare, below_ceiling, in_tiers
 from services.scheduler.core.savings import Saving, Savings
 
 CHOICES: Final = 2
 """Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
 power of two choices", 2001)."""
 
-GUARDS_LOOK_NS: Final = 250_000_000
+GUARDS_LOOK_NS: Final = 1_000_000_000
 """How often a look past fences is taken again: what a guarantee used lately is forgotten with time, untold."""
 
 SAVE_LOOKS: Final = 64
@@ -141,9 +141,9 @@ class Arbiter:
         """Note that some worker takes no grants for a while."""
         self._look_again()
 
-    def spare_blocks(self, worker: Worker, channel: Channel, now_ns: int) -> int:
+    def spare(self, worker: Worker, channel: Channel, now_ns: int) -> Spare:
         """Return what the channel could take of the worker that is kept for nobody else."""
-        return worker.usable_blocks - self._rules.fence(worker, channel, now_ns)
+        return self._rules.spare(worker, channel, now_ns)
 
     def met(self, worker: Worker, request_id: str, channel: Channel, blocks: int, now_ns: int) -> None:
         """Charge a request that met a standing grant; nothing waited for what it takes."""

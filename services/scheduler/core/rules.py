@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.scheduler.core.admission import Policy
 from services.scheduler.core.backlog import Entry
@@ -34,6 +34,14 @@ class Claim(enum.Enum):
     REFUSED = "refused"  # not so many blocks until something ends there
     GUARANTEED = "guaranteed"  # within its guarantee, whatever others want
     SHARED = "shared"  # from what neither a fence nor a saving keeps
+
+
+class Spare(NamedTuple):
+    """What is left of a worker for one channel; of the predicted peak `kept_of_peak_blocks` are kept from it."""
+
+    blocks: int
+    sequences: int
+    kept_of_peak_blocks: int
 
 
 class Rules:
@@ -138,7 +146,7 @@ class Rules:
     ) -> bool:
         """Return whether the engine can run the entry as well; within its guarantee nobody else's are kept from it."""
         wanted = max(entry.announced.n, 1)
-        if within and worker.ledger.sequences_of(channel.name) + wanted <= max(self._sequences(worker, channel), 1):
+        if within and worker.ledger.sequences_of(channel.name) + wanted <= self._sequences(worker, channel, 1):
             return sequences_fit(worker, wanted)
         wanted += 0 if saving is None else max(saving.entry.announced.n, 1)
         if not self.guards(channel) or sequences_fit(worker, wanted + self._most_fenced_sequences(worker)):
@@ -146,6 +154,17 @@ class Rules:
         return sequences_fit(worker, wanted + self._fenced_sequences(worker, channel, now_ns))
 
     # ---- guarantees ----
+
+    def spare(self, worker: Worker, channel: Channel, now_ns: int) -> Spare:
+        """Return what the channel could take of the worker that is kept for nobody else."""
+        sequences = worker.most_sequences - worker.ledger.sequences
+        if not self.guards(channel):
+            return Spare(worker.usable_blocks, sequences, 0)
+        return Spare(
+            worker.usable_blocks - self.fence(worker, channel, now_ns),
+            sequences - self._fenced_sequences(worker, channel, now_ns),
+            self._fence_of_peak(worker, channel, now_ns),
+        )
 
     def guards(self, channel: Channel) -> bool:
         """Return whether any other channel has a guarantee."""
@@ -225,15 +244,17 @@ class Rules:
         )
         return _bent(guaranteed, others, capacity - saving.peak_blocks)
 
-    def _sequences(self, worker: Worker, channel: Channel) -> int:
-        """Return the sequences guaranteed to the channel on the worker, bent like its blocks."""
+    def _sequences(self, worker: Worker, channel: Channel, least: int = 0) -> int:
+        """Return the sequences guaranteed to the channel on the worker, `least` or more, bent like its blocks."""
         most = worker.most_sequences
-        guaranteed = channel.share.guaranteed_sequences(most)
+        guaranteed = max(channel.share.guaranteed_sequences(most), least)
         saving = self._savings.on(worker)
         if not guaranteed or saving is None or saving.channel is channel:
             return guaranteed
         others = sum(
-            other.share.guaranteed_sequences(most) for other in self._guaranteed if other is not saving.channel
+            max(other.share.guaranteed_sequences(most), least)
+            for other in self._guaranteed
+            if other is not saving.channel
         )
         return _bent(guaranteed, others, most - max(saving.entry.announced.n, 1))
 

@@ -14,7 +14,7 @@ from services.scheduler.core.channel import Channel
 from services.scheduler.core.estimate import needed_blocks
 from services.scheduler.core.fleet import Fleet, Group, Worker
 from services.scheduler.core.roster import Roster
-from services.scheduler.core.rules import below_ceiling
+from services.scheduler.core.rules import Spare, below_ceiling
 from services.scheduler.core.standing import (
     FREE_PER_GRANT,
     LOOKS,
@@ -126,21 +126,20 @@ class StandBy:
             if worker.takes_standing and now_ns >= worker.standing_paused_until_ns
         )
         for worker in islice(able, WORKER_LOOKS):
-            if needed > worker.shape.capacity_blocks or not self._can_spare(worker, channel, blocks, now_ns):
+            if needed > worker.shape.capacity_blocks or not below_ceiling(worker, channel, blocks):
                 continue
-            if self._policy.room_blocks(request, worker, blocks) >= blocks:
+            spare = self._arbiter.spare(worker, channel, now_ns)
+            if not self._can_spare(worker, spare, blocks):
+                continue
+            if self._policy.room_blocks(request, worker, blocks) - spare.kept_of_peak_blocks >= blocks:
                 yield Place(worker, most, request, blocks)
 
-    def _can_spare(self, worker: Worker, channel: Channel, blocks: int, now_ns: int) -> bool:
+    def _can_spare(self, worker: Worker, spare: Spare, blocks: int) -> bool:
         out = [worker.ledger.reservation(name) for name in self._standing.on(worker.epoch)]
         out_blocks = sum(reservation.held_blocks for reservation in out if reservation is not None)
-        if not below_ceiling(worker, channel, blocks):
-            return False
-        spare_blocks = self._arbiter.spare_blocks(worker, channel, now_ns) + out_blocks
-        spare_sequences = worker.most_sequences - worker.ledger.sequences + len(out)
         return (
-            FREE_PER_GRANT * (out_blocks + blocks) <= spare_blocks
-            and FREE_PER_GRANT * (len(out) + 1) <= spare_sequences
+            FREE_PER_GRANT * (out_blocks + blocks) <= spare.blocks + out_blocks
+            and FREE_PER_GRANT * (len(out) + 1) <= spare.sequences + len(out)
         )
 
     def used(self, worker: Worker, grant: str, request: m.Announced) -> m.Met | None:

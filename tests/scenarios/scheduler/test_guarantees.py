@@ -10,7 +10,7 @@ from benchmarks.admission.isolation import BATCH, INTERACTIVE, LOADS, Run
 from benchmarks.admission.stage import Stage
 from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
-from tests.support.scheduling import Rig, shape
+from tests.support.scheduling import Rig, announced, shape
 from tests.support.timeline import Call, Timeline
 
 POLICIES = ("virtual-channels", "predictive")
@@ -74,6 +74,53 @@ def test_a_guarantee_holds_for_sequences_as_well(policy: str, tier: int) -> None
     assert rig.worker("w").ledger.sequences_of("batch") == 12
     safe = rig.announce("safe", *([1] * 4))
     assert set(safe) <= set(rig.granted)
+
+
+@pytest.mark.parametrize(("channels", "sequences", "n"), [(2, 16, 16), (4, 8, 6), (1, 2, 2)])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_of_many_completions_starts_beside_busy_guarantees(
+    policy: str, channels: int, sequences: int, n: int
+) -> None:
+    safe = {f"safe-{number}": Share(1.0, 0.1) for number in range(channels)}
+    rig = Rig({**safe, "batch": Share()}, policy=policy)
+    rig.open("w", shape(1_000, max_num_seqs=sequences))
+    running: list[m.Grant] = []
+    asked: list[str] = []
+    for step in range(100):
+        rig.wait(10)
+        for name in safe:
+            rig.announce(name, *([1] * (2 - rig.machine.backlog.waiting[name])))
+        if step == 20:
+            asked = rig.announce("batch", 1, n=n)
+        running += rig.grants
+        if any(grant.request_id in asked for grant in running):
+            return
+        rig.grants.clear()
+        if running:
+            rig.finish(running.pop(0))
+    raise AssertionError("it never starts")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_standing_grants_leave_a_guarantee_its_sequences(policy: str) -> None:
+    """Requests that come one at a time, each of which meets a standing grant."""
+    rig = Rig({"safe": Share(1.0, 0.5), "batch": Share()}, policy, standing_ns=3_000_000_000)
+    rig.open("w", shape(10_000, max_num_seqs=64), takes_standing=True)
+    rig.announce("safe", *([1] * 32))
+    running = [grant for grant in rig.grants if grant.standing is None]
+    rig.wait(2_000)
+    for grant in running[1:]:
+        rig.finish(grant)
+    rig.announce("batch", 1)
+    ledger = rig.worker("w").ledger
+    for number in range(100):
+        rig.wait(20)
+        rig.tell(m.Tick())
+        stands = [g for g in rig.grants if g.standing is not None and g.channel == "batch" and g.request_id in ledger]
+        if stands:
+            met = announced(f"met-{number}", "batch", 1)
+            rig.tell(m.GrantUsed(stands[0].epoch, stands[0].epoch, stands[0].request_id, met))
+    assert 16 <= ledger.sequences_of("batch") <= 32
 
 
 @pytest.mark.parametrize("policy", POLICIES)

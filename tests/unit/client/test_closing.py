@@ -89,26 +89,46 @@ async def test_who_is_in_a_call_is_told(client: penstock.Client, queue: FakeQueu
             await task
 
 
-async def test_a_client_says_so_when_it_has_as_many_streams_as_a_connection_may(
+async def watching(client: penstock.Client, queue: FakeQueue) -> tuple[AsyncGenerator[Any, None], asyncio.Task[Any]]:
+    """Return a watch that is open at the queue, and the wait for its first result."""
+    watch, count = client.watch("b", follow=True), len(queue.watches) + 1
+    waiting = asyncio.ensure_future(anext(watch))
+
+    async def open_there() -> bool:
+        return len(queue.watches) == count
+
+    await wait_for_async(open_there, "the watch")
+    return watch, waiting
+
+
+async def test_a_client_says_so_when_it_has_as_many_watches_as_it_may(
     queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_STREAMS", 2)
+    monkeypatch.setattr(connection, "MAX_WATCHES", 2)
     async with serving(queue) as address, penstock.Client(address, retry_for_s=0.1) as client:
-        for _ in range(2):
-            watch = client.watch("b", follow=True)
-            waiting = asyncio.ensure_future(anext(watch))
-
-            async def open_there(count: int = len(queue.watches) + 1) -> bool:
-                return len(queue.watches) == count
-
-            await wait_for_async(open_there, "the watch")
-        for call in ("watch", "submit_many"):
-            with pytest.raises(penstock.Unavailable, match=r"^2 watches and submits of many are open"):
-                await OPEN[call](client)
-        await client.submit(prompt="p", batch="b")
+        await watching(client, queue)
+        watch, waiting = await watching(client, queue)
+        with pytest.raises(penstock.Unavailable, match=r"^2 watches are open, the most of one client$"):
+            await OPEN["watch"](client)
+        assert [ack.index async for ack in client.submit_many([{"prompt": "p", "batch": "b"}])] == [0]
         await waiting
         await watch.aclose()
-        assert [ack.index async for ack in client.submit_many([{"prompt": "p"}])] == [0]
+        await watching(client, queue)
+
+
+async def test_who_waits_for_a_watch_to_end_is_told(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_WATCHES", 1)
+    async with serving(queue) as address, penstock.Client(address, retry_for_s=3600) as client:
+        _watch, held = await watching(client, queue)
+        await client.submit(prompt="p", batch="b")
+        await held  # whoever holds the place does something else now
+        calls = [asyncio.ensure_future(OPEN["watch"](client)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await client.close()
+        async with asyncio.timeout(30):
+            for call in calls:
+                with pytest.raises(penstock.Unavailable, match=SAID):
+                    await call
 
 
 async def test_who_is_cancelled_meanwhile_is_cancelled(client: penstock.Client, queue: FakeQueue) -> None:
