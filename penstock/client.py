@@ -261,7 +261,7 @@ class Client:
     async def wire_ended(self, batch: str, cursor: int = 0) -> AsyncGenerator[pb.WatchEvent, None]:
         """Yield the results that a batch has now after `cursor`, and its progress, as wire messages.
 
-        The last progress says how many of its requests still waited or ran when the last result was read.
+        The last progress says how many of its requests still waited or ran before the last results were read.
         """
         session = WatchSession(self._stub, self._queue, batch, (), cursor, until_now=True)
         async with self._queue.watch(), aclosing(session.wire_events()) as events:

@@ -144,7 +144,7 @@ class Output:
         They come in the order in which they ended, or with `input_order` in that of the input; of the error file, those
         that were never submitted come last.
         """
-        results = self._in_input_order(batch) if input_order else self._in_completion_order(batch)
+        results = self._in_input_order(batch) if input_order else self._in_completion_order(batch, errors)
         async with aclosing(results):
             async for result in results:
                 if is_output(result) is not errors:
@@ -189,21 +189,31 @@ class Output:
                 await self._shelf.file(batch.error_file_name)
                 await put_view(self._shelf, batch, batch.error_file_name, "error", batch.counts.error_bytes)
 
-    async def _in_completion_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
+    async def _in_completion_order(self, batch: Batch, errors: bool) -> AsyncGenerator[pb.Result, None]:
+        """Yield the results of a batch's lines in the order in which they ended.
+
+        With `errors`, those of the error file are whole: a line whose dead letter was requeued before the log was read
+        comes last. It is looked up because the log does not have it, whatever is said of what is under way: that was
+        true before the log was read.
+        """
         seen: set[int] = set()
-        under_way = count = 0
+        count = failed = 0
         async with aclosing(self._client.wire_ended(batch.batch_id)) as events:
             async for event in events:
                 count += 1
                 if count % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
-                if event.HasField("progress"):
-                    under_way = event.progress.waiting + event.progress.running
-                elif event.HasField("result") and (line := line_number(batch, event.result.result)):
-                    if batch.counts.dead:
-                        seen.add(line)
-                    yield event.result.result
-        if under_way and batch.counts.dead:
+                line = line_number(batch, event.result.result) if event.HasField("result") else 0
+                if not line:
+                    continue
+                if batch.counts.dead and not is_output(event.result.result):
+                    if line in seen:
+                        continue  # it was a dead letter when it was yielded, and has failed again since
+                    failed += 1
+                if batch.counts.dead:
+                    seen.add(line)
+                yield event.result.result
+        if errors and batch.counts.dead and failed < batch.counts.failed:
             seen.update(refusal.line for refusal in batch.refusals)
             for numbers in (range(1, batch.progress.line + 1), batch.scattered):
                 async with aclosing(self._results_of(batch, [one for one in numbers if one not in seen])) as results:
@@ -297,7 +307,7 @@ class Output:
     async def delete(self, batch: Batch, errors: bool) -> None:
         """Delete the results that one of the files is written from."""
         ids: list[str] = []
-        async with aclosing(self._in_completion_order(batch)) as results:
+        async with aclosing(self._in_completion_order(batch, errors)) as results:
             async for result in results:
                 if is_output(result) is not errors:
                     ids.append(result.request_id)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.gateway.batch_lines import ask_of, read_lines, request_of
+from services.gateway.batch_output import Output
 from services.gateway.batches import BATCHES_URL
 from services.gateway.console.lookout import _summary
 from services.gateway.core.batch import Batch, Counts, Status
@@ -116,6 +121,78 @@ async def test_a_requeued_line_is_an_error_until_it_is_answered_and_an_answer_th
     listed = {one["id"]: one["bytes"] for one in (await get(app_of(rig), FILES_URL).whole()).json()["data"]}
     done, _ = await rig.records.get(ended.batch.batch_id)
     assert (listed[errors], listed[output]) == (done.counts.error_bytes, done.counts.output_bytes)
+
+
+async def test_a_line_requeued_before_the_log_is_read_stays_in_the_error_file(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = await Ended.with_dead(rig, 3)
+    real = rig.client.wire_ended
+
+    async def wire_ended(*asked: Any) -> AsyncGenerator[queue_pb2.WatchEvent, None]:
+        """Say what the queue does if that happens when it has looked at what is under way, and not yet at the log."""
+        before = [event async for event in real(*asked) if event.HasField("progress")]
+        await rig.client.requeue(ended.names[0])
+        for event in before:
+            yield event
+        async for event in real(*asked):
+            if not event.HasField("progress"):
+                yield event
+
+    done, _ = await rig.records.get(ended.batch.batch_id)
+    monkeypatch.setattr(rig.client, "wire_ended", wire_ended)
+    assert sorted(await rig.error_ids(done)) == ["line-0", "line-1", "line-2"]
+
+
+@pytest.mark.parametrize("errors", [True, False])
+async def test_a_line_that_is_requeued_and_ends_again_while_a_file_is_sent_is_in_it_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, errors: bool
+) -> None:
+    ended = await Ended.with_dead(rig, 3)
+    real = rig.client.wire_ended
+
+    async def wire_ended(*asked: Any) -> AsyncGenerator[queue_pb2.WatchEvent, None]:
+        """Say what the queue does if all that happens between two pages of the log."""
+        cursor = 0
+        async for event in real(*asked):
+            cursor = max(cursor, event.result.cursor)
+            yield event
+        await rig.client.requeue(*ended.names[:2])
+        ended.kill(ended.names[0])
+        ended.answer(ended.names[1])
+        await ended.all_ended(2)
+        async for event in real(ended.batch.batch_id, cursor):
+            yield event
+
+    done, _ = await rig.records.get(ended.batch.batch_id)
+    monkeypatch.setattr(rig.client, "wire_ended", wire_ended)
+    lines = [json.loads(line)["custom_id"] async for line in Output(rig.client, rig.shelf).lines(done, errors)]
+    answered = [f"line-{n}" for n in (1, *range(3, LINES))]
+    assert sorted(lines) == sorted(["line-0", "line-1", "line-2"] if errors else answered)
+
+
+async def test_only_lines_whose_end_the_log_does_not_have_are_looked_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = await Ended.with_dead(rig, 3)
+    real = rig.client.wire_get
+    asked: list[str] = []
+
+    async def wire_get(request: queue_pb2.GetRequest) -> queue_pb2.GetResponse:
+        asked.append(request.idempotency_key.key)
+        return await real(request)
+
+    done, _ = await rig.records.get(ended.batch.batch_id)
+    monkeypatch.setattr(rig.client, "wire_get", wire_get)
+    await rig.client.requeue(ended.names[1])
+    assert len(await rig.error_ids(done)) == 3
+    assert asked == [f"{ended.batch.batch_id}:2"]
+    ended.kill(ended.names[1])
+    await ended.all_ended(3)
+    await Output(rig.client, rig.shelf).delete(done, errors=False)
+    asked.clear()
+    assert len(await rig.error_ids(done)) == 3
+    assert asked == [], "what is gone from the output is not looked for"
 
 
 async def test_the_answers_of_a_batch_all_of_which_was_dead_have_a_file(rig: Rig) -> None:
