@@ -183,11 +183,16 @@ class Output:
         """Put the sizes of a batch's files that have changed; there may not have been an output file."""
         was, now = before.counts, batch.counts
         if now.output_bytes != was.output_bytes:
-            await put_view(self._shelf, batch, batch.output_file_name, "output", now.output_bytes)
+            new = before.output_file_id is None
+            await self._resize(batch, batch.output_file_name, "output", now.output_bytes, new)
         if now.error_bytes not in {UNCOUNTED, was.error_bytes}:
-            with suppress(NotFound):  # it was deleted, and stays so
-                await self._shelf.file(batch.error_file_name)
-                await put_view(self._shelf, batch, batch.error_file_name, "error", batch.counts.error_bytes)
+            await self._resize(batch, batch.error_file_name, "error", now.error_bytes, new=False)
+
+    async def _resize(self, batch: Batch, file_id: str, kind: str, size_bytes: int, new: bool) -> None:
+        with suppress(NotFound):  # it was deleted or has expired, and stays so
+            if not new:
+                await self._shelf.file(file_id)
+            await put_view(self._shelf, batch, file_id, kind, size_bytes)
 
     async def _in_completion_order(self, batch: Batch, errors: bool) -> AsyncGenerator[pb.Result, None]:
         """Yield the results of a batch's lines in the order in which they ended.

@@ -195,6 +195,18 @@ async def test_only_lines_whose_end_the_log_does_not_have_are_looked_up(
     assert asked == [], "what is gone from the output is not looked for"
 
 
+async def test_an_output_file_that_was_deleted_stays_so(rig: Rig) -> None:
+    ended = await Ended.with_dead(rig, 3)
+    app, output = app_of(rig), f"{FILES_URL}/{ended.batch.output_file_name}"
+    assert (await get(app, output, method="DELETE").whole()).json()["deleted"]
+    await rig.client.requeue(ended.names[0])
+    ended.answer(ended.names[0])
+    await ended.all_ended(2)
+    assert await ended.counts() == (LINES - 2, 2)
+    assert (await get(app, output).whole()).status == 404
+    assert set(await ended.file(ended.batch.error_file_name)) == {"line-1", "line-2"}
+
+
 async def test_the_answers_of_a_batch_all_of_which_was_dead_have_a_file(rig: Rig) -> None:
     ended = await Ended.with_dead(rig, LINES)
     shown = await ended.shown()
