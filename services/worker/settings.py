@@ -23,6 +23,34 @@ from services.config import (
 
 PROGRAM = "worker"
 
+SHORT_OPTIONS = {
+    "O": "optimization-level",
+    "ac": "attention-config",
+    "cc": "compilation-config",
+    "dc": "diffusion-config",
+    "dcp": "decode-context-parallel-size",
+    "dp": "data-parallel-size",
+    "dpa": "data-parallel-address",
+    "dpb": "data-parallel-backend",
+    "dpe": "data-parallel-external-lb",
+    "dph": "data-parallel-hybrid-lb",
+    "dpl": "data-parallel-size-local",
+    "dpm": "data-parallel-multi-port-external-lb",
+    "dpn": "data-parallel-rank",
+    "dpp": "data-parallel-rpc-port",
+    "dpr": "data-parallel-start-rank",
+    "ep": "enable-expert-parallel",
+    "n": "nnodes",
+    "pcp": "prefill-context-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "q": "quantization",
+    "r": "node-rank",
+    "sc": "speculative-config",
+    "tp": "tensor-parallel-size",
+}
+"""Long names of vLLM's short options, written down because `config show` runs where there is no vLLM; the engine's
+contract test compares them with vLLM's parser."""
+
 
 class WorkerSettings(ServiceSettings):
     """What the worker can be told, besides the engine's own arguments."""
@@ -125,9 +153,8 @@ def arguments_of(flags: list[str]) -> dict[str, Any]:
     name = ""
     for flag in flags:
         if flag.startswith("-") and not _is_number(flag):
-            name, given, value = flag.partition("=")
-            name = name.lstrip("-").replace("_", "-")
-            values[name] = [value] if given else []
+            name, value = _option(flag)
+            values[name] = [] if value is None else [value]
         elif name:
             values[name].append(flag)
     arguments: dict[str, Any] = {}
@@ -137,6 +164,19 @@ def arguments_of(flags: list[str]) -> dict[str, Any]:
         else:
             arguments[name.removeprefix("no-")] = not name.startswith("no-")
     return arguments
+
+
+def _option(flag: str) -> tuple[str, str | None]:
+    """Return the long name of an engine's flag, and the value that is said in it; None if none is."""
+    name, given, value = flag.partition("=")
+    said = value if given else None
+    if not name.startswith("--"):
+        short, dot, inside = name[1:].partition(".")
+        if short in SHORT_OPTIONS:
+            return SHORT_OPTIONS[short] + dot + inside, said
+        if short[:1] in SHORT_OPTIONS:  # -O3, -n2
+            return SHORT_OPTIONS[short[0]], flag[2:]
+    return name.lstrip("-").replace("_", "-"), said
 
 
 def with_flags(arguments: dict[str, Any], flags: list[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from services.config_check import _is_secret
 from services.worker.engine import ENGINE_WATERMARK
+from services.worker.settings import SHORT_OPTIONS
 from services.worker.vllm_checks import Parsers
 from tests.support.fleet import penstock
 
@@ -122,6 +123,23 @@ def test_of_the_names_of_options_the_hubs_token_alone_is_taken_for_a_secret() ->
     names = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
     assert len(names) > 100
     assert [name for name in names if _is_secret(name, 512)] == ["hf-token"]
+
+
+@pytest.mark.vllm
+def test_the_short_options_are_known_by_their_long_names() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+    short = {
+        option.removeprefix("-"): action.option_strings[0].removeprefix("--")
+        for action in parser._actions
+        for option in action.option_strings
+        if not option.startswith("--")
+    }
+    assert short | {"O": "optimization-level"} == SHORT_OPTIONS, "-O is the parser's own"
+    read = parser.parse_args(["-O3", "-n2"])
+    assert (str(read.optimization_level), read.nnodes) == ("3", 2)
 
 
 @pytest.mark.vllm

@@ -164,6 +164,31 @@ def test_flags_of_the_engine_are_shown_over_the_file_s(
 
 
 @pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-tp", "2"], "{tensor-parallel-size: 2}"),
+        (["-tp=2"], "{tensor-parallel-size: 2}"),
+        (["-tp", "3", "--tensor_parallel_size", "2"], "{tensor-parallel-size: 2}"),
+        (["-n2"], "{tensor-parallel-size: 1, nnodes: 2}"),
+        (["-q", "fp8"], "{tensor-parallel-size: 1, quantization: fp8}"),
+        (["-ep"], "{tensor-parallel-size: 1, enable-expert-parallel: True}"),
+        (["-cc.mode=3"], "{tensor-parallel-size: 1, compilation-config.mode: 3}"),
+        (["-O3"], "{tensor-parallel-size: 1, optimization-level: 3}"),
+        (["-O=3"], "{tensor-parallel-size: 1, optimization-level: 3}"),
+        (["-O", "3"], "{tensor-parallel-size: 1, optimization-level: 3}"),
+    ],
+)
+def test_short_flags_of_the_engine_are_shown_under_their_long_names(
+    flags: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert said in shown(tmp_path / "penstock.toml", "tensor-parallel-size = 1\n", monkeypatch, capsys, *flags)
+
+
+@pytest.mark.parametrize(
     "argument",
     [
         """lora-modules = '[{"name": "a", "api_key": "hush"}]'""",
