@@ -137,10 +137,9 @@ class StandBy:
     def _can_spare(self, worker: Worker, spare: Spare, blocks: int) -> bool:
         out = [worker.ledger.reservation(name) for name in self._standing.on(worker.epoch)]
         out_blocks = sum(reservation.held_blocks for reservation in out if reservation is not None)
-        return (
-            FREE_PER_GRANT * (out_blocks + blocks) <= spare.blocks + out_blocks
-            and FREE_PER_GRANT * (len(out) + 1) <= spare.sequences + len(out)
-        )
+        return FREE_PER_GRANT * (out_blocks + blocks) <= spare.blocks + out_blocks and FREE_PER_GRANT * (
+            len(out) + 1
+        ) <= spare.sequences + len(out)
 
     def used(self, worker: Worker, grant: str, request: m.Announced) -> m.Met | None:
         """Give the credits of a standing grant to the request that it met; None if it has none."""
