@@ -34,6 +34,37 @@ def test_a_large_guarantee_that_is_hardly_used_is_lent() -> None:
     assert beside.waits_ms["grant p99"] < STEP_MS
 
 
+def recovering(shares: dict[str, Share], blocks: int) -> Rig:
+    """Return a scheduler whose one engine has preempted: only what is within a guarantee is let in."""
+    rig = Rig(shares, "predictive")
+    epoch = rig.open("w", shape(blocks))
+    rig.announce("batch", 1)
+    for preemptions in (0, 1):
+        rig.tell(m.EngineReport(epoch, epoch, None, 1, 1, preemptions, 10_000_000, 0.5))
+    (outlook,) = [rig.machine.policy.outlook(worker) for worker in rig.machine.fleet]
+    assert outlook is not None
+    assert outlook.recovering
+    return rig
+
+
+def test_a_guarantee_counts_what_its_requests_are_expected_to_grow_to() -> None:
+    rig = recovering({"safe": Share(1.0, 0.5), "batch": Share()}, 100)
+    rig.announce("safe", *([1] * 60), max_tokens=40)
+    worker = rig.worker("w")
+    assert 0 < worker.ledger.held_by("safe") < 50, "they book little"
+    assert 30 < rig.machine.policy.expected_of(worker, "safe") <= 50
+
+
+def test_guarantees_bend_to_what_a_saving_head_is_expected_to_grow_to() -> None:
+    rig = recovering({"safe": Share(1.0, 0.5), "batch": Share()}, 100)
+    rig.announce("batch", 40, max_tokens=40)
+    arbiter, worker = rig.machine._arbiter, rig.worker("w")
+    saving = arbiter.saving_on(worker)
+    assert saving is not None
+    assert saving.peak_blocks > 50 > saving.blocks
+    assert arbiter._rules.guarantee(worker, rig.machine.channel("safe")) == 100 - saving.peak_blocks
+
+
 @pytest.mark.parametrize(("guarantee", "prompt_blocks"), [(0.3, 750), (0.5, 493), (0.5, 800)])
 def test_a_large_request_beside_a_busy_guarantee_starts_when_what_ran_has_ended(
     guarantee: float, prompt_blocks: int
