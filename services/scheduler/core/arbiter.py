@@ -10,8 +10,8 @@ What a channel may take of one worker (`rules`):
 
 - never past its ceiling, except that a channel holding nothing there may always start one request (or a
   request larger than the ceiling could never run);
-- up to its guarantee, whatever others want: that part is fenced off from the others while it has work here, so
-  what ends there is its own again;
+- up to its guarantee, of blocks and of sequences, whatever others want: that part is fenced off from the others
+  while it has work here, so what ends there is its own again;
 - beyond that, whatever neither a fence nor a saving keeps.
 
 **Nobody starves.** A head that can pay but fits nowhere pays, and *saves* on one of the workers with most room
