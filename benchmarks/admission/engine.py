@@ -25,10 +25,21 @@ class Step(NamedTuple):
 class Engine:
     """One engine. It steps whenever it has work; whoever listens hears of a step when its time has passed."""
 
-    def __init__(self, clock: Clock, meter: Meter, shape: Shape, index: int = 0, watermark: float = 0.0) -> None:
-        """Stand idle; `index` names the engine in the meter's samples, `watermark` is vLLM's option."""
+    def __init__(
+        self,
+        clock: Clock,
+        meter: Meter,
+        shape: Shape,
+        index: int = 0,
+        watermark: float = 0.0,
+        scheduling_policy: str = "fcfs",
+    ) -> None:
+        """Stand idle; `index` names the engine in the meter's samples, the last two are vLLM's options."""
         self.shape = shape
-        rules = Rules(watermark=watermark, enable_prefix_caching=shape.prefix_caching)
+        self.by_priority = scheduling_policy == "priority"
+        rules = Rules(
+            watermark=watermark, enable_prefix_caching=shape.prefix_caching, scheduling_policy=scheduling_policy
+        )
         self.batch = Batch(shape.blocks, shape.block_size, shape.max_num_seqs, shape.max_num_batched_tokens, rules)
         self.listen: Callable[[Step], None] = lambda _step: None
         self._clock = clock
@@ -45,11 +56,11 @@ class Engine:
         self._prefill_ns = 0
         self._prefill_tokens = 0
 
-    def add(self, key: str, item: Item, index: int) -> None:
-        """Put a request at the end of the engine's waiting line."""
+    def add(self, key: str, item: Item, index: int, priority: int = 0) -> None:
+        """Put a request into the engine's waiting line."""
         life = self._lives[key] = self._meter.lives[index]
         life.entered_ns = self._clock.now_ns
-        self.batch.add(Sequence(key, item.prompt_tokens, item.output_tokens, item.keys))
+        self.batch.add(Sequence(key, item.prompt_tokens, item.output_tokens, item.keys, priority))
         if not self._stepping:
             self._stepping = True
             # Everything that arrives at this moment is in line before the step begins.

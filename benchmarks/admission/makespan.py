@@ -29,7 +29,7 @@ from benchmarks.admission.sim import HOP_NS, Side
 from benchmarks.admission.workloads import Item, Shape
 from benchmarks.options import at_least, count, each
 from services.scheduler.core.policy import POLICIES
-from services.worker.engine import ENGINE_WATERMARK
+from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 
 FLEETS: dict[str, tuple[float, ...]] = {
     "2 equal": (1.0, 1.0),
@@ -52,8 +52,8 @@ class Batch(NamedTuple):
 def run(way: str, batch: Batch, shapes: Sequence[Shape]) -> Meter:
     """Run everything on engines of these shapes; return the figures."""
     clock, meter = Clock(), Meter([Life() for _ in batch.items])
-    watermark = ENGINE_WATERMARK if way == "penstock" else 0.0
-    engines = [Engine(clock, meter, shape, index, watermark) for index, shape in enumerate(shapes)]
+    rules = (ENGINE_WATERMARK, ENGINE_SCHEDULING) if way == "penstock" else ()
+    engines = [Engine(clock, meter, shape, index, *rules) for index, shape in enumerate(shapes)]
     side: Side
     if way == "penstock":
         side = Penstock(clock, engines, batch.items, batch.policy, HOP_NS)

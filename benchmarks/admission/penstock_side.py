@@ -22,6 +22,7 @@ from services.scheduler.core.policy import POLICIES
 from services.worker.core import messages as wm
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
+from services.worker.engine import priority_of
 
 REPORT_INTERVAL_NS = 20 * MS
 """Engine reports at most this often, as the scheduler's default setting."""
@@ -140,7 +141,7 @@ class Penstock:
                 self.granted_ns.setdefault(int(effect.request_id), self.clock.now_ns)
                 grant = wm.Granted(
                     effect.request_id, effect.channel, effect.booked_blocks, effect.settles, effect.attempt,
-                    effect.reserve_output_tokens,
+                    effect.reserve_output_tokens, guaranteed=effect.guaranteed,
                 )  # fmt: skip
                 self.workers[effect.epoch - 1].inbox.put(grant, self.hop_ns)
             elif isinstance(effect, sm.SetWindow):
@@ -169,7 +170,9 @@ class WorkerSide:
         engine_shape = sm.EngineShape(
             shape.blocks, shape.block_size, shape.window_tokens, shape.max_num_seqs, 0, True, 1
         )
-        opened = sm.WorkerOpened(self._epoch, f"worker-{self._epoch}", "i", ("sim",), engine_shape)
+        opened = sm.WorkerOpened(
+            self._epoch, f"worker-{self._epoch}", "i", ("sim",), engine_shape, guaranteed_first=self._engine.by_priority
+        )
         self._penstock.inbox.put(opened)
         up = wm.SchedulerUp(self._epoch, REPORT_INTERVAL_NS)
         self._wake([wm.SchedulerReached(), up, wm.QueueReached(), wm.QueueUp(FOREVER_NS, FOREVER_NS)])
@@ -235,7 +238,7 @@ class WorkerSide:
         elif isinstance(effect, wm.StartEngine):
             self._tell_at[effect.run_id] = effect.tell_at_tokens
             index, item = self._item(effect.run_id)
-            self._engine.add(effect.run_id, item, index)
+            self._engine.add(effect.run_id, item, index, priority_of(effect.guaranteed))
         elif isinstance(effect, wm.TellAt):
             self._tell_at[effect.run_id] = effect.tokens
         elif isinstance(effect, wm.SendComplete):

@@ -27,7 +27,7 @@ from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.workloads import Workload
 from benchmarks.options import at_least, count, each, some_of
 from services.scheduler.core.policy import POLICIES
-from services.worker.engine import ENGINE_WATERMARK
+from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 from services.worker.simulated_profile import PROFILES
 
 HOP_NS = 3 * MS // 2
@@ -49,9 +49,9 @@ class Stage(NamedTuple):
     workload: Workload
     engine_watermark: float = ENGINE_WATERMARK
 
-    def engine(self, watermark: float = 0.0) -> Engine:
+    def engine(self, watermark: float = 0.0, scheduling_policy: str = "fcfs") -> Engine:
         """Return an idle engine of the workload's shape."""
-        return Engine(self.clock, self.meter, self.workload.shape, watermark=watermark)
+        return Engine(self.clock, self.meter, self.workload.shape, 0, watermark, scheduling_policy)
 
 
 def _push(stage: Stage, watermark: float = 0.0) -> Side:
@@ -70,7 +70,7 @@ def _aimd(stage: Stage) -> Side:
 
 def _penstock(policy: str) -> Callable[[Stage], Side]:
     def make(stage: Stage) -> Side:
-        engine = stage.engine(stage.engine_watermark)
+        engine = stage.engine(stage.engine_watermark, ENGINE_SCHEDULING)
         return Penstock(stage.clock, [engine], stage.workload.items, policy, HOP_NS)
 
     return make

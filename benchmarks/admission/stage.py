@@ -11,7 +11,7 @@ from benchmarks.admission.penstock_side import Penstock
 from benchmarks.admission.sim import HOP_NS
 from benchmarks.admission.workloads import Item, Shape
 from services.scheduler.core.channel import Share
-from services.worker.engine import ENGINE_WATERMARK
+from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 
 
 class Stage:
@@ -22,7 +22,7 @@ class Stage:
         self.clock, self.items = Clock(), list[Item]()
         self.meter = Meter([])
         shape = Shape(8192, 16, blocks, 1024, 2048, "h100-llama-8b")
-        self.engine = Engine(self.clock, self.meter, shape, 0, ENGINE_WATERMARK)
+        self.engine = Engine(self.clock, self.meter, shape, 0, ENGINE_WATERMARK, ENGINE_SCHEDULING)
         self.penstock = Penstock(self.clock, [self.engine], self.items, policy, HOP_NS, shares)
 
     def ask(self, channel: str, prompt_tokens: int, output_tokens: int, max_tokens: int) -> int:

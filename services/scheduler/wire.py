@@ -47,6 +47,7 @@ _GRANT_TRACEPARENT: Final = length_tag(scheduler_pb2.Grant, "traceparent")
 _GRANT_COMPLETIONS: Final = number_tag(scheduler_pb2.Grant, "completions")
 _GRANT_RESERVE_OUTPUT_TOKENS: Final = number_tag(scheduler_pb2.Grant, "reserve_output_tokens")
 _GRANT_STANDING: Final = length_tag(scheduler_pb2.Grant, "standing")
+_GRANT_GUARANTEED: Final = number_tag(scheduler_pb2.Grant, "guaranteed")
 
 
 class InvalidFieldError(ValueError):
@@ -93,6 +94,7 @@ def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.Wor
         ),
         _inventory(opened.inventory),
         opened.takes_standing_grants,
+        opened.runs_guaranteed_first,
     )
 
 
@@ -227,6 +229,8 @@ def grant(effect: m.Grant, traceparent: str) -> bytes:
         content += number_field(_GRANT_COMPLETIONS, effect.completions)
     if effect.standing is not None:
         content += wrapped(_GRANT_STANDING, _standing(effect.standing).SerializeToString())
+    if effect.guaranteed:
+        content += number_field(_GRANT_GUARANTEED, 1)
     return wrapped(_GRANT, content)
 
 

@@ -19,6 +19,15 @@ Derivation: requests that hold h blocks each, and take one more every `block_siz
 cache in `w * h * block_size` steps: 6 with h = 10 and blocks of 32, in which several of fifty requests end.
 """
 
+ENGINE_SCHEDULING = "priority"
+"""vLLM's scheduling policy, unless `--scheduling-policy` says otherwise: what is within its channel's guarantee goes
+before what is not, and is preempted after it. Among equals it is first come, first served."""
+
+
+def priority_of(guaranteed: bool) -> int:
+    """Return vLLM's priority of a run; the lower number goes first."""
+    return -1 if guaranteed else 0
+
 
 class EngineShape(NamedTuple):
     """What an engine can hold and how it counts."""
@@ -49,6 +58,8 @@ class EngineShape(NamedTuple):
     """Most output tokens the model's configuration allows; None means the window."""
     tells_reasoning: bool = False
     """Whether it reads what the model thinks out of the output, for who wants the answer as a message."""
+    guaranteed_first: bool = False
+    """Whether it runs what is guaranteed before what is not, and preempts that first."""
 
 
 class PromptSpec(Value):
@@ -206,8 +217,11 @@ class EngineRequest(Value):
         echo: bool = False,
         tell_at_tokens: int = 1,
         chat: pb.ChatPrompt | None = None,
+        guaranteed: bool = False,
     ) -> None:
         """Say what is to be run."""
+        self.guaranteed = guaranteed
+        """Whether it is within its channel's guarantee, and goes before what is not."""
         self.run_id, self.prompt_ids, self.max_tokens, self.sampling = run_id, prompt_ids, max_tokens, sampling
         self.echo, self.tell_at_tokens = echo, tell_at_tokens
         self.chat = chat

@@ -22,9 +22,9 @@ class Run:
 
     __slots__ = (
         "_in_parts", "_read_as_message", "booked_blocks", "completed_ns", "delivered_ns", "ending",
-        "engine_started_ns", "first_token_ns", "generation", "last_token_ns", "lease", "output", "prompt_ids",
-        "prompt_text", "request", "run_id", "sampling", "settled_blocks", "submitted_ns", "tell_at_tokens",
-        "tokenized_ns", "watched",
+        "engine_started_ns", "first_token_ns", "generation", "guaranteed", "last_token_ns", "lease", "output",
+        "prompt_ids", "prompt_text", "request", "run_id", "sampling", "settled_blocks", "submitted_ns",
+        "tell_at_tokens", "tokenized_ns", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,8 @@ class Run:
         self.prompt_ids: Sequence[int] = ()
         self.prompt_text: str | None = None
         self.watched = False
+        self.guaranteed = False
+        """Whether the engine runs it before what is not."""
         self.tell_at_tokens = 0
         """Output length at which the session wants to hear of the run; 0 means never."""
         self.tokenized_ns = 0
@@ -86,6 +88,7 @@ class Run:
             self.request.echo,
             self.wanted_at_tokens,
             self._read_as_message,
+            self.guaranteed,
         )
 
     def finish(self, ending: Ending, model: str, spent: Credits) -> bytes:

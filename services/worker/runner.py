@@ -346,6 +346,7 @@ class Runner:
         run.engine_started_ns = now_ns
         run.settled_blocks = effect.held_blocks
         run.tell_at_tokens = effect.tell_at_tokens
+        run.guaranteed = effect.guaranteed
         self._metrics.prompt_tokens.inc(len(run.prompt_ids))
         run.generation = self._spawn(self._generate(run, effect.max_tokens), f"generate {effect.run_id}")
 

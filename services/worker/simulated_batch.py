@@ -3,10 +3,11 @@
 A step first gives every running sequence, in order, its next tokens (one
 decoded token or a chunk of what is not computed yet) and the blocks they need.
 When blocks run out, the sequence admitted last gives its blocks back, goes to
-the head of the waiting line and is computed again later. If nobody was
+the head of the waiting line and is computed again later; by priority, that of
+the highest number that came last, and it goes to its place in the line. If nobody was
 preempted, waiting sequences are admitted in order while tokens, sequences and
 blocks allow. Rules and their order are those of `Scheduler.schedule` and
-`KVCacheManager.allocate_slots` (first come, first served, no speculation, no
+`KVCacheManager.allocate_slots` (no speculation, no
 connectors, full attention); docs/engine-model.md names the differences.
 
 A step in which everybody decodes costs a few dictionary operations however
@@ -16,6 +17,7 @@ sequences that need a block or end are found by the step at which they do.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,6 +38,17 @@ class Rules(NamedTuple):
     scheduler_reserve_full_isl: bool = True
     """Admit only if the whole prompt fits, not only its first chunk."""
     enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    """`fcfs`, first come, first served, or `priority`: those of a lower number first, then first come, first served,
+    and those below 0 pass the watermark (`vllm_scheduling`)."""
+
+
+class Chunk(NamedTuple):
+    """Tokens of a prompt that a step computes, and how many of them had been computed before a preemption."""
+
+    start: int
+    tokens: int
+    recomputed: int
 
 
 @dataclass(slots=True)
@@ -44,14 +57,10 @@ class _Work:
 
     budget: int
     threshold: int
-    prefills: list[Sequence] = field(default_factory=list)
+    prefills: dict[Sequence, Chunk] = field(default_factory=dict)
     idle: list[Sequence] = field(default_factory=list)
     """Decoding sequences for which no tokens were left, and their computed tokens."""
     idle_context: int = 0
-    prefill_tokens: int = 0
-    kv_tokens_read: int = 0
-    attended_tokens: int = 0
-    recomputed_tokens: int = 0
     cached_tokens: int = 0
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -75,6 +84,7 @@ class Batch:
         self.preemptions = 0
         self._pool = BlockPool(blocks_total)
         self._rules = rules
+        self._by_priority = rules.scheduling_policy == "priority"
         # vLLM takes the share of all blocks, the null block among them.
         self._watermark_blocks = int(rules.watermark * (blocks_total + 1))
         self._block_size = block_size
@@ -102,10 +112,17 @@ class Batch:
         return bool(self.running or self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the waiting line."""
+        """Put a new sequence into the waiting line."""
         self._serial += 1
         sequence.serial = self._serial
-        self.waiting.append(sequence)
+        if self._by_priority:
+            self._line_up(sequence)
+        else:
+            self.waiting.append(sequence)
+
+    def _line_up(self, sequence: Sequence) -> None:
+        """Put a sequence into its place in the waiting line by priority."""
+        self.waiting.insert(bisect(self.waiting, _rank(sequence), key=_rank), sequence)
 
     def remove(self, keys: set[str]) -> None:
         """Abort sequences and free their blocks."""
@@ -163,8 +180,14 @@ class Batch:
         while index < len(self.running) and work.budget > 0:
             sequence = self.running[index]
             chunk = self._chunk(sequence.length - sequence.computed, work)
-            if not self._make_room(sequence, chunk, work):
-                return index
+            wanted = self._blocks_for(sequence.computed + chunk) - sequence.blocks
+            if wanted > self._pool.free:
+                index -= self._make_room(sequence, index, wanted, work)
+                if not sequence.blocks:
+                    return index
+            if wanted:
+                self._pool.take(wanted)
+                sequence.blocks += wanted
             if sequence.decoding:
                 work.budget -= 1
             else:
@@ -172,25 +195,47 @@ class Batch:
             index += 1
         return index
 
-    def _make_room(self, sequence: Sequence, chunk: int, work: _Work) -> bool:
-        """Take the blocks for `chunk` more tokens, preempting from the end; False if it came to itself."""
-        wanted = self._blocks_for(sequence.computed + chunk) - sequence.blocks
+    def _make_room(self, sequence: Sequence, index: int, wanted: int, work: _Work) -> int:
+        """Preempt until `wanted` blocks are free for the sequence at `index`, or it has lost its own.
+
+        Return how many before it have gone.
+        """
+        gone = 0
         while wanted > self._pool.free:
-            victim = self.running.pop()
+            last = self._last_to_run()
+            victim = self.running.pop(last)
+            if last < index - gone:
+                gone += 1
+                self._unschedule(victim, work)
             self._preempt(victim, work)
             if victim is sequence:
-                return False
-        if wanted:
-            self._pool.take(wanted)
-            sequence.blocks += wanted
-        return True
+                break
+        return gone
+
+    def _last_to_run(self) -> int:
+        """Return the index of the running sequence that is preempted next."""
+        if not self._by_priority:
+            return len(self.running) - 1
+        return max(range(len(self.running)), key=lambda index: _rank(self.running[index]))
+
+    def _unschedule(self, sequence: Sequence, work: _Work) -> None:
+        """Let others have the tokens that a sequence was given in this step, and nobody compute them."""
+        chunk = work.prefills.pop(sequence, None)
+        if chunk is None:
+            work.budget += 1
+        else:
+            work.budget += chunk.tokens
+            sequence.recomputed_tokens -= chunk.recomputed
 
     def _preempt(self, sequence: Sequence, work: _Work) -> None:
         sequence.lost = sequence.computed
         self._leave(sequence)
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(sequence)
+        if self._by_priority:
+            self._line_up(sequence)
+        else:
+            self.waiting.appendleft(sequence)
         work.preempted.append(sequence)
 
     def _skip(self, sequence: Sequence, work: _Work) -> None:
@@ -217,7 +262,8 @@ class Batch:
 
     def _start(self, sequence: Sequence, work: _Work) -> int:
         """Give a waiting sequence what the cache has of it and blocks for a first chunk; 0 if they are too few."""
-        watermark = self._watermark_blocks if self.running else 0
+        passes = self._by_priority and sequence.priority < 0
+        watermark = self._watermark_blocks if self.running and not passes else 0
         if self._pool.free <= watermark:
             # At least the block of the last known token is a new one.
             return 0
@@ -263,13 +309,8 @@ class Batch:
         end = start + chunk
         sequence.prefill(chunk)
         work.budget -= chunk
-        work.prefills.append(sequence)
-        work.prefill_tokens += chunk
-        work.kv_tokens_read += end
-        # Token i attends to i + 1 tokens: the sum over start..end-1.
-        work.attended_tokens += chunk * start + chunk * (chunk + 1) // 2
         recomputed = max(0, min(end, sequence.lost) - start)
-        work.recomputed_tokens += recomputed
+        work.prefills[sequence] = Chunk(start, chunk, recomputed)
         sequence.recomputed_tokens += recomputed
         if self._rules.enable_prefix_caching:
             # Found by others from this very step on.
@@ -282,16 +323,19 @@ class Batch:
         self._clock.steps += 1
         self._context += decoding
         decode_context = self._context - work.idle_context
+        chunks = work.prefills.values()
         first = self._end_prefills(work)
         sampled = self._sampled(work)
         ended = self._take_ended()
         return StepResult(
             decoding - len(work.idle),
-            work.prefill_tokens,
-            len(work.prefills),
-            decode_context + work.kv_tokens_read,
-            decode_context + work.attended_tokens,
-            work.recomputed_tokens,
+            sum(chunk.tokens for chunk in chunks),
+            len(chunks),
+            decode_context + sum(chunk.start + chunk.tokens for chunk in chunks),
+            # Token i attends to i + 1 tokens: the sum over those of the chunk.
+            decode_context
+            + sum(chunk.tokens * chunk.start + chunk.tokens * (chunk.tokens + 1) // 2 for chunk in chunks),
+            sum(chunk.recomputed for chunk in chunks),
             work.cached_tokens,
             work.admitted,
             work.preempted,
@@ -366,3 +410,8 @@ class Batch:
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    """Return the sequence's place in a line by priority: vLLM's (priority, arrival time)."""
+    return sequence.priority, sequence.serial

@@ -27,6 +27,7 @@ from services.worker.engine import (
     Rendered,
     RequestRefusedError,
     StepTokens,
+    priority_of,
 )
 from services.worker.simulated_batch import Batch
 from services.worker.simulated_blocks import prompt_keys
@@ -157,6 +158,7 @@ class SimulatedEngine:
             model=settings.model,
             model_aliases=settings.model_aliases,
             byte_bounded_tokenizer=True,
+            guaranteed_first=settings.rules.scheduling_policy == "priority",
         )
 
     def start(
@@ -189,7 +191,8 @@ class SimulatedEngine:
         caching = self._settings.rules.enable_prefix_caching
         keys = prompt_keys(request.prompt_ids, self._settings.block_size) if caching else ()
         for index, length in enumerate(run.lengths):
-            sequence = Sequence(_key(request.run_id, index), len(request.prompt_ids), length, keys)
+            priority = priority_of(request.guaranteed)
+            sequence = Sequence(_key(request.run_id, index), len(request.prompt_ids), length, keys, priority)
             run.sequences.append(sequence)
             self.batch.add(sequence)
         self._work.set()

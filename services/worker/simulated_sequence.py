@@ -37,18 +37,25 @@ class Sequence:
         "output_tokens",
         "preemptions",
         "prefix_keys",
+        "priority",
         "prompt_tokens",
         "recomputed_tokens",
         "serial",
         "shared",
     )
 
-    def __init__(self, key: str, prompt_tokens: int, output_tokens: int, prefix_keys: List[int] = ()) -> None:
-        """Describe a completion; `output_tokens` is at least 1 and includes the end-of-sequence token."""
+    def __init__(
+        self, key: str, prompt_tokens: int, output_tokens: int, prefix_keys: List[int] = (), priority: int = 0
+    ) -> None:
+        """Describe a completion; `output_tokens` is at least 1 and includes the end-of-sequence token.
+
+        Of a lower `priority` it goes first, in an engine that looks at that.
+        """
         self.key = key
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.prefix_keys = prefix_keys
+        self.priority = priority
         self.serial = 0
         self.blocks = 0
         """Blocks held, shared ones included."""

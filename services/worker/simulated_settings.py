@@ -7,6 +7,7 @@ import sys
 from typing import NamedTuple, NoReturn
 
 from services.config import EX_CONFIG
+from services.worker.engine import ENGINE_SCHEDULING
 from services.worker.simulated_batch import Rules
 from services.worker.simulated_profile import BLOCK_SIZE, PROFILES
 
@@ -53,6 +54,7 @@ def simulated_settings(model: str, aliases: tuple[str, ...], arguments: list[str
             found.long_prefill_token_threshold,
             found.scheduler_reserve_full_isl,
             found.enable_prefix_caching,
+            found.scheduling_policy,
         ),
     )
 
@@ -71,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--long-prefill-token-threshold", type=int, default=rules.long_prefill_token_threshold)
     parser.add_argument("--scheduler-reserve-full-isl", action=switch, default=rules.scheduler_reserve_full_isl)
     parser.add_argument("--enable-prefix-caching", action=switch, default=rules.enable_prefix_caching)
+    parser.add_argument("--scheduling-policy", choices=("fcfs", "priority"), default=ENGINE_SCHEDULING)
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--profile", choices=sorted(PROFILES), default=defaults.profile)
     return parser

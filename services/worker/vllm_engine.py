@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 from services.config import EX_CONFIG
 from services.worker.core.messages import EngineReported
 from services.worker.engine import (
+    ENGINE_SCHEDULING,
     ENGINE_WATERMARK,
     EngineDeadError,
     EngineRequest,
     EngineShape,
     EngineStep,
     StepTokens,
+    priority_of,
 )
 from services.worker.processes import guard_process_group, yield_to_engine
 from services.worker.vllm_checks import NotServedError, Parsers, asked_reasoning_parser, check_arguments, check_started
@@ -185,6 +187,9 @@ def prepare(
         check_arguments(config, parsers.reasoning)
     except NotServedError as error:
         fail(f"the engine's arguments do not fit: {error}", EX_CONFIG)
+    from services.worker.vllm_scheduling import let_guaranteed_pass
+
+    let_guaranteed_pass(config)
     return Prepared(config, names, on_cpu, parsers, trusts_templates)
 
 
@@ -227,7 +232,9 @@ def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="worker", add_help=False, allow_abbrev=False))
     # A request is booked as many blocks as one kind of KV cache takes: sliding windows are then cached whole.
-    parser.set_defaults(watermark=ENGINE_WATERMARK, disable_hybrid_kv_cache_manager=True)
+    parser.set_defaults(
+        watermark=ENGINE_WATERMARK, scheduling_policy=ENGINE_SCHEDULING, disable_hybrid_kv_cache_manager=True
+    )
     found = parser.parse_args(arguments)
     if on_cpu:
         if found.block_size is None:
@@ -307,6 +314,7 @@ class VllmEngine:
             default_max_tokens=default,
             ceiling_max_tokens=default if from_directory else override.get("max_new_tokens"),
             tells_reasoning=tells_reasoning,
+            guaranteed_first=config.scheduler_config.policy == "priority",
         )
 
     def start(
@@ -341,7 +349,8 @@ class VllmEngine:
 
         run_id = request.run_id
         params, message = self._understood(request)
-        said = {} if message is None else message.of_engine()
+        said: dict[str, Any] = {} if message is None else message.of_engine()
+        said["priority"] = priority_of(request.guaranteed)
         interval = self._pace.begin(run_id, request.tell_at_tokens)
         if interval is not None:
             params.stream_interval = interval

@@ -113,6 +113,7 @@ def credits_open(
             default_max_tokens=_within_window(shape.default_max_tokens, shape),
             ceiling_max_tokens=_within_window(shape.ceiling_max_tokens, shape),
             takes_standing_grants=True,
+            runs_guaranteed_first=shape.guaranteed_first,
         )
     )
 
@@ -180,6 +181,7 @@ def granted(grant: s.Grant) -> m.Granted:
         grant.reserve_output_tokens,
         _standing(grant.standing) if grant.HasField("standing") else None,
         max(grant.completions, 1),
+        grant.guaranteed,
     )
 
 

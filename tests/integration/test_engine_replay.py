@@ -60,7 +60,7 @@ def arrivals(draw: st.DrawFn, block_size: int) -> list[Arrival]:
             prompt = stem[: rng.randrange(200)] + [9 + rng.randrange(5) for _ in range(rng.randint(1, 100))]
         at_step += rng.choice((0, 0, 0, 1, 5, 20))
         abort_at_step = at_step + rng.randrange(60) if rng.random() < 0.1 else None
-        made.append(Arrival(prompt, rng.randint(1, 150), at_step, abort_at_step))
+        made.append(Arrival(prompt, rng.randint(1, 150), at_step, abort_at_step, rng.choice((0, 0, 0, -1, 2))))
     return made
 
 
@@ -73,6 +73,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         long_prefill_token_threshold=draw(st.sampled_from((0, 10, 50))),
         scheduler_reserve_full_isl=draw(st.booleans()),
         enable_prefix_caching=draw(st.booleans()),
+        scheduling_policy=draw(st.sampled_from(("fcfs", "priority"))),
     )
     budget = max(seqs, draw(st.sampled_from((20, 64, 200, 2048))))
     blocks = draw(st.integers(-(-LONGEST // block_size), 90))

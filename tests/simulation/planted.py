@@ -124,9 +124,11 @@ def _grant_beyond_the_free(stack: ExitStack) -> None:
         begin(self, *arguments, **options)
         too_many_blocks = 60 if self.policy.reserve_output_tokens else 0
 
-    def book_anything(self: Ledger, request_id: str, channel: str, blocks: int, sequences: int = 1) -> bool:
+    def book_anything(
+        self: Ledger, request_id: str, channel: str, blocks: int, sequences: int = 1, may_overcommit: bool = False
+    ) -> bool:
         if not too_many_blocks or request_id in self._reservations or blocks <= self.bookable_blocks:
-            return book(self, request_id, channel, blocks, sequences)
+            return book(self, request_id, channel, blocks, sequences, may_overcommit)
         self._reservations[request_id] = Reservation(channel, blocks, sequences, self._last_seqs.pop(request_id, 0))
         self.sequences += sequences
         self._move(self._reservations[request_id], blocks)

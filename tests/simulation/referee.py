@@ -121,12 +121,19 @@ class SchedulerReferee:
         self._capacity_blocks: dict[int, int] = {}
         self._overcommits: set[int] = set()
         """Epochs that may hold more than there is: they said so, or their reservations follow the output."""
+        self._displacing: set[int] = set()
+        """Epochs whose engines run what is guaranteed first."""
+        self._channels: dict[str, str] = {}
+        """Of every request that was granted."""
 
     def stepped(self, message: m.Input, effects: Sequence[m.Effect]) -> None:
         """Take one step with its effects."""
         if isinstance(message, m.WorkerOpened):
             self._held[message.epoch] = {holding.request_id: holding.held_blocks for holding in message.inventory}
             self._capacity_blocks[message.epoch] = message.shape.capacity_blocks
+            self._channels |= {holding.request_id: holding.channel for holding in message.inventory}
+            if message.guaranteed_first:
+                self._displacing.add(message.epoch)
             if sum(self._held[message.epoch].values()) > message.shape.capacity_blocks:
                 self._overcommits.add(message.epoch)
         if isinstance(message, m.GrantUsed) and any(isinstance(effect, m.Met) for effect in effects):
@@ -138,9 +145,10 @@ class SchedulerReferee:
             if isinstance(effect, m.Grant):
                 held = self._held[effect.epoch]
                 demand(effect.request_id not in held, f"{effect.request_id} was booked twice in epoch {effect.epoch}")
-                bookable_blocks = self._bookable_blocks(effect.epoch)
+                bookable_blocks = self._bookable_blocks(effect)
                 demand(effect.booked_blocks <= bookable_blocks, f"{effect} books more than {bookable_blocks}")
                 held[effect.request_id] = effect.booked_blocks
+                self._channels[effect.request_id] = effect.channel
                 if effect.standing is not None:
                     waiting = [e for e in self._machine.backlog.entries() if e.state is State.WAITING]
                     served = [e for e in waiting if self._machine.fleet.serving(e.announced.model)]
@@ -157,14 +165,21 @@ class SchedulerReferee:
             elif isinstance(effect, m.AuditFailed):
                 demand(False, f"the scheduler's audit: {effect.violations}")
 
-    def _bookable_blocks(self, epoch: int) -> int:
+    def _bookable_blocks(self, grant: m.Grant) -> int:
         """Return the most that a grant may book, also where reservations grow: they were granted before.
 
-        That is what is free, and where others hold blocks the share that the policy books ahead.
+        That is what is free, and where others hold blocks the share that the policy books ahead. Where engines preempt,
+        and run what is guaranteed first, it is what is left of the guarantee, whoever holds that.
         """
-        capacity_blocks, held = self._capacity_blocks[epoch], self._held[epoch]
-        ahead_blocks = int(self._machine.policy.ahead_share * capacity_blocks) if held else 0
-        return min(capacity_blocks - sum(held.values()) + ahead_blocks, capacity_blocks)
+        capacity_blocks, held = self._capacity_blocks[grant.epoch], self._held[grant.epoch]
+        policy = self._machine.policy
+        ahead_blocks = int(policy.ahead_share * capacity_blocks) if held else 0
+        bookable_blocks = min(capacity_blocks - sum(held.values()) + ahead_blocks, capacity_blocks)
+        if not (grant.guaranteed and policy.reserve_output_tokens and grant.epoch in self._displacing):
+            return bookable_blocks
+        guaranteed_blocks = self._machine.channel(grant.channel).share.guaranteed_blocks(capacity_blocks)
+        used = (blocks for name, blocks in held.items() if self._channels.get(name) == grant.channel)
+        return max(bookable_blocks, guaranteed_blocks - sum(used))
 
     def arbitrated(self, grants: Sequence[m.Effect]) -> None:
         """Take a pass of grants; then hold every ledger and the order of the grants against the law."""

@@ -221,7 +221,7 @@ class WorkerActor(Process):
                 m.Granted(
                     effect.request_id, effect.channel, effect.booked_blocks, effect.settles, effect.attempt,
                     effect.reserve_output_tokens, _standing(effect.standing) if effect.standing else None,
-                    effect.completions,
+                    effect.completions, effect.guaranteed,
                 )
             )  # fmt: skip
         elif isinstance(effect, sm.Recall):
@@ -274,7 +274,7 @@ class WorkerActor(Process):
         inventory = (*held, *(holding for holding in self.invented if holding.request_id not in names))
         self.invented = ()
         if self.credits is not None:
-            self.credits.up(sm.WorkerOpened(0, self.name, self.instance, ("sim",), shape, inventory, True))
+            self.credits.up(sm.WorkerOpened(0, self.name, self.instance, ("sim",), shape, inventory, True, True))
 
     def _ack(self, ack: sm.TokenizerAck | sm.CompletionAck | sm.GrantUsed) -> None:
         self._to_scheduler.append(ack)

@@ -12,12 +12,14 @@ from services.worker.simulated_sequence import Sequence
 
 
 class Arrival(NamedTuple):
-    """One request: what it asks, how long its answer gets, and the steps before which it comes and is aborted."""
+    """One request: what it asks, how long its answer gets, the steps before which it comes and is aborted, and its
+    priority."""
 
     prompt_ids: List[int]
     output_tokens: int
     at_step: int = 0
     abort_at_step: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def through_model(workload: Workload) -> list[Step]:
         for number in added:
             arrival = workload.arrivals[number]
             keys = prompt_keys(arrival.prompt_ids, workload.block_size)
-            batch.add(Sequence(name_of(number), len(arrival.prompt_ids), arrival.output_tokens, keys))
+            prompt_tokens, output_tokens = len(arrival.prompt_ids), arrival.output_tokens
+            batch.add(Sequence(name_of(number), prompt_tokens, output_tokens, keys, arrival.priority))
         batch.remove({name_of(number) for number in aborted})
         result = batch.step()
         steps.append(

@@ -81,11 +81,19 @@ class Rig:
         model: str = "m",
         takes_standing: bool = False,
         aliases: tuple[str, ...] = (),
+        guaranteed_first: bool = False,
     ) -> int:
         """Open a new epoch of a worker and return it."""
         self._epoch += 1
         opened = m.WorkerOpened(
-            self._epoch, worker_id, "i", (model, *aliases), engine or shape(), tuple(inventory), takes_standing
+            self._epoch,
+            worker_id,
+            "i",
+            (model, *aliases),
+            engine or shape(),
+            tuple(inventory),
+            takes_standing,
+            guaranteed_first,
         )
         self.tell(opened)
         return self._epoch

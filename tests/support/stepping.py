@@ -16,7 +16,7 @@ from services.scheduler.core.machine import Machine
 from services.scheduler.core.policy import Policy
 from services.worker.core.messages import Ending
 from services.worker.core.sizing import Sizes, covered_tokens, need_blocks, size
-from services.worker.engine import ENGINE_WATERMARK
+from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 from services.worker.simulated_batch import Batch, Rules
 from services.worker.simulated_sequence import Sequence
 from tests.support.scheduling import SECOND_NS, announced
@@ -72,7 +72,7 @@ class Granted:
         """Announce everything; nothing has run."""
         self.machine = Machine(policy, {"batch": Share()}, 0, 0)
         # As the worker starts vLLM.
-        rules = Rules(watermark=ENGINE_WATERMARK)
+        rules = Rules(watermark=ENGINE_WATERMARK, scheduling_policy=ENGINE_SCHEDULING)
         self.batch = Batch(sizes.blocks_total, sizes.block_size, SEQUENCES, TOKEN_BUDGET, rules)
         self.sizes, self.lengths, self.max_tokens, self.lag_steps = sizes, lengths, max_tokens, lag_steps
         self.running: dict[str, Running] = {}

@@ -27,21 +27,25 @@ def apply_rules(scheduler_config: Any, workload: Workload) -> None:
     scheduler_config.watermark = rules.watermark
     scheduler_config.long_prefill_token_threshold = rules.long_prefill_token_threshold
     scheduler_config.scheduler_reserve_full_isl = rules.scheduler_reserve_full_isl
+    scheduler_config.policy = rules.scheduling_policy
 
 
 def make_scheduler(config: Any, workload: Workload) -> Any:
     """Return vLLM's scheduler with the workload's blocks and rules."""
     import torch
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
+    from services.worker.vllm_scheduling import let_guaranteed_pass
+
     apply_rules(config.scheduler_config, workload)
+    config.scheduler_config.scheduler_cls = None
+    let_guaranteed_pass(config)
     config.cache_config.enable_prefix_caching = workload.rules.enable_prefix_caching
     # The null block is one of vLLM's.
     config.cache_config.num_gpu_blocks = workload.blocks + 1
     spec = FullAttentionSpec(block_size=workload.block_size, num_kv_heads=1, head_size=32, dtype=torch.float32)
-    return Scheduler(
+    return config.scheduler_config.get_scheduler_cls()(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(workload.blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)]),
         structured_output_manager=StructuredOutputManager(config),
@@ -67,7 +71,11 @@ def through_scheduler(config: Any, workload: Workload) -> list[Step]:
         for number in added:
             arrival = workload.arrivals[number]
             params = SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True)
-            scheduler.add_request(Request(name_of(number), list(arrival.prompt_ids), params, None, block_hasher=hasher))
+            request = Request(
+                name_of(number), list(arrival.prompt_ids), params, None, float(number),
+                priority=arrival.priority, block_hasher=hasher,
+            )  # fmt: skip
+            scheduler.add_request(request)
         scheduler.finish_requests({name_of(number) for number in aborted}, RequestStatus.FINISHED_ABORTED)
         output = scheduler.schedule()
         scheduler.update_from_output(output, made_up_tokens(scheduler, output))

@@ -194,6 +194,7 @@ class CreditsOpen(_message.Message):
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     CEILING_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TAKES_STANDING_GRANTS_FIELD_NUMBER: _builtins.int
+    RUNS_GUARANTEED_FIRST_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker, stable over restarts."""
     instance_id: _builtins.str
@@ -224,6 +225,10 @@ class CreditsOpen(_message.Message):
     """Most output tokens of a completion, whatever is asked for; 0 means the window."""
     takes_standing_grants: _builtins.bool
     """Whether the worker knows standing grants (Grant.standing)."""
+    runs_guaranteed_first: _builtins.bool
+    """Whether the engine runs what is guaranteed (Grant.guaranteed) before what is not, and preempts that first: such a
+    grant needs no free blocks under a policy that lets engines preempt.
+    """
     @_builtins.property
     def inventory(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holding]:
         """Everything the worker still holds credits for."""
@@ -251,10 +256,11 @@ class CreditsOpen(_message.Message):
         default_max_tokens: _builtins.int = ...,
         ceiling_max_tokens: _builtins.int = ...,
         takes_standing_grants: _builtins.bool = ...,
+        runs_guaranteed_first: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "role", b"role", "special_tokens", b"special_tokens", "takes_standing_grants", b"takes_standing_grants", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "role", b"role", "runs_guaranteed_first", b"runs_guaranteed_first", "special_tokens", b"special_tokens", "takes_standing_grants", b"takes_standing_grants", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -631,6 +637,7 @@ class Grant(_message.Message):
     RESERVE_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     STANDING_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
+    GUARANTEED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     channel: _builtins.str
@@ -649,6 +656,8 @@ class Grant(_message.Message):
     """
     completions: _builtins.int
     """Completions the request has; 0 is one. For the inventory, until the prompt has come."""
+    guaranteed: _builtins.bool
+    """Whether it is within its channel's guarantee: the engine is to run it before what is not, and preempt it after."""
     @_builtins.property
     def standing(self) -> Global___Standing:
         """Set if the request is yet to come: `request_id` names the grant, to be offered to the queue."""
@@ -665,10 +674,11 @@ class Grant(_message.Message):
         reserve_output_tokens: _builtins.int = ...,
         standing: Global___Standing | None = ...,
         completions: _builtins.int = ...,
+        guaranteed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "completions", b"completions", "request_id", b"request_id", "reserve_output_tokens", b"reserve_output_tokens", "settles", b"settles", "standing", b"standing", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "completions", b"completions", "guaranteed", b"guaranteed", "request_id", b"request_id", "reserve_output_tokens", b"reserve_output_tokens", "settles", b"settles", "standing", b"standing", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

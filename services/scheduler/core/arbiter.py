@@ -43,6 +43,7 @@ from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Fleet, Group, Worker
 from services.scheduler.core.holds import Holds
 from services.scheduler.core.line import Line
+from services.scheduler.core.messages import Announced
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.reach import Reach
 from services.scheduler.core.rules import Claim, Rules, Spare, below_ceiling, in_tiers
@@ -144,6 +145,10 @@ class Arbiter:
     def spare(self, worker: Worker, channel: Channel, now_ns: int) -> Spare:
         """Return what the channel could take of the worker that is kept for nobody else."""
         return self._rules.spare(worker, channel, now_ns)
+
+    def is_guaranteed(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
+        """Return whether a request would be within its channel's guarantee on the worker."""
+        return self._rules.is_within(worker, channel, request, blocks)
 
     def met(self, worker: Worker, request_id: str, channel: Channel, blocks: int, now_ns: int) -> None:
         """Charge a request that met a standing grant; nothing waited for what it takes."""
@@ -428,7 +433,7 @@ class Arbiter:
                         openings.refuse(worker, 1 if claim is Claim.SHUT else blocks)
                     continue
                 if room > best_room:
-                    best, best_room = Placement(entry, channel, worker, blocks), room
+                    best, best_room = Placement(entry, channel, worker, blocks, claim is Claim.GUARANTEED), room
                 looks += 1
                 if looks == CHOICES:
                     return best

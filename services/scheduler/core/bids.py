@@ -15,10 +15,11 @@ PAID_ROUNDS: Final = -(1 << 62)
 
 
 class Placement(Value):
-    """Grant this entry on this worker, booking `blocks`."""
+    """Grant this entry on this worker, booking `blocks`; `guaranteed` if it is within its channel's guarantee there."""
 
-    def __init__(self, entry: Entry, channel: Channel, worker: Worker, blocks: int) -> None:
+    def __init__(self, entry: Entry, channel: Channel, worker: Worker, blocks: int, guaranteed: bool) -> None:
         self.entry, self.channel, self.worker, self.blocks = entry, channel, worker, blocks
+        self.guaranteed = guaranteed
 
 
 class Bid:

@@ -142,8 +142,15 @@ class Channel:
         """Return where in the group the channel may find room."""
         found = self._openings.get(group)
         if found is None:
-            found = self._openings[group] = Openings(group)
+            found = self._openings[group] = Openings(group, self._reach_blocks)
         return found
+
+    def _reach_blocks(self, worker: Worker) -> int:
+        """Return the most that the channel could book on the worker, rules apart."""
+        if not worker.displaces or not self.share.guaranteed_share:
+            return worker.reach_blocks
+        guaranteed = self.share.guaranteed_blocks(worker.shape.capacity_blocks)
+        return max(worker.reach_blocks, guaranteed - worker.ledger.held_by(self.name))
 
     def room_grew(self, worker: Worker) -> None:
         """Note that the worker may have more room for this channel than it had."""

@@ -61,6 +61,8 @@ class Worker:
     ledger: Ledger
     group: Group
     takes_standing: bool = False
+    displaces: bool = False
+    """Whether a request within a guarantee needs nothing free: its engine runs it before others, and preempts those."""
     draining: bool = False
     closed_ns: int | None = None
     paused_until_ns: int = 0
@@ -106,13 +108,14 @@ class Worker:
 class Fleet:
     """Every live epoch, and which one is the present life of each worker."""
 
-    def __init__(self, sequence_slack: float, ahead_share: float = 0.0) -> None:
+    def __init__(self, sequence_slack: float, ahead_share: float = 0.0, engines_preempt: bool = False) -> None:
         """Let a worker have `sequence_slack` times its max_num_seqs completions reserved at once.
 
-        `ahead_share` of its pool may be booked ahead of what is free.
+        `ahead_share` of its pool may be booked ahead of what is free. `engines_preempt` if the policy lets them.
         """
         self._sequence_slack = sequence_slack
         self._ahead_share = ahead_share
+        self._engines_preempt = engines_preempt
         self._by_epoch: dict[int, Worker] = {}
         self._by_id: dict[str, Worker] = {}
         self._groups: dict[tuple[tuple[str, ...], EngineShape], Group] = {}
@@ -138,6 +141,7 @@ class Fleet:
             Ledger(opened.shape.capacity_blocks, int(opened.shape.capacity_blocks * self._ahead_share)),
             self._group(opened),
             opened.takes_standing,
+            opened.guaranteed_first and self._engines_preempt,
         )
         worker.group.workers[worker.epoch] = worker
         worker.group.measure()

@@ -9,9 +9,10 @@ operation keeps, and `audit` recomputes from scratch, is
 `overcommitted` is zero unless a worker came back with more blocks in use than it
 now has (it was restarted with other settings while its scheduler was away, say),
 or running requests grew beyond what was free under a policy that lets them, or
-the policy books ahead. Such blocks exist in no pool, so they are named for what
+the policy books ahead, or a request within a guarantee was booked whose engine makes
+room for it. Such blocks exist in no pool, so they are named for what
 they are instead of letting `free` go below zero, and `free` and `overcommitted`
-are never both above zero. A booking may leave at most `ahead_blocks` of them
+are never both above zero. Any other booking may leave at most `ahead_blocks` of them
 behind: credits for a round trip, spent on blocks that are free in the engine by
 the time their request gets there (0 unless the policy says otherwise: nothing
 is booked until releases have paid everything off).
@@ -137,14 +138,18 @@ class Ledger:
 
     # ---- operations ----
 
-    def book(self, request_id: str, channel: str, blocks: int, sequences: int = 1) -> bool:
+    def book(
+        self, request_id: str, channel: str, blocks: int, sequences: int = 1, may_overcommit: bool = False
+    ) -> bool:
         """Book `blocks` for the request; False, changing nothing, if they are not bookable or it has a reservation.
+
+        One that `may_overcommit` needs no bookable blocks: its engine takes them from others.
 
         Raises ValueError for fewer than one block.
         """
         if blocks < 1:
             raise ValueError(f"a booking takes at least 1 block, got {blocks} for {request_id}")
-        if request_id in self._reservations or blocks > self.bookable_blocks:
+        if request_id in self._reservations or (blocks > self.bookable_blocks and not may_overcommit):
             return False
         # A second booking of one name goes on where the first one's sequence ended, so that no ACK of the first counts.
         seq = self._last_seqs.pop(request_id, 0)

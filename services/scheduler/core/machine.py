@@ -58,7 +58,7 @@ class Machine:
         """
         self.policy = policy = policy.fresh()
         self.counters = Counters()
-        self.fleet = Fleet(sequence_slack, policy.ahead_share)
+        self.fleet = Fleet(sequence_slack, policy.ahead_share, policy.reserve_output_tokens > 0)
         self.backlog = Backlog()
         self.queue_connected = False
         self._epoch_grace_ns = epoch_grace_ns
@@ -125,7 +125,8 @@ class Machine:
     def _grant(self, placement: Placement, now_ns: int) -> None:
         entry, worker, blocks = placement.entry, placement.worker, placement.blocks
         request = entry.announced
-        if not worker.ledger.book(entry.request_id, request.channel, blocks, max(request.n, 1)):
+        guaranteed = placement.guaranteed
+        if not worker.ledger.book(entry.request_id, request.channel, blocks, max(request.n, 1), guaranteed):
             raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks cannot be booked")
         self.policy.booked(worker, request, blocks, now_ns)
         self._move(entry.request_id, Event.BOOKED)
@@ -147,6 +148,7 @@ class Machine:
                 self.policy.reserve_output_tokens,
                 None,
                 max(request.n, 1),
+                guaranteed,
             )
         )
 

@@ -85,11 +85,14 @@ class WorkerOpened(Value):
         shape: EngineShape,
         inventory: tuple[Holding, ...] = (),
         takes_standing: bool = False,
+        guaranteed_first: bool = False,
     ) -> None:
         self.epoch, self.worker_id, self.instance_id, self.models = epoch, worker_id, instance_id, models
         self.shape, self.inventory = shape, inventory
         self.takes_standing = takes_standing
         """Whether the worker knows standing grants."""
+        self.guaranteed_first = guaranteed_first
+        """Whether its engine runs what is guaranteed before what is not, and preempts that first."""
 
 
 class WorkerClosed(NamedTuple):
@@ -287,6 +290,7 @@ class Grant(Value):
         reserve_output_tokens: int = 0,
         standing: Announced | None = None,
         completions: int = 1,
+        guaranteed: bool = False,
     ) -> None:
         self.epoch, self.worker_id, self.request_id, self.channel = epoch, worker_id, request_id, channel
         self.booked_blocks, self.settles, self.attempt, self.traceparent = booked_blocks, settles, attempt, traceparent
@@ -294,6 +298,8 @@ class Grant(Value):
         self.standing = standing
         """The largest request it is for, if it stands for one that is yet to come: `request_id` names the grant."""
         self.completions = completions
+        self.guaranteed = guaranteed
+        """Whether it is within its channel's guarantee: the engine runs it before what is not."""
 
 
 class Met(Value):

@@ -11,7 +11,7 @@ that sinks, or by something that ended there.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from services.scheduler.core.fleet import Group, Worker
 
@@ -19,9 +19,10 @@ from services.scheduler.core.fleet import Group, Worker
 class Openings:
     """The workers of one group by hint, for one channel."""
 
-    def __init__(self, group: Group) -> None:
-        """Start with a look at every worker outstanding."""
+    def __init__(self, group: Group, reach_blocks: Callable[[Worker], int]) -> None:
+        """Start with a look at every worker outstanding; `reach_blocks` bounds what the channel could book on one."""
         self._group = group
+        self._reach_blocks = reach_blocks
         self._order: list[tuple[int, int]] = []
         self._hints: dict[int, int] = {}
         self._grown: set[Worker] = set(group.workers.values())
@@ -61,9 +62,10 @@ class Openings:
                 self._place(epoch, None)
                 index -= 1
                 continue
-            if worker.reach_blocks < hint:
+            reach_blocks = self._reach_blocks(worker)
+            if reach_blocks < hint:
                 # Bookings do not touch the index. If the worker sinks, what was below it is at this place now.
-                self._place(epoch, worker.reach_blocks)
+                self._place(epoch, reach_blocks)
                 continue
             yield worker
             if self._hints[epoch] == hint:
@@ -79,7 +81,7 @@ class Openings:
 
     def _take_grown(self) -> None:
         for worker in self._grown:
-            self._place(worker.epoch, worker.reach_blocks)
+            self._place(worker.epoch, self._reach_blocks(worker))
         self._grown.clear()
 
     def _place(self, epoch: int, hint: int | None) -> None:

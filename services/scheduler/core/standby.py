@@ -91,6 +91,7 @@ class StandBy:
         worker, most, blocks = place.worker, place.most, place.blocks
         name = self._standing.give(worker.epoch, kind, most, now_ns)
         request = place.request.replace(request_id=name)
+        guaranteed = self._arbiter.is_guaranteed(worker, channel, place.request, blocks)
         if not worker.ledger.book(name, kind.channel, blocks):
             raise RuntimeError(f"{blocks} blocks cannot be booked for {name}, where there was room for more")
         self._policy.booked(worker, request, blocks, None)
@@ -106,6 +107,7 @@ class StandBy:
             now_ns,
             self._policy.reserve_output_tokens,
             request,
+            guaranteed=guaranteed,
         )
 
     def _best_place(self, kind: Kind, most: Most, channel: Channel, now_ns: int) -> Place | None:

@@ -12,9 +12,10 @@ class Entry:
     """A reservation, and the lease that joins it at delivery."""
 
     __slots__ = (
-        "booked_blocks", "cause", "channel", "completions", "ending", "granted_ns", "held_blocks", "lease",
-        "max_tokens", "output_tokens", "preemptions", "prompt_tokens", "request_id", "reserve_output_tokens", "run_id",
-        "seq", "settled_blocks", "settles", "standing", "state", "tell_at_tokens", "tokenizer_acks", "told", "watched",
+        "booked_blocks", "cause", "channel", "completions", "ending", "granted_ns", "guaranteed", "held_blocks",
+        "lease", "max_tokens", "output_tokens", "preemptions", "prompt_tokens", "request_id", "reserve_output_tokens",
+        "run_id", "seq", "settled_blocks", "settles", "standing", "state", "tell_at_tokens", "tokenizer_acks", "told",
+        "watched",
     )  # fmt: skip
 
     def __init__(
@@ -27,6 +28,7 @@ class Entry:
         reserve_output_tokens: int = 0,
         standing: Standing | None = None,
         completions: int = 1,
+        guaranteed: bool = False,
     ) -> None:
         """Begin with a grant, not claimed yet, that holds what was booked."""
         self.request_id = request_id
@@ -44,6 +46,8 @@ class Entry:
         self.run_id = ""
         """Name of the lease's attempt, once there is one."""
         self.completions = completions
+        self.guaranteed = guaranteed
+        """Whether the engine runs it before what is not."""
         self.prompt_tokens = 0
         self.max_tokens = 0
         self.tell_at_tokens = 0

@@ -39,7 +39,8 @@ class SchedulerDown(NamedTuple):
 
 class Granted(Value):
     """Credits are booked for a request; claim it. `reserve_output_tokens` are to be kept reserved ahead of what each
-    completion has generated; 0 reserves all of `max_tokens` when the prompt is tokenized."""
+    completion has generated; 0 reserves all of `max_tokens` when the prompt is tokenized. `guaranteed`: within its
+    channel's guarantee, and to go before what is not."""
 
     def __init__(
         self,
@@ -51,12 +52,13 @@ class Granted(Value):
         reserve_output_tokens: int = 0,
         standing: Standing | None = None,
         completions: int = 1,
+        guaranteed: bool = False,
     ) -> None:
         self.request_id, self.channel, self.booked_blocks, self.settles = request_id, channel, booked_blocks, settles
         self.attempt, self.reserve_output_tokens = attempt, reserve_output_tokens
         self.standing = standing
         """Set if the request is yet to come; `request_id` names the grant until then."""
-        self.completions = completions
+        self.completions, self.guaranteed = completions, guaranteed
 
 
 class Recalled(NamedTuple):
@@ -387,14 +389,12 @@ class Tokenize(Value):
 
 
 class StartEngine(Value):
-    """Give a tokenized run to the engine, with at most `max_tokens` per completion and `held_blocks` in all.
+    """Give a tokenized run to the engine, with at most `max_tokens` per completion and `held_blocks` in all; what is
+    `guaranteed` before what is not. `tell_at_tokens`: as `TellAt`."""
 
-    `tell_at_tokens`: as `TellAt`.
-    """
-
-    def __init__(self, run_id: str, max_tokens: int, held_blocks: int, tell_at_tokens: int = 0) -> None:
+    def __init__(self, run_id: str, max_tokens: int, held_blocks: int, tell_at_tokens: int, guaranteed: bool) -> None:
         self.run_id, self.max_tokens, self.held_blocks = run_id, max_tokens, held_blocks
-        self.tell_at_tokens = tell_at_tokens
+        self.tell_at_tokens, self.guaranteed = tell_at_tokens, guaranteed
 
 
 class TellAt(Value):

@@ -57,6 +57,7 @@ class Reservations:
             message.reserve_output_tokens,
             message.standing,
             message.completions,
+            message.guaranteed,
         )
         self.by_request[entry.request_id] = entry
         self.unclaimed[entry.request_id] = entry
@@ -161,7 +162,9 @@ class Reservations:
         elif action is Action.TOKENIZE:
             self._out.append(m.Tokenize(entry.run_id))
         elif action is Action.START:
-            self._out.append(m.StartEngine(entry.run_id, entry.max_tokens, entry.held_blocks, entry.tell_at_tokens))
+            self._out.append(
+                m.StartEngine(entry.run_id, entry.max_tokens, entry.held_blocks, entry.tell_at_tokens, entry.guaranteed)
+            )
         elif action is Action.ABORT:
             self._out.append(m.AbortEngine(entry.run_id))
         elif action is Action.FORGET:

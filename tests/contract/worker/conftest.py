@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from services.worker.core.messages import EngineReported
-from services.worker.engine import Engine, PromptSpec, Rendered, Renderer, StepTokens
+from services.worker.engine import ENGINE_SCHEDULING, Engine, PromptSpec, Rendered, Renderer, StepTokens
+from services.worker.simulated_batch import Rules
 from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
 from services.worker.simulated_settings import SimulatedSettings
 from services.worker.tokenizer import answer_to
@@ -44,7 +45,11 @@ async def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     engine: Engine
     renderer: Renderer
     if request.param == "simulated":
-        engine = SimulatedEngine(SimulatedSettings("tiny", num_blocks=BLOCKS, block_size=32, max_model_len=512))
+        rules = Rules(scheduling_policy=ENGINE_SCHEDULING)
+        settings = SimulatedSettings(
+            "tiny", num_blocks=BLOCKS, block_size=32, max_model_len=512, max_num_seqs=16, rules=rules
+        )
+        engine = SimulatedEngine(settings)
         renderer = ByteRenderer(512)
     else:
         engine, renderer = vllm_engine(tmp_path_factory.mktemp("model") / "tiny")

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from services.config_check import _is_secret
-from services.worker.engine import ENGINE_WATERMARK
+from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 from services.worker.settings import SHORT_OPTIONS
 from services.worker.vllm_checks import Parsers
 from tests.support.fleet import penstock
@@ -24,6 +24,33 @@ def test_newcomers_leave_growth_its_blocks_unless_told_otherwise() -> None:
     assert parse_engine_arguments(["--model", "m"], True).disable_hybrid_kv_cache_manager is True
     assert parse_engine_arguments(["--model", "m", "--watermark", "0"], True).watermark == 0
     assert parse_engine_arguments(["--model", "m", "--watermark", "0.1"], True).watermark == 0.1
+    assert parse_engine_arguments(["--model", "m"], True).scheduling_policy == ENGINE_SCHEDULING
+    asked = parse_engine_arguments(["--model", "m", "--scheduling-policy", "fcfs"], True)
+    assert asked.scheduling_policy == "fcfs"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("policy", "ahead", "asked", "used"),
+    [
+        ("priority", False, None, "GuaranteedPass"),
+        ("priority", True, None, "GuaranteedPassAsync"),
+        ("priority", False, "other.Scheduler", "other.Scheduler"),
+        ("fcfs", False, None, None),
+    ],
+)
+def test_vllms_own_schedulers_alone_let_what_is_guaranteed_pass(
+    policy: str, ahead: bool, asked: str | None, used: str | None
+) -> None:
+    from vllm.config import SchedulerConfig
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    from services.worker.vllm_scheduling import let_guaranteed_pass
+
+    made = SchedulerConfig.default_factory(policy=policy, scheduler_cls=asked, async_scheduling=ahead)
+    let_guaranteed_pass(SimpleNamespace(scheduler_config=made))
+    assert getattr(made.scheduler_cls, "__name__", made.scheduler_cls) == used
+    assert asked or issubclass(made.get_scheduler_cls(), AsyncScheduler) is ahead
 
 
 @pytest.mark.vllm

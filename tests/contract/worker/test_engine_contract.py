@@ -203,6 +203,29 @@ async def test_a_run_handed_over_in_portions_has_every_token_once(made: UnderTes
         assert first == 1, "the first token is not held back"
 
 
+async def test_what_is_guaranteed_goes_before_what_is_not_and_is_not_preempted_for_it(made: UnderTest) -> None:
+    assert made.engine.shape.guaranteed_first
+    ids = made.renderer.render(PromptSpec(text="The gate")).token_ids
+    params = pb.SamplingParams(ignore_eos=True, temperature=0.0)
+    began: list[str] = []
+    preempted: dict[str, int] = {}
+
+    async def consume(name: str, max_tokens: int, guaranteed: bool = False) -> None:
+        request = EngineRequest(next(names), ids, max_tokens, params, guaranteed=guaranteed)
+        async for step in made.engine.generate(request):
+            if name not in began:
+                began.append(name)
+            preempted[name] = step.preemptions
+
+    # As many as run at once, and they grow to three times the cache; the last two wait until somebody is preempted.
+    before = [consume(f"before-{number}", 400) for number in range(16)]
+    await asyncio.gather(*before, consume("plain", 300), consume("guaranteed", 300, guaranteed=True))
+    assert began.index("guaranteed") < began.index("plain")
+    assert preempted.pop("guaranteed") == 0
+    assert sum(preempted.values()) > 0
+    await until_all_free(made)
+
+
 @pytest.mark.parametrize("lengths", [[20, 40], [2, 3, 4], [30, 0], [0, 1], [10, 1, 30], [10, 1, 0], [25, 3, 40]])
 async def test_an_output_comes_when_the_run_is_as_long_as_wanted(made: UnderTest, lengths: list[int]) -> None:
     whole, _ = await collect(generation(made, "The gate", max_tokens=60))

@@ -121,6 +121,7 @@ class World:
             MODELS[node.worker_id],
             shape(CAPACITIES[node.worker_id]),
             inventory,
+            guaranteed_first=self.chance.random() < 0.5,
         )
         node.to_scheduler.append(opened)
 

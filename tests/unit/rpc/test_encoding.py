@@ -85,16 +85,28 @@ def test_the_scheduler_hears_of_requests_that_go() -> None:
     assert (gone.request_id, gone.reason, gone.attempt) == ("r", queue_pb2.GONE_REASON_ENDED, 200)
 
 
-@given(NAMES, NAMES, NUMBERS, st.booleans(), st.integers(0, 2**32 - 1), NAMES, st.integers(0, 300), st.booleans())
+@given(
+    NAMES, NAMES, NUMBERS, st.booleans(), st.integers(0, 2**32 - 1), NAMES, st.integers(0, 300), st.booleans(),
+    st.booleans(),
+)  # fmt: skip
 def test_a_grant_is_what_protobuf_would_have_written(
-    name: str, channel: str, blocks: int, settles: bool, attempt: int, traceparent: str, reserve: int, stands: bool
+    name: str,
+    channel: str,
+    blocks: int,
+    settles: bool,
+    attempt: int,
+    traceparent: str,
+    reserve: int,
+    stands: bool,
+    guaranteed: bool,
 ) -> None:
     largest = announced(name, channel, 7, model="m", chat=True) if stands else None
-    effect = Grant(1, "w", name, channel, blocks, settles, attempt, "", 5, reserve, largest)
+    effect = Grant(1, "w", name, channel, blocks, settles, attempt, "", 5, reserve, largest, 1, guaranteed)
     standing = scheduler_pb2.Standing(model="m", chat=True, most_prompt_tokens=7, most_output_tokens=1)
     grant = scheduler_pb2.Grant(
         request_id=name, channel=channel, booked_blocks=blocks, settles=settles, attempt=attempt,
         traceparent=traceparent, reserve_output_tokens=reserve, standing=standing if stands else None,
+        guaranteed=guaranteed,
     )  # fmt: skip
     sent = scheduler_pb2.SchedulerToWorker.FromString(scheduler_wire.grant(effect, traceparent))
     assert sent == scheduler_pb2.SchedulerToWorker(grant=grant)

@@ -106,6 +106,18 @@ def test_blocks_are_booked_ahead_of_what_others_give_back() -> None:
     assert ledger.audit() == []
 
 
+def test_what_its_engine_makes_room_for_is_booked_beyond_what_is_free() -> None:
+    ledger = Ledger(10)
+    assert ledger.book("a", "batch", 8)
+    assert not ledger.book("b", "interactive", 5)
+    assert ledger.book("b", "interactive", 5, may_overcommit=True)
+    assert not ledger.book("b", "interactive", 1, may_overcommit=True), "it has a reservation"
+    assert (ledger.free_blocks, ledger.overcommitted_blocks, ledger.bookable_blocks) == (0, 3, 0)
+    ledger.release("a", 1)
+    assert (ledger.free_blocks, ledger.overcommitted_blocks) == (5, 0)
+    assert ledger.audit() == []
+
+
 def test_less_than_nothing_ahead_is_refused() -> None:
     with pytest.raises(ValueError, match="ahead_blocks must not be negative, got -1"):
         Ledger(10, -1)

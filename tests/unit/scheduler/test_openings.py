@@ -22,7 +22,7 @@ def test_workers_come_by_room_and_one_that_refused_stays_away_until_its_room_gro
     rig = Rig({"a": Share()})
     for number, capacity in enumerate((10, 30, 20)):
         rig.open(f"w{number}", shape(capacity))
-    openings = Openings(rig.worker("w0").group)
+    openings = Openings(rig.worker("w0").group, lambda worker: worker.reach_blocks)
     assert names(openings, 5) == ["w1", "w2", "w0"]
     assert names(openings, 15) == ["w1", "w2"]
     openings.refuse(rig.worker("w1"), 8)
@@ -43,7 +43,7 @@ def test_a_worker_may_be_refused_while_they_are_looked_at() -> None:
     rig = Rig({"a": Share()})
     for number in range(5):
         rig.open(f"w{number}", shape(10))
-    openings = Openings(rig.worker("w0").group)
+    openings = Openings(rig.worker("w0").group, lambda worker: worker.reach_blocks)
     seen = []
     for worker in openings.roomiest_first(3, 0):
         seen.append(worker.worker_id)

@@ -81,7 +81,8 @@ def test_the_simulated_engine_takes_vllms_scheduler_rules() -> None:
     assert (rules.watermark, rules.scheduler_reserve_full_isl, rules.enable_prefix_caching) == (0, True, True)
     flags = ["--watermark", "0.1", "--no-scheduler-reserve-full-isl", "--no-enable-prefix-caching"]
     rules = simulated_settings("m", (), [*flags, "--long-prefill-token-threshold", "64"]).rules
-    assert rules == (0.1, 64, False, False)
+    assert rules == (0.1, 64, False, False, "priority")
+    assert simulated_settings("m", (), ["--scheduling-policy", "fcfs"]).rules.scheduling_policy == "fcfs"
 
 
 def test_a_gpu_profile_brings_its_blocks() -> None:
@@ -96,6 +97,7 @@ def test_a_gpu_profile_brings_its_blocks() -> None:
     [
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "--max-num-batched-tokens"),
         (["--watermark", "1.5"], "--watermark"),
+        (["--scheduling-policy", "sjf"], "--scheduling-policy"),
     ],
 )
 def test_impossible_rules_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,68 @@
+"""vLLM's scheduler with one rule more: the watermark keeps nobody waiting who is within a guarantee.
+
+The watermark (`ENGINE_WATERMARK`) leaves blocks free for those that run to grow into. Who is within a guarantee need
+not wait for that: if blocks are missed later, it is others that are preempted. Priority scheduling alone puts such a
+request first in the engine's line, where it would wait until more than the watermark is free; in a cache of two dozen
+long outputs that takes seconds, as each that is preempted leaves less than that.
+
+Importing this imports vLLM's scheduler.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+
+def _passing(allocate_slots: Callable[..., Any]) -> Callable[..., Any]:
+    """Return vLLM's `allocate_slots` without a watermark for whoever has a priority above the usual."""
+
+    def allocate(request: Any, *args: Any, has_scheduled_reqs: bool = True, **kwargs: Any) -> Any:
+        # vLLM applies the watermark if others are scheduled.
+        watermark = has_scheduled_reqs and request.priority >= 0
+        return allocate_slots(request, *args, has_scheduled_reqs=watermark, **kwargs)
+
+    return allocate
+
+
+class GuaranteedPass(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler with the rule."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make vLLM's scheduler; the engine core does."""
+        super().__init__(*args, **kwargs)
+        self.kv_cache_manager.allocate_slots = _passing(self.kv_cache_manager.allocate_slots)
+
+
+class GuaranteedPassAsync(GuaranteedPass, AsyncScheduler):  # type: ignore[misc]
+    """The same for a scheduler that is a step ahead of the model."""
+
+
+PASSING: Final = {Scheduler: GuaranteedPass, AsyncScheduler: GuaranteedPassAsync}
+
+
+def let_guaranteed_pass(config: Any) -> None:
+    """Have the engine of `config` follow the rule if it schedules by priority, with a scheduler that is known here.
+
+    Any other keeps its own rules; what is guaranteed is first in its line all the same.
+    """
+    scheduling = config.scheduler_config
+    known = (
+        scheduling.scheduler_cls is None
+        and "has_scheduled_reqs" in inspect.signature(KVCacheManager.allocate_slots).parameters
+    )
+    if scheduling.policy == "priority" and known:
+        scheduling.scheduler_cls = PASSING.get(scheduling.get_scheduler_cls())
+
+
+# vLLM warns of every scheduler that is not its own. Ours is held to its, step by step, at the version that is pinned
+# (tests/integration/test_engine_replay.py).
+logging.getLogger("vllm.config.scheduler").addFilter(
+    lambda record: not str(record.msg).startswith("Using custom scheduler class")
+)
