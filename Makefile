@@ -174,6 +174,10 @@ bench-overload: $(READY) ## Ten and a hundred times the load: refusals, memory, 
 bench-gateway: $(PARTS) ## vLLM's `bench serve` against the gateway and against vLLM's own server, alternating
 	@$(MODULES) $(BIN)/python -m benchmarks.bench_gateway $(ARGS)
 
+.PHONY: bench-isolation
+bench-isolation: $(PARTS) ## A short request beside a backlog of long outputs on real vLLM, alternating with first come, first served
+	@$(MODULES) $(BIN)/python -m benchmarks.bench_isolation $(ARGS)
+
 .PHONY: bench-first-byte
 bench-first-byte: $(READY) ## The first byte of a stream, alone and beside a large batch, alternating
 	@$(BIN)/python -m benchmarks.bench_first_byte $(ARGS)

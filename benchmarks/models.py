@@ -55,13 +55,15 @@ LLAMA_8B = {
 MODELS = {
     "tiny": Model(("--layers", "2", "--hidden-size", "128")),
     "small": Model(("--layers", "4", "--hidden-size", "256")),
+    "deep": Model(("--layers", "12", "--hidden-size", "128")),
     "m512": Model(("--layers", "4", "--hidden-size", "512")),
     "llama-8b": Model((), LLAMA_8B, CUDA),
 }
 """`tiny` has steps of a fixed cost, and little more for every request in the batch, but they take 2 to 3 ms: a tenth
 of those of a model in production, so that whatever shares its processors weighs ten times as much. Those of `m512`
 take as long as an accelerator's (20 to 30 ms with fifty requests), but are arithmetic that a CPU does request by
-request: a larger batch pays less than it would there. `llama-8b` needs a GPU: its steps cost what a production
+request: a larger batch pays less than it would there. `deep` is twelve layers as thin as those of `tiny`: steps of 10
+to 20 ms that cost little more for every request, as where they wait for a memory that holds the weights. `llama-8b` needs a GPU: its steps cost what a production
 model's do, only what it writes means nothing."""
 
 

@@ -290,6 +290,7 @@ class VllmEngine:
 
     def _describe(self, names: tuple[str, ...], tells_reasoning: bool) -> EngineShape:
         from services.worker.vllm_renderer import byte_bound
+        from services.worker.vllm_scheduling import goes_by_priority
 
         config = self._llm.vllm_config
         model_config = config.model_config
@@ -314,7 +315,7 @@ class VllmEngine:
             default_max_tokens=default,
             ceiling_max_tokens=default if from_directory else override.get("max_new_tokens"),
             tells_reasoning=tells_reasoning,
-            guaranteed_first=config.scheduler_config.policy == "priority",
+            guaranteed_first=goes_by_priority(config),
         )
 
     def start(

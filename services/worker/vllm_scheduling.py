@@ -61,8 +61,19 @@ def let_guaranteed_pass(config: Any) -> None:
         scheduling.scheduler_cls = PASSING.get(scheduling.get_scheduler_cls())
 
 
-# vLLM warns of every scheduler that is not its own. Ours is held to its, step by step, at the version that is pinned
-# (tests/integration/test_engine_replay.py).
-logging.getLogger("vllm.config.scheduler").addFilter(
-    lambda record: not str(record.msg).startswith("Using custom scheduler class")
-)
+def goes_by_priority(config: Any) -> bool:
+    """Return whether the engine of `config` runs requests by priority: its scheduler is vLLM's, or a kind of it."""
+    scheduling = config.scheduler_config
+    return scheduling.policy == "priority" and issubclass(scheduling.get_scheduler_cls(), Scheduler)
+
+
+def _is_of_another(record: logging.LogRecord) -> bool:
+    """Return whether a log record is not vLLM's warning of a scheduler that is not its own, and ours.
+
+    Ours is held to vLLM's, step by step, at the version that is pinned (tests/integration/test_engine_replay.py).
+    """
+    ours = isinstance(record.args, tuple) and any(kind in PASSING.values() for kind in record.args)
+    return not (ours and str(record.msg).startswith("Using custom scheduler class"))
+
+
+logging.getLogger("vllm.config.scheduler").addFilter(_is_of_another)

@@ -125,10 +125,16 @@ def _grant_beyond_the_free(stack: ExitStack) -> None:
         too_many_blocks = 60 if self.policy.reserve_output_tokens else 0
 
     def book_anything(
-        self: Ledger, request_id: str, channel: str, blocks: int, sequences: int = 1, may_overcommit: bool = False
+        self: Ledger,
+        request_id: str,
+        channel: str,
+        blocks: int,
+        sequences: int = 1,
+        guaranteed: bool = False,
+        may_overcommit: bool = False,
     ) -> bool:
         if not too_many_blocks or request_id in self._reservations or blocks <= self.bookable_blocks:
-            return book(self, request_id, channel, blocks, sequences, may_overcommit)
+            return book(self, request_id, channel, blocks, sequences, guaranteed, may_overcommit)
         self._reservations[request_id] = Reservation(channel, blocks, sequences, self._last_seqs.pop(request_id, 0))
         self.sequences += sequences
         self._move(self._reservations[request_id], blocks)

@@ -44,14 +44,11 @@ from services.scheduler.core.fleet import Fleet, Group, Worker
 from services.scheduler.core.holds import Holds
 from services.scheduler.core.line import Line
 from services.scheduler.core.messages import Announced
+from services.scheduler.core.places import Places
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.reach import Reach
-from services.scheduler.core.rules import Claim, Rules, Spare, below_ceiling, in_tiers
+from services.scheduler.core.rules import Rules, Spare, below_ceiling, in_tiers
 from services.scheduler.core.savings import Saving, Savings
-
-CHOICES: Final = 2
-"""Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
-power of two choices", 2001)."""
 
 GUARDS_LOOK_NS: Final = 1_000_000_000
 """How often a look past fences is taken again: what a guarantee used lately is forgotten with time, untold."""
@@ -73,11 +70,10 @@ class Arbiter:
         self._savings = Savings(self._holds)
         self._bookings = Bookings(policy, fleet)
         self._rules = Rules(self._savings, policy, self._bookings)
+        self._places = Places(self._rules, self._savings, self._bookings, policy.reserve_output_tokens > 0)
         self._now_ns = 0
         self._news = True
         self._bids: dict[Channel, Bid] = {}
-        self._fenced: set[Worker] = set()
-        self._kept_out: set[Worker] = set()
         self._guards_looked_ns = 0
         self._paused: set[Worker] = set()
         self._lessons = policy.lessons
@@ -101,7 +97,7 @@ class Arbiter:
             self._cancel(saving)
         self._tiers = in_tiers(self._ring)
         self._rules.reshared(self._ring)
-        self._fenced.clear()
+        self._places.take_fenced()
         for worker in self._fleet:
             self.room_grew(worker)
         self._look_again()
@@ -115,6 +111,7 @@ class Arbiter:
     def opened(self, worker: Worker) -> None:
         """Note a new worker."""
         self._cancel_outdated()
+        self._rules.opened(worker)
         self.came_back(worker)
 
     def ended(self, worker: Worker, now_ns: int) -> None:
@@ -123,8 +120,8 @@ class Arbiter:
             self._cancel(saving)
         self._holds.drop(worker, now_ns)
         self._rules.forget(worker)
-        for kept in (self._fenced, self._kept_out, self._paused):
-            kept.discard(worker)
+        self._places.forget(worker)
+        self._paused.discard(worker)
         for channel in self._ring:
             channel.worker_left(worker)
             channel.bring_back(worker.group)  # what no other is known to hold may be tried on the largest left
@@ -147,24 +144,27 @@ class Arbiter:
         return self._rules.spare(worker, channel, now_ns)
 
     def is_guaranteed(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
-        """Return whether a request would be within its channel's guarantee on the worker."""
-        return self._rules.is_within(worker, channel, request, blocks)
+        """Return whether a request would go first on the worker, within its channel's guarantee."""
+        rules = self._rules
+        within = rules.is_within(worker, channel, request, blocks)
+        return within and rules.goes_first(worker, channel, request, blocks)
 
     def met(self, worker: Worker, request_id: str, channel: Channel, blocks: int, now_ns: int) -> None:
         """Charge a request that met a standing grant; nothing waited for what it takes."""
-        self._rules.granted(worker, channel, now_ns)
+        self._rules.granted(worker, channel, request_id, blocks, now_ns)
         self._holds.granted(worker, request_id, channel, blocks, 0, now_ns)
 
     def settled(self, worker: Worker, request_id: str, held_blocks: int, now_ns: int) -> None:
         """Note that a request holds `held_blocks` from now on."""
         channel = self._holds.changed(worker, request_id, held_blocks, now_ns)
         if channel is not None:
-            self._rules.granted(worker, channel, now_ns)
+            self._rules.grew(worker, channel, request_id, held_blocks, now_ns)
 
     def released(self, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
         """Note that a request holds nothing any more; `ran` is False if it came back unclaimed."""
         self._holds.ended(worker, request_id, ran, now_ns)
         self._savings.ended(worker, request_id)
+        self._rules.ended(worker, request_id)
         if worker.paused_until_ns > now_ns:
             self._paused.add(worker)
         self.room_grew(worker)
@@ -203,9 +203,7 @@ class Arbiter:
             self._lift_fence(channel)
         if now_ns - self._guards_looked_ns >= GUARDS_LOOK_NS:
             self._guards_looked_ns = now_ns
-            self._fenced |= self._kept_out
-            self._kept_out.clear()
-            self._look_past_fences()
+            self._look_past_fences(all_kept_out=True)
 
     def _bring_all_back(self) -> None:
         """Look again at everybody: what they book is not what it was, and what was saved for them may be too little."""
@@ -237,7 +235,8 @@ class Arbiter:
             prepaid_block_ns = saving.paid_block_ns
             self._savings.remove(saving)
             self.room_grew(saving.worker)
-        self._rules.granted(worker, channel, self._now_ns)
+        peak_blocks = self._policy.peak_blocks(entry.announced, worker, blocks)
+        self._rules.granted(worker, channel, entry.request_id, peak_blocks, self._now_ns)
         self._holds.granted(worker, entry.request_id, channel, blocks, prepaid_block_ns, self._now_ns)
         # Every other bid stands: a booking takes room away from this worker alone.
         stale = [
@@ -257,10 +256,9 @@ class Arbiter:
             if channel.share.guaranteed_share:
                 self._look_past_fences()
 
-    def _look_past_fences(self) -> None:
+    def _look_past_fences(self, all_kept_out: bool = False) -> None:
         """Look again where something was kept for a guarantee: there may be less kept by now."""
-        fenced, self._fenced = self._fenced, set()
-        for worker in fenced:
+        for worker in self._places.take_fenced(all_kept_out):
             self.room_grew(worker)
 
     # ---- turns ----
@@ -307,7 +305,7 @@ class Arbiter:
         if len(heads) > 1 and (paid_for := self._place_paid(channel, heads)) is not None:
             return Bid(channel, placement=paid_for)
         for line, head in heads:
-            placement = self._place(channel, head, capped)
+            placement = self._places.find(channel, head, self._now_ns, capped)
             paid = self._savings.of(head) is not None
             if placement is None and not paid:
                 worker, blocks = self._where_to_save(channel, head, capped)
@@ -341,7 +339,8 @@ class Arbiter:
     def _place_paid(self, channel: Channel, heads: list[tuple[Line, Entry]]) -> Placement | None:
         """Return a placement for a head that has paid: it waits for none that cannot, or that its saving keeps out."""
         paid = (head for _, head in heads if self._savings.of(head) is not None)
-        return next((found for head in paid if (found := self._place(channel, head)) is not None), None)
+        found = (self._places.find(channel, head, self._now_ns) for head in paid)
+        return next((placement for placement in found if placement is not None), None)
 
     def _place_one_behind(self, channel: Channel, line: Line) -> Placement | None:
         """Return a placement for the first request that may pass the head."""
@@ -352,7 +351,7 @@ class Arbiter:
                 break
             if not any(self._bookings.in_group(entry, group)[0] <= most for group, most in hints):
                 continue
-            placement = self._place(channel, entry)
+            placement = self._places.find(channel, entry, self._now_ns)
             if placement is not None:
                 return placement
         return None
@@ -406,42 +405,3 @@ class Arbiter:
         self._savings.remove(saving)
         saving.channel.refund(saving.paid_block_ns)
         self.room_grew(saving.worker)
-
-    # ---- room ----
-
-    def _place(self, channel: Channel, entry: Entry, capped: Set[Group] = frozenset()) -> Placement | None:
-        """Return where the entry fits now, the roomier of the first CHOICES workers; None if nowhere.
-
-        An older request of the channel waits for its ceiling in the groups that are `capped`.
-        """
-        best: Placement | None = None
-        best_room = looks = 0
-        for group, blocks, least_blocks in self._bookings.of(entry):
-            if group in capped:
-                continue
-            openings = channel.openings(group)
-            for worker in openings.roomiest_first(blocks, self._now_ns):
-                if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
-                    continue
-                claim = self._rules.claim(worker, channel, entry, blocks, self._now_ns)
-                room = self._room_blocks(channel, entry, worker, blocks, claim)
-                if room < blocks:
-                    # Several completions may fail for their sequences alone, which says nothing about single ones, and
-                    # what another head of the channel saves keeps out nothing about that head.
-                    alone = claim is not Claim.SHUT and entry.announced.n > 1
-                    if not alone and not self._savings.is_of_another(worker, channel, entry):
-                        openings.refuse(worker, 1 if claim is Claim.SHUT else blocks)
-                    continue
-                if room > best_room:
-                    best, best_room = Placement(entry, channel, worker, blocks, claim is Claim.GUARANTEED), room
-                looks += 1
-                if looks == CHOICES:
-                    return best
-        return best
-
-    def _room_blocks(self, channel: Channel, entry: Entry, worker: Worker, blocks: int, claim: Claim) -> int:
-        """Return how large a booking of this channel the worker has room for, 0 if it may have none."""
-        room, fence = self._rules.room(worker, channel, entry, blocks, claim, self._now_ns)
-        if room < blocks and self._rules.guards(channel):
-            (self._fenced if fence else self._kept_out).add(worker)
-        return room

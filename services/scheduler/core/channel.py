@@ -47,6 +47,7 @@ class Channel:
         self.changed = False
         self.line_ended = False
         self._openings: dict[Group, Openings] = {}
+        self._guaranteed: dict[Group, Openings] = {}
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -142,26 +143,37 @@ class Channel:
         """Return where in the group the channel may find room."""
         found = self._openings.get(group)
         if found is None:
-            found = self._openings[group] = Openings(group, self._reach_blocks)
+            found = self._openings[group] = Openings(group, _reach_blocks)
         return found
 
-    def _reach_blocks(self, worker: Worker) -> int:
-        """Return the most that the channel could book on the worker, rules apart."""
-        if not worker.displaces or not self.share.guaranteed_share:
-            return worker.reach_blocks
-        guaranteed = self.share.guaranteed_blocks(worker.shape.capacity_blocks)
-        return max(worker.reach_blocks, guaranteed - worker.ledger.held_by(self.name))
+    def guaranteed(self, group: Group) -> Openings:
+        """Return where in the group the channel may go first: workers by what is left of its guarantee."""
+        found = self._guaranteed.get(group)
+        if found is None:
+            found = self._guaranteed[group] = Openings(group, self._rest_of_guarantee)
+        return found
+
+    def _rest_of_guarantee(self, worker: Worker) -> int:
+        if not worker.displaces:
+            return 0
+        return self.share.guaranteed_blocks(worker.shape.capacity_blocks) - worker.ledger.held_by(self.name)
 
     def room_grew(self, worker: Worker) -> None:
         """Note that the worker may have more room for this channel than it had."""
-        found = self._openings.get(worker.group)
-        if found is not None:
-            found.room_grew(worker)
+        for openings in (self._openings, self._guaranteed):
+            found = openings.get(worker.group)
+            if found is not None:
+                found.room_grew(worker)
 
     def worker_left(self, worker: Worker) -> None:
         """Forget the worker."""
-        found = self._openings.get(worker.group)
-        if found is not None:
-            found.remove(worker)
-            if not worker.group.workers:
-                del self._openings[worker.group]
+        for openings in (self._openings, self._guaranteed):
+            found = openings.get(worker.group)
+            if found is not None:
+                found.remove(worker)
+                if not worker.group.workers:
+                    del openings[worker.group]
+
+
+def _reach_blocks(worker: Worker) -> int:
+    return worker.reach_blocks

@@ -39,10 +39,12 @@ RELEASES_REMEMBERED = 16_384
 class Reservation:
     """The credits booked for one request: `booked` at the grant, `held` now."""
 
-    __slots__ = ("booked_blocks", "channel", "held_blocks", "seq", "sequences", "settled")
+    __slots__ = ("booked_blocks", "channel", "guaranteed", "held_blocks", "seq", "sequences", "settled")
 
-    def __init__(self, channel: str, booked_blocks: int, sequences: int, seq: int) -> None:
+    def __init__(self, channel: str, booked_blocks: int, sequences: int, seq: int, guaranteed: bool = False) -> None:
         """Begin with nothing held; `seq` is that of the last ACK under this name."""
+        self.guaranteed = guaranteed
+        """Whether its engine was told to run it before what is not guaranteed."""
         self.channel = channel
         self.booked_blocks = booked_blocks
         self.held_blocks = 0
@@ -139,7 +141,13 @@ class Ledger:
     # ---- operations ----
 
     def book(
-        self, request_id: str, channel: str, blocks: int, sequences: int = 1, may_overcommit: bool = False
+        self,
+        request_id: str,
+        channel: str,
+        blocks: int,
+        sequences: int = 1,
+        guaranteed: bool = False,
+        may_overcommit: bool = False,
     ) -> bool:
         """Book `blocks` for the request; False, changing nothing, if they are not bookable or it has a reservation.
 
@@ -153,7 +161,7 @@ class Ledger:
             return False
         # A second booking of one name goes on where the first one's sequence ended, so that no ACK of the first counts.
         seq = self._last_seqs.pop(request_id, 0)
-        reservation = self._reservations[request_id] = Reservation(channel, blocks, sequences, seq)
+        reservation = self._reservations[request_id] = Reservation(channel, blocks, sequences, seq, guaranteed)
         self._count(reservation)
         self._move(reservation, blocks)
         return True

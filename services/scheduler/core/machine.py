@@ -125,8 +125,9 @@ class Machine:
     def _grant(self, placement: Placement, now_ns: int) -> None:
         entry, worker, blocks = placement.entry, placement.worker, placement.blocks
         request = entry.announced
-        guaranteed = placement.guaranteed
-        if not worker.ledger.book(entry.request_id, request.channel, blocks, max(request.n, 1), guaranteed):
+        guaranteed, completions = placement.guaranteed, max(request.n, 1)
+        displaces = guaranteed and worker.displaces
+        if not worker.ledger.book(entry.request_id, request.channel, blocks, completions, guaranteed, displaces):
             raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks cannot be booked")
         self.policy.booked(worker, request, blocks, now_ns)
         self._move(entry.request_id, Event.BOOKED)
@@ -147,7 +148,7 @@ class Machine:
                 entry.announced_ns,
                 self.policy.reserve_output_tokens,
                 None,
-                max(request.n, 1),
+                completions,
                 guaranteed,
             )
         )

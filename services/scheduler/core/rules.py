@@ -16,6 +16,7 @@ from services.scheduler.core.backlog import Entry
 from services.scheduler.core.bookings import Bookings
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.largest import Largest
 from services.scheduler.core.lately import Lately
 from services.scheduler.core.messages import Announced
 from services.scheduler.core.savings import Saving, Savings
@@ -26,6 +27,10 @@ KEPT_PART: Final = 16
 A hundred long outputs at once are off by a few hundredths of the cache from what is expected of them. With nothing kept
 engines that run what is guaranteed first preempt for it 98 times in 1,000 requests, with a sixteenth 20 times, with an
 eighth 13 times, and others have 0.98 of their tokens/s instead of 0.995 (`benchmarks.admission.isolation`)."""
+
+ADMISSION_PART: Final = 32
+"""Part of a worker's blocks that is counted as kept free when its engine takes a request in: vLLM's watermark is 0.02
+unless its user says otherwise."""
 
 
 class Claim(enum.Enum):
@@ -56,6 +61,8 @@ class Rules:
         self._grows = policy.reserve_output_tokens > 0
         self._guaranteed: list[Channel] = []
         self._lately: dict[int, dict[str, Lately]] = {}
+        self._behind = Largest()
+        """What does not go first."""
 
     def add(self, channel: Channel) -> None:
         """Take one more channel into account."""
@@ -96,9 +103,7 @@ class Rules:
         if claim is Claim.GUARANTEED:
             # Whatever is expected of the worker; but of two the one of which less is expected is the roomier.
             room = worker.usable_blocks
-            if room < blocks and not worker.displaces:
-                return room, 0
-            return max(policy.room_blocks(request, worker, blocks), blocks), 0
+            return (room if room < blocks else max(policy.room_blocks(request, worker, blocks), blocks)), 0
         if claim is not Claim.SHARED:
             return 0, 0
         if not self.guards(channel):
@@ -119,8 +124,30 @@ class Rules:
         held_by = worker.ledger.held_by
         return any(other is not channel and held_by(other.name) for other in self._guaranteed)
 
-    def granted(self, worker: Worker, channel: Channel, now_ns: int) -> None:
-        """Note that the channel holds more of the worker than before."""
+    def opened(self, worker: Worker) -> None:
+        """Note what a worker brings along; whether that goes first there is not told."""
+        for request_id in worker.ledger:
+            reservation = worker.ledger.reservation(request_id)
+            if reservation is not None:
+                self._behind.began(worker.epoch, request_id, reservation.held_blocks)
+
+    def granted(self, worker: Worker, channel: Channel, request_id: str, peak_blocks: int, now_ns: int) -> None:
+        """Note a request, booked, that is expected to hold so many blocks at its fullest."""
+        reservation = worker.ledger.reservation(request_id)
+        if reservation is not None and not reservation.guaranteed:
+            self._behind.began(worker.epoch, request_id, peak_blocks)
+        self._note_use(worker, channel, now_ns)
+
+    def grew(self, worker: Worker, channel: Channel, request_id: str, held_blocks: int, now_ns: int) -> None:
+        """Note that a request holds more than before."""
+        self._behind.holds(worker.epoch, request_id, held_blocks)
+        self._note_use(worker, channel, now_ns)
+
+    def ended(self, worker: Worker, request_id: str) -> None:
+        """Note that a request holds nothing any more."""
+        self._behind.ended(worker.epoch, request_id)
+
+    def _note_use(self, worker: Worker, channel: Channel, now_ns: int) -> None:
         if channel.share.guaranteed_share:
             by_channel = self._lately.setdefault(worker.epoch, {})
             lately = by_channel.get(channel.name)
@@ -132,6 +159,7 @@ class Rules:
     def forget(self, worker: Worker) -> None:
         """Forget a worker that is gone."""
         self._lately.pop(worker.epoch, None)
+        self._behind.forget(worker.epoch)
 
     def is_within(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
         """Return whether the channel stays within its guarantee with the request, now and at its fullest."""
@@ -143,6 +171,23 @@ class Rules:
         policy = self._policy
         peak_blocks = policy.peak_blocks(request, worker, blocks)
         return policy.expected_of(worker, channel.name) + peak_blocks <= guarantee
+
+    def goes_first(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
+        """Return whether a request within its guarantee may go before what is not, in the engine's line.
+
+        So much may that there is room beside it for the largest of those it passes, or that one would never start.
+        """
+        capacity = worker.shape.capacity_blocks
+        guaranteed = channel.share.guaranteed_blocks(capacity)
+        room = capacity - capacity // ADMISSION_PART - self._behind.most_blocks(worker.epoch)
+        others = sum(other.share.guaranteed_blocks(capacity) for other in self._guaranteed)
+        if others <= room:
+            return True
+        first = _bent(guaranteed, others, room)
+        if worker.ledger.held_by(channel.name) + blocks > first:
+            return False
+        policy = self._policy
+        return policy.expected_of(worker, channel.name) + policy.peak_blocks(request, worker, blocks) <= first
 
     def _sequences_are_left(
         self, worker: Worker, channel: Channel, entry: Entry, saving: Saving | None, within: bool, now_ns: int

@@ -92,7 +92,7 @@ class StandBy:
         name = self._standing.give(worker.epoch, kind, most, now_ns)
         request = place.request.replace(request_id=name)
         guaranteed = self._arbiter.is_guaranteed(worker, channel, place.request, blocks)
-        if not worker.ledger.book(name, kind.channel, blocks):
+        if not worker.ledger.book(name, kind.channel, blocks, 1, guaranteed):
             raise RuntimeError(f"{blocks} blocks cannot be booked for {name}, where there was room for more")
         self._policy.booked(worker, request, blocks, None)
         return m.Grant(

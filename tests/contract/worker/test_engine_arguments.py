@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -51,6 +52,29 @@ def test_vllms_own_schedulers_alone_let_what_is_guaranteed_pass(
     let_guaranteed_pass(SimpleNamespace(scheduler_config=made))
     assert getattr(made.scheduler_cls, "__name__", made.scheduler_cls) == used
     assert asked or issubclass(made.get_scheduler_cls(), AsyncScheduler) is ahead
+
+
+@pytest.mark.vllm
+def test_a_scheduler_of_somebody_elses_is_warned_of_and_not_relied_on(caplog: pytest.LogCaptureFixture) -> None:
+    from vllm.config import SchedulerConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from services.worker.vllm_scheduling import goes_by_priority, let_guaranteed_pass
+
+    class OfVllms(Scheduler):  # type: ignore[misc]
+        """Keeps its order."""
+
+    class Other:
+        """Keeps an order of its own."""
+
+    logging.getLogger("vllm").propagate = True
+    for asked, known, warned in ((None, True, False), (OfVllms, True, True), (Other, False, True)):
+        made = SimpleNamespace(scheduler_config=SchedulerConfig.default_factory(policy="priority"))
+        made.scheduler_config.scheduler_cls = asked
+        let_guaranteed_pass(made)
+        caplog.clear()
+        assert goes_by_priority(made) is known
+        assert ("Using custom scheduler class" in caplog.text) is warned
 
 
 @pytest.mark.vllm

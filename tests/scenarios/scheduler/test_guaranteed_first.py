@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from benchmarks.admission.isolation import BATCH, INTERACTIVE, LOADS, Run
+from benchmarks.admission.stage import Stage
 from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
 from tests.support.scheduling import SECOND_NS, Rig, shape
@@ -28,7 +31,8 @@ def test_beside_any_flood_it_waits_for_some_steps_also_while_nothing_is_known(lo
 def full(policy: str = "predictive", guaranteed_first: bool = True) -> Rig:
     """Return a scheduler whose one worker has no block left."""
     rig = Rig(SHARES, policy)
-    rig.open("w", shape(100), [m.Holding("long", "batch", 100, 1)], guaranteed_first=guaranteed_first)
+    held = [m.Holding(f"long-{number}", "batch", 25, 1) for number in range(4)]
+    rig.open("w", shape(100), held, guaranteed_first=guaranteed_first)
     return rig
 
 
@@ -47,9 +51,12 @@ def test_a_guarantee_is_granted_where_nothing_is_free_and_no_more() -> None:
 def test_what_is_in_its_place_waits_until_what_it_took_has_come_home() -> None:
     rig = full()
     rig.announce("safe", 8, 8)
-    (batch,) = rig.announce("batch", 10)
-    rig.tell(m.CompletionAck(1, 1, "long", 2, m.ReleaseCause.COMPLETED))
-    assert batch in rig.granted
+    (batch,) = rig.announce("batch", 20)
+    rig.tell(m.CompletionAck(1, 1, "long-0", 2, m.ReleaseCause.COMPLETED))
+    assert batch not in rig.granted, "9 are free, and 6 may be booked ahead for some that are not in their place"
+    for number in (1, 2, 3):
+        rig.tell(m.CompletionAck(1, 1, f"long-{number}", 2, m.ReleaseCause.COMPLETED))
+    assert rig.granted[2:] == [batch]
     assert not rig.grants[-1].guaranteed
 
 
@@ -60,6 +67,39 @@ def test_nothing_is_booked_beyond_what_is_free_where_engines_do_not_make_room(
     rig = full(policy, guaranteed_first)
     rig.announce("safe", 8)
     assert not rig.grants
+
+
+def test_a_place_that_is_free_anywhere_is_taken_before_one_that_is_not() -> None:
+    rig = Rig(SHARES, "predictive")
+    for name, held in (("full-1", 25), ("roomy", 18), ("full-2", 25)):
+        holds = [m.Holding(f"{name}-{number}", "batch", held, 1) for number in range(4)]
+        rig.open(name, shape(100), holds, guaranteed_first=True)
+    rig.announce("safe", *([5] * 8))
+    names = [grant.worker_id for grant in rig.grants]
+    assert names[:5] == ["roomy"] * 5
+    assert sorted(names[5:]) == ["full-1", "full-2", "roomy"], "of its guarantee there are 30, and 6 ahead of 28"
+
+
+def test_who_goes_first_leaves_room_for_the_largest_request_it_passes() -> None:
+    """Two channels, guaranteed half of the worker each and always busy, and one with prompts of two fifths of it."""
+    stage = Stage("predictive", {"a": Share(1.0, 0.5), "b": Share(1.0, 0.5), "large": Share()}, 1_024)
+    draw = random.Random(1)
+    for half_seconds in range(1, 160):
+        for name, most in (("a", 60), ("b", 60), ("large", 10)):
+            for _ in range(most - stage.penstock.waiting(name)):
+                if name == "large":
+                    stage.ask(name, draw.randint(6_800, 7_000), draw.randint(300, 400), 400)
+                else:
+                    stage.ask(name, draw.randint(100, 200), draw.randint(100, 160), 160)
+        stage.run_until(half_seconds / 2)
+    granted_ns = stage.penstock.granted_ns
+    waits_s = [
+        ((life.first_ns if life.first_ns >= 0 else stage.clock.now_ns) - granted_ns[number]) / SECOND_NS
+        for number, life in enumerate(stage.meter.lives)
+        if stage.items[number].channel == "large" and number in granted_ns
+    ]
+    assert len(waits_s) > 10
+    assert max(waits_s) < 5, "the longest request takes as long"
 
 
 @pytest.mark.parametrize("policy", ["predictive", "virtual-channels"])

@@ -13,6 +13,7 @@ from services.scheduler.core import policy
 
 MAINS = {
     "batch_files": "bench_batch_files", "first_byte": "bench_first_byte", "keys": "bench_keys",
+    "isolation": "bench_isolation",
     "lifecycle": "bench_lifecycle", "main": "bench_main", "overload": "bench_overload", "ratio": "bench_ratio",
     "recovery": "bench_recovery", "makespan": "admission.makespan", "real": "admission.real", "sim": "admission.sim",
 }  # fmt: skip
@@ -25,6 +26,7 @@ MAINS = {
         "batch_files --line-bytes 120",
         "first_byte --rounds 0",
         "first_byte --streams 0",
+        "isolation --seconds 0",
         "keys --rounds 0",
         "lifecycle --only penstock,rediss",
         "lifecycle --parts comapre",

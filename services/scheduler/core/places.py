@@ -1,0 +1,117 @@
+"""Where an entry of a channel fits now.
+
+First where there is room for it. Only if there is none anywhere, what is within its channel's guarantee takes a place
+on a worker whose engine makes room for it, by preempting what is not guaranteed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Final
+
+from services.scheduler.core.backlog import Entry
+from services.scheduler.core.bids import Placement
+from services.scheduler.core.bookings import Bookings
+from services.scheduler.core.channel import Channel
+from services.scheduler.core.fleet import Group, Worker
+from services.scheduler.core.rules import Claim, Rules
+from services.scheduler.core.savings import Savings
+
+CHOICES: Final = 2
+"""Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
+power of two choices", 2001)."""
+
+
+class Places:
+    """Finds places. Owns where something was kept for a guarantee, to be looked at again when it may be less."""
+
+    def __init__(self, rules: Rules, savings: Savings, bookings: Bookings, engines_preempt: bool) -> None:
+        """Ask `rules` what a channel may take; `engines_preempt` if the policy lets them."""
+        self._rules = rules
+        self._engines_preempt = engines_preempt
+        self._savings = savings
+        self._bookings = bookings
+        self._fenced: set[Worker] = set()
+        self._kept_out: set[Worker] = set()
+
+    def find(self, channel: Channel, entry: Entry, now_ns: int, capped: Set[Group] = frozenset()) -> Placement | None:
+        """Return where the entry fits now, the roomier of the first CHOICES workers; None if nowhere.
+
+        An older request of the channel waits for its ceiling in the groups that are `capped`.
+        """
+        best: Placement | None = None
+        best_room = looks = 0
+        for group, blocks, least_blocks in self._bookings.of(entry):
+            if group in capped:
+                continue
+            openings = channel.openings(group)
+            for worker in openings.roomiest_first(blocks, now_ns):
+                if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
+                    continue
+                claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
+                room = self._room_blocks(channel, entry, worker, blocks, claim, now_ns)
+                if room < blocks:
+                    # Several completions may fail for their sequences alone, which says nothing about single ones, and
+                    # what another head of the channel saves keeps out nothing about that head.
+                    alone = claim is not Claim.SHUT and entry.announced.n > 1
+                    if not alone and not self._savings.is_of_another(worker, channel, entry):
+                        openings.refuse(worker, 1 if claim is Claim.SHUT else blocks)
+                    continue
+                if room > best_room:
+                    first = claim is Claim.GUARANTEED and self._rules.goes_first(
+                        worker, channel, entry.announced, blocks
+                    )
+                    best, best_room = Placement(entry, channel, worker, blocks, first), room
+                looks += 1
+                if looks == CHOICES:
+                    return best
+        if best is None and self._engines_preempt and channel.share.guaranteed_share:
+            return self._find_first(channel, entry, now_ns, capped)
+        return best
+
+    def _find_first(self, channel: Channel, entry: Entry, now_ns: int, capped: Set[Group]) -> Placement | None:
+        """Return where the entry may go first although nothing is free: on the least full of CHOICES workers."""
+        best: Placement | None = None
+        for group, blocks, least_blocks in self._bookings.of(entry):
+            if group in capped:
+                continue
+            guaranteed = channel.guaranteed(group)
+            able: list[Worker] = []
+            for worker in guaranteed.roomiest_first(blocks, now_ns):
+                if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
+                    continue
+                claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
+                if claim is Claim.GUARANTEED and self._rules.goes_first(worker, channel, entry.announced, blocks):
+                    able.append(worker)
+                    if len(able) == CHOICES:
+                        break
+                elif entry.announced.n == 1:
+                    guaranteed.refuse(worker, blocks)
+            for worker in able:
+                if best is None or worker.reach_blocks > best.worker.reach_blocks:
+                    best = Placement(entry, channel, worker, blocks, True)
+        return best
+
+    def _room_blocks(
+        self, channel: Channel, entry: Entry, worker: Worker, blocks: int, claim: Claim, now_ns: int
+    ) -> int:
+        """Return how large a booking of this channel the worker has room for, 0 if it may have none."""
+        room, fence = self._rules.room(worker, channel, entry, blocks, claim, now_ns)
+        if room < blocks and self._rules.guards(channel):
+            (self._fenced if fence else self._kept_out).add(worker)
+        return room
+
+    # ---- where something was kept for a guarantee ----
+
+    def take_fenced(self, all_kept_out: bool = False) -> set[Worker]:
+        """Return where a fence kept somebody out since this was asked last, or what was kept of the peak as well."""
+        fenced, self._fenced = self._fenced, set()
+        if all_kept_out:
+            fenced |= self._kept_out
+            self._kept_out.clear()
+        return fenced
+
+    def forget(self, worker: Worker) -> None:
+        """Forget a worker that is gone."""
+        self._fenced.discard(worker)
+        self._kept_out.discard(worker)
