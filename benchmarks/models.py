@@ -63,8 +63,8 @@ MODELS = {
 of those of a model in production, so that whatever shares its processors weighs ten times as much. Those of `m512`
 take as long as an accelerator's (20 to 30 ms with fifty requests), but are arithmetic that a CPU does request by
 request: a larger batch pays less than it would there. `deep` is twelve layers as thin as those of `tiny`: steps of 10
-to 20 ms that cost little more for every request, as where they wait for a memory that holds the weights. `llama-8b` needs a GPU: its steps cost what a production
-model's do, only what it writes means nothing."""
+to 20 ms that cost little more for every request, as where they wait for the memory that holds the weights. `llama-8b`
+needs a GPU: its steps cost what a production model's do, only what it writes means nothing."""
 
 
 def make_model(directory: Path, name: str, window_tokens: int) -> None:
