@@ -203,9 +203,9 @@ class SchedulerReferee:
     def _check_order(self, grants: Sequence[m.Grant]) -> None:
         """In its line (one channel, one model) a request is granted first, or it passes a head that saves.
 
-        Lines are ordered by (priority, submit). Nobody passes more than FRONT_REQUESTS - 1 others, and only a head
-        with a booked start, or one that was granted itself in the same pass, may have been passed. Those out of reach
-        of the workers that take grants do not count.
+        Lines are ordered by (priority, submit). Nobody passes more than FRONT_REQUESTS - 1 others. What is not
+        guaranteed passes only a head with a booked start, or one that was granted itself in the same pass. Those out of
+        reach of the workers that take grants do not count.
         """
         lines: dict[tuple[str, str], list[Entry]] = {}
         granted = {grant.request_id for grant in grants}
@@ -223,7 +223,7 @@ class SchedulerReferee:
             rank = line.index(known)
             demand(rank < FRONT_REQUESTS, f"{grant.request_id} passed {rank} others")
             head = line[0]
-            passed = rank > 0 and head.state is State.WAITING
+            passed = rank > 0 and head.state is State.WAITING and not grant.guaranteed
             demand(not passed or head.request_id in saving, f"{grant.request_id} passed a head without a booked start")
             line.remove(known)
 

@@ -156,9 +156,10 @@ class Arbiter:
 
     def settled(self, worker: Worker, request_id: str, held_blocks: int, now_ns: int) -> None:
         """Note that a request holds `held_blocks` from now on."""
+        self._rules.holds(worker, request_id, held_blocks)
         channel = self._holds.changed(worker, request_id, held_blocks, now_ns)
         if channel is not None:
-            self._rules.grew(worker, channel, request_id, held_blocks, now_ns)
+            self._rules.note_use(worker, channel, now_ns)
 
     def released(self, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
         """Note that a request holds nothing any more; `ran` is False if it came back unclaimed."""
@@ -294,6 +295,11 @@ class Arbiter:
         """Return what the channel would do next; whoever nobody could run meanwhile is set aside."""
         while (bid := self._look_at_heads(channel)) is None:
             pass
+        if bid.placement is None and bid.saving is None and channel.share.guaranteed_share:
+            placement = self._place_guaranteed_behind(channel)
+            if placement is not None:
+                cost_block_ns = self._holds.cost_block_ns(channel, placement.blocks)
+                return Bid(channel, bid.payer_waits, cost_block_ns=cost_block_ns, placement=placement)
         return bid
 
     def _look_at_heads(self, channel: Channel) -> Bid | None:
@@ -354,6 +360,15 @@ class Arbiter:
             placement = self._places.find(channel, entry, self._now_ns)
             if placement is not None:
                 return placement
+        return None
+
+    def _place_guaranteed_behind(self, channel: Channel) -> Placement | None:
+        """Return a placement for the first request that goes first behind a head that waits: its guarantee is free."""
+        for line, _ in channel.heads():
+            for entry in line.behind():
+                placement = self._places.find_first(channel, entry, self._now_ns)
+                if placement is not None:
+                    return placement
         return None
 
     def _is_out_of_reach(self, entry: Entry) -> bool:

@@ -65,32 +65,42 @@ class Places:
                 looks += 1
                 if looks == CHOICES:
                     return best
-        if best is None and self._engines_preempt and channel.share.guaranteed_share:
-            return self._find_first(channel, entry, now_ns, capped)
-        return best
+        return self.find_first(channel, entry, now_ns, capped) if best is None else best
 
-    def _find_first(self, channel: Channel, entry: Entry, now_ns: int, capped: Set[Group]) -> Placement | None:
-        """Return where the entry may go first although nothing is free: on the least full of CHOICES workers."""
+    def find_first(
+        self, channel: Channel, entry: Entry, now_ns: int, capped: Set[Group] = frozenset()
+    ) -> Placement | None:
+        """Return where the entry may go first although nothing is free: on the least full of the first few workers."""
+        if not self._engines_preempt or not channel.share.guaranteed_share:
+            return None
         best: Placement | None = None
         for group, blocks, least_blocks in self._bookings.of(entry):
             if group in capped:
                 continue
-            guaranteed = channel.guaranteed(group)
-            able: list[Worker] = []
-            for worker in guaranteed.roomiest_first(blocks, now_ns):
-                if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
-                    continue
-                claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
-                if claim is Claim.GUARANTEED and self._rules.goes_first(worker, channel, entry.announced, blocks):
-                    able.append(worker)
-                    if len(able) == CHOICES:
-                        break
-                elif entry.announced.n == 1:
-                    guaranteed.refuse(worker, blocks)
-            for worker in able:
+            for worker in self._able(channel, entry, group, (blocks, least_blocks), now_ns):
                 if best is None or worker.reach_blocks > best.worker.reach_blocks:
                     best = Placement(entry, channel, worker, blocks, True)
         return best
+
+    def _able(self, channel: Channel, entry: Entry, group: Group, wanted: tuple[int, int], now_ns: int) -> list[Worker]:
+        """Return the first CHOICES workers of the group where the entry may go first, its channel's rest largest.
+
+        It books the first of what is `wanted`, and is proven to need the second.
+        """
+        blocks, least_blocks = wanted
+        guaranteed = channel.guaranteed(group)
+        able: list[Worker] = []
+        for worker in guaranteed.roomiest_first(blocks, now_ns):
+            if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
+                continue
+            claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
+            if claim is Claim.GUARANTEED and self._rules.goes_first(worker, channel, entry.announced, blocks):
+                able.append(worker)
+                if len(able) == CHOICES:
+                    break
+            elif entry.announced.n == 1:
+                guaranteed.refuse(worker, blocks)
+        return able
 
     def _room_blocks(
         self, channel: Channel, entry: Entry, worker: Worker, blocks: int, claim: Claim, now_ns: int

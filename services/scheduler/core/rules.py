@@ -18,8 +18,10 @@ from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.largest import Largest
 from services.scheduler.core.lately import Lately
+from services.scheduler.core.ledger import Reservation
 from services.scheduler.core.messages import Announced
 from services.scheduler.core.savings import Saving, Savings
+from services.scheduler.core.standing import PREFIX
 
 KEPT_PART: Final = 16
 """Part of a worker's blocks kept of the predicted peak beside a guarantee in use, on top of what it used lately.
@@ -88,9 +90,8 @@ class Rules:
         if saving is not None:
             if saving.start_ns is None:
                 self._savings.book_start(saving, self.fence(worker, saving.channel, now_ns), now_ns)
-            if (not within or saving.channel is channel) and not self._savings.lets_pass(
-                saving, channel, blocks, now_ns
-            ):
+            passes = within and (saving.channel is not channel or self._fits_beside(worker, saving))
+            if not passes and not self._savings.lets_pass(saving, channel, blocks, now_ns):
                 shut = self._savings.is_due(saving, now_ns) and not channel.share.guaranteed_share
                 return Claim.SHUT if shut else Claim.REFUSED
         return Claim.GUARANTEED if within else Claim.SHARED
@@ -128,26 +129,28 @@ class Rules:
         """Note what a worker brings along; whether that goes first there is not told."""
         for request_id in worker.ledger:
             reservation = worker.ledger.reservation(request_id)
-            if reservation is not None:
-                self._behind.began(worker.epoch, request_id, reservation.held_blocks)
+            if reservation is not None and not request_id.startswith(PREFIX):
+                self._behind.began(worker.epoch, request_id, _of_one(reservation, reservation.held_blocks))
 
     def granted(self, worker: Worker, channel: Channel, request_id: str, peak_blocks: int, now_ns: int) -> None:
         """Note a request, booked, that is expected to hold so many blocks at its fullest."""
         reservation = worker.ledger.reservation(request_id)
         if reservation is not None and not reservation.guaranteed:
-            self._behind.began(worker.epoch, request_id, peak_blocks)
-        self._note_use(worker, channel, now_ns)
+            self._behind.began(worker.epoch, request_id, _of_one(reservation, peak_blocks))
+        self.note_use(worker, channel, now_ns)
 
-    def grew(self, worker: Worker, channel: Channel, request_id: str, held_blocks: int, now_ns: int) -> None:
-        """Note that a request holds more than before."""
-        self._behind.holds(worker.epoch, request_id, held_blocks)
-        self._note_use(worker, channel, now_ns)
+    def holds(self, worker: Worker, request_id: str, held_blocks: int) -> None:
+        """Note what a request holds."""
+        reservation = worker.ledger.reservation(request_id)
+        if reservation is not None:
+            self._behind.holds(worker.epoch, request_id, _of_one(reservation, held_blocks))
 
     def ended(self, worker: Worker, request_id: str) -> None:
         """Note that a request holds nothing any more."""
         self._behind.ended(worker.epoch, request_id)
 
-    def _note_use(self, worker: Worker, channel: Channel, now_ns: int) -> None:
+    def note_use(self, worker: Worker, channel: Channel, now_ns: int) -> None:
+        """Note that the channel holds more of the worker than before."""
         if channel.share.guaranteed_share:
             by_channel = self._lately.setdefault(worker.epoch, {})
             lately = by_channel.get(channel.name)
@@ -171,6 +174,10 @@ class Rules:
         policy = self._policy
         peak_blocks = policy.peak_blocks(request, worker, blocks)
         return policy.expected_of(worker, channel.name) + peak_blocks <= guarantee
+
+    def _fits_beside(self, worker: Worker, saving: Saving) -> bool:
+        """Return whether a saving head has room beside the guarantee of its own channel, used in full."""
+        return saving.peak_blocks + self.guarantee(worker, saving.channel) <= worker.shape.capacity_blocks
 
     def goes_first(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
         """Return whether a request within its guarantee may go before what is not, in the engine's line.
@@ -305,6 +312,11 @@ class Rules:
             if other is not saving.channel
         )
         return _bent(guaranteed, others, most - max(saving.entry.announced.n, 1))
+
+
+def _of_one(reservation: Reservation, blocks: int) -> int:
+    """Return the blocks of one completion: an engine takes each in, and preempts it, alone."""
+    return -(-blocks // max(reservation.sequences, 1))
 
 
 def _bent(guaranteed: int, others: int, room: int) -> int:

@@ -10,7 +10,7 @@ from benchmarks.admission.isolation import BATCH, INTERACTIVE, LOADS, Run
 from benchmarks.admission.stage import Stage
 from services.scheduler.core import messages as m
 from services.scheduler.core.channel import Share
-from tests.support.scheduling import SECOND_NS, Rig, shape
+from tests.support.scheduling import SECOND_NS, Rig, announced, shape
 
 STEP_MS = 20.0
 """Of the simulated engine while its cache is full: the time between two of its steps is less."""
@@ -100,6 +100,53 @@ def test_who_goes_first_leaves_room_for_the_largest_request_it_passes() -> None:
     ]
     assert len(waits_s) > 10
     assert max(waits_s) < 5, "the longest request takes as long"
+
+
+def test_a_head_that_waits_keeps_nobody_behind_it_from_going_first() -> None:
+    """It is larger than the guarantee, and saves on one of the workers."""
+    rig = Rig(SHARES, "predictive")
+    for name in ("one", "two", "three"):
+        holds = [m.Holding(f"{name}-{number}", "batch", 25, 1) for number in range(4)]
+        rig.open(name, shape(100), holds, guaranteed_first=True)
+    rig.announce("safe", 40)
+    behind = rig.announce("safe", 8, 8, 8)
+    assert rig.granted == behind
+    assert {grant.worker_id for grant in rig.grants} == {"one", "two", "three"}
+
+
+def passed_by(rig: Rig, *sizes: int) -> int:
+    """Return how many blocks of two channels' requests go first."""
+    began = len(rig.grants)
+    for name in ("a", "b"):
+        rig.announce(name, *sizes)
+    return sum(grant.booked_blocks for grant in rig.grants[began:] if grant.guaranteed)
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_what_a_passed_request_has_grown_to_is_left_free_also_if_a_worker_brought_it_along(adopted: bool) -> None:
+    rig = Rig({"a": Share(1.0, 0.4), "b": Share(1.0, 0.4), "batch": Share()}, "predictive")
+    holds = [m.Holding("x", "batch", 50, 1)] if adopted else []
+    rig.open("w", shape(1_000), holds, guaranteed_first=True)
+    name = "x" if adopted else rig.announce("batch", 50)[0]
+    for seq, blocks in ((5, 300), (6, 700)):
+        rig.tell(m.TokenizerAck(1, 1, name, seq, blocks))
+    assert 200 < passed_by(rig, *([20] * 40)) < 300
+
+
+def test_completions_are_passed_one_by_one() -> None:
+    rig = Rig({"a": Share(1.0, 0.4), "b": Share(1.0, 0.4), "batch": Share()}, "predictive")
+    rig.open("w", shape(1_000), [m.Holding("x", "batch", 900, 1, 20)], guaranteed_first=True)
+    assert passed_by(rig, *([20] * 40)) > 700
+
+
+def test_a_standing_grant_of_an_earlier_stream_that_is_met_counts_once() -> None:
+    rig = Rig(SHARES, "predictive", standing_ns=2 * SECOND_NS)
+    rig.open("w", shape(100), [m.Holding("standing/1-1", "batch", 90, 1)], takes_standing=True, guaranteed_first=True)
+    rig.tell(m.GrantUsed(1, 1, "standing/1-1", announced("x", "batch", 90)))
+    behind = rig.machine._arbiter._rules._behind
+    assert behind.most_blocks(1) == 90
+    rig.tell(m.CompletionAck(1, 1, "x", 9, m.ReleaseCause.COMPLETED))
+    assert behind.most_blocks(1) == 0
 
 
 @pytest.mark.parametrize("policy", ["predictive", "virtual-channels"])
