@@ -295,7 +295,9 @@ class Arbiter:
         """Return what the channel would do next; whoever nobody could run meanwhile is set aside."""
         while (bid := self._look_at_heads(channel)) is None:
             pass
-        if bid.placement is None and bid.saving is None and channel.share.guaranteed_share:
+        share = channel.share
+        # Below a ceiling those behind could keep their own head out for ever.
+        if bid.placement is None and bid.saving is None and share.guaranteed_share and share.ceiling_share >= 1:
             placement = self._place_guaranteed_behind(channel)
             if placement is not None:
                 cost_block_ns = self._holds.cost_block_ns(channel, placement.blocks)

@@ -176,8 +176,9 @@ class Rules:
         return policy.expected_of(worker, channel.name) + peak_blocks <= guarantee
 
     def _fits_beside(self, worker: Worker, saving: Saving) -> bool:
-        """Return whether a saving head has room beside the guarantee of its own channel, used in full."""
-        return saving.peak_blocks + self.guarantee(worker, saving.channel) <= worker.shape.capacity_blocks
+        """Return whether a saving head has room, below its ceiling, beside all of its own channel's guarantee."""
+        most_blocks = saving.channel.share.ceiling_blocks(worker.shape.capacity_blocks)
+        return saving.peak_blocks + self.guarantee(worker, saving.channel) <= most_blocks
 
     def goes_first(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
         """Return whether a request within its guarantee may go before what is not, in the engine's line.

@@ -114,6 +114,25 @@ def test_a_head_that_waits_keeps_nobody_behind_it_from_going_first() -> None:
     assert {grant.worker_id for grant in rig.grants} == {"one", "two", "three"}
 
 
+def test_a_channel_with_a_ceiling_does_not_go_first_past_its_own_older_request() -> None:
+    """It would stay too near to its ceiling for that one, for ever."""
+    rig = Rig({"safe": Share(1.0, 0.3, 0.5), "batch": Share()}, "predictive")
+    rig.open("w", shape(100), [m.Holding(f"long-{n}", "batch", 20, 1) for n in range(4)], guaranteed_first=True)
+    rig.announce("safe", 8, 8)
+    (large,) = rig.announce("safe", 40)
+    for step in range(60):
+        rig.announce("safe", *([8] * (4 - rig.machine.backlog.waiting["safe"])))
+        if step < 4:
+            rig.tell(m.CompletionAck(1, 1, f"long-{step}", 9, m.ReleaseCause.COMPLETED))
+        rig.wait(100)
+        running = [grant for grant in rig.grants if grant.request_id in rig.worker("w").ledger]
+        if large in rig.granted:
+            return
+        if running:
+            rig.finish(running[0])
+    raise AssertionError("it never starts")
+
+
 def passed_by(rig: Rig, *sizes: int) -> int:
     """Return how many blocks of two channels' requests go first."""
     began = len(rig.grants)
