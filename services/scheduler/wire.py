@@ -109,7 +109,12 @@ def _inventory(inventory: Iterable[scheduler_pb2.Holding]) -> tuple[m.Holding, .
             raise InvalidFieldError(f"{where}.request_id: {holding.request_id!r} is listed twice")
         _check_most(f"{where}.completions", holding.completions, SHAPE_MOST["max_num_seqs"])
         holdings[holding.request_id] = m.Holding(
-            holding.request_id, holding.channel, holding.held_blocks, holding.seq, max(holding.completions, 1)
+            holding.request_id,
+            holding.channel,
+            holding.held_blocks,
+            holding.seq,
+            max(holding.completions, 1),
+            holding.guaranteed,
         )
     return tuple(holdings.values())
 

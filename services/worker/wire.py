@@ -102,6 +102,7 @@ def credits_open(
                     held_blocks=h.held_blocks,
                     seq=h.seq,
                     completions=h.completions,
+                    guaranteed=h.guaranteed,
                 )
                 for h in inventory
             ],

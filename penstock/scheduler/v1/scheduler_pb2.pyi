@@ -277,6 +277,7 @@ class Holding(_message.Message):
     HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
+    GUARANTEED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     channel: _builtins.str
@@ -287,6 +288,8 @@ class Holding(_message.Message):
     """Highest sequence number used for it."""
     completions: _builtins.int
     """Completions it has; 0 is one."""
+    guaranteed: _builtins.bool
+    """Whether its grant said so (Grant.guaranteed)."""
     def __init__(
         self,
         *,
@@ -295,10 +298,11 @@ class Holding(_message.Message):
         held_blocks: _builtins.int = ...,
         seq: _builtins.int = ...,
         completions: _builtins.int = ...,
+        guaranteed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "completions", b"completions", "held_blocks", b"held_blocks", "request_id", b"request_id", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "completions", b"completions", "guaranteed", b"guaranteed", "held_blocks", b"held_blocks", "request_id", b"request_id", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

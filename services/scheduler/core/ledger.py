@@ -214,7 +214,9 @@ class Ledger:
         for holding in inventory:
             if holding.request_id in self._reservations:
                 continue
-            reservation = Reservation(holding.channel, holding.held_blocks, holding.completions, holding.seq)
+            reservation = Reservation(
+                holding.channel, holding.held_blocks, holding.completions, holding.seq, holding.guaranteed
+            )
             self._reservations[holding.request_id] = reservation
             self._count(reservation)
             self._move(reservation, holding.held_blocks)

@@ -68,6 +68,8 @@ class Holding(NamedTuple):
     held_blocks: int
     seq: int
     completions: int = 1
+    guaranteed: bool = False
+    """Whether its grant said so: the engine runs it before what is not."""
 
 
 # ---- inputs: from workers ----

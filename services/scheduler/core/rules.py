@@ -126,10 +126,10 @@ class Rules:
         return any(other is not channel and held_by(other.name) for other in self._guaranteed)
 
     def opened(self, worker: Worker) -> None:
-        """Note what a worker brings along; whether that goes first there is not told."""
+        """Note what a worker brings along that does not go first there."""
         for request_id in worker.ledger:
             reservation = worker.ledger.reservation(request_id)
-            if reservation is not None and not request_id.startswith(PREFIX):
+            if reservation is not None and not reservation.guaranteed and not request_id.startswith(PREFIX):
                 self._behind.began(worker.epoch, request_id, _of_one(reservation, reservation.held_blocks))
 
     def granted(self, worker: Worker, channel: Channel, request_id: str, peak_blocks: int, now_ns: int) -> None:

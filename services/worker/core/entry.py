@@ -70,7 +70,7 @@ class Entry:
 
     def holding(self) -> Holding:
         """Return the reservation for the inventory."""
-        return Holding(self.request_id, self.channel, self.held_blocks, self.seq, self.completions)
+        return Holding(self.request_id, self.channel, self.held_blocks, self.seq, self.completions, self.guaranteed)
 
     def credits(self) -> Credits:
         """Return what became of the reservation."""

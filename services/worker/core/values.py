@@ -87,6 +87,7 @@ class Holding(NamedTuple):
     held_blocks: int
     seq: int
     completions: int = 1
+    guaranteed: bool = False
 
 
 class EngineReported(Value):

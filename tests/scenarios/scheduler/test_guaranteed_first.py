@@ -152,6 +152,12 @@ def test_what_a_passed_request_has_grown_to_is_left_free_also_if_a_worker_brough
     assert 200 < passed_by(rig, *([20] * 40)) < 300
 
 
+def test_what_goes_first_and_a_worker_brought_along_is_not_among_what_is_passed() -> None:
+    rig = Rig({"a": Share(1.0, 0.4), "b": Share(1.0, 0.4), "batch": Share()}, "predictive")
+    rig.open("w", shape(1_000), [m.Holding("a-0", "a", 350, 1, guaranteed=True)], guaranteed_first=True)
+    assert passed_by(rig, *([20] * 40)) == 400, "nothing is passed, so all of the guarantee of b goes first"
+
+
 def test_completions_are_passed_one_by_one() -> None:
     rig = Rig({"a": Share(1.0, 0.4), "b": Share(1.0, 0.4), "batch": Share()}, "predictive")
     rig.open("w", shape(1_000), [m.Holding("x", "batch", 900, 1, 20)], guaranteed_first=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from services.scheduler.core.messages import Grant
-from services.scheduler.wire import grant
+from services.scheduler.wire import grant, worker_opened
 from services.worker.core import messages as m
 from services.worker.core.peers import GROWTH_WAIT_NS
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
-from services.worker.wire import granted
+from services.worker.engine import EngineShape
+from services.worker.wire import credits_open, granted
 
 INTERVAL_NS = 20_000_000
 SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
@@ -116,6 +117,20 @@ def test_the_grant_tells_it_before_the_prompt_has_come() -> None:
     one.session.step(granted(message.grant), 0)
     one.session.step(m.SchedulerDown(), 1)
     assert one.session.step(m.SchedulerReached(), 1) == [m.OpenCredits((m.Holding("a", "batch", 6, 0, 3),))]
+
+
+def test_the_inventory_tells_what_goes_first() -> None:
+    one = Told()
+    message = s.SchedulerToWorker.FromString(
+        grant(Grant(7, "w", "a", "batch", 6, True, 1, "", 0, 2, None, guaranteed=True), "")
+    )
+    one.session.step(granted(message.grant), 0)
+    one.session.step(m.SchedulerDown(), 1)
+    (opened,) = one.session.step(m.SchedulerReached(), 1)
+    assert isinstance(opened, m.OpenCredits)
+    said = credits_open("w", "i", EngineShape("test", 64, 16, 512, 8, 0, "tiny"), 60, opened.inventory)
+    (told,) = worker_opened(said, 1).inventory
+    assert told.guaranteed
 
 
 def test_a_new_stream_hears_of_growth_by_the_inventory_alone() -> None:
