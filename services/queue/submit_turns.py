@@ -1,6 +1,6 @@
 """Submits that wait for a commit: a line for each who submits, of which the first of each is taken in turn.
 
-And how many a commit takes in.
+And how many a commit takes in: more while one source alone gives any.
 """
 
 from __future__ import annotations
@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
 
+NOBODY = -1
+"""No source has this number."""
+
 T = TypeVar("T")
 
 SUBMITS_AT_ONCE = 160
 """Small requests that a commit takes in beside all else that has come: some five milliseconds of work. Grants,
 claims and completions wait for the commit before theirs, and without a bound that is one of all that a client with a
 large file has submitted meanwhile; engines run out of work, and whoever submits a single request waits for it all."""
+
+SUBMITS_ALONE = 2 * SUBMITS_AT_ONCE
+"""What it takes in of one who submits alone. Each commit goes round all services, and the more there is in it the less
+often they take turns at the processors; more than this brings nothing (docs/benchmarks.md)."""
+
+ALONE_AFTER = 16
+"""Commits in a row with submits of one source alone before it counts as alone: a quarter of a second, in which somebody
+who asks now and then, one request after the other, has come back."""
 
 SUBMITS_WRITE_NS = 5_000_000
 """How long a commit may write and sync before the next one takes in more than that, in proportion: on a slow disk
@@ -46,6 +57,9 @@ class SubmitTurns(Generic[T]):
         """What must not overtake the items before its number."""
         self._next_number = 0
         self._writes_ns: deque[int] = deque(maxlen=WRITES_KEPT)
+        self._last_source = NOBODY
+        self._alone_for = 0
+        """Commits with submits since another source than the last one gave any."""
 
     def __bool__(self) -> bool:
         """Return whether anything waits."""
@@ -58,6 +72,9 @@ class SubmitTurns(Generic[T]):
             line = self._lines[source] = deque()
         line.append((self._next_number, weight, item))
         self._next_number += 1
+        if source != self._last_source:
+            self._last_source = source
+            self._alone_for = 0
 
     def put_behind(self, item: T) -> None:
         """Have `item` wait until all that waits now, of whatever source, has been taken."""
@@ -75,6 +92,7 @@ class SubmitTurns(Generic[T]):
         taken: list[T] = []
         total = 0
         most = self._most()
+        self._alone_for += bool(self._lines)
         while self._lines and (total < most or all_of_it):
             source, line = self._lines.popitem(last=False)
             _, weight, item = line.popleft()
@@ -89,5 +107,6 @@ class SubmitTurns(Generic[T]):
         return taken
 
     def _most(self) -> int:
+        at_once = SUBMITS_ALONE if self._alone_for >= ALONE_AFTER else SUBMITS_AT_ONCE
         in_proportion = SUBMITS_AT_ONCE * min(self._writes_ns, default=0) // SUBMITS_WRITE_NS
-        return min(max(SUBMITS_AT_ONCE, in_proportion), SUBMITS_AT_MOST)
+        return min(max(at_once, in_proportion), SUBMITS_AT_MOST)

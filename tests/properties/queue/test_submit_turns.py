@@ -9,7 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.queue.submit_turns import (
+    ALONE_AFTER,
     BYTES_LIKE_ONE_MORE,
+    SUBMITS_ALONE,
     SUBMITS_AT_MOST,
     SUBMITS_AT_ONCE,
     SUBMITS_WRITE_NS,
@@ -35,8 +37,12 @@ class Watched:
         self.behind: list[Name] = []
         self.passed: dict[Name, set[int]] = {}
         """Of each item that is the first of its source: who has had a turn since it became that."""
+        self.last_source = BEHIND
+        self.alone_for = 0
 
     def put(self, source: int, weight: int) -> None:
+        if source != self.last_source:
+            self.last_source, self.alone_for = source, 0
         item = (source, next(self.numbers))
         self.turns.put(source, weight, item)
         if not any(other[0] == source for other in self.waiting):
@@ -53,8 +59,10 @@ class Watched:
         taken = self.turns.take(all_of_it)
         submits = [item for item in taken if item[0] != BEHIND]
         weights = [self.waiting[item] for item in submits]
-        assert all_of_it or sum(weights[:-1]) < SUBMITS_AT_ONCE, "the last one was not needed"
-        assert len(submits) == len(self.waiting) or (sum(weights) >= SUBMITS_AT_ONCE and not all_of_it)
+        most = SUBMITS_AT_ONCE if self.alone_for < ALONE_AFTER else SUBMITS_ALONE
+        assert all_of_it or sum(weights[:-1]) < most, "the last one was not needed"
+        assert len(submits) == len(self.waiting) or (sum(weights) >= most and not all_of_it)
+        self.alone_for += bool(submits)
         for item in submits:
             self.take_one(item)
         released = taken[len(submits) :]
@@ -112,6 +120,45 @@ def test_more_are_taken_where_no_write_is_fast(writes_ns: list[int], taken: int)
     for number in range(2 * SUBMITS_AT_MOST):
         turns.put(1, 1, number)
     assert len(turns.take()) == taken
+
+
+class OneAfterTheOther:
+    """Turns of which as many of source 1 as there may be are taken again and again."""
+
+    def __init__(self) -> None:
+        self.turns: SubmitTurns[int] = SubmitTurns()
+
+    def taken(self, times: int) -> list[int]:
+        """Return how many of source 1 each of so many commits took."""
+        found = []
+        for _ in range(times):
+            for number in range(SUBMITS_AT_MOST):
+                self.turns.put(1, 1, number)
+            found.append(len(self.turns.take()))
+        return found
+
+
+def test_more_are_taken_of_one_who_submits_alone() -> None:
+    one = OneAfterTheOther()
+    assert one.taken(ALONE_AFTER + 2) == [SUBMITS_AT_ONCE] * ALONE_AFTER + [SUBMITS_ALONE] * 2
+
+
+def test_nobody_is_alone_as_long_as_another_comes_back() -> None:
+    one = OneAfterTheOther()
+    one.taken(ALONE_AFTER)
+    for source in range(2, 5):
+        one.turns.put(source, 1, 0)
+        assert set(one.taken(ALONE_AFTER)) == {SUBMITS_AT_ONCE}
+    assert one.taken(1) == [SUBMITS_ALONE]
+
+
+def test_what_takes_nothing_makes_nobody_alone() -> None:
+    turns: SubmitTurns[int] = SubmitTurns()
+    for _ in range(2 * ALONE_AFTER):
+        assert turns.take() == []
+    for number in range(SUBMITS_AT_MOST):
+        turns.put(1, 1, number)
+    assert len(turns.take()) == SUBMITS_AT_ONCE
 
 
 def test_large_payloads_weigh_more() -> None:
