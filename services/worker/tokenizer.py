@@ -2,7 +2,7 @@
 
 The child is forked before the engine and before any gRPC, when the model's
 libraries are imported and nothing runs yet. Everything that waits goes over at
-once; the child answers after each batch of a bounded size.
+once; the child answers what it has every few milliseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import struct
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -24,8 +25,10 @@ from typing import NamedTuple, TypeAlias
 from services.worker.engine import PromptSpec, Rendered, Renderer, RequestRefusedError
 from services.worker.processes import die_with_parent
 
-ANSWER_BATCH = 32
-"""Most prompts rendered before their answers are sent: bounds how long a ready answer waits for its neighbours."""
+ANSWER_AFTER_NS = 4_000_000
+"""How long prompts are rendered before the answers there are by then are sent: what is ready waits no longer for its
+neighbours, a part of an engine's step. A number of prompts would be too many where each takes a millisecond, and too
+few where each takes some microseconds: every batch of answers goes round worker, scheduler and queue by itself."""
 
 FRAME = struct.Struct("!Q")
 """Length in bytes of the pickle that follows."""
@@ -206,12 +209,25 @@ def _serve(theirs: socket.socket, renderer: Renderer) -> None:
                 return
             asked = pickle.loads(stream.read(FRAME.unpack(header)[0]))
             todo.extend([(name, PromptSpec(*spec)) for name, spec in asked])
-        batch = [todo.popleft() for _ in range(min(len(todo), ANSWER_BATCH))]
-        answers = [(name, _packed(answer_to(renderer, name, spec))) for name, spec in batch]
+        answers = some_answers(renderer, todo)
         body = pickle.dumps(answers, protocol=pickle.HIGHEST_PROTOCOL)
         stream.write(FRAME.pack(len(body)))
         stream.write(body)
         stream.flush()
+
+
+def some_answers(
+    renderer: Renderer, todo: deque[tuple[str, PromptSpec]]
+) -> list[tuple[str, tuple[bytes, str | None] | Refusal]]:
+    """Render prompts of `todo` in order, at least one, until it has taken ANSWER_AFTER_NS; those done leave it."""
+    until_ns = time.monotonic_ns() + ANSWER_AFTER_NS
+    answers = []
+    while todo:
+        name, spec = todo.popleft()
+        answers.append((name, _packed(answer_to(renderer, name, spec))))
+        if time.monotonic_ns() >= until_ns:
+            break
+    return answers
 
 
 def answer_to(renderer: Renderer, name: str, spec: PromptSpec) -> Answer:

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest_asyncio
 
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.simulated_engine import ByteRenderer
-from services.worker.tokenizer import Answer, Refusal, TokenizerProcess
+from services.worker.tokenizer import ANSWER_AFTER_NS, Answer, Refusal, TokenizerProcess, some_answers
 from tests.support.answered import Answered
 from tests.support.rendered import bytewise
 
@@ -77,6 +78,24 @@ async def test_large_prompts_do_not_block_either_side(started: Started) -> None:
         started.process.render(f"p{i}", PromptSpec(text=text))
     await started.until(6)
     assert all(isinstance(a, Rendered) and len(a.token_ids) == 1_000_000 for a in started.answers.values())
+
+
+@pytest.mark.parametrize(("each_ns", "answered"), [(0, 200), (ANSWER_AFTER_NS // 10, 10), (ANSWER_AFTER_NS * 10, 1)])
+def test_what_is_ready_does_not_wait_long_for_its_neighbours(
+    each_ns: int, answered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed_ns = [0]
+
+    class Slow(ByteRenderer):
+        def render(self, spec: PromptSpec) -> Rendered:
+            passed_ns[0] += each_ns
+            return super().render(spec)
+
+    monkeypatch.setattr("services.worker.tokenizer.time.monotonic_ns", lambda: passed_ns[0])
+    todo = deque((f"p{number}", PromptSpec(text="x")) for number in range(200))
+    answers = some_answers(Slow(100), todo)
+    assert [name for name, _ in answers] == [f"p{number}" for number in range(answered)]
+    assert len(todo) == 200 - answered
 
 
 async def test_its_death_is_reported_once(started: Started) -> None:
