@@ -185,6 +185,8 @@ class Rules:
 
         So much may that there is room beside it for the largest of those it passes, or that one would never start.
         """
+        if not self._sequences_go_first(worker, channel, request):
+            return False
         capacity = worker.shape.capacity_blocks
         guaranteed = channel.share.guaranteed_blocks(capacity)
         room = capacity - capacity // ADMISSION_PART - self._behind.most_blocks(worker.epoch)
@@ -196,6 +198,18 @@ class Rules:
             return False
         policy = self._policy
         return policy.expected_of(worker, channel.name) + policy.peak_blocks(request, worker, blocks) <= first
+
+    def _sequences_go_first(self, worker: Worker, channel: Channel, request: Announced) -> bool:
+        """Return whether its completions leave the engine one sequence for those that it passes.
+
+        Only where more are granted than the engine runs at once do any wait in its line for a sequence.
+        """
+        most = worker.shape.max_num_seqs
+        if worker.most_sequences <= most:
+            return True
+        guaranteed = max(channel.share.guaranteed_sequences(most), 1)
+        others = sum(max(other.share.guaranteed_sequences(most), 1) for other in self._guaranteed)
+        return worker.ledger.sequences_of(channel.name) + max(request.n, 1) <= _bent(guaranteed, others, most - 1)
 
     def _sequences_are_left(
         self, worker: Worker, channel: Channel, entry: Entry, saving: Saving | None, within: bool, now_ns: int

@@ -184,6 +184,17 @@ def test_whoever_goes_beyond_its_guarantee_is_not_first(policy: str) -> None:
     assert [grant.guaranteed for grant in rig.grants[3:]] == [False]
 
 
+@pytest.mark.parametrize(("slack", "first"), [(1.0, 10), (3.0, 8)])
+def test_who_goes_first_leaves_a_sequence_where_more_are_granted_than_run(slack: float, first: int) -> None:
+    """Two channels, guaranteed half of the worker each, on an engine that runs ten at once."""
+    rig = Rig({"a": Share(1.0, 0.5), "b": Share(1.0, 0.5), "batch": Share()}, "predictive", slack)
+    rig.open("w", shape(1_000, 10), guaranteed_first=True)
+    for name in ("a", "b"):
+        rig.announce(name, *([1] * 20))
+    assert len(rig.grants) == 10 * slack
+    assert sum(grant.guaranteed for grant in rig.grants) == first, "a half of nine is four"
+
+
 @pytest.mark.parametrize(("share", "guaranteed"), [(0.3, True), (0.0, False)])
 def test_a_standing_grant_within_a_guarantee_is_one(share: float, guaranteed: bool) -> None:
     rig = Rig({"safe": Share(1.0, share)}, "predictive", standing_ns=2 * SECOND_NS)
