@@ -295,9 +295,7 @@ class Arbiter:
         """Return what the channel would do next; whoever nobody could run meanwhile is set aside."""
         while (bid := self._look_at_heads(channel)) is None:
             pass
-        share = channel.share
-        # Below a ceiling those behind could keep their own head out for ever.
-        if bid.placement is None and bid.saving is None and share.guaranteed_share and share.ceiling_share >= 1:
+        if bid.placement is None and bid.saving is None and channel.share.guaranteed_share:
             placement = self._place_guaranteed_behind(channel)
             if placement is not None:
                 cost_block_ns = self._holds.cost_block_ns(channel, placement.blocks)
@@ -365,8 +363,14 @@ class Arbiter:
         return None
 
     def _place_guaranteed_behind(self, channel: Channel) -> Placement | None:
-        """Return a placement for the first request that goes first behind a head that waits: its guarantee is free."""
-        for line, _ in channel.heads():
+        """Return a placement for the first request that goes first behind a head that waits: its guarantee is free.
+
+        What passes is charged to the deficit that the head pays from, and counts against their ceiling. So that it does
+        not keep the head out for ever, nothing passes one that has waited for twice as long as requests usually take.
+        """
+        for line, head in channel.heads():
+            if channel.hold_time.known and self._now_ns - head.announced_ns > 2 * channel.hold_time.mean_ns:
+                break
             for entry in line.behind():
                 placement = self._places.find_first(channel, entry, self._now_ns)
                 if placement is not None:

@@ -176,9 +176,17 @@ class Rules:
         return policy.expected_of(worker, channel.name) + peak_blocks <= guarantee
 
     def _fits_beside(self, worker: Worker, saving: Saving) -> bool:
-        """Return whether a saving head has room, below its ceiling, beside all of its own channel's guarantee."""
-        most_blocks = saving.channel.share.ceiling_blocks(worker.shape.capacity_blocks)
-        return saving.peak_blocks + self.guarantee(worker, saving.channel) <= most_blocks
+        """Return whether a saving head has room beside all guarantees in use, its own channel's too, below its ceiling.
+
+        Those of the others are bent to the room beside the head alone.
+        """
+        own, capacity = saving.channel, worker.shape.capacity_blocks
+        if saving.peak_blocks + self.guarantee(worker, own) > own.share.ceiling_blocks(capacity):
+            return False
+        blocks = sum(self.guarantee(worker, channel) for channel in self._guaranteed)
+        sequences = sum(self._sequences(worker, channel, 1) for channel in self._guaranteed)
+        wanted = max(saving.entry.announced.n, 1)
+        return saving.peak_blocks + blocks <= capacity and wanted + sequences <= worker.most_sequences
 
     def goes_first(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
         """Return whether a request within its guarantee may go before what is not, in the engine's line.

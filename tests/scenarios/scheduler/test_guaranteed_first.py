@@ -133,6 +133,54 @@ def test_a_channel_with_a_ceiling_does_not_go_first_past_its_own_older_request()
     raise AssertionError("it never starts")
 
 
+@pytest.mark.parametrize(
+    ("shares", "sequences", "blocks", "completions", "guaranteed_first"),
+    [
+        ({"a": Share(4.0, 0.4), "b": Share(1.0, 0.4)}, 100, 50, 1, True),
+        ({"a": Share(1.0, 0.4), "b": Share(1.0, 0.4)}, 100, 50, 1, False),
+        ({"a": Share(4.0, 0.3)}, 100, 1, 80, True),
+    ],
+    ids=["blocks", "guarantees of credits", "sequences"],
+)
+def test_a_saving_head_is_not_kept_out_by_all_guarantees_together(
+    shares: dict[str, Share], sequences: int, blocks: int, completions: int, guaranteed_first: bool
+) -> None:
+    """Beside its own channel's alone it would fit, and beside those of the others."""
+    rig = Rig({**shares, "batch": Share()}, "predictive")
+    rig.open("w", shape(100 if blocks > 1 else 10_000, sequences), guaranteed_first=guaranteed_first)
+    large = ""
+    for step in range(400):
+        if step == 50:
+            (large,) = rig.announce("a", blocks, n=completions)
+        for name in (*shares, "batch"):
+            rig.announce(name, *([4] * max(8 - rig.machine.backlog.waiting[name], 0)))
+        rig.wait(20)
+        if large in rig.granted:
+            return
+        running = [grant for grant in rig.grants if grant.request_id in rig.worker("w").ledger]
+        for grant in running[:3]:
+            rig.finish(grant)
+    raise AssertionError("it never starts")
+
+
+def test_what_goes_first_does_not_pass_its_own_channels_head_for_ever() -> None:
+    """What passes is paid of what the head saves for, and is more than the channel's part by weight."""
+    stage = Stage("predictive", {"chat": Share(1.0, 0.3)} | {f"batch-{n}": Share() for n in range(5)}, 1_024)
+    draw = random.Random(1)
+    large = -1
+    for quarter in range(1, 320):
+        for name, of, prompts, outputs in [("chat", 10, (100, 400), (100, 300))] + [
+            (f"batch-{n}", 10, (100, 600), (200, 400)) for n in range(5)
+        ]:
+            for _ in range(of - stage.penstock.waiting(name)):
+                stage.ask(name, draw.randint(*prompts), draw.randint(*outputs), outputs[1])
+        if quarter == 120:
+            large = stage.ask("chat", 3_000, 350, 400)
+        stage.run_until(quarter / 4)
+    assert large in stage.penstock.granted_ns
+    assert stage.grant_wait_ns(large) < 30 * SECOND_NS
+
+
 def passed_by(rig: Rig, *sizes: int) -> int:
     """Return how many blocks of two channels' requests go first."""
     began = len(rig.grants)
