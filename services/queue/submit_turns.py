@@ -91,6 +91,8 @@ class SubmitTurns(Generic[T]):
         """
         taken: list[T] = []
         total = 0
+        if len(self._lines) > 1:
+            self._alone_for = 0  # what one has given before may wait for long
         most = self._most()
         self._alone_for += bool(self._lines)
         while self._lines and (total < most or all_of_it):

@@ -56,6 +56,8 @@ class Watched:
         assert self.turns, "also if it waits for nothing"
 
     def take(self, all_of_it: bool = False) -> None:
+        if len({source for source, _ in self.waiting}) > 1:
+            self.alone_for = 0
         taken = self.turns.take(all_of_it)
         submits = [item for item in taken if item[0] != BEHIND]
         weights = [self.waiting[item] for item in submits]
@@ -150,6 +152,15 @@ def test_nobody_is_alone_as_long_as_another_comes_back() -> None:
         one.turns.put(source, 1, 0)
         assert set(one.taken(ALONE_AFTER)) == {SUBMITS_AT_ONCE}
     assert one.taken(1) == [SUBMITS_ALONE]
+
+
+def test_nobody_is_alone_while_another_waits() -> None:
+    turns: SubmitTurns[int] = SubmitTurns()
+    for number in range(2 * ALONE_AFTER * SUBMITS_AT_ONCE):
+        turns.put(1, 1, number)
+    for number in range(2 * ALONE_AFTER):
+        turns.put(2, 1, number)
+        assert len(turns.take()) == SUBMITS_AT_ONCE
 
 
 def test_what_takes_nothing_makes_nobody_alone() -> None:
