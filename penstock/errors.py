@@ -144,13 +144,19 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
         case code if _torn_off(code, details):
             return Unavailable(f"{address} broke off the call")
         case grpc.StatusCode.UNAVAILABLE:
-            closed_at_once = details.startswith("failed to connect") and "Socket closed" in details
-            hint = "; does it ask for TLS, or a certificate, that this side does not have?" if closed_at_once else ""
-            return NobodyAnswers(f"nothing answers on {address} ({details}{hint})")
+            return _unavailable(details, address)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return QuotaExceeded(details) if _error_code(error) == OVER_QUOTA else Unavailable(details)
         case code:
             return ServiceError(f"{address} answered {code.name}: {details}")
+
+
+def _unavailable(details: str, address: str) -> Unavailable:
+    """Return what keeps a call from its service: that nobody is there, or who is there hangs up."""
+    if details.startswith("failed to connect") and "Socket closed" in details:
+        hint = "does it ask for TLS, or a certificate, that this side does not have?"
+        return Unavailable(f"{address} closes connections at once ({details}; {hint})")
+    return NobodyAnswers(f"nothing answers on {address} ({details})")
 
 
 def _torn_off(code: grpc.StatusCode, details: str) -> bool:

@@ -190,7 +190,7 @@ def _grpc_refusals(stack: Composed, secrets: Secrets) -> list[tuple[str, Callabl
                     asked: Coroutine[Any, Any, Any] = client.requeue("none") if operate else client.stats()
                     await asked
                 except public.PenstockError as error:
-                    return type(error) is wanted
+                    return wanted is not None and isinstance(error, wanted)
                 return wanted is None
 
         return lambda: asyncio.run(call())
