@@ -14,8 +14,13 @@ for image; do
     # Triton compiles at run time, so what has a compiler is what this one runs on.
     if [ "$image" = worker-cuda ]; then base=${BASE:-${BUILD_BASE:-python:3.11-bookworm}}; fi
     case $image in
-    # A base image without libnuma1 has Debian asked for it.
-    worker-cpu | worker-cuda) file=Dockerfile.worker network='' ;;
+    worker-cpu | worker-cuda)
+        # Where the build's base lacks libnuma1, Debian is asked for it. Not else: to BuildKit a step with a network is
+        # another than the same one without, and it would compile anew what is in the light images already.
+        file=Dockerfile.worker network='--network none'
+        docker run --rm --network none --entrypoint sh "${BUILD_BASE:-python:3.11-bookworm}" \
+            -c 'ls /usr/lib/*/libnuma.so.1' >/dev/null 2>&1 || network=''
+        ;;
     *) file=Dockerfile network='--network none' ;;
     esac
     docker build --quiet $network --file "deploy/docker/$file" --target "$image" \
