@@ -86,6 +86,7 @@ def _signed(
         .not_valid_before(now - BACKDATE)
         .not_valid_after(max(now + dt.timedelta(days=days), now - BACKDATE + dt.timedelta(seconds=1)))
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        .add_extension(_key_usage(is_ca), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
     )
@@ -99,6 +100,21 @@ def _signed(
             )
         builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     return builder.sign(issuer_key, hashes.SHA256())
+
+
+def _key_usage(is_ca: bool) -> x509.KeyUsage:
+    """Return what a key is for; Python 3.13 trusts no CA that does not say it."""
+    return x509.KeyUsage(
+        digital_signature=not is_ca,
+        key_cert_sign=is_ca,
+        crl_sign=is_ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _general_name(host: str) -> x509.GeneralName:

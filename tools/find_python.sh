@@ -15,7 +15,7 @@ complete() {
     "$1" - 2>/dev/null <<'CHECK'
 import ensurepip, os, sys, sysconfig, venv
 headers = os.path.join(sysconfig.get_path("include"), "Python.h")
-sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12) and os.path.exists(headers)))
+sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 13) and os.path.exists(headers)))
 CHECK
 }
 

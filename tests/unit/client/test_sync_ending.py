@@ -140,7 +140,8 @@ atexit.register(client.close)
 async def test_a_program_goes_on_and_ends(program: str) -> None:
     text = f"import sys, penstock\n{PROGRAMS[program]}\nprint('done')"
     async with serving(FakeQueue()) as address:
-        command = [sys.executable, "-c", text, address]
+        # Python 3.12 and newer warn of every fork beside threads.
+        command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", text, address]
         environment = {**os.environ, "GRPC_VERBOSITY": "ERROR"}  # it tells of every fork
         ended = await asyncio.to_thread(
             subprocess.run, command, env=environment, capture_output=True, text=True, timeout=SOON_S

@@ -47,5 +47,5 @@ def test_where_there_is_no_system_python_the_first_in_the_path_is_taken(tmp_path
 def test_a_real_python_is_asked_for_its_version_its_headers_and_venv(tmp_path: Path) -> None:
     first = fake_python(tmp_path / "first" / "python3")
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
-    has_all = has_headers and sys.version_info[:2] <= (3, 12) and find_spec("ensurepip") is not None
+    has_all = has_headers and sys.version_info[:2] <= (3, 13) and find_spec("ensurepip") is not None
     assert found(first, Path(sys.executable)) == (sys.executable if has_all else "python3")
