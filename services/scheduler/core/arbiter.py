@@ -369,13 +369,25 @@ class Arbiter:
         not keep the head out for ever, nothing passes one that has waited for twice as long as requests usually take.
         """
         for line, head in channel.heads():
-            if channel.hold_time.known and self._now_ns - head.announced_ns > 2 * channel.hold_time.mean_ns:
+            if self._has_waited(channel, head):
                 break
             for entry in line.behind():
                 placement = self._places.find_first(channel, entry, self._now_ns)
                 if placement is not None:
                     return placement
         return None
+
+    def _has_waited(self, channel: Channel, head: Entry) -> bool:
+        """Return whether a head has let those behind it pass for long enough.
+
+        One that has paid loses nothing by them. One in a higher tier is kept out by lower ones, for as long as those
+        have work, and its channel has its guarantee all the same.
+        """
+        if not channel.hold_time.known or self._now_ns - head.announced_ns <= 2 * channel.hold_time.mean_ns:
+            return False
+        if self._savings.of(head) is not None:
+            return False
+        return not any(other.share.tier < channel.share.tier and other.heads() for other in self._ring)
 
     def _is_out_of_reach(self, entry: Entry) -> bool:
         """Return whether none of the workers that take grants now could ever hold the entry."""

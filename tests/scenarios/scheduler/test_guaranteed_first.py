@@ -181,6 +181,23 @@ def test_what_goes_first_does_not_pass_its_own_channels_head_for_ever() -> None:
     assert stage.grant_wait_ns(large) < 30 * SECOND_NS
 
 
+def test_a_higher_tier_keeps_its_guarantee_behind_a_head_that_lower_ones_keep_out() -> None:
+    rig = Rig({"low": Share(), "high": Share(1.0, 0.2, tier=1)}, "predictive")
+    rig.open("w", shape(100), guaranteed_first=True)
+    small: list[str] = []
+    for step in range(600):
+        if step == 110:
+            rig.announce("high", 50)
+        rig.announce("low", *([4] * max(30 - rig.machine.backlog.waiting["low"], 0)))
+        if step % 10 == 0:
+            small += rig.announce("high", 4)
+        assert set(small[:-1]) <= set(rig.granted)
+        rig.wait(20)
+        running = [grant for grant in rig.grants[-200:] if grant.request_id in rig.worker("w").ledger]
+        for grant in running[:3]:
+            rig.finish(grant)
+
+
 def passed_by(rig: Rig, *sizes: int) -> int:
     """Return how many blocks of two channels' requests go first."""
     began = len(rig.grants)
