@@ -114,7 +114,7 @@ def test_a_head_that_waits_keeps_nobody_behind_it_from_going_first() -> None:
     assert {grant.worker_id for grant in rig.grants} == {"one", "two", "three"}
 
 
-def test_a_channel_with_a_ceiling_does_not_go_first_past_its_own_older_request() -> None:
+def test_a_channel_with_a_ceiling_does_not_go_first_past_its_own_older_request_for_ever() -> None:
     """It would stay too near to its ceiling for that one, for ever."""
     rig = Rig({"safe": Share(1.0, 0.3, 0.5), "batch": Share()}, "predictive")
     rig.open("w", shape(100), [m.Holding(f"long-{n}", "batch", 20, 1) for n in range(4)], guaranteed_first=True)
