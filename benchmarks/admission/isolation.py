@@ -24,8 +24,8 @@ from benchmarks.admission.meter import quantile
 from benchmarks.admission.report import spread
 from benchmarks.admission.stage import Stage
 from benchmarks.options import above, at_least, count, each, some_of
-from services.scheduler.core.channel import Share
-from services.scheduler.core.policy import POLICIES
+from services.scheduler.core.policies import POLICIES
+from services.scheduler.core.share import Share
 
 INTERACTIVE, BATCH = "interactive", "batch"
 SHARE = 0.1

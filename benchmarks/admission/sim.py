@@ -26,7 +26,7 @@ from benchmarks.admission.pushing import Aimd, Push, Windowed, round_robin
 from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.workloads import Workload
 from benchmarks.options import at_least, count, each, some_of
-from services.scheduler.core.policy import POLICIES
+from services.scheduler.core.policies import POLICIES
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 from services.worker.simulated_profile import PROFILES
 

@@ -14,7 +14,7 @@ from services.config import (
     Seconds,
 )
 from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000
-from services.scheduler.core.policy import DEFAULT_POLICY, POLICIES
+from services.scheduler.core.policies import DEFAULT_POLICY, POLICIES
 
 
 class SchedulerSettings(ChannelledSettings):

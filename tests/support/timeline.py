@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.channel import Share
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.share import Share
 from tests.support.scheduling import Rig, announced, shape
 
 

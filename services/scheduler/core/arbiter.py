@@ -143,8 +143,8 @@ class Arbiter:
         """Return what the channel could take of the worker that is kept for nobody else."""
         return self._rules.spare(worker, channel, now_ns)
 
-    def is_guaranteed(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
-        """Return whether a request would go first on the worker, within its channel's guarantee."""
+    def goes_first(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
+        """Return whether the worker's engine would run a request first: within its channel's guarantee, if that bends."""
         rules = self._rules
         within = rules.is_within(worker, channel, request, blocks)
         return within and rules.goes_first(worker, channel, request, blocks)

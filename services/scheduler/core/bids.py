@@ -15,11 +15,11 @@ PAID_ROUNDS: Final = -(1 << 62)
 
 
 class Placement(Value):
-    """Grant this entry on this worker, booking `blocks`; `guaranteed` if it is within its channel's guarantee there."""
+    """Grant this entry on this worker, booking `blocks`; `goes_first` if its engine runs it before what does not."""
 
-    def __init__(self, entry: Entry, channel: Channel, worker: Worker, blocks: int, guaranteed: bool) -> None:
+    def __init__(self, entry: Entry, channel: Channel, worker: Worker, blocks: int, goes_first: bool) -> None:
         self.entry, self.channel, self.worker, self.blocks = entry, channel, worker, blocks
-        self.guaranteed = guaranteed
+        self.goes_first = goes_first
 
 
 class Bid:

@@ -20,8 +20,6 @@ from services.scheduler.core.line import Line, order
 from services.scheduler.core.openings import Openings
 from services.scheduler.core.share import Share
 
-__all__ = ["Channel", "Share"]
-
 
 class Channel:
     """A channel's lines, its deficit, what is known of how long its requests hold blocks, and where it may find room.

@@ -15,7 +15,7 @@ from services.scheduler.core.arbiter import Arbiter
 from services.scheduler.core.audit import Audit
 from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
 from services.scheduler.core.bids import Placement
-from services.scheduler.core.channel import Channel, Share
+from services.scheduler.core.channel import Channel
 from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, GRANT_USED, TOKENIZER_ACK, Counters
 from services.scheduler.core.drains import Drains
 from services.scheduler.core.estimate import rejection
@@ -24,6 +24,7 @@ from services.scheduler.core.ledger import Change, Verdict
 from services.scheduler.core.line import Line
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.roster import Roster
+from services.scheduler.core.share import Share
 from services.scheduler.core.standby import StandBy, of_earlier
 from services.scheduler.core.waiting import unserved, waiting_blocks
 
@@ -125,7 +126,7 @@ class Machine:
     def _grant(self, placement: Placement, now_ns: int) -> None:
         entry, worker, blocks = placement.entry, placement.worker, placement.blocks
         request = entry.announced
-        guaranteed, completions = placement.guaranteed, max(request.n, 1)
+        guaranteed, completions = placement.goes_first, max(request.n, 1)
         displaces = guaranteed and worker.displaces
         if not worker.ledger.book(entry.request_id, request.channel, blocks, completions, guaranteed, displaces):
             raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks cannot be booked")

@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from services.scheduler.core.admission import Outlook, Policy
 from services.scheduler.core.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
 from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.forecast import NO_DEMAND, UNIT, Demand, Forecast, Size
@@ -31,6 +30,7 @@ from services.scheduler.core.messages import (
     ReleaseCause,
     TokenizerAck,
 )
+from services.scheduler.core.policy import Outlook, Policy
 from services.scheduler.core.prompts import PromptSizes
 
 RESERVE_OUTPUT_TOKENS: Final = 2

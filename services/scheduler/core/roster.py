@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from services.scheduler.core.arbiter import Arbiter
-from services.scheduler.core.channel import Channel, Share
+from services.scheduler.core.channel import Channel
+from services.scheduler.core.share import Share
 
 SHARED_LINE = ""
 """Name of the one arbitration channel of a policy that keeps no channels apart."""

@@ -11,7 +11,6 @@ import enum
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from services.scheduler.core.admission import Policy
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.bookings import Bookings
 from services.scheduler.core.channel import Channel
@@ -20,6 +19,7 @@ from services.scheduler.core.largest import Largest
 from services.scheduler.core.lately import Lately
 from services.scheduler.core.ledger import Reservation
 from services.scheduler.core.messages import Announced
+from services.scheduler.core.policy import Policy
 from services.scheduler.core.savings import Saving, Savings
 from services.scheduler.core.standing import PREFIX
 

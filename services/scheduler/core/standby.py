@@ -7,12 +7,12 @@ from itertools import islice
 
 from services.core.value import Value
 from services.scheduler.core import messages as m
-from services.scheduler.core.admission import Policy
 from services.scheduler.core.arbiter import Arbiter
 from services.scheduler.core.backlog import Backlog
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.estimate import needed_blocks
 from services.scheduler.core.fleet import Fleet, Group, Worker
+from services.scheduler.core.policy import Policy
 from services.scheduler.core.roster import Roster
 from services.scheduler.core.rules import Spare, below_ceiling
 from services.scheduler.core.standing import (
@@ -91,7 +91,7 @@ class StandBy:
         worker, most, blocks = place.worker, place.most, place.blocks
         name = self._standing.give(worker.epoch, kind, most, now_ns)
         request = place.request.replace(request_id=name)
-        guaranteed = self._arbiter.is_guaranteed(worker, channel, place.request, blocks)
+        guaranteed = self._arbiter.goes_first(worker, channel, place.request, blocks)
         if not worker.ledger.book(name, kind.channel, blocks, 1, guaranteed):
             raise RuntimeError(f"{blocks} blocks cannot be booked for {name}, where there was room for more")
         self._policy.booked(worker, request, blocks, None)

@@ -9,7 +9,8 @@ import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.lengths import Kind, bin_of, prompt_class
-from services.scheduler.core.policy import POLICIES, Policy
+from services.scheduler.core.policies import POLICIES
+from services.scheduler.core.policy import Policy
 from services.scheduler.core.predictive import Predictive
 from services.worker.core.sizing import Sizes
 from tests.support.scheduling import announced

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks.options import POLICIES
-from services.scheduler.core import policy
+from services.scheduler.core import policies
 
 MAINS = {
     "batch_files": "bench_batch_files", "first_byte": "bench_first_byte", "keys": "bench_keys",
@@ -74,7 +74,7 @@ def test_help_is_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_policies_are_those_of_the_scheduler() -> None:
-    assert tuple(policy.POLICIES) == POLICIES
+    assert tuple(policies.POLICIES) == POLICIES
 
 
 @pytest.mark.parametrize("name", ["bench_main", "bench_ratio"])

@@ -9,8 +9,8 @@ import pytest
 from services.scheduler.core import audit
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry, State
-from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
+from services.scheduler.core.share import Share
 from tests.support.scheduling import Rig, shape
 
 HELD, WAITING = "batch-1", "batch-2"

@@ -16,7 +16,7 @@ from services.scheduler.core.estimate import (
 )
 from services.scheduler.core.lengths import limit_tokens
 from services.scheduler.core.messages import EngineShape
-from services.scheduler.core.policy import POLICIES
+from services.scheduler.core.policies import POLICIES
 from tests.support.scheduling import announced
 
 SHAPE = EngineShape(255, 32, 2048, 64)

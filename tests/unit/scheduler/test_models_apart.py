@@ -6,7 +6,7 @@ import pytest
 
 from services.queue.core.lines import Line
 from services.scheduler.core import messages as m
-from services.scheduler.core.channel import Share
+from services.scheduler.core.share import Share
 from services.scheduler.core.waiting import MOST_UNSERVED_NAMES, OTHER_MODELS
 from tests.support.scheduling import Rig, announced, shape
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.channel import Share
 from services.scheduler.core.line import FRONT_REQUESTS, Line, order
 from services.scheduler.core.openings import Openings
+from services.scheduler.core.share import Share
 from tests.support.scheduling import Rig, announced, shape
 
 

@@ -17,9 +17,9 @@ from penstock.scheduler.v1.scheduler_pb2 import CreditsResponse
 from services.rpc.outbox import Outbox
 from services.scheduler import wire
 from services.scheduler.core import messages as m
-from services.scheduler.core.channel import Share
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policy import POLICIES
+from services.scheduler.core.policies import POLICIES
+from services.scheduler.core.share import Share
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner, WorkerStream
 from services.scheduler.tracing import CreditSpans
