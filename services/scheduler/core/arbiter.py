@@ -32,8 +32,7 @@ takes O(channels), amortised, however many wait and however many workers there a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from itertools import islice
+from collections.abc import Sequence
 from typing import Final
 
 from services.scheduler.core.backlog import Entry
@@ -41,27 +40,26 @@ from services.scheduler.core.bids import Bid, Placement, soonest
 from services.scheduler.core.bookings import Bookings
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Fleet, Group, Worker
+from services.scheduler.core.guarantees import Guarantees
 from services.scheduler.core.holds import Holds
 from services.scheduler.core.line import Line
 from services.scheduler.core.messages import Announced
 from services.scheduler.core.places import Places
 from services.scheduler.core.policy import Policy
+from services.scheduler.core.precedence import Precedence
 from services.scheduler.core.reach import Reach
-from services.scheduler.core.rules import Rules, Spare, below_ceiling, in_tiers
+from services.scheduler.core.rules import Rules, Spare
 from services.scheduler.core.savings import Saving, Savings
 
 GUARDS_LOOK_NS: Final = 1_000_000_000
 """How often a look past fences is taken again: what a guarantee used lately is forgotten with time, untold."""
 
-SAVE_LOOKS: Final = 64
-"""Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
-
 
 class Arbiter:
     """Deficit round robin over channels, with tiers, guarantees, ceilings and savings. Owns deficits and savings."""
 
-    def __init__(self, policy: Policy, fleet: Fleet, channels: Iterable[Channel]) -> None:
-        """Arbitrate over `channels`, which are taken in this order within a round."""
+    def __init__(self, policy: Policy, fleet: Fleet) -> None:
+        """Arbitrate over channels that are added, which are taken in that order within a round."""
         self._policy = policy
         self._fleet = fleet
         self._ring: list[Channel] = []
@@ -69,8 +67,10 @@ class Arbiter:
         self._holds = Holds()
         self._savings = Savings(self._holds)
         self._bookings = Bookings(policy, fleet)
-        self._rules = Rules(self._savings, policy, self._bookings)
-        self._places = Places(self._rules, self._savings, self._bookings, policy.reserve_output_tokens > 0)
+        self._guarantees = Guarantees(self._savings, policy, self._bookings)
+        self._precedence = Precedence(policy, self._guarantees)
+        self._rules = Rules(self._savings, policy, self._guarantees)
+        self._places = Places(policy, self._bookings, self._savings, self._guarantees, self._precedence)
         self._now_ns = 0
         self._news = True
         self._bids: dict[Channel, Bid] = {}
@@ -78,14 +78,12 @@ class Arbiter:
         self._paused: set[Worker] = set()
         self._lessons = policy.lessons
         self._reach = Reach()
-        for channel in channels:
-            self.add(channel)
 
     def add(self, channel: Channel) -> None:
         """Take one more channel into the ring of its tier."""
         self._ring.append(channel)
-        self._tiers = in_tiers(self._ring)
-        self._rules.add(channel)
+        self._tiers = _in_tiers(self._ring)
+        self._guarantees.add(channel)
         self._news = True
 
     def reshared(self) -> None:
@@ -95,8 +93,8 @@ class Arbiter:
         """
         for saving in self._savings:
             self._cancel(saving)
-        self._tiers = in_tiers(self._ring)
-        self._rules.reshared(self._ring)
+        self._tiers = _in_tiers(self._ring)
+        self._guarantees.reshared(self._ring)
         self._places.take_fenced()
         for worker in self._fleet:
             self.room_grew(worker)
@@ -111,7 +109,7 @@ class Arbiter:
     def opened(self, worker: Worker) -> None:
         """Note a new worker."""
         self._cancel_outdated()
-        self._rules.opened(worker)
+        self._precedence.opened(worker)
         self.came_back(worker)
 
     def ended(self, worker: Worker, now_ns: int) -> None:
@@ -119,7 +117,8 @@ class Arbiter:
         if (saving := self._savings.on(worker)) is not None:
             self._cancel(saving)
         self._holds.drop(worker, now_ns)
-        self._rules.forget(worker)
+        self._guarantees.forget(worker)
+        self._precedence.forget(worker)
         self._places.forget(worker)
         self._paused.discard(worker)
         for channel in self._ring:
@@ -144,28 +143,28 @@ class Arbiter:
         return self._rules.spare(worker, channel, now_ns)
 
     def goes_first(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
-        """Return whether the worker's engine would run a request first: within its channel's guarantee, if that bends."""
-        rules = self._rules
-        within = rules.is_within(worker, channel, request, blocks)
-        return within and rules.goes_first(worker, channel, request, blocks)
+        """Return whether the worker's engine would run a request first: its channel's guarantee, bent, has room."""
+        within = self._guarantees.is_within(worker, channel, request, blocks)
+        return within and self._precedence.goes_first(worker, channel, request, blocks)
 
     def met(self, worker: Worker, request_id: str, channel: Channel, blocks: int, now_ns: int) -> None:
         """Charge a request that met a standing grant; nothing waited for what it takes."""
-        self._rules.granted(worker, channel, request_id, blocks, now_ns)
+        self._precedence.granted(worker, request_id, blocks)
+        self._guarantees.note_use(worker, channel, now_ns)
         self._holds.granted(worker, request_id, channel, blocks, 0, now_ns)
 
     def settled(self, worker: Worker, request_id: str, held_blocks: int, now_ns: int) -> None:
         """Note that a request holds `held_blocks` from now on."""
-        self._rules.holds(worker, request_id, held_blocks)
+        self._precedence.holds(worker, request_id, held_blocks)
         channel = self._holds.changed(worker, request_id, held_blocks, now_ns)
         if channel is not None:
-            self._rules.note_use(worker, channel, now_ns)
+            self._guarantees.note_use(worker, channel, now_ns)
 
     def released(self, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
         """Note that a request holds nothing any more; `ran` is False if it came back unclaimed."""
         self._holds.ended(worker, request_id, ran, now_ns)
         self._savings.ended(worker, request_id)
-        self._rules.ended(worker, request_id)
+        self._precedence.ended(worker, request_id)
         if worker.paused_until_ns > now_ns:
             self._paused.add(worker)
         self.room_grew(worker)
@@ -237,7 +236,8 @@ class Arbiter:
             self._savings.remove(saving)
             self.room_grew(saving.worker)
         peak_blocks = self._policy.peak_blocks(entry.announced, worker, blocks)
-        self._rules.granted(worker, channel, entry.request_id, peak_blocks, self._now_ns)
+        self._precedence.granted(worker, entry.request_id, peak_blocks)
+        self._guarantees.note_use(worker, channel, self._now_ns)
         self._holds.granted(worker, entry.request_id, channel, blocks, prepaid_block_ns, self._now_ns)
         # Every other bid stands: a booking takes room away from this worker alone.
         stale = [
@@ -314,7 +314,7 @@ class Arbiter:
             placement = self._places.find(channel, head, self._now_ns, capped)
             paid = self._savings.of(head) is not None
             if placement is None and not paid:
-                worker, blocks = self._where_to_save(channel, head, capped)
+                worker, blocks = self._places.to_save(channel, head, self._now_ns, capped)
                 if not blocks and self._is_out_of_reach(head):
                     channel.set_head_aside(line)
                     return None
@@ -396,28 +396,6 @@ class Arbiter:
 
     # ---- savings ----
 
-    def _where_to_save(self, channel: Channel, head: Entry, capped: Set[Group]) -> tuple[Worker | None, int]:
-        """Return the worker with most room on which the head may save, and its booking; none of a `capped` group.
-
-        No worker: others save on all of them. No blocks: no worker may take it whatever ends, so there is nothing to
-        save for.
-        """
-        best: Worker | None = None
-        wanted_blocks = 0
-        for group, blocks, least_blocks in self._bookings.of(head):
-            if group in capped:
-                continue
-            for worker in islice(channel.openings(group).most_room(self._now_ns), SAVE_LOOKS):
-                too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)
-                if too_small or head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
-                    continue
-                saving = self._savings.on(worker)
-                if saving is not None and saving.binds(channel, head):
-                    wanted_blocks = wanted_blocks or blocks
-                elif best is None or worker.reach_blocks > best.reach_blocks:
-                    best, wanted_blocks = worker, blocks
-        return best, wanted_blocks
-
     def _save(self, saving: Saving) -> None:
         """Pay and begin to save, in place of a lower tier's head if one saves there."""
         saving.channel.pay(saving.paid_block_ns, 0)
@@ -438,3 +416,9 @@ class Arbiter:
         self._savings.remove(saving)
         saving.channel.refund(saving.paid_block_ns)
         self.room_grew(saving.worker)
+
+
+def _in_tiers(channels: Sequence[Channel]) -> list[list[Channel]]:
+    """Return the channels by tier, the lowest first, each tier in the given order."""
+    tiers = sorted({channel.share.tier for channel in channels})
+    return [[channel for channel in channels if channel.share.tier == tier] for tier in tiers]

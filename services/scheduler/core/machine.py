@@ -8,7 +8,7 @@ All state is soft: streams that open again rebuild it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.arbiter import Arbiter
@@ -27,15 +27,9 @@ from services.scheduler.core.roster import Roster
 from services.scheduler.core.share import Share
 from services.scheduler.core.standby import StandBy, of_earlier
 from services.scheduler.core.waiting import unserved, waiting_blocks
+from services.scheduler.core.windows import Windows
 
-LEAST_WINDOW_REQUESTS = 64
-"""Announcements for one model that a channel may have waiting even for a tiny fleet, so that lines stay visible before
-a worker comes."""
-
-WINDOW_FACTOR = 2
-"""Windows hold this many times what the fleet runs at once: if all of it ended in one step, as many more are known."""
-
-UNCLAIMED_PAUSE_NS = 500_000_000
+UNCLAIMED_PAUSE_NS: Final = 500_000_000
 """A worker that handed a grant back unclaimed cannot reach the queue; granting at once again would only spin."""
 
 
@@ -65,9 +59,8 @@ class Machine:
         self._epoch_grace_ns = epoch_grace_ns
         self._fleet_known_ns = started_ns + epoch_grace_ns
         self._fleet_known = False
-        self._queue_channels: tuple[str, ...] = ()
-        self._windows: dict[str, int] = {}
-        self._arbiter = Arbiter(policy, self.fleet, ())
+        self._windows = Windows(self.fleet)
+        self._arbiter = Arbiter(policy, self.fleet)
         self._drains = Drains()
         self._stand_by = StandBy(standing_ns, policy, self.fleet, self._arbiter)
         self._roster = Roster(shares, policy.channels_apart, self._arbiter)
@@ -180,20 +173,17 @@ class Machine:
     def _queue_opened(self, opened: m.QueueOpened, now_ns: int) -> None:
         self._queue_closed(m.QueueClosed(), now_ns)
         self.queue_connected = True
-        self._queue_channels = opened.channels
-        self._set_windows()
+        self._windows.opened(opened.channels)
+        self._effects += self._windows.news()
 
     def _queue_channels_changed(self, changed: m.QueueChannels, _now_ns: int) -> None:
         if self.queue_connected:
-            self._queue_channels = changed.channels
-            # A line that is made anew at the queue begins without a window.
-            self._windows = {name: limit for name, limit in self._windows.items() if name in changed.channels}
-            self._set_windows()
+            self._windows.changed(changed.channels)
+            self._effects += self._windows.news()
 
     def _queue_closed(self, _closed: m.QueueClosed, _now_ns: int) -> None:
         self.queue_connected = False
-        self._queue_channels = ()
-        self._windows.clear()
+        self._windows.closed()
         for entry in self.backlog.entries():
             self._move(entry.request_id, Event.BACKLOG_LOST)
 
@@ -209,14 +199,6 @@ class Machine:
 
     def _gone(self, gone: m.Gone, _now_ns: int) -> None:
         self._move(gone.request_id, Event.CLAIMED if gone.reason is m.GoneReason.CLAIMED else Event.ENDED)
-
-    def _set_windows(self) -> None:
-        """Tell the queue each channel's window if it has changed."""
-        limit = max(LEAST_WINDOW_REQUESTS, WINDOW_FACTOR * self.fleet.sequences())
-        for name in self._queue_channels:
-            if self._windows.get(name) != limit:
-                self._windows[name] = limit
-                self._effects.append(m.SetWindow(name, limit))
 
     def unserved(self) -> dict[str, int]:
         """Return how many announced requests wait for each model that no worker serves; "" is any model."""
@@ -272,7 +254,7 @@ class Machine:
         if self._drains.is_to_drain(worker) or still:
             self._drain(worker)
         self._review_waiting()
-        self._set_windows()
+        self._effects += self._windows.news()
 
     def _adopt(self, request_id: str, worker: Worker) -> None:
         if self._move(request_id, Event.ADOPTED):
@@ -286,7 +268,7 @@ class Machine:
             worker.closed_ns = now_ns
             self._stand_by.closed(worker)
             self._arbiter.went_away()
-            self._set_windows()
+            self._effects += self._windows.news()
 
     def _end_epoch(self, worker: Worker, now_ns: int) -> None:
         """Send everything the epoch holds home; what of it was not claimed waits again."""
@@ -425,7 +407,7 @@ class Machine:
         self._fleet_known |= became_known
         if over or became_known:
             self._review_waiting()
-        self._set_windows()
+        self._effects += self._windows.news()
         for whose, violations in self._audit.look(self.channel):
             self.counters.audit_violations += len(violations)
             self._effects.append(m.AuditFailed(whose, violations))

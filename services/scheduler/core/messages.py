@@ -301,7 +301,7 @@ class Grant(Value):
         """The largest request it is for, if it stands for one that is yet to come: `request_id` names the grant."""
         self.completions = completions
         self.guaranteed = guaranteed
-        """Whether the engine runs it before what is not: it is within its channel's guarantee, bent so that others start."""
+        """Whether its engine runs it first: its channel's guarantee, bent so that others start, has room for it."""
 
 
 class Met(Value):

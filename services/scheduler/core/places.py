@@ -1,4 +1,4 @@
-"""Where an entry of a channel fits now.
+"""Where an entry of a channel fits now, and where it may save if it fits nowhere.
 
 First where there is room for it. Only if there is none anywhere, what is within its channel's guarantee takes a place
 on a worker whose engine makes room for it, by preempting what is not guaranteed.
@@ -7,6 +7,7 @@ on a worker whose engine makes room for it, by preempting what is not guaranteed
 from __future__ import annotations
 
 from collections.abc import Set
+from itertools import islice
 from typing import Final
 
 from services.scheduler.core.backlog import Entry
@@ -14,23 +15,33 @@ from services.scheduler.core.bids import Placement
 from services.scheduler.core.bookings import Bookings
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Group, Worker
-from services.scheduler.core.rules import Claim, Rules
+from services.scheduler.core.guarantees import Guarantees
+from services.scheduler.core.policy import Policy
+from services.scheduler.core.precedence import Precedence
+from services.scheduler.core.rules import Claim, Rules, below_ceiling
 from services.scheduler.core.savings import Savings
 
 CHOICES: Final = 2
 """Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
 power of two choices", 2001)."""
 
+SAVE_LOOKS: Final = 64
+"""Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
+
 
 class Places:
     """Finds places. Owns where something was kept for a guarantee, to be looked at again when it may be less."""
 
-    def __init__(self, rules: Rules, savings: Savings, bookings: Bookings, engines_preempt: bool) -> None:
-        """Ask `rules` what a channel may take; `engines_preempt` if the policy lets them."""
-        self._rules = rules
-        self._engines_preempt = engines_preempt
-        self._savings = savings
+    def __init__(
+        self, policy: Policy, bookings: Bookings, savings: Savings, guarantees: Guarantees, precedence: Precedence
+    ) -> None:
+        """Look for places under what these say."""
+        self._rules = Rules(savings, policy, guarantees)
+        self._engines_preempt = policy.reserve_output_tokens > 0
         self._bookings = bookings
+        self._savings = savings
+        self._guarantees = guarantees
+        self._precedence = precedence
         self._fenced: set[Worker] = set()
         self._kept_out: set[Worker] = set()
 
@@ -58,7 +69,7 @@ class Places:
                         openings.refuse(worker, 1 if claim is Claim.SHUT else blocks)
                     continue
                 if room > best_room:
-                    first = claim is Claim.GUARANTEED and self._rules.goes_first(
+                    first = claim is Claim.GUARANTEED and self._precedence.goes_first(
                         worker, channel, entry.announced, blocks
                     )
                     best, best_room = Placement(entry, channel, worker, blocks, first), room
@@ -94,7 +105,7 @@ class Places:
             if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
                 continue
             claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
-            if claim is Claim.GUARANTEED and self._rules.goes_first(worker, channel, entry.announced, blocks):
+            if claim is Claim.GUARANTEED and self._precedence.goes_first(worker, channel, entry.announced, blocks):
                 able.append(worker)
                 if len(able) == CHOICES:
                     break
@@ -107,9 +118,33 @@ class Places:
     ) -> int:
         """Return how large a booking of this channel the worker has room for, 0 if it may have none."""
         room, fence = self._rules.room(worker, channel, entry, blocks, claim, now_ns)
-        if room < blocks and self._rules.guards(channel):
+        if room < blocks and self._guarantees.keep_from(channel):
             (self._fenced if fence else self._kept_out).add(worker)
         return room
+
+    # ---- savings ----
+
+    def to_save(self, channel: Channel, head: Entry, now_ns: int, capped: Set[Group]) -> tuple[Worker | None, int]:
+        """Return the worker with most room on which the head may save, and its booking; none of a `capped` group.
+
+        No worker: others save on all of them. No blocks: no worker may take it whatever ends, so there is nothing to
+        save for.
+        """
+        best: Worker | None = None
+        wanted_blocks = 0
+        for group, blocks, least_blocks in self._bookings.of(head):
+            if group in capped:
+                continue
+            for worker in islice(channel.openings(group).most_room(now_ns), SAVE_LOOKS):
+                too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)
+                if too_small or head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
+                    continue
+                saving = self._savings.on(worker)
+                if saving is not None and saving.binds(channel, head):
+                    wanted_blocks = wanted_blocks or blocks
+                elif best is None or worker.reach_blocks > best.reach_blocks:
+                    best, wanted_blocks = worker, blocks
+        return best, wanted_blocks
 
     # ---- where something was kept for a guarantee ----
 

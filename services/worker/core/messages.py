@@ -1,7 +1,7 @@
 """What the session is told and what it asks for.
 
 Messages and effects are plain values. A `run_id` names one attempt on this
-worker (`RunId` below); it is unique for the life of the queue's store, so a
+worker; it is unique for the life of the queue's store, so a
 late answer to an earlier attempt can never be taken for an answer to this one.
 """
 

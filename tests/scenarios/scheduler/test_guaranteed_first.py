@@ -233,7 +233,7 @@ def test_a_standing_grant_of_an_earlier_stream_that_is_met_counts_once() -> None
     rig = Rig(SHARES, "predictive", standing_ns=2 * SECOND_NS)
     rig.open("w", shape(100), [m.Holding("standing/1-1", "batch", 90, 1)], takes_standing=True, guaranteed_first=True)
     rig.tell(m.GrantUsed(1, 1, "standing/1-1", announced("x", "batch", 90)))
-    behind = rig.machine._arbiter._rules._behind
+    behind = rig.machine._arbiter._precedence._behind
     assert behind.most_blocks(1) == 90
     rig.tell(m.CompletionAck(1, 1, "x", 9, m.ReleaseCause.COMPLETED))
     assert behind.most_blocks(1) == 0

@@ -62,7 +62,7 @@ def test_guarantees_bend_to_what_a_saving_head_is_expected_to_grow_to() -> None:
     saving = arbiter.saving_on(worker)
     assert saving is not None
     assert saving.peak_blocks > 50 > saving.blocks
-    assert arbiter._rules.guarantee(worker, rig.machine.channel("safe")) == 100 - saving.peak_blocks
+    assert arbiter._guarantees.blocks(worker, rig.machine.channel("safe")) == 100 - saving.peak_blocks
 
 
 @pytest.mark.parametrize(("guarantee", "prompt_blocks"), [(0.3, 750), (0.5, 493), (0.5, 800)])

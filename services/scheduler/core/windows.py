@@ -1,0 +1,52 @@
+"""How many announced requests of each channel may wait here: a window onto the queue's lines.
+
+So that the scheduler's work and memory do not grow with what waits at the queue; the queue announces more as these
+leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.messages import SetWindow
+
+LEAST_REQUESTS: Final = 64
+"""Announcements for one model that a channel may have waiting even for a tiny fleet, so that lines stay visible before
+a worker comes."""
+
+FACTOR: Final = 2
+"""Windows hold this many times what the fleet runs at once: if all of it ended in one step, as many more are known."""
+
+
+class Windows:
+    """The windows that the queue was told of. Owns them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Size windows for `fleet`; the queue has no channel yet."""
+        self._fleet = fleet
+        self._channels: tuple[str, ...] = ()
+        self._told: dict[str, int] = {}
+
+    def opened(self, channels: Iterable[str]) -> None:
+        """Note that a queue opened its stream, with these channels, and knows of no window."""
+        self._channels = tuple(channels)
+        self._told.clear()
+
+    def changed(self, channels: Iterable[str]) -> None:
+        """Note which channels the queue has now; a line that is made anew there begins without a window."""
+        self._channels = tuple(channels)
+        self._told = {name: limit for name, limit in self._told.items() if name in self._channels}
+
+    def closed(self) -> None:
+        """Note that the queue's stream ended."""
+        self.opened(())
+
+    def news(self) -> list[SetWindow]:
+        """Return what the queue is to be told: windows that differ from those it knows."""
+        limit = max(LEAST_REQUESTS, FACTOR * self._fleet.sequences())
+        news = [SetWindow(name, limit) for name in self._channels if self._told.get(name) != limit]
+        for window in news:
+            self._told[window.channel] = limit
+        return news
