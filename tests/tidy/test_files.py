@@ -85,3 +85,11 @@ def test_every_direct_dependency_is_justified() -> None:
     for requirement in listed:
         package = re.split(r"[<>=\[;~! ]", requirement)[0]
         assert f"`{package}`" in reasons, f"CONTRIBUTING.md gives no reason for {package}"
+
+
+@pytest.mark.parametrize("parent", ["services", "tests"])
+def test_the_map_of_the_house_names_every_folder(parent: str) -> None:
+    drawn = (ROOT / "ARCHITECTURE.md").read_text().partition("## The house")[2].split("```")[1]
+    folders = {path.relative_to(ROOT / parent).parts[0] for path in PYTHON if (ROOT / parent) in path.parents}
+    missing = {name for name in folders if not name.endswith(".py") and not re.search(rf"\b{name}\b", drawn)}
+    assert not missing
