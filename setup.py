@@ -18,10 +18,10 @@ COMPILED: dict[str, str] = {
     "services/queue/core": "audit book effects entry lifecycle lines machine messages offers quotas records workers",
     "services/queue": """batch_log committer file_changes file_rows items loading outlet payloads rights rocksdb_store
         shelf speaker spot_check store submit submit_turns synced validate watch wire""",
-    "services/scheduler/core": """arbiter audit backlog bids bookings channel counters drains estimate fleet forecast
-        guarantees hold_time holds largest lately lead ledger lengths line machine margin messages openings places
-        policies policy precedence predictive prompts reach recompute roster rules savings share snapshot standby
-        standing waiting windows""",
+    "services/scheduler/core": """arbiter aside audit backlog bids bookings channel counters drains estimate fleet
+        forecast guarantees hold_time holds largest lately lead ledger lengths line machine margin messages openings
+        places policies policy precedence predictive prompts reach recompute roster rules savings share snapshot standby
+        standing tiers waiting windows""",
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers reservations session sizing standing
         token_news values""",

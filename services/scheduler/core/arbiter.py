@@ -32,9 +32,9 @@ takes O(channels), amortised, however many wait and however many workers there a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
+from services.scheduler.core.aside import Aside
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.bids import Bid, Placement, soonest
 from services.scheduler.core.bookings import Bookings
@@ -47,12 +47,15 @@ from services.scheduler.core.messages import Announced
 from services.scheduler.core.places import Places
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.precedence import Precedence
-from services.scheduler.core.reach import Reach
 from services.scheduler.core.rules import Rules, Spare
 from services.scheduler.core.savings import Saving, Savings
+from services.scheduler.core.tiers import Tiers
 
 GUARDS_LOOK_NS: Final = 1_000_000_000
 """How often a look past fences is taken again: what a guarantee used lately is forgotten with time, untold."""
+
+PASSED_HOLDS: Final = 2
+"""How long, in its channel's usual hold times, a head that waits is passed within the channel's guarantee."""
 
 
 class Arbiter:
@@ -63,26 +66,26 @@ class Arbiter:
         self._policy = policy
         self._fleet = fleet
         self._ring: list[Channel] = []
-        self._tiers: list[list[Channel]] = []
+        self._tiers = Tiers(policy)
         self._holds = Holds()
         self._savings = Savings(self._holds)
         self._bookings = Bookings(policy, fleet)
         self._guarantees = Guarantees(self._savings, policy, self._bookings)
         self._precedence = Precedence(policy, self._guarantees)
         self._rules = Rules(self._savings, policy, self._guarantees)
-        self._places = Places(policy, self._bookings, self._savings, self._guarantees, self._precedence)
+        self._places = Places(policy, self._bookings, self._savings, self._guarantees, self._precedence, self._tiers)
         self._now_ns = 0
         self._news = True
         self._bids: dict[Channel, Bid] = {}
         self._guards_looked_ns = 0
         self._paused: set[Worker] = set()
         self._lessons = policy.lessons
-        self._reach = Reach()
+        self._aside = Aside(self._bookings, fleet, self._places, self._tiers, self._holds)
 
     def add(self, channel: Channel) -> None:
         """Take one more channel into the ring of its tier."""
         self._ring.append(channel)
-        self._tiers = _in_tiers(self._ring)
+        self._tiers.sort(self._ring)
         self._guarantees.add(channel)
         self._news = True
 
@@ -93,10 +96,12 @@ class Arbiter:
         """
         for saving in self._savings:
             self._cancel(saving)
-        self._tiers = _in_tiers(self._ring)
+        self._tiers.sort(self._ring)
         self._guarantees.reshared(self._ring)
         self._places.take_fenced()
         for worker in self._fleet:
+            for channel in self._ring:
+                channel.bring_back(worker.group)  # who was kept out by its tier
             self.room_grew(worker)
         self._look_again()
 
@@ -129,7 +134,7 @@ class Arbiter:
     def came_back(self, worker: Worker) -> None:
         """Note that the worker takes grants again, or for the first time."""
         # Of several whose pause ends in one pass each is still away for those before it.
-        if self._reach.grows_with(worker, self._paused):
+        if self._aside.grows_with(worker, self._paused):
             for channel in self._ring:
                 channel.bring_back(worker.group)
         self.room_grew(worker)
@@ -173,6 +178,7 @@ class Arbiter:
         """Note that the worker may have more room than at the last pass."""
         for channel in self._ring:
             channel.room_grew(worker)
+            self._aside.room_grew(worker, channel)
         self._look_again()
 
     def _look_again(self) -> None:
@@ -184,14 +190,14 @@ class Arbiter:
     def begin(self, now_ns: int) -> None:
         """Start a pass: end savings whose head or worker is no longer there, and see whether there is anything new."""
         self._now_ns = now_ns
-        self._reach.begin(now_ns)
+        self._aside.begin(now_ns)
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
         for saving in self._savings:
             line = saving.channel.lines.get(saving.line.model)
             first = line is saving.line and line.head() is saving.entry
-            if not first or not saving.worker.takes_grants(now_ns):
+            if not first or not saving.worker.takes_grants(now_ns) or self._aside.saves_in_vain(saving):
                 self._cancel(saving)
         for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
             self._paused.discard(worker)
@@ -218,7 +224,7 @@ class Arbiter:
         """Return the next grant of this pass, None if nothing more fits. `placed` must follow each placement."""
         if not self._news:
             return None
-        for ring in self._tiers:
+        for ring in self._tiers.rings:
             placement = self._next_of(ring)
             if placement is not None:
                 return placement
@@ -315,8 +321,7 @@ class Arbiter:
             paid = self._savings.of(head) is not None
             if placement is None and not paid:
                 worker, blocks = self._places.to_save(channel, head, self._now_ns, capped)
-                if not blocks and self._is_out_of_reach(head):
-                    channel.set_head_aside(line)
+                if self._aside.takes(channel, line, head, could_save=bool(blocks)):
                     return None
                 if not blocks:
                     capped |= self._where_capped(channel, head)
@@ -352,10 +357,8 @@ class Arbiter:
         """Return a placement for the first request that may pass the head."""
         groups = self._fleet.serving(line.model)
         for entry in line.behind():
-            hints = [(group, channel.openings(group).most_blocks()) for group in groups]
-            if not any(blocks for _, blocks in hints):
-                break
-            if not any(self._bookings.in_group(entry, group)[0] <= most for group, most in hints):
+            kind, booked = self._places.kind(entry), self._bookings.in_group
+            if not any(booked(entry, group)[0] <= channel.openings(group, kind).most_blocks() for group in groups):
                 continue
             placement = self._places.find(channel, entry, self._now_ns)
             if placement is not None:
@@ -366,11 +369,12 @@ class Arbiter:
         """Return a placement for the first request that goes first behind a head that waits: its guarantee is free.
 
         What passes is charged to the deficit that the head pays from, and counts against their ceiling. So that it does
-        not keep the head out for ever, nothing passes one that has waited for twice as long as requests usually take.
+        not keep the head out for ever, nothing passes one that has waited for long.
         """
         for line, head in channel.heads():
-            if self._has_waited(channel, head):
-                break
+            found = self._places.find_first(channel, head, self._now_ns)
+            if found is not None or self._has_waited(channel, head):
+                return found
             for entry in line.behind():
                 placement = self._places.find_first(channel, entry, self._now_ns)
                 if placement is not None:
@@ -380,19 +384,12 @@ class Arbiter:
     def _has_waited(self, channel: Channel, head: Entry) -> bool:
         """Return whether a head has let those behind it pass for long enough.
 
-        One that has paid loses nothing by them. One in a higher tier is kept out by lower ones, for as long as those
-        have work, and its channel has its guarantee all the same.
+        One that has paid loses nothing by them.
         """
-        if not channel.hold_time.known or self._now_ns - head.announced_ns <= 2 * channel.hold_time.mean_ns:
+        waited_ns = self._now_ns - head.announced_ns
+        if not channel.hold_time.known or waited_ns <= PASSED_HOLDS * channel.hold_time.mean_ns:
             return False
-        if self._savings.of(head) is not None:
-            return False
-        return not any(other.share.tier < channel.share.tier and other.heads() for other in self._ring)
-
-    def _is_out_of_reach(self, entry: Entry) -> bool:
-        """Return whether none of the workers that take grants now could ever hold the entry."""
-        needed = {group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(entry)}
-        return self._reach.ends_before(needed, self._fleet.serving(entry.announced.model))
+        return self._savings.of(head) is None
 
     # ---- savings ----
 
@@ -416,9 +413,3 @@ class Arbiter:
         self._savings.remove(saving)
         saving.channel.refund(saving.paid_block_ns)
         self.room_grew(saving.worker)
-
-
-def _in_tiers(channels: Sequence[Channel]) -> list[list[Channel]]:
-    """Return the channels by tier, the lowest first, each tier in the given order."""
-    tiers = sorted({channel.share.tier for channel in channels})
-    return [[channel for channel in channels if channel.share.tier == tier] for tier in tiers]

@@ -17,7 +17,7 @@ from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.hold_time import HoldTime
 from services.scheduler.core.line import Line, order
-from services.scheduler.core.openings import Openings
+from services.scheduler.core.openings import ANY_KIND, Kind, Openings, Rooms
 from services.scheduler.core.share import Share
 
 
@@ -28,7 +28,8 @@ class Channel:
     empty now. An empty channel does not save, but it still owes, at most its last charge when it returns.
 
     Whoever no present worker could run, a line whose model none serves or a head that only workers that are away can
-    hold, is set *aside*: it is not looked at until it is brought back because the fleet has changed.
+    hold, or that lower tiers leave no room, is set *aside*: it is not looked at until it is brought back because the
+    fleet, or what those tiers hold, has changed.
     """
 
     def __init__(self, name: str, share: Share, quantum_block_ns: int) -> None:
@@ -44,9 +45,11 @@ class Channel:
         """Those of the lines that are not aside."""
         self.changed = False
         self.line_ended = False
-        self._openings: dict[Group, Openings] = {}
-        self._guaranteed: dict[Group, Openings] = {}
+        self._rooms: dict[Group, Rooms] = {}
+        self._guaranteed: dict[Group, Rooms] = {}
         self._waiting = 0
+        self.kept_out: dict[Group, int] = {}
+        """Where heads are aside for lower tiers, with the least blocks that any of them needs."""
 
     def __len__(self) -> int:
         """Return the number of requests waiting."""
@@ -108,8 +111,14 @@ class Channel:
         line.set_head_aside()
         self.line_ended |= line.head() is None
 
+    def note_kept_out(self, needed_blocks: dict[Group, int]) -> None:
+        """Note where lower tiers leave a head no room, and what it needs there."""
+        for group, blocks in needed_blocks.items():
+            self.kept_out[group] = min(self.kept_out.get(group, blocks), blocks)
+
     def bring_back(self, group: Group) -> None:
         """Look again at every line and entry that workers of the group may serve."""
+        self.kept_out.pop(group, None)
         for model in ("", *group.models):
             line = self.lines.get(model)
             if line is not None:
@@ -137,19 +146,19 @@ class Channel:
 
     # ---- room ----
 
-    def openings(self, group: Group) -> Openings:
-        """Return where in the group the channel may find room."""
-        found = self._openings.get(group)
+    def openings(self, group: Group, kind: Kind = ANY_KIND) -> Openings:
+        """Return where in the group requests of a kind may find room."""
+        found = self._rooms.get(group)
         if found is None:
-            found = self._openings[group] = Openings(group, _reach_blocks)
-        return found
+            found = self._rooms[group] = Rooms(group, _reach_blocks)
+        return found.of(kind)
 
-    def guaranteed(self, group: Group) -> Openings:
-        """Return where in the group the channel may go first: workers by what is left of its guarantee."""
+    def guaranteed(self, group: Group, kind: Kind) -> Openings:
+        """Return where in the group requests of a kind may go first: workers by what is left of the guarantee."""
         found = self._guaranteed.get(group)
         if found is None:
-            found = self._guaranteed[group] = Openings(group, self._rest_of_guarantee)
-        return found
+            found = self._guaranteed[group] = Rooms(group, self._rest_of_guarantee)
+        return found.of(kind)
 
     def _rest_of_guarantee(self, worker: Worker) -> int:
         if not worker.displaces:
@@ -158,19 +167,19 @@ class Channel:
 
     def room_grew(self, worker: Worker) -> None:
         """Note that the worker may have more room for this channel than it had."""
-        for openings in (self._openings, self._guaranteed):
-            found = openings.get(worker.group)
+        for rooms in (self._rooms, self._guaranteed):
+            found = rooms.get(worker.group)
             if found is not None:
                 found.room_grew(worker)
 
     def worker_left(self, worker: Worker) -> None:
         """Forget the worker."""
-        for openings in (self._openings, self._guaranteed):
-            found = openings.get(worker.group)
+        for rooms in (self._rooms, self._guaranteed):
+            found = rooms.get(worker.group)
             if found is not None:
                 found.remove(worker)
                 if not worker.group.workers:
-                    del openings[worker.group]
+                    del rooms[worker.group]
 
 
 def _reach_blocks(worker: Worker) -> int:

@@ -73,6 +73,11 @@ class Holds:
         """Whether any request has ended yet, so that ends can be expected."""
         return self._any_channel.known
 
+    @property
+    def usual_ns(self) -> int | None:
+        """How long requests of all channels usually hold their blocks, None while nothing is known."""
+        return self._any_channel.mean_ns if self._any_channel.known else None
+
     def cost_block_ns(self, channel: Channel, blocks: int) -> int:
         """Return what a grant of so many blocks is expected to occupy."""
         return blocks * max(self._expected_ns(channel), LEAST_HOLD_NS)

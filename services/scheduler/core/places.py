@@ -16,10 +16,12 @@ from services.scheduler.core.bookings import Bookings
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.guarantees import Guarantees
+from services.scheduler.core.openings import Kind, kind_of
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.precedence import Precedence
 from services.scheduler.core.rules import Claim, Rules, below_ceiling
 from services.scheduler.core.savings import Savings
+from services.scheduler.core.tiers import Tiers
 
 CHOICES: Final = 2
 """Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
@@ -33,10 +35,18 @@ class Places:
     """Finds places. Owns where something was kept for a guarantee, to be looked at again when it may be less."""
 
     def __init__(
-        self, policy: Policy, bookings: Bookings, savings: Savings, guarantees: Guarantees, precedence: Precedence
+        self,
+        policy: Policy,
+        bookings: Bookings,
+        savings: Savings,
+        guarantees: Guarantees,
+        precedence: Precedence,
+        tiers: Tiers,
     ) -> None:
         """Look for places under what these say."""
         self._rules = Rules(savings, policy, guarantees)
+        self._policy = policy
+        self._tiers = tiers
         self._engines_preempt = policy.reserve_output_tokens > 0
         self._bookings = bookings
         self._savings = savings
@@ -55,17 +65,15 @@ class Places:
         for group, blocks, least_blocks in self._bookings.of(entry):
             if group in capped:
                 continue
-            openings = channel.openings(group)
+            openings = channel.openings(group, self.kind(entry))
             for worker in openings.roomiest_first(blocks, now_ns):
                 if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
                     continue
                 claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
                 room = self._room_blocks(channel, entry, worker, blocks, claim, now_ns)
                 if room < blocks:
-                    # Several completions may fail for their sequences alone, which says nothing about single ones, and
-                    # what another head of the channel saves keeps out nothing about that head.
-                    alone = claim is not Claim.SHUT and entry.announced.n > 1
-                    if not alone and not self._savings.is_of_another(worker, channel, entry):
+                    # What another head of the channel saves keeps out says nothing about that head.
+                    if not self._savings.is_of_another(worker, channel, entry):
                         openings.refuse(worker, 1 if claim is Claim.SHUT else blocks)
                     continue
                 if room > best_room:
@@ -99,7 +107,7 @@ class Places:
         It books the first of what is `wanted`, and is proven to need the second.
         """
         blocks, least_blocks = wanted
-        guaranteed = channel.guaranteed(group)
+        guaranteed = channel.guaranteed(group, self.kind(entry))
         able: list[Worker] = []
         for worker in guaranteed.roomiest_first(blocks, now_ns):
             if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
@@ -109,9 +117,13 @@ class Places:
                 able.append(worker)
                 if len(able) == CHOICES:
                     break
-            elif entry.announced.n == 1:
+            else:
                 guaranteed.refuse(worker, blocks)
         return able
+
+    def kind(self, entry: Entry) -> Kind:
+        """Return the requests that are refused as this one is."""
+        return kind_of(entry.announced, self._engines_preempt)
 
     def _room_blocks(
         self, channel: Channel, entry: Entry, worker: Worker, blocks: int, claim: Claim, now_ns: int
@@ -145,6 +157,29 @@ class Places:
                 elif best is None or worker.reach_blocks > best.reach_blocks:
                     best, wanted_blocks = worker, blocks
         return best, wanted_blocks
+
+    def kept_out(self, channel: Channel, head: Entry, now_ns: int) -> dict[Group, int]:
+        """Return where lower tiers leave the head no room, with what it needs, if nothing else keeps it out anywhere.
+
+        Empty if any worker that could hold it has room for it beside them, or if its ceiling keeps it out of one.
+        """
+        found: dict[Group, int] = {}
+        for group, blocks, least_blocks in self._bookings.of(head):
+            for worker in islice(channel.openings(group).most_room(now_ns), SAVE_LOOKS):
+                if worker.shape.capacity_blocks < max(blocks, least_blocks):
+                    continue
+                capped = not below_ceiling(worker, channel, blocks)
+                if capped or self.has_room_beside_lower(worker, channel, head, blocks):
+                    return {}
+                found[group] = self._policy.peak_blocks(head.announced, worker, blocks)
+        return found
+
+    def has_room_beside_lower(self, worker: Worker, channel: Channel, head: Entry, blocks: int) -> bool:
+        """Return whether lower tiers leave the head room on the worker, as they must within its channel's guarantee."""
+        if blocks <= channel.share.guaranteed_blocks(worker.shape.capacity_blocks):
+            return True
+        peak_blocks = self._policy.peak_blocks(head.announced, worker, blocks)
+        return self._tiers.leave_room(worker, channel, peak_blocks, head.announced.n)
 
     # ---- where something was kept for a guarantee ----
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.line import FRONT_REQUESTS, Line, order
-from services.scheduler.core.openings import Openings
+from services.scheduler.core.openings import MOST_KINDS, Openings, Rooms
+from services.scheduler.core.rules import Claim, Rules
 from services.scheduler.core.share import Share
 from tests.support.scheduling import Rig, announced, shape
 
@@ -22,19 +26,20 @@ def test_workers_come_by_room_and_one_that_refused_stays_away_until_its_room_gro
     rig = Rig({"a": Share()})
     for number, capacity in enumerate((10, 30, 20)):
         rig.open(f"w{number}", shape(capacity))
-    openings = Openings(rig.worker("w0").group, lambda worker: worker.reach_blocks)
+    rooms = Rooms(rig.worker("w0").group, lambda worker: worker.reach_blocks)
+    openings = rooms.of((1, 0))
     assert names(openings, 5) == ["w1", "w2", "w0"]
     assert names(openings, 15) == ["w1", "w2"]
     openings.refuse(rig.worker("w1"), 8)
     assert names(openings, 8) == ["w2", "w0"]
     assert names(openings, 7) == ["w2", "w0", "w1"]
-    openings.room_grew(rig.worker("w1"))
+    rooms.room_grew(rig.worker("w1"))
     assert names(openings, 8) == ["w1", "w2", "w0"]
     rig.worker("w2").ledger.book("r", "a", 15)
     assert names(openings, 4) == ["w1", "w0", "w2"], "a booking sinks the worker without being told"
     rig.worker("w0").draining = True
     assert names(openings, 1) == ["w1", "w2"]
-    openings.remove(rig.worker("w1"))
+    rooms.remove(rig.worker("w1"))
     assert names(openings, 1) == ["w2"]
     assert openings.most_blocks() == 5
 
@@ -43,7 +48,7 @@ def test_a_worker_may_be_refused_while_they_are_looked_at() -> None:
     rig = Rig({"a": Share()})
     for number in range(5):
         rig.open(f"w{number}", shape(10))
-    openings = Openings(rig.worker("w0").group, lambda worker: worker.reach_blocks)
+    openings = Rooms(rig.worker("w0").group, lambda worker: worker.reach_blocks).of((1, 0))
     seen = []
     for worker in openings.roomiest_first(3, 0):
         seen.append(worker.worker_id)
@@ -76,3 +81,72 @@ def test_a_line_is_a_sorted_list_however_it_is_entered_and_left(seed: int) -> No
             assert line.head() is (waiting[0] if waiting else None)
         if draw.random() < 0.3 and waiting:
             assert [line.head(), *line.behind()] == waiting[:FRONT_REQUESTS]
+
+
+def test_what_one_kind_is_refused_another_may_have() -> None:
+    rig = Rig({"a": Share()})
+    rig.open("w", shape(10))
+    rooms = Rooms(rig.worker("w").group, lambda worker: worker.reach_blocks)
+    assert names(rooms.of((2, 0)), 10) == ["w"]
+    rooms.of((2, 0)).refuse(rig.worker("w"), 1)
+    assert names(rooms.of((2, 0)), 1) == []
+    assert names(rooms.of((1, 0)), 10) == ["w"]
+    rooms.room_grew(rig.worker("w"))
+    assert names(rooms.of((2, 0)), 10) == ["w"]
+
+
+def test_whoever_makes_up_kinds_does_not_fill_the_memory() -> None:
+    rig = Rig({"a": Share()})
+    rig.open("w", shape(10))
+    rooms = Rooms(rig.worker("w").group, lambda worker: worker.reach_blocks)
+    first = rooms.of((1, 0))
+    assert all(rooms.of((number, 0)) is not first for number in range(2, MOST_KINDS + 2))
+    assert rooms.of((1, 0)) is not first
+    assert names(rooms.of((1, 0)), 10) == ["w"]
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+def test_several_completions_cost_no_look_at_the_whole_fleet(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    claim = Rules.claim
+
+    def counted(*arguments: Any) -> Claim:
+        nonlocal looks
+        looks += 1
+        return claim(*arguments)
+
+    monkeypatch.setattr(Rules, "claim", counted)
+    shares = {"a": Share(1, 0.2), "b": Share(1, 0.2), "c": Share()}
+    rig = Rig(shares, policy)
+    for number in range(32):
+        rig.open(f"w{number}", shape(100, 256), guaranteed_first=True)
+
+    def top_up() -> None:
+        for channel in shares:
+            missing = max(40 - rig.machine.backlog.waiting[channel], 0)
+            rig.announce(channel, *[5] * missing, n=2, max_tokens=10)
+
+    granted = -1
+    while granted < (granted := len(rig.grants)):
+        top_up()
+    looks, running = 0, list(rig.grants[:40])
+    for grant in running:
+        rig.wait(10)
+        rig.finish(grant)
+        top_up()
+    assert looks < 40 * 15, "some for each that ended, not all of 32 workers for each of nine in three lines"
+
+
+@pytest.mark.parametrize("guaranteed", [False, True])
+def test_a_head_that_will_grow_hides_no_room_from_those_that_book_as_much_and_will_not(guaranteed: bool) -> None:
+    rig = Rig({"a": Share(1, 0.3 if guaranteed else 0), "b": Share()}, "predictive")
+    held = [m.Holding(f"long-{number}", "b", 25, 1) for number in range(4)] if guaranteed else []
+    for number in range(1 if guaranteed else 3):
+        rig.open(f"w{number}", shape(100), held, guaranteed_first=guaranteed)
+        if not guaranteed:
+            rig.announce("b", 4, max_tokens=40)
+            rig.announce("b", 4, max_tokens=40)
+    (head,) = rig.announce("a", 6, max_tokens=200)
+    short = rig.announce("a", 6, 6, 6, max_tokens=2)
+    assert head not in rig.granted
+    assert set(short) <= set(rig.granted)

@@ -1,0 +1,136 @@
+"""What lower tiers leave is used, whatever waits in a higher one; what waits there starts when they leave it room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from services.scheduler.core import messages as m
+from services.scheduler.core.share import Share
+from tests.support.scheduling import Rig, shape
+
+STEP_MS = 20
+LEAST_STEPS = 10
+"""Requests run for ten to fourteen steps."""
+
+POLICIES = ["virtual-channels", "predictive"]
+
+
+class Load:
+    """A fleet under a load that is topped up at every step; requests end by the steps that their names say."""
+
+    def __init__(self, shares: Mapping[str, Share], policy: str, models: str = "m") -> None:
+        """Open a worker of 100 blocks for each model."""
+        self.rig = Rig(shares, policy)
+        for model in models:
+            self.rig.open(f"w-{model}", shape(100), model=model, guaranteed_first=True)
+        self.step = 0
+        self._ends: dict[str, tuple[m.Grant, int]] = {}
+        self._seen = 0
+
+    def keep_waiting(self, channel: str, count: int, blocks: int, model: str = "m") -> None:
+        """Have so many wait."""
+        self.rig.announce(channel, *[blocks] * max(count - self.rig.machine.backlog.waiting[channel], 0), model=model)
+
+    def keep_running(self, channel: str, count: int, blocks: int) -> None:
+        """Have so many run or about to."""
+        running = sum(grant.channel == channel for grant, _ in self._ends.values())
+        missing = count - running - self.rig.machine.backlog.waiting[channel]
+        self.rig.announce(channel, *[blocks] * max(missing, 0), model="m")
+
+    def run(self, steps: int, top_up: Callable[[], None], until: str = "") -> int:
+        """Run so many steps, or until a request has been granted; return how many it were."""
+        for number in range(steps):
+            top_up()
+            self.rig.wait(STEP_MS)
+            for grant in self.rig.grants[self._seen :]:
+                lasts = LEAST_STEPS + int(grant.request_id.split("-")[-1]) % 5
+                self._ends[grant.request_id] = grant, self.step + lasts
+            self._seen = len(self.rig.grants)
+            if until in self.rig.granted:
+                return number
+            for name in [name for name, (_, end) in self._ends.items() if end <= self.step]:
+                self.rig.finish(self._ends.pop(name)[0])
+            self.step += 1
+        self.rig.check()
+        return steps
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("ceiling", [1.0, 0.7])
+def test_a_head_that_lower_tiers_leave_no_room_keeps_nobody_from_what_they_do_leave(
+    policy: str, ceiling: float
+) -> None:
+    load = Load({"front": Share(1, 0, ceiling), "batch": Share(tier=1), "other": Share(tier=1)}, policy)
+
+    def top_up() -> None:
+        if ceiling < 1:
+            load.keep_waiting("front", 10, 5)
+        else:
+            load.keep_running("front", 14, 5)
+        load.keep_waiting("batch", 10, 3)
+        load.keep_waiting("other", 10, 3)
+
+    load.run(200, top_up)
+    (large,) = load.rig.announce("batch", 50, model="m")
+    load.run(200, top_up)
+    began = len(load.rig.grants)
+    load.run(600, top_up)
+    grants = [grant.channel for grant in load.rig.grants[began:]]
+    assert large not in load.rig.granted
+    assert 0.8 < grants.count("batch") / grants.count("other") < 1.25
+    assert grants.count("batch") > 200, "30 blocks for some 12 steps of each make up for 500"
+    assert load.run(100, lambda: load.keep_waiting("other", 10, 3), large) < 100, "once they leave it room it starts"
+
+
+@pytest.mark.parametrize("half", [6, 15, 40])
+def test_a_head_starts_though_lower_tiers_leave_it_room_now_and_then_only(half: int) -> None:
+    load = Load({"front": Share(), "batch": Share(tier=1), "other": Share(tier=1)}, "virtual-channels")
+
+    def top_up() -> None:
+        load.keep_running("front", 14 if (load.step // half) % 2 else 8, 5)
+        load.keep_waiting("other", 10, 3)
+        load.keep_waiting("batch", 10, 3)
+
+    load.run(300, top_up)
+    (large,) = load.rig.announce("batch", 50, model="m")
+    assert load.run(400, top_up, large) < 8 * half + 100
+
+
+@pytest.mark.parametrize("lower", ["none", "another model", "a ceiling"])
+def test_lower_tiers_that_do_not_keep_a_head_out_let_nobody_pass_it_for_ever(lower: str) -> None:
+    shares = {"chat": Share(1, 0.3, tier=1), "front": Share(1, 0, 0.2 if lower == "a ceiling" else 1)}
+    shares |= {f"batch-{number}": Share(tier=1) for number in range(5)}
+    load = Load(shares, "predictive", "mn")
+
+    def top_up() -> None:
+        if lower != "none":
+            load.keep_waiting("front", 30, 5, "n" if lower == "another model" else "m")
+        for number in range(5):
+            load.keep_waiting(f"batch-{number}", 10, 5)
+        load.keep_waiting("chat", 10, 4)
+
+    load.run(200, top_up)
+    (large,) = load.rig.announce("chat", 45, model="m")
+    assert load.run(400, top_up, large) < 200
+
+
+@pytest.mark.parametrize("kept_out", [False, True])
+def test_a_head_for_another_model_does_not_wait_for_one_that_cannot_pay_yet(kept_out: bool) -> None:
+    shares = {"chat": Share(1, 0.3, tier=1), "front": Share()}
+    shares |= {f"batch-{number}": Share(tier=1) for number in range(5)}
+    load = Load(shares, "predictive", "mn")
+
+    def top_up() -> None:
+        if kept_out:
+            load.keep_waiting("front", 30, 5)
+        for number in range(5):
+            load.keep_waiting(f"batch-{number}", 20, 5, "mn"[(load.step + number) % 2])
+
+    load.run(200, top_up)
+    load.rig.announce("chat", 60, model="m")
+    for _ in range(6):
+        asked = load.rig.announce("chat", 4, 4, model="n")
+        assert set(asked) <= set(load.rig.granted)
+        load.run(20, top_up)
