@@ -6,6 +6,12 @@ import re
 
 from penstock.errors import PenstockError
 
+DEFAULT_QUEUE_ADDRESS = "127.0.0.1:7410"
+"""Where a queue listens, and is looked for, unless told otherwise."""
+
+DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:7420"
+"""The same of a scheduler."""
+
 MOST_PORT = 65535
 """TCP has 16 bits for it."""
 

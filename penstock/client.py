@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 import grpc
 from opentelemetry import trace
 
-from penstock.address import check_address
-from penstock.connection import MAX_REQUEST_BYTES, Connection
+from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, check_address
+from penstock.connection import Connection
 from penstock.credentials import Credentials, key_from_environment
 from penstock.errors import InvalidRequest, NotFound, PenstockError, from_rpc
 from penstock.fields import RequestFields, build_request
 from penstock.following import Follower
 from penstock.keys import KeysError
+from penstock.limits import MAX_REQUEST_BYTES
 from penstock.names import check_name, checked_names
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.queue.v1.queue_pb2_grpc import QueueServiceStub
@@ -48,9 +49,6 @@ from penstock.watching import Event, Joined, Transcript, WatchSession
 if TYPE_CHECKING:
     from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
     from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
-
-DEFAULT_QUEUE_ADDRESS = "127.0.0.1:7410"
-DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:7420"
 
 DEFAULT_RETRY_FOR_S = 60.0
 """A killed queue service is supervised back within seconds; this leaves room for a slow disk's recovery."""

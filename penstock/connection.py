@@ -13,19 +13,8 @@ import grpc
 
 from penstock.credentials import Credentials, Identity, key_from_environment
 from penstock.errors import PenstockError, Unavailable, from_rpc
+from penstock.limits import MAX_MESSAGE_BYTES
 from penstock.tls import TlsFiles, open_channel
-
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""One gRPC frame; the services use the same number."""
-
-MAX_REQUEST_BYTES = 12 * 1024 * 1024
-"""One encoded request; the queue refuses a larger one, and one beyond MAX_MESSAGE_BYTES does not even reach it."""
-
-TARGET_FRAME_BYTES = 1024 * 1024
-"""A frame is closed once it holds this much, so that frames of large prompts stay far below MAX_MESSAGE_BYTES."""
-
-MAX_FRAME_MESSAGES = 512
-"""Requests in one frame: past a few hundred the cost per frame no longer shows beside the cost per request."""
 
 FIRST_PAUSE_S = 0.05
 """First pause before a retry: a restarted service is back within a fraction of a second."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.errors import InvalidRequest
-
-MAX_NAME_BYTES = 512
-"""Of any name in a queue. A longer one may be more than a frame holds."""
+from penstock.limits import MAX_NAME_BYTES
 
 
 def check_name(field: str, name: object) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
-from penstock.connection import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES, Connection
+from penstock.connection import Connection
 from penstock.credentials import Identity
 from penstock.errors import (
     CHANNEL_DENIED,
@@ -27,6 +27,7 @@ from penstock.errors import (
     as_given,
     refusal_of,
 )
+from penstock.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 

@@ -12,13 +12,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from penstock.client import (
-    DEFAULT_QUEUE_ADDRESS,
-    DEFAULT_RETRY_FOR_S,
-    DEFAULT_SCHEDULER_ADDRESS,
-    AnyRequest,
-    Client,
-)
+from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
+from penstock.client import DEFAULT_RETRY_FOR_S, AnyRequest, Client
 from penstock.connection import CLOSED
 from penstock.errors import Unavailable
 from penstock.fields import RequestFields

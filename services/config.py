@@ -41,9 +41,6 @@ from services.logs import Form
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
 """`HOST:PORT`; the host may be empty or a bracketed IPv6 address."""
 
-DEFAULT_QUEUE_ADDRESS = "127.0.0.1:7410"
-DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:7420"
-
 EX_CONFIG = 78
 """Exit status of a service that was configured wrongly (sysexits.h)."""
 

@@ -22,13 +22,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from penstock.tracing import span_processor
+from penstock.tracing import ENDPOINT_VARIABLES, span_processor
 
 log = logging.getLogger(__name__)
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
-
-ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 LATENCY_BUCKETS_S = (
     0.001,

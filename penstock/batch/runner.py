@@ -23,12 +23,10 @@ from penstock.batch.reader import Ask, InputFile, LineError, asks
 from penstock.batch.summary import Tally
 from penstock.client import Client
 from penstock.errors import InvalidRequest, ServiceError, refusal_of
+from penstock.limits import MAX_REQUEST_BYTES
 from penstock.openai.convert import to_request
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import Submitted
-
-MAX_REQUEST_BYTES = 12 * 1024 * 1024
-"""Largest encoded request the queue takes."""
 
 BREATHE_EVERY = 64
 """Lines parsed before other tasks get a turn: parsing a line takes about 0.1 ms."""

@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.errors import EX_INCOMPLETE, EX_USAGE, CommandError
-from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
+from penstock.client import Client
 
 DRAIN_POLL_S = 0.2
 """Between looks at a draining worker."""

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.batch.journal import (
     Header,
     Journal,
@@ -45,7 +46,7 @@ from penstock.cli.interrupt import Interrupted
 from penstock.cli.progress import Progress
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
-from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
+from penstock.client import Client
 from penstock.connection import Patience
 from penstock.errors import InvalidRequest, NobodyAnswers, PenstockError, PermissionDenied, Unavailable
 

@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import QueueOption, SchedulerOption, call
 from penstock.cli.frame import frame
 from penstock.cli.keys import key_pressed
 from penstock.cli.status import PLAIN_WIDTH, need_both, refuse_silence
-from penstock.client import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, Client
+from penstock.client import Client
 from penstock.live.history import History
 from penstock.live.rates import Rates
 from penstock.live.reader import take

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.client import Client
 from penstock.errors import InvalidRequest, NotFound, PenstockError, refusal_of
+from penstock.limits import MAX_REQUEST_BYTES
 from penstock.openai.bodies import BodyError, ChatBody, CompletionBody, parse_body
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
@@ -21,7 +22,6 @@ from services.gateway.group import Group
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, given_as
 from services.logs import about
-from services.rpc.limits import MAX_REQUEST_BYTES
 
 log = logging.getLogger(__name__)
 

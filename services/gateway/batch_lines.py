@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, LineError, is_blank, parse_line
 from penstock.errors import InvalidRequest, NotFound
+from penstock.limits import MAX_REQUEST_BYTES
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
@@ -21,9 +22,6 @@ MAX_CUSTOM_ID_BYTES = 512
 
 WINDOW_LINES = 1000
 """Lines submitted between two writes of how far a batch is: what a crash submits again in vain, and what is held."""
-
-MAX_REQUEST_BYTES = 12 * 1024 * 1024
-"""Largest encoded request the queue takes."""
 
 
 class InputDamagedError(NotFound):

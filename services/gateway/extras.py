@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.limits import MAX_NAME_BYTES
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.problem import Problem
 
@@ -15,9 +16,6 @@ PRIORITY = "x-penstock-priority"
 DEADLINE = "x-penstock-deadline-ms"
 KEEP = "x-penstock-keep"
 KNOWN = (CHANNEL, PRIORITY, DEADLINE, KEEP)
-
-MAX_KEY_BYTES = 512
-"""Of an idempotency key: the queue's own limit, said under the header's name."""
 
 MAX_DEADLINE_MS = 100 * 365 * 86_400_000
 """A hundred years: far beyond any use, and far below where Unix time in ns leaves 64 bits."""
@@ -64,8 +62,8 @@ def read_extras(headers: Iterable[tuple[str, str]]) -> Extras:
         if name.startswith(PREFIX) and name not in KNOWN:
             raise _refusal(name, f"there is no such header; known: {', '.join(KNOWN)}", "unknown_parameter")
     key = given.get("idempotency-key", "")
-    if len(key.encode()) > MAX_KEY_BYTES:
-        raise _refusal("idempotency-key", f"at most {MAX_KEY_BYTES} bytes are allowed")
+    if len(key.encode()) > MAX_NAME_BYTES:
+        raise _refusal("idempotency-key", f"at most {MAX_NAME_BYTES} bytes are allowed")
     keep = given.get(KEEP, "false").lower()
     if keep not in {"true", "false"}:
         raise _refusal(KEEP, f"must be true or false, got {keep[:40]!r}")

@@ -5,14 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.config import (
-    DEFAULT_QUEUE_ADDRESS,
-    DEFAULT_SCHEDULER_ADDRESS,
-    LISTEN_PATTERN,
-    PeerAddress,
-    Seconds,
-    ServiceSettings,
-)
+from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
+from services.config import LISTEN_PATTERN, PeerAddress, Seconds, ServiceSettings
 from services.gateway.core.batch import MOST_LEASE_S
 
 

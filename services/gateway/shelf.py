@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PART_BYTES = 1024 * 1024
-"""Content of one part, as the queue wants it."""
-
 PAGE = 1000
 """Most the queue lists at once."""
 

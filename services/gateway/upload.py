@@ -12,11 +12,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from penstock.errors import PenstockError
 from penstock.files.v1 import files_pb2 as pb
+from penstock.limits import PART_BYTES
 from services.gateway.expiry import read_expiry
 from services.gateway.intake import CLOSE, ClientGoneError
 from services.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
 from services.gateway.problem import Problem
-from services.gateway.shelf import PART_BYTES, Shelf
+from services.gateway.shelf import Shelf
 
 PURPOSE = "batch"
 OTHER_PURPOSES = ("assistants", "fine-tune", "vision", "user_data", "evals")

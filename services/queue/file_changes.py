@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.files.v1 import files_pb2 as pb
+from penstock.limits import PART_BYTES
 from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.records import FILES, PARTS, RECORDS
 from services.queue.file_rows import (
-    PART_BYTES,
     file_key,
     part_key,
     part_offsets,

@@ -11,12 +11,9 @@ import struct
 from google.protobuf.message import DecodeError
 
 from penstock.files.v1 import files_pb2
+from penstock.limits import PART_BYTES
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.store import StoreDamagedError
-
-PART_BYTES = 1024 * 1024
-"""Content of a part. A part is one row and one call: large enough that a file of 200 MiB takes 200 syncs, small enough
-that a commit with a few of them does not hold up the others."""
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 """Names of files and records and kinds of records; no byte of one sorts before the ends below."""

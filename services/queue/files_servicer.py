@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 import grpc
 
 from penstock.files.v1 import files_pb2 as pb
+from penstock.limits import PART_BYTES
 from services.auth.caller import CALLER
 from services.queue import file_changes as changes
-from services.queue.file_rows import NAME, PART_BYTES
+from services.queue.file_rows import NAME
 from services.queue.read_faults import code_of
 from services.queue.shelf import Shelf, ShelfRefusedError
 from services.queue.store import StoreError

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from penstock.errors import ERROR_CODE
+from penstock.limits import MAX_REQUEST_BYTES
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, OPEN_ROLE
@@ -34,7 +35,6 @@ from services.queue.submit import Frame, Intake
 from services.queue.submit_turns import SUBMITS_AT_ONCE, weight_of
 from services.queue.watch import WatchHub
 from services.queue.watching import Watching
-from services.rpc.limits import MAX_REQUEST_BYTES
 from services.rpc.reading import reading
 from services.rpc.strict import BadInputError
 

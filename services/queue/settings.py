@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.config import DEFAULT_QUEUE_ADDRESS, LISTEN_PATTERN, ChannelledSettings, Seconds
+from penstock.address import DEFAULT_QUEUE_ADDRESS
+from services.config import LISTEN_PATTERN, ChannelledSettings, Seconds
 
 
 class QueueSettings(ChannelledSettings):

@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.files.v1 import files_pb2 as pb
+from penstock.limits import PART_BYTES
 from services.clock import Clock
 from services.queue import file_changes
 from services.queue.core.records import FILES, PARTS, RECORDS
 from services.queue.file_changes import ChangeError, Draft, UnknownError
 from services.queue.file_rows import (
     END,
-    PART_BYTES,
     after_records,
     file_key,
     part_key,

@@ -11,16 +11,13 @@ from typing import Any, cast
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from penstock.limits import MAX_NAME_BYTES, MAX_REQUEST_BYTES
 from penstock.openai.bodies import MAX_STOP_STRINGS
 from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from penstock.request.v1 import request_pb2
 from services.config import shown
 from services.queue.core.entry import Failure, RequestMeta
-from services.rpc.limits import MAX_REQUEST_BYTES
 from services.rpc.strict import BadInputError
-
-MAX_NAME_BYTES = 512
-"""Of tenant, idempotency key, model, batch and trace headers: they are store keys and are kept in memory."""
 
 EARLIEST_NS = 10**17
 """Of deadlines, in 1973: what is below it is meant in another unit, as microseconds are until the year 5138."""

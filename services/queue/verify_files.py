@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from penstock.files.v1 import files_pb2
+from penstock.limits import PART_BYTES
 from services.queue.core.records import FILES, PARTS, RECORDS
-from services.queue.file_rows import (
-    NAME,
-    PART_BYTES,
-    file_key,
-    part_key,
-    part_of,
-    part_offsets,
-    read_file,
-    read_record,
-    record_key,
-)
+from services.queue.file_rows import NAME, file_key, part_key, part_of, part_offsets, read_file, read_record, record_key
 from services.queue.store import Row, Store, StoreDamagedError
 
 Finding = tuple[str, bytes, str]

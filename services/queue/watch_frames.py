@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
+from penstock.limits import TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2
 from services.queue.reader import Reader
 from services.queue.watch import Watcher
 from services.queue.wire import StoredResult
 from services.rpc.encoding import length_tag, wrapped
-from services.rpc.limits import TARGET_FRAME_BYTES
 
 FEW_RESULTS = 8
 """Results that are read at once whatever their size; more are put in order first and then read a few at a time."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from sys import intern
 from typing import Final, cast
 
+from penstock.limits import MAX_NAME_BYTES
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.core.value import Value
@@ -289,13 +290,9 @@ def worker_message(stream: int, message: queue_pb2.WorkerToQueue) -> Message:
             raise BadInputError("messages.message: none of the known messages is set")
 
 
-MAX_GRANT_BYTES = 512
-"""Of the name of an offer: as long as the scheduler takes a name to be."""
-
-
 def _offer(stream: int, offer: queue_pb2.Offer) -> Offer:
-    if not 0 < len(offer.grant.encode()) <= MAX_GRANT_BYTES:
-        raise BadInputError(f"messages.offer.grant: must have 1 to {MAX_GRANT_BYTES} bytes")
+    if not 0 < len(offer.grant.encode()) <= MAX_NAME_BYTES:
+        raise BadInputError(f"messages.offer.grant: must have 1 to {MAX_NAME_BYTES} bytes")
     return Offer(
         stream,
         offer.grant,

@@ -1,18 +1,8 @@
-"""Limits of every stream and the reason for each number."""
+"""Limits of every stream of a service, each with its reason; what clients keep to as well is in `penstock.limits`."""
 
 from __future__ import annotations
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""One gRPC frame. A 1M-token prompt as text is about 4 MiB, as token ids about 5 MiB; this leaves room for both."""
-
-MAX_REQUEST_BYTES = 12 * 1024 * 1024
-"""One encoded request; below MAX_MESSAGE_BYTES so that a delivered request fits a frame with its lease."""
-
-MAX_FRAME_MESSAGES = 512
-"""Messages in one frame: past a few hundred the cost per frame no longer shows beside the cost per message."""
-
-TARGET_FRAME_BYTES = 1024 * 1024
-"""A frame is closed once it holds this much, so that frames of large prompts stay far below MAX_MESSAGE_BYTES."""
+from penstock.limits import MAX_MESSAGE_BYTES
 
 MAX_UNSENT_MESSAGES = 16_384
 """Unsent messages of one stream from which on its peer is read no further: each answers something the peer said, so

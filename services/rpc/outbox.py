@@ -9,8 +9,9 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from penstock.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
 from services.rpc.encoding import varint
-from services.rpc.limits import MAX_FRAME_MESSAGES, MAX_UNSENT_MESSAGES, TARGET_FRAME_BYTES
+from services.rpc.limits import MAX_UNSENT_MESSAGES
 
 ITEM_TAG: Final = b"\x0a"
 """Of field 1, length-delimited: every frame of every stream is `repeated M messages = 1` (or `events`)."""

@@ -5,14 +5,8 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.config import (
-    DEFAULT_QUEUE_ADDRESS,
-    DEFAULT_SCHEDULER_ADDRESS,
-    LISTEN_PATTERN,
-    ChannelledSettings,
-    PeerAddress,
-    Seconds,
-)
+from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
+from services.config import LISTEN_PATTERN, ChannelledSettings, PeerAddress, Seconds
 from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000
 from services.scheduler.core.policies import DEFAULT_POLICY, POLICIES
 

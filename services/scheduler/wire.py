@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final
 
+from penstock.limits import MAX_NAME_BYTES
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from services.rpc.encoding import length_tag, number_field, number_tag, text_field, wrapped
 from services.scheduler.core import messages as m
 from services.scheduler.core.snapshot import ChannelView, Snapshot, WorkerView
-
-MAX_NAME_BYTES: Final = 512
-"""Longest worker, instance, model, channel or request name: as long as the queue allows a model or key to be."""
 
 MAX_MODEL_NAMES = 64
 """Names one worker may answer to; they are searched for every head that asks for a model."""

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from penstock.limits import MAX_REQUEST_BYTES
 from penstock.request.v1 import request_pb2 as pb
 from services.logs import about
-from services.rpc.limits import MAX_REQUEST_BYTES
 from services.worker import wire
 from services.worker.core.messages import Credits, Ending, EndingKind, Lease
 from services.worker.engine import EngineRequest

@@ -10,16 +10,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.config import (
-    DEFAULT_QUEUE_ADDRESS,
-    DEFAULT_SCHEDULER_ADDRESS,
-    EX_CONFIG,
-    LISTEN_PATTERN,
-    SHORT_FLAGS,
-    PeerAddress,
-    ServiceSettings,
-    load_settings,
-)
+from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
+from services.config import EX_CONFIG, LISTEN_PATTERN, SHORT_FLAGS, PeerAddress, ServiceSettings, load_settings
 
 PROGRAM = "worker"
 

@@ -14,10 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
+from penstock.limits import MAX_MESSAGE_BYTES
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.rpc.limits import MAX_CALLS_OF_HOST, MAX_CONNECTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS
+from services.rpc.limits import MAX_CALLS_OF_HOST, MAX_CONNECTIONS, MAX_STREAMS
 from tests.support.fleet import Fleet, Service
 from tests.support.raw_http2 import CONTINUATION, HEADERS, RawConnection, frame, grpc_headers, grpc_message, literal
 from tests.support.waiting import wait_for_async

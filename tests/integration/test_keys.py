@@ -15,9 +15,9 @@ import grpc
 import pytest
 
 import penstock as public
-from penstock.connection import TARGET_FRAME_BYTES
 from penstock.credentials import Credentials
 from penstock.files.v1 import files_pb2, files_pb2_grpc
+from penstock.limits import TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock import errors, keys
+from services.queue.core import entry, quotas
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted([*ROOT.glob("services/**/*.py"), *ROOT.glob("penstock/**/*.py")])
 CORES = sorted([*ROOT.glob("services/*/core/*.py"), *ROOT.glob("services/core/*.py")])
@@ -91,3 +94,9 @@ def test_a_service_does_not_import_another_service(path: Path) -> None:
     for module in imports(path):
         pieces = module.split(".")
         assert not (pieces[0] == "services" and len(pieces) > 1 and pieces[1] in others), f"{name(path)}: {module}"
+
+
+def test_what_the_queue_s_core_says_for_itself_is_what_the_client_hears() -> None:
+    assert quotas.OVER_QUOTA == errors.OVER_QUOTA
+    assert quotas.LARGER_THAN_QUOTA == errors.LARGER_THAN_QUOTA
+    assert entry.DEFAULT_TENANT == keys.DEFAULT_TENANT

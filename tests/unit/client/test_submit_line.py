@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock import submit_line
-from penstock.connection import MAX_MESSAGE_BYTES, TARGET_FRAME_BYTES
+from penstock.limits import MAX_MESSAGE_BYTES, TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 from tests.support.fake_queue import FakeQueue, serving

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import penstock
-from penstock import connection, submitting
+from penstock import submitting
 from penstock.fields import RequestFields
-from services.rpc import limits
+from penstock.limits import MAX_MESSAGE_BYTES
 from tests.support.fake_queue import FakeQueue, serving
 
 
@@ -33,13 +33,9 @@ def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submitting, "MAX_REQUEST_BYTES", 500)
 
 
-def test_the_limit_is_the_queues() -> None:
-    assert connection.MAX_REQUEST_BYTES == limits.MAX_REQUEST_BYTES
-
-
 async def test_one_beyond_grpcs_limit_concerns_no_other(client: penstock.Client, queue: FakeQueue) -> None:
     wanted: list[RequestFields] = [{"prompt": f"p {number}"} for number in range(20)]
-    wanted.insert(10, {"prompt": "x" * (connection.MAX_MESSAGE_BYTES + 1)})
+    wanted.insert(10, {"prompt": "x" * (MAX_MESSAGE_BYTES + 1)})
     async with asyncio.timeout(30):
         acks = [ack async for ack in client.submit_many(wanted)]
     assert sorted(ack.index for ack in acks) == list(range(21))

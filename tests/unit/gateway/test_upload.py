@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from penstock.files.v1 import files_pb2 as pb
+from penstock.limits import PART_BYTES
 from services.gateway.intake import ClientGoneError
 from services.gateway.multipart import MAX_FIELD_BYTES, Form
 from services.gateway.problem import Problem
-from services.gateway.shelf import PART_BYTES, Shelf
+from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
 
 TYPE = "multipart/form-data; boundary=edge"

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.files.v1 import files_pb2 as pb
 from penstock.files.v1 import files_pb2_grpc
+from penstock.limits import PART_BYTES
 from penstock.queue.v1 import queue_pb2
 from services.clock import SystemClock
 from services.queue import file_changes as changes
@@ -19,7 +20,7 @@ from services.queue import rocksdb_store
 from services.queue.core import records as r
 from services.queue.core.effects import Write
 from services.queue.core.lifecycle import State
-from services.queue.file_rows import PART_BYTES, file_key, part_key, read_file, record_key
+from services.queue.file_rows import file_key, part_key, read_file, record_key
 from services.queue.files_servicer import MAX_VALUE_BYTES
 from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from penstock.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2
-from services.rpc.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
 from services.rpc.outbox import Outbox
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.limits import MAX_NAME_BYTES
 from penstock.queue.v1.queue_pb2 import Announce
 from penstock.scheduler.v1 import scheduler_pb2 as pb
 from services.scheduler import wire
@@ -66,7 +67,7 @@ def test_usages_that_are_no_share(field: str, usage: float) -> None:
         wire.from_worker(pb.WorkerToScheduler(engine_report=report), 1)
 
 
-@pytest.mark.parametrize("name", ["", "r" * (wire.MAX_NAME_BYTES + 1)], ids=["empty", "too long"])
+@pytest.mark.parametrize("name", ["", "r" * (MAX_NAME_BYTES + 1)], ids=["empty", "too long"])
 @pytest.mark.parametrize("ack", ["tokenizer_ack", "completion_ack"])
 def test_acks_that_name_no_request(ack: str, name: str) -> None:
     kind = {"tokenizer_ack": pb.TokenizerAck, "completion_ack": pb.CompletionAck}[ack]
