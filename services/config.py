@@ -34,16 +34,13 @@ from pydantic_settings import (
 from penstock.address import MOST_PORT, check_address
 from penstock.config_file import CONFIG_VARIABLE, ConfigFileError, ConfigUnreadableError, unknown
 from penstock.credentials import Credentials
+from penstock.exits import EX_CONFIG
 from penstock.tls import Access, TlsFiles
 from services.config_source import Environment, Record, TomlFile, key_of, recording, table_of, variable_of
 from services.logs import Form
 
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
 """`HOST:PORT`; the host may be empty or a bracketed IPv6 address."""
-
-EX_CONFIG = 78
-"""Exit status of a service that was configured wrongly (sysexits.h)."""
-
 
 MOST_SECONDS = 1e9
 """Of a duration: thirty years. Nanoseconds of it are still whole numbers of 64 bits, as the wire has them."""

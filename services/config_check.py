@@ -19,17 +19,16 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, SecretStr
 
 from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, client_faults
+from penstock.exits import EX_CONFIG, EX_USAGE
 from penstock.keys import KeysError
 from penstock.tls import TlsError, TlsIdentity
 from services.auth.keyring import Keyring
-from services.config import EX_CONFIG, Loaded, ServiceSettings, SettingsRefusedError, is_loopback, read_settings
+from services.config import Loaded, ServiceSettings, SettingsRefusedError, is_loopback, read_settings
 from services.config_source import DEFAULT, FLAG, key_of
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings, split_arguments, with_flags
-
-EX_USAGE = 2
 
 KINDS: dict[str, type[ServiceSettings]] = {
     "queue": QueueSettings,

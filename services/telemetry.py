@@ -22,6 +22,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from penstock.exits import EX_UNAVAILABLE
 from penstock.tracing import ENDPOINT_VARIABLES, span_processor
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ def start_metrics(listen: str, tls: ssl.SSLContext | None = None) -> None:
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     except OSError as error:
         print(f"cannot serve metrics on {listen}: {error.strerror}", file=sys.stderr)
-        raise SystemExit(69) from None
+        raise SystemExit(EX_UNAVAILABLE) from None
 
 
 def _scrape_failed(_connection: object, address: tuple[str, int]) -> None:

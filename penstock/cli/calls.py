@@ -7,15 +7,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
-from penstock.cli.errors import (
-    EX_INCOMPLETE,
-    EX_NOPERM,
-    EX_SOFTWARE,
-    EX_TEMPFAIL,
-    EX_UNAVAILABLE,
-    EX_USAGE,
-    CommandError,
-)
+from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import run_interruptible
 from penstock.errors import (
     InvalidRequest,
@@ -28,6 +20,7 @@ from penstock.errors import (
     Unauthenticated,
     Unavailable,
 )
+from penstock.exits import EX_INCOMPLETE, EX_NOPERM, EX_SOFTWARE, EX_TEMPFAIL, EX_UNAVAILABLE, EX_USAGE
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.errors import EX_CANNOT_WRITE, EX_UNAVAILABLE, EX_USAGE, CommandError
+from penstock.cli.errors import CommandError
+from penstock.exits import EX_CANNOT_WRITE, EX_UNAVAILABLE, EX_USAGE
 
 MOST_DAYS = 36_500
 """A hundred years: what is good for ever needs no date, and a date has to be one."""

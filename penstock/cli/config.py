@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.errors import EX_CONFIG, CommandError
+from penstock.cli.errors import CommandError
 from penstock.config_file import CLIENT_ADDRESSES, CONFIG_VARIABLE, ConfigFile, ConfigFileError, client_table
+from penstock.exits import EX_CONFIG
 
 CHECKER = "services.config_check"
 

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import api_keys, certs, config, operations, requests, run_batch, status, tiny, top, up
-from penstock.cli.errors import EX_CANNOT_WRITE, EX_INCOMPLETE, EX_INTERRUPTED, CommandError
+from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
+from penstock.exits import EX_CANNOT_WRITE, EX_INCOMPLETE, EX_INTERRUPTED
 from penstock.telling import give_up_unwritten, tell
 
 app = typer.Typer(

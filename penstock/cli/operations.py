@@ -12,8 +12,9 @@ import typer
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
-from penstock.cli.errors import EX_INCOMPLETE, EX_USAGE, CommandError
+from penstock.cli.errors import CommandError
 from penstock.client import Client
+from penstock.exits import EX_INCOMPLETE, EX_USAGE
 
 DRAIN_POLL_S = 0.2
 """Between looks at a draining worker."""

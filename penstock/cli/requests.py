@@ -14,8 +14,9 @@ import typer
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, call
-from penstock.cli.errors import EX_INCOMPLETE, EX_USAGE, CommandError, one_line
+from penstock.cli.errors import CommandError, one_line
 from penstock.client import Client
+from penstock.exits import EX_INCOMPLETE, EX_USAGE
 from penstock.fields import RequestFields
 from penstock.results import Progress, Result, TokenDelta
 from penstock.telling import tell

@@ -34,14 +34,7 @@ from penstock.batch.runner import BatchRun, Plan, batch_name
 from penstock.batch.summary import EngineTotals, Summary, summarize, totals_of
 from penstock.cli.calls import HOW_TO_START, QueueOption, SchedulerOption, call
 from penstock.cli.config import ConfigOption, take_config
-from penstock.cli.errors import (
-    EX_CANNOT_WRITE,
-    EX_INTERRUPTED,
-    EX_NO_INPUT,
-    EX_UNAVAILABLE,
-    EX_USAGE,
-    CommandError,
-)
+from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
 from penstock.cli.progress import Progress
 from penstock.cli.stack import Stack, StackPlan, running_stack
@@ -49,6 +42,7 @@ from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
 from penstock.client import Client
 from penstock.connection import Patience
 from penstock.errors import InvalidRequest, NobodyAnswers, PenstockError, PermissionDenied, Unavailable
+from penstock.exits import EX_CANNOT_WRITE, EX_INTERRUPTED, EX_NO_INPUT, EX_UNAVAILABLE, EX_USAGE
 
 WORKERS_MEET_SCHEDULER_S = 15.0
 """How long workers that are ready may take to appear at the scheduler."""

@@ -17,8 +17,9 @@ from rich.text import Text
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import HOW_TO_START, KEY_HINT, QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.columns import Column, fitted
-from penstock.cli.errors import EX_NOPERM, EX_UNAVAILABLE, CommandError
+from penstock.cli.errors import CommandError
 from penstock.client import Client
+from penstock.exits import EX_NOPERM, EX_UNAVAILABLE
 from penstock.live.rates import Rate, Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading

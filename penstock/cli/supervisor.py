@@ -16,7 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.errors import EX_CANNOT_WRITE, EX_SOFTWARE, EX_UNAVAILABLE, CommandError
+from penstock.cli.errors import CommandError
+from penstock.exits import EX_CANNOT_WRITE, EX_SOFTWARE, EX_UNAVAILABLE
 
 READY = re.compile(rb"^ready: \S+ on (\S+)")
 

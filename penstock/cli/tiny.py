@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.errors import EX_CANNOT_WRITE, EX_UNAVAILABLE, EX_USAGE, CommandError
+from penstock.cli.errors import CommandError
+from penstock.exits import EX_CANNOT_WRITE, EX_UNAVAILABLE, EX_USAGE
 from penstock.tiny_model import Dtype, Shape, make_tiny_model
 
 

@@ -15,12 +15,13 @@ import typer
 
 from penstock.cli.calls import QUICK_RETRY_S, call
 from penstock.cli.config import ConfigOption, take_config, told_to
-from penstock.cli.errors import EX_USAGE, CommandError
+from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.client import Client
 from penstock.credentials import key_from_environment
 from penstock.errors import PenstockError
+from penstock.exits import EX_USAGE
 from penstock.openai.bodies import CHAT_URL
 from penstock.telling import tell
 from penstock.tls import TlsFiles

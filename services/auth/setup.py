@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
+from penstock.exits import EX_CONFIG
 from penstock.keys import KeysError
 from services.auth.guard import Guard, Right
 from services.auth.keyring import Keyring
 from services.clock import Clock
-from services.config import EX_CONFIG, ChannelledSettings
+from services.config import ChannelledSettings
 
 
 class AuthMetrics:

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from penstock.client import Client
+from penstock.exits import EX_UNAVAILABLE
 from penstock.telling import tell
 from services.descriptors import raise_file_limit
 from services.gateway.admission import Admission
@@ -34,7 +35,7 @@ from services.gateway.served import Served
 from services.gateway.settings import GatewaySettings
 from services.gateway.shelf import Shelf
 from services.gateway.vigil import Vigil
-from services.rpc.server import EX_UNAVAILABLE, stop_on_signals
+from services.rpc.server import stop_on_signals
 from services.rpc.tls import security_of
 from services.telemetry import Telemetry
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from penstock.exits import EX_UNAVAILABLE, EX_USAGE
 from services.descriptors import raise_file_limit
 from services.queue.backup import BackupError, BackupNameError, backups_of, make_backup, restore
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY
@@ -21,8 +22,7 @@ from services.queue.store import StoreError, StoreUnreadableError, StoreUnusable
 from services.queue.verify import Verifier, Violation
 
 EX_FOUND = 1
-EX_USAGE = 2
-EX_UNAVAILABLE = 69
+"""A verification found something."""
 
 
 def verify(directory: Path) -> int:

@@ -11,6 +11,7 @@ from functools import partial
 
 import grpc
 
+from penstock.exits import EX_SOFTWARE, EX_UNAVAILABLE
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from penstock.telling import tell
@@ -46,7 +47,7 @@ from services.queue.submit import Intake
 from services.queue.watch import WatchHub
 from services.queue.watching import Watching
 from services.reload import Reloader
-from services.rpc.server import EX_UNAVAILABLE, Server, bind, stop_on_signals
+from services.rpc.server import Server, bind, stop_on_signals
 from services.rpc.strict import Doorkeeper, add_servicer
 from services.rpc.tls import security_of
 from services.telemetry import Telemetry, start_telemetry
@@ -67,9 +68,6 @@ HOUSEKEEPING_TICKS = 5
 
 SWEEP_S = 1.0
 """Between sweeps of what is old."""
-
-EX_SOFTWARE = 70
-"""Exit status of a service whose inside failed (sysexits.h)."""
 
 SERVICE = queue_pb2.DESCRIPTOR.services_by_name["QueueService"]
 FILES_SERVICE = files_pb2.DESCRIPTOR.services_by_name["FilesService"]

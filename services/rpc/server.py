@@ -13,12 +13,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from penstock.exits import EX_UNAVAILABLE
 from services.descriptors import raise_file_limit
 from services.rpc.limits import MAX_CALLS, SERVER_OPTIONS
 from services.rpc.tls import PLAIN, Security
-
-EX_UNAVAILABLE = 69
-"""Exit status of a service that cannot get its port or its data (sysexits.h)."""
 
 
 @dataclass

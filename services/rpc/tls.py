@@ -8,8 +8,9 @@ from typing import Any
 
 import grpc
 
+from penstock.exits import EX_CONFIG
 from penstock.tls import Material, TlsError, TlsIdentity
-from services.config import EX_CONFIG, ServiceSettings
+from services.config import ServiceSettings
 
 
 def server_credentials(identity: TlsIdentity, client_auth: bool) -> grpc.ServerCredentials:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 
+from penstock.exits import EX_SOFTWARE
 from penstock.keys import Role
 from penstock.telling import tell
 from services.auth.guard import Right
@@ -31,9 +32,6 @@ from services.scheduler.servicer import SERVICE, SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.tracing import CreditSpans
 from services.telemetry import Telemetry, start_metrics, start_telemetry
-
-EX_SOFTWARE = 70
-"""Exit status after an internal failure (sysexits.h)."""
 
 log = logging.getLogger("scheduler")
 

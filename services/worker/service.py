@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TextIO
 
 import grpc
 
+from penstock.exits import EX_CONFIG, EX_SOFTWARE
 from penstock.telling import tell
 from services.clock import SystemClock
-from services.config import EX_CONFIG
 from services.rpc.names import NameTakenError
 from services.rpc.server import Server, bind, stop_on_signals
 from services.rpc.tls import security_of
@@ -28,9 +28,6 @@ from services.worker.metrics import WorkerMetrics
 from services.worker.rendering import Rendering
 from services.worker.runner import Identity, Runner
 from services.worker.settings import PROGRAM, WorkerSettings
-
-EX_SOFTWARE = 70
-"""Exit status of a worker whose engine or tokenizer died (sysexits.h)."""
 
 DEATH_GRACE_S = 5.0
 """After the engine's death: seconds to tell queue and scheduler, before the process ends without having told them."""
@@ -57,7 +54,7 @@ def capacity_of(shape: EngineShape, watermark_blocks: int) -> int:
             "none would be left to book",
             file=sys.stderr,
         )
-        raise SystemExit(78)
+        raise SystemExit(EX_CONFIG)
     return capacity
 
 

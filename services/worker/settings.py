@@ -11,7 +11,8 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
-from services.config import EX_CONFIG, LISTEN_PATTERN, SHORT_FLAGS, PeerAddress, ServiceSettings, load_settings
+from penstock.exits import EX_CONFIG
+from services.config import LISTEN_PATTERN, SHORT_FLAGS, PeerAddress, ServiceSettings, load_settings
 
 PROGRAM = "worker"
 

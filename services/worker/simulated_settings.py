@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NamedTuple, NoReturn
 
-from services.config import EX_CONFIG
+from penstock.exits import EX_CONFIG
 from services.worker.engine import ENGINE_SCHEDULING
 from services.worker.simulated_batch import Rules
 from services.worker.simulated_profile import BLOCK_SIZE, PROFILES

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from services.config import EX_CONFIG
+from penstock.exits import EX_CONFIG, EX_SOFTWARE
 from services.worker.core.messages import EngineReported
 from services.worker.engine import (
     ENGINE_SCHEDULING,
@@ -29,9 +29,6 @@ from services.worker.processes import guard_process_group, yield_to_engine
 from services.worker.vllm_checks import NotServedError, Parsers, asked_reasoning_parser, check_arguments, check_started
 from services.worker.vllm_pace import Pace
 from services.worker.vllm_stats import EngineStats, RunPreemptions, no_metrics
-
-EX_SOFTWARE = 70
-"""Exit status when the engine cannot be started (sysexits.h)."""
 
 CPU_BLOCK_SIZE = "32"
 """Tokens per block on CPU unless asked otherwise: vLLM's attention there needs a multiple of 32, and its own default

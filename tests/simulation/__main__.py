@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+from penstock.exits import EX_USAGE
 from tests.simulation.coverage import Cells, missing, table
 from tests.simulation.plan import Plan
 from tests.simulation.planted import PLANTS, plant
@@ -32,8 +33,6 @@ ENOUGH_FOR_CELLS = 5000
 
 CHUNK = 8
 """Seeds handed to a core at once: some hundred milliseconds."""
-
-EX_USAGE = 2
 
 TRANSCRIPT_LINES = 400
 """Of a failure's transcript, from its end."""

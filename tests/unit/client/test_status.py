@@ -10,10 +10,11 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from penstock.cli.errors import EX_NOPERM, EX_UNAVAILABLE, CommandError
+from penstock.cli.errors import CommandError
 from penstock.cli.status import as_object, need_both, refuse_silence, render
 from penstock.client import Client
 from penstock.errors import PenstockError, Unauthenticated, Unavailable
+from penstock.exits import EX_NOPERM, EX_UNAVAILABLE
 from penstock.live.rates import Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.config import (
-    EX_CONFIG,
-    ChannelledSettings,
-    ServiceSettings,
-    SettingsRefusedError,
-    load_settings,
-    read_settings,
-)
+from penstock.exits import EX_CONFIG
+from services.config import ChannelledSettings, ServiceSettings, SettingsRefusedError, load_settings, read_settings
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings

@@ -14,6 +14,7 @@ import pytest_asyncio
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
+from penstock.exits import EX_SOFTWARE
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
@@ -34,7 +35,7 @@ from services.worker.engine import (
 from services.worker.gen_ai import RunSpans
 from services.worker.metrics import WorkerMetrics
 from services.worker.runner import Identity, Runner
-from services.worker.service import EX_SOFTWARE, Service, sizes_of
+from services.worker.service import Service, sizes_of
 from services.worker.settings import WorkerSettings
 from services.worker.tokenizer import answer_to
 from tests.support.fake_peers import until
