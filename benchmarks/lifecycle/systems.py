@@ -98,10 +98,6 @@ class PenstockStack:
         self.system.children.append(workers)
         return workers
 
-    def stop_workers(self) -> None:
-        """Stop the workers' process."""
-        self.system.children.pop().stop()
-
 
 @contextmanager
 def penstock_without_workers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import Message
@@ -62,11 +62,6 @@ class Outbox:
             if not self._messages:
                 self._ready.set()
             self._messages.append(make)
-
-    def put_all(self, messages: Iterable[Message | bytes]) -> None:
-        """Queue messages in order; they are dropped if the outbox is closed."""
-        for message in messages:
-            self.put(message)
 
     async def room(self) -> None:
         """Wait while too much is unsent: whoever does not read what it is told is not read either."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from services.worker.core.messages import EngineReported
 from services.worker.engine import (
     ChoiceStep,
-    EngineDeadError,
     EngineRequest,
     EngineShape,
     EngineStep,
@@ -109,7 +108,7 @@ class _Run:
     randoms: list[random.Random]
     lengths: list[int]
     open_choices: set[int]
-    steps: asyncio.Queue[EngineStep | EngineDeadError] = field(default_factory=asyncio.Queue)
+    steps: asyncio.Queue[EngineStep] = field(default_factory=asyncio.Queue)
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     last_token_s: dict[int, float] = field(default_factory=dict)
@@ -139,10 +138,8 @@ class SimulatedEngine:
         self._on_stats: Callable[[EngineReported], None] = lambda _: None
         self._prefill_s = 0.0
         self._prefill_tokens = 0
-        self._on_death: Callable[[str], None] = lambda _: None
         self._on_tokens: Callable[[StepTokens], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
-        self._dead = ""
 
     @property
     def shape(self) -> EngineShape:
@@ -167,25 +164,14 @@ class SimulatedEngine:
         on_death: Callable[[str], None],
         on_tokens: Callable[[StepTokens], None],
     ) -> None:
-        """Begin to work on the running loop."""
+        """Begin to work on the running loop; it never dies by itself."""
+        del on_death
         self._on_stats = on_stats
-        self._on_death = on_death
         self._on_tokens = on_tokens
         self._task = asyncio.get_running_loop().create_task(self._steps(), name="simulated-engine")
 
-    def die(self, reason: str) -> None:
-        """Fail as an engine core that crashed; for fault tests."""
-        self._dead = reason
-        for run in self._runs.values():
-            run.steps.put_nowait(EngineDeadError(reason))
-        self._runs.clear()
-        self.batch.remove({s.key for s in (*self.batch.running, *self.batch.waiting)})
-        self._on_death(reason)
-
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
         """Run a request."""
-        if self._dead:
-            raise EngineDeadError(self._dead)
         run = self._plan(request)
         self._runs[request.run_id] = run
         caching = self._settings.rules.enable_prefix_caching
@@ -200,8 +186,6 @@ class SimulatedEngine:
         try:
             while not finished:
                 step = await run.steps.get()
-                if isinstance(step, EngineDeadError):
-                    raise step
                 finished = step.finished
                 yield step
         finally:

@@ -142,11 +142,6 @@ class TokenizerPool:
         """Use `processes`, at least one."""
         self._processes = deque(processes)
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes' ids."""
-        return [process.pid for process in self._processes]
-
     async def start(self, on_answer: Callable[[str, Answer], None], on_death: Callable[[str], None]) -> None:
         """Begin to work on the running loop."""
         for process in self._processes:

@@ -22,20 +22,23 @@ async def frames_of(outbox: Outbox) -> list[list[str]]:
 
 async def test_one_frame_takes_everything_that_is_ready_encoded_or_not() -> None:
     outbox = Outbox()
-    outbox.put_all([message("a"), message("b").SerializeToString(), message("c")])
+    for each in (message("a"), message("b").SerializeToString(), message("c")):
+        outbox.put(each)
     assert await frames_of(outbox) == [["a", "b", "c"]]
 
 
 async def test_frames_are_bounded_in_count() -> None:
     outbox = Outbox()
-    outbox.put_all(message(str(number)) for number in range(MAX_FRAME_MESSAGES + 1))
+    for number in range(MAX_FRAME_MESSAGES + 1):
+        outbox.put(message(str(number)))
     assert [len(frame) for frame in await frames_of(outbox)] == [MAX_FRAME_MESSAGES, 1]
 
 
 async def test_frames_are_bounded_in_bytes() -> None:
     outbox = Outbox()
     names = [str(number) * TARGET_FRAME_BYTES for number in range(3)]
-    outbox.put_all(message(name) for name in names)
+    for name in names:
+        outbox.put(message(name))
     assert await frames_of(outbox) == [[name] for name in names]
 
 
