@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from services.queue.core.effects import Write
-from services.queue.memory_store import MemoryStore
 from services.queue.store import Row, StoreError
+from tests.support.memory_store import MemoryStore
 
 PLENTY_BYTES = 1 << 40
 LEAST_FREE_BYTES = 1 << 20

@@ -22,9 +22,9 @@ from services.queue.core.messages import (
     WorkerOpened,
 )
 from services.queue.core.workers import Rules
-from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
 from services.queue.store import Store
+from tests.support.memory_store import MemoryStore
 
 STORE_ID = "0a1b2c3d"
 LEASE_NS = 60

@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
 from penstock.request.v1 import request_pb2
-from services.queue.memory_store import MemoryStore
 from services.queue.metrics import QueueMetrics
 from services.queue.service import Service
 from services.queue.settings import QueueSettings
 from services.telemetry import Telemetry
+from tests.support.memory_store import MemoryStore
 
 Request = request_pb2.Request
 COMPLETED = request_pb2.OUTCOME_COMPLETED

@@ -13,11 +13,11 @@ import penstock
 from penstock import submit_line
 from penstock.credentials import acting_for, pass_on
 from services.auth import guard
-from services.queue.memory_store import MemoryStore
 from services.telemetry import Telemetry
 from tests.support.fake_queue import FakeQueue
 from tests.support.fake_queue import serving as serving_fake
 from tests.support.keyed import Keyfile
+from tests.support.memory_store import MemoryStore
 from tests.support.serving import Peer, serving
 from tests.support.waiting import wait_for_async
 

@@ -25,10 +25,10 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
 from services.gateway.turns import Turns
-from services.queue.memory_store import MemoryStore
 from services.telemetry import Telemetry
 from tests.support.batch_lines import completion
 from tests.support.keyed import Keyfile
+from tests.support.memory_store import MemoryStore
 from tests.support.serving import Peer, serving
 from tests.support.waiting import wait_for_async
 from tests.unit.gateway.test_drive import URL, no_fleet

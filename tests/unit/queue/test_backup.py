@@ -24,13 +24,13 @@ from services.queue.core.entry import LeaseRef, parse_request_id
 from services.queue.core.lifecycle import State
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Claim, WorkerOpened
-from services.queue.memory_store import MemoryStore
 from services.queue.offline import main
 from services.queue.recovery import recover
 from services.queue.rocksdb_store import BACKUP_MARK, RocksdbStore
 from services.queue.store import StoreUnusableError
 from services.queue.verify import Verifier
 from tests.support.committing import Ear, HandClock
+from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID, Queue, meta
 
 NOW_NS = 1_800_000_000_000_000_000

@@ -19,13 +19,13 @@ from services.queue.core.machine import Machine
 from services.queue.core.messages import Inspect, NewRequest, Tick
 from services.queue.file_changes import UnknownError
 from services.queue.file_rows import file_key
-from services.queue.memory_store import MemoryStore
 from services.queue.reader import Reader
 from services.queue.recovery import recover
 from services.queue.shelf import Shelf, ShelfRefusedError
 from services.queue.store import StoreError
 from services.queue.submit import submit_item
 from tests.support.committing import WATERMARK_BYTES, Ear, HandClock
+from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID, meta
 
 FILE = pb.File(file_id="file-1", bytes=3)

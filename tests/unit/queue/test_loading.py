@@ -27,12 +27,12 @@ from services.queue.core.messages import (
     WorkerOpened,
 )
 from services.queue.loading import Loading
-from services.queue.memory_store import MemoryStore
 from services.queue.outlet import Early, Released
 from services.queue.recovery import Recovery, recover
 from services.queue.store import Row, StoreError, StoreUnusableError
 from services.queue.submit import submit_item
 from services.telemetry import Telemetry
+from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID, Queue, meta
 from tests.support.serving import serving, text
 

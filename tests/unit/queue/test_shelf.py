@@ -22,13 +22,13 @@ from services.queue.core.effects import Write
 from services.queue.core.lifecycle import State
 from services.queue.file_rows import file_key, part_key, read_file, record_key
 from services.queue.files_servicer import MAX_VALUE_BYTES
-from services.queue.memory_store import MemoryStore
 from services.queue.recovery import recover
 from services.queue.rocksdb_store import RocksdbStore
 from services.queue.shelf import MAX_WAITING_BYTES, RECORDS_AT_ONCE, Shelf, ShelfRefusedError
 from services.queue.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
 from services.queue.verify import Verifier
 from services.telemetry import Telemetry
+from tests.support.memory_store import MemoryStore
 from tests.support.queueing import Queue, meta
 from tests.support.serving import Peer, serving, text
 

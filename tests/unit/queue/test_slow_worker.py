@@ -15,7 +15,6 @@ from services.clock import SystemClock
 from services.queue.core import effects as fx
 from services.queue.core import records
 from services.queue.core.entry import LeaseRef
-from services.queue.memory_store import MemoryStore
 from services.queue.metrics import QueueMetrics
 from services.queue.outlet import Early
 from services.queue.payloads import MAX_PAYLOADS_BYTES, PAYLOADS_AT_ONCE, read_payloads
@@ -28,6 +27,7 @@ from services.worker import wire as worker_wire
 from services.worker.core import messages as m
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
+from tests.support.memory_store import MemoryStore
 from tests.support.queueing import LEASE_NS, meta
 from tests.support.serving import Peer, Request, serving
 

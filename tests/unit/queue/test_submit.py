@@ -19,11 +19,11 @@ from services.queue import wire
 from services.queue.committer import Committer
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Submit
-from services.queue.memory_store import MemoryStore
 from services.queue.metrics import QueueMetrics
 from services.queue.recovery import recover
 from services.queue.submit import Intake
 from services.telemetry import Telemetry, parent_context
+from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID
 
 REFUSED = "penstock_queue_auth_refused_total"

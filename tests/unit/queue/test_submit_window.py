@@ -12,9 +12,9 @@ import pytest
 from penstock.queue.v1 import queue_pb2
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.memory_store import MemoryStore
 from services.queue.submit_turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE
 from services.telemetry import Telemetry
+from tests.support.memory_store import MemoryStore
 from tests.support.serving import Peer, Request, serving
 from tests.support.waiting import wait_for_async
 

@@ -16,12 +16,12 @@ from services.queue.core.effects import Ended, Write
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import NO_BATCH, WorkerOpened
-from services.queue.memory_store import MemoryStore
 from services.queue.reader import MOST_CHUNK, Reader
 from services.queue.watch import MAX_BEHIND_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
 from services.queue.watch_frames import Results
 from services.queue.wire import MAX_TOLD_BYTES, StoredResult, told_result
 from services.telemetry import Telemetry
+from tests.support.memory_store import MemoryStore
 from tests.support.queueing import STORE_ID, Queue, meta
 from tests.support.serving import ids, serving
 

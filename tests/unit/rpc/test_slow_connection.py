@@ -9,10 +9,10 @@ import grpc
 
 from penstock import connection
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
-from services.queue.memory_store import MemoryStore
 from services.rpc import limits
 from services.telemetry import Telemetry
 from tests.chaos.proxy import Proxy
+from tests.support.memory_store import MemoryStore
 from tests.support.serving import serving
 
 TRIES = 5
