@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
-import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import typer
 
@@ -27,12 +25,13 @@ from penstock.batch.journal import (
     WriteStoppedError,
     journal_path,
     write_output,
-    writing_path,
 )
 from penstock.batch.reader import InputFile, InputReadError
 from penstock.batch.runner import BatchRun, Plan, batch_name
-from penstock.batch.summary import EngineTotals, Summary, summarize, totals_of
-from penstock.cli.calls import HOW_TO_START, QueueOption, SchedulerOption, call
+from penstock.batch.summary import Summary, summarize
+from penstock.cli.batch_fleet import Late, Peers, Say, find_queue, fleet_totals, look_for_models, served_models
+from penstock.cli.batch_paths import refuse_lost_files, target_of
+from penstock.cli.calls import QueueOption, SchedulerOption, call
 from penstock.cli.config import ConfigOption, take_config
 from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
@@ -40,19 +39,8 @@ from penstock.cli.progress import Progress
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
 from penstock.client import Client
-from penstock.connection import Patience
-from penstock.errors import InvalidRequest, NobodyAnswers, PenstockError, PermissionDenied, Unavailable
-from penstock.exits import EX_CANNOT_WRITE, EX_INTERRUPTED, EX_NO_INPUT, EX_UNAVAILABLE, EX_USAGE
-
-WORKERS_MEET_SCHEDULER_S = 15.0
-"""How long workers that are ready may take to appear at the scheduler."""
-
-SUMMARY_TRIES_S = 2.0
-"""How long the scheduler is asked for its totals; a run does not fail for want of them."""
-
-Say: TypeAlias = Callable[[str], None]
-"""Prints a line beside the progress bar."""
-
+from penstock.errors import InvalidRequest, PermissionDenied
+from penstock.exits import EX_CANNOT_WRITE, EX_INTERRUPTED, EX_NO_INPUT, EX_USAGE
 
 WHY_AFTER_S = 5.0
 """A run that has taken so long may be waiting for a model that nobody serves."""
@@ -62,7 +50,6 @@ WHY_AFTER_S = 5.0
 class Options:
     """What the command was told."""
 
-    source: Path
     target: Path
     queue: str
     scheduler: str
@@ -108,9 +95,9 @@ def run_batch(
     _refuse_what_is_not_utf_8({"--channel": channel} if start else {"--channel": channel, "--model": model})
     told = take_config(config)
     stack = StackPlan(data_dir, workers, model, flags, base_port=0, told=told) if start else None
-    target = _target(output_file)
-    options = Options(input_file, target, queue, scheduler, channel, model, fresh, wait_s, summary_json, stack)
-    _keep_what_is_needed(options)
+    target = target_of(output_file)
+    options = Options(target, queue, scheduler, channel, model, fresh, wait_s, summary_json, stack)
+    refuse_lost_files(input_file, target, summary_json)
     try:
         source = InputFile(input_file)
     except OSError as error:
@@ -128,81 +115,6 @@ def _refuse_what_is_not_utf_8(options: Mapping[str, str]) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise CommandError(f"{flag}: must be UTF-8", EX_USAGE) from None
-
-
-def _target(output: Path) -> Path:
-    """Return the file that gets the answers: `output`, or where it leads, for a link is to stay one.
-
-    Raises CommandError if there can be no such file or none of the files beside it, which are put in its place.
-    """
-    _refuse_what_is_no_file(output)
-    for path in _passed(output):
-        # A file that the shell has opened lies behind these names: it would be replaced, and what it holds be gone.
-        if path.startswith(("/dev/", "/proc/")) and not path.startswith("/dev/shm/"):
-            raise CommandError(f"cannot write {output}: it is no regular file", EX_CANNOT_WRITE)
-    target = output.resolve() if output.is_symlink() else output
-    directory = target.absolute().parent
-    if not directory.is_dir():
-        raise CommandError(f"{output}: there is no directory {directory}", EX_CANNOT_WRITE)
-    _refuse_what_is_no_file(journal_path(target))
-    _refuse_what_is_no_file(writing_path(target))
-    return target
-
-
-def _passed(output: Path) -> Iterator[str]:
-    """Yield the name of an output file and of each that it leads to, link by link; there is no circle of them.
-
-    Each as it is said and as it is without links in its directory: a link may lead to /dev/fd.
-    """
-    path = os.path.abspath(output)
-    while True:
-        directory, name = os.path.split(path)
-        directory = os.path.realpath(directory)
-        yield path
-        yield os.path.join(directory, name)
-        if not os.path.islink(path):
-            return
-        path = os.path.normpath(os.path.join(directory, os.readlink(path)))
-
-
-def _refuse_what_is_no_file(path: Path) -> None:
-    """Raise CommandError if there is something at `path`, links followed, that is no regular file."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}", EX_CANNOT_WRITE) from None
-    if not stat.S_ISREG(found.st_mode):
-        raise CommandError(f"cannot write {path}: it is no regular file", EX_CANNOT_WRITE)
-
-
-def _keep_what_is_needed(options: Options) -> None:
-    """Raise CommandError if a file that the run writes is the input, or the summary another one or no file.
-
-    By whatever name or link: the input is there to be compared, what is written may not be yet.
-    """
-    written: dict[str, Path] = {
-        "the output file": options.target,
-        "the journal of the output file": journal_path(options.target),
-        "the output file while it is written": writing_path(options.target),
-    }
-    if (summary := options.summary_json) is not None:
-        for what, path in written.items():
-            if os.path.realpath(summary) == os.path.realpath(path):
-                raise CommandError(f"the summary file {summary} is {what} as well; one would be lost", EX_USAGE)
-        try:
-            unfit = summary.is_dir() or not summary.absolute().parent.is_dir()
-        except OSError as error:  # of a name that is too long, of a directory that one may not enter
-            raise CommandError(f"cannot write {summary}: {error.strerror}", EX_CANNOT_WRITE) from None
-        if unfit:
-            raise CommandError(f"cannot write {summary}: no file can be there", EX_CANNOT_WRITE)
-        written["the summary file"] = summary
-    for what, path in written.items():
-        with suppress(OSError):
-            if path.samefile(options.source):
-                message = f"the input file {options.source} is {what} as well ({path}) and would be lost"
-                raise CommandError(message, EX_USAGE)
 
 
 def _with_journal(options: Options, source: InputFile) -> None:
@@ -231,21 +143,21 @@ def _with_journal(options: Options, source: InputFile) -> None:
 async def _run(options: Options, source: InputFile, journal: Journal) -> None:
     async with AsyncExitStack() as resources:
         progress = resources.enter_context(Progress(len(source)))
-        stack: Stack | None = None
+        peers, stack = Peers(options.queue, options.scheduler, options.wait_s), None
         if options.stack is not None:
             stack = await resources.enter_async_context(running_stack(options.stack, progress.say))
-            options = replace(options, queue=stack.queue, scheduler=stack.scheduler)
-        client = await resources.enter_async_context(Client(options.queue, options.scheduler))
-        store_id = await _find_queue(options, progress.say)
+            peers = Peers(stack.queue, stack.scheduler, options.wait_s)
+        client = await resources.enter_async_context(Client(peers.queue, peers.scheduler))
+        store_id = await find_queue(peers, progress.say)
         header = _header(options, source, journal, store_id)
         is_new = journal.header is None
         journal.start(header)
         model = "" if options.stack else options.model
-        look_again = partial(_look, options, wait_s=options.wait_s, say=progress.say)
+        look_again = partial(look_for_models, peers, wait_s=peers.wait_s, say=progress.say)
         late = resources.enter_context(Late(progress.say, WHY_AFTER_S))
-        served = await _served_models(options, late.set)
+        served = await served_models(peers, stack is not None, late.set)
         plan = Plan(header.batch, options.channel, model, served, look_again)
-        before, started = await _totals(options), time.monotonic()
+        before, started = await fleet_totals(peers), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)
         try:
@@ -257,37 +169,10 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         elapsed_s = time.monotonic() - started
         await _write(journal, source, options.target)
         progress.close()
-        after = await _totals(options)
+        after = await fleet_totals(peers)
         grown = after.since(before, run.tally.granted_here) if before and after else None
         summary = summarize(run.tally, elapsed_s, grown)
         _report(options, summary, len(source), progress.say)
-
-
-def _interrupted(options: Options, source: InputFile, journal: Journal) -> str:
-    """Say what became of the lines, how to go on and how to give up."""
-    if journal.header is None:
-        return "interrupted before any line was submitted"
-    if journal.removed:
-        return f"interrupted; all {len(source)} lines are answered, the answers are in {options.target}"
-    if journal.answered == len(source):
-        return (
-            f"interrupted; all {len(source)} lines are answered, {options.target} is not written\n"
-            f"  to write   run the same command again"
-        )
-    cancel = f"penstock cancel --batch {journal.header.batch}"
-    if options.stack is None:
-        if options.queue != DEFAULT_QUEUE_ADDRESS:
-            cancel += f" --queue {options.queue}"
-        fate = "what is submitted stays in the queue and goes on running while workers run"
-    else:
-        data_dir = options.stack.data_dir
-        fate = f"what is submitted stays in the queue in {data_dir} and runs when services are started on it"
-        cancel += f" (after penstock up --data-dir {data_dir})"
-    return (
-        f"interrupted; {journal.answered} of {len(source)} lines are answered, {fate}\n"
-        f"  to go on   run the same command again\n"
-        f"  to drop    {cancel}"
-    )
 
 
 def _header(options: Options, source: InputFile, journal: Journal, store_id: str) -> Header:
@@ -318,93 +203,6 @@ async def _unless_services_fail(work: Coroutine[Any, Any, None], stack: Stack | 
         await asyncio.gather(working, failing, return_exceptions=True)
 
 
-async def _find_queue(options: Options, say: Say) -> str:
-    """Return the store's name. Raises CommandError with what to do if no queue answers."""
-    try:
-        return await _store_id(options, retry_for_s=0)
-    except Unavailable as error:
-        missing = error
-    if options.wait_s:
-        say(f"no queue answers on {options.queue} yet; waiting for at most {options.wait_s:g} s")
-        try:
-            return await _store_id(options, options.wait_s)
-        except Unavailable as error:
-            missing = error
-    hint = f"; {HOW_TO_START}, or add --up" if isinstance(missing, NobodyAnswers) else ""
-    raise CommandError(f"{missing}{hint}", EX_UNAVAILABLE)
-
-
-async def _store_id(options: Options, retry_for_s: float) -> str:
-    async with Client(options.queue, options.scheduler, retry_for_s=retry_for_s) as client:
-        return (await client.stats()).store_id
-
-
-class Late(AbstractContextManager["Late"]):
-    """A line that is said if the work takes long; make it inside the event loop."""
-
-    def __init__(self, say: Say, after_s: float) -> None:
-        """Have nothing to say yet."""
-        self._say, self._after_s = say, after_s
-        self._timer: asyncio.TimerHandle | None = None
-
-    def set(self, text: str) -> None:
-        """Say `text` in a while."""
-        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._say, text)
-
-    def __exit__(self, *_: object) -> None:
-        """Say it no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-async def _served_models(options: Options, say: Say) -> set[str] | None:
-    """Return the names the connected workers answer to; None if no scheduler or no worker is there to ask.
-
-    Why a scheduler does not tell is said: then nobody finds out that a line's model is misspelt.
-
-    Workers that this command started are waited for: they are ready, but may not have met the scheduler yet.
-    """
-    wait_s = WORKERS_MEET_SCHEDULER_S if options.stack else min(options.wait_s, SUMMARY_TRIES_S)
-    return await _look(options, (), wait_s, say_why=say)
-
-
-async def _look(
-    options: Options, models: Collection[str], wait_s: float, say: Say | None = None, say_why: Say | None = None
-) -> set[str] | None:
-    """Return what is served once there are workers, and some for each of `models`, or `wait_s` seconds are over."""
-    patience = Patience(wait_s)
-    why = ""
-    async with Client(options.queue, options.scheduler, retry_for_s=0) as client:
-        while True:
-            names: set[str] = set()
-            try:
-                status = await client.fleet()
-                names = {n for worker in status.workers for n in (worker.model, *worker.model_aliases) if n}
-                why = ""
-            except PenstockError as error:
-                why = str(error)
-            if names and names.issuperset(models):
-                return names
-            if say is not None and wait_s:
-                missing = ", ".join(sorted(repr(model) for model in set(models) - names))
-                say(f"no worker serves {missing} yet; waiting for at most {wait_s:g} s")
-                say = None
-            try:
-                await patience.wait_or_raise(Unavailable("no worker"))
-            except Unavailable:
-                if why and say_why is not None:
-                    say_why(f"which models are served is not known ({why}): lines for one that none serves will wait")
-                return names or None
-
-
-async def _totals(options: Options) -> EngineTotals | None:
-    """Return the fleet's totals; None if no scheduler answers."""
-    async with Client(options.queue, options.scheduler, retry_for_s=SUMMARY_TRIES_S) as client:
-        with suppress(PenstockError):
-            return totals_of(await client.fleet())
-    return None
-
-
 async def _write(journal: Journal, source: InputFile, target: Path) -> None:
     """Write the output file; raises CommandError if that fails, the journal being kept.
 
@@ -428,7 +226,7 @@ async def _write(journal: Journal, source: InputFile, target: Path) -> None:
         raise asyncio.CancelledError
 
 
-def _report(options: Options, summary: Summary, lines: int, say: Callable[[str], None]) -> None:
+def _report(options: Options, summary: Summary, lines: int, say: Say) -> None:
     if summary.answered_earlier:
         say(f"{summary.answered_earlier} of {lines} lines were answered earlier; --fresh runs them again")
     if summary.requests:
@@ -442,3 +240,30 @@ def _report(options: Options, summary: Summary, lines: int, say: Callable[[str],
             options.summary_json.write_text(json.dumps(summary.as_dict(), indent=2) + "\n")
         except OSError as error:
             raise CommandError(f"cannot write {options.summary_json}: {error.strerror}", EX_CANNOT_WRITE) from None
+
+
+def _interrupted(options: Options, source: InputFile, journal: Journal) -> str:
+    """Say what became of the lines, how to go on and how to give up."""
+    if journal.header is None:
+        return "interrupted before any line was submitted"
+    if journal.removed:
+        return f"interrupted; all {len(source)} lines are answered, the answers are in {options.target}"
+    if journal.answered == len(source):
+        return (
+            f"interrupted; all {len(source)} lines are answered, {options.target} is not written\n"
+            f"  to write   run the same command again"
+        )
+    cancel = f"penstock cancel --batch {journal.header.batch}"
+    if options.stack is None:
+        if options.queue != DEFAULT_QUEUE_ADDRESS:
+            cancel += f" --queue {options.queue}"
+        fate = "what is submitted stays in the queue and goes on running while workers run"
+    else:
+        data_dir = options.stack.data_dir
+        fate = f"what is submitted stays in the queue in {data_dir} and runs when services are started on it"
+        cancel += f" (after penstock up --data-dir {data_dir})"
+    return (
+        f"interrupted; {journal.answered} of {len(source)} lines are answered, {fate}\n"
+        f"  to go on   run the same command again\n"
+        f"  to drop    {cancel}"
+    )

@@ -15,8 +15,9 @@ import pytest
 
 from penstock.batch.reader import InputFile
 from penstock.batch.runner import batch_name
+from penstock.cli.batch_fleet import Late
+from penstock.cli.batch_paths import target_of
 from penstock.cli.errors import CommandError
-from penstock.cli.run_batch import Late, _target
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from tests.support.batch_lines import completion
@@ -402,7 +403,7 @@ def test_a_file_that_the_shell_has_opened_is_no_output(tmp_path: Path) -> None:
         (tmp_path / "link behind").symlink_to(behind)
         for output in (path, tmp_path / "link", tmp_path / "link to it", behind, tmp_path / "link behind"):
             with pytest.raises(CommandError, match="it is no regular file"):
-                _target(output)
+                target_of(output)
 
 
 def test_a_link_leads_from_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +412,7 @@ def test_a_link_leads_from_where_it_is(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / name).mkdir()
     (tmp_path / "links" / "out").symlink_to("../dev/out")
     monkeypatch.chdir("/usr")
-    assert _target(tmp_path / "links" / "out") == tmp_path / "dev" / "out"
+    assert target_of(tmp_path / "links" / "out") == tmp_path / "dev" / "out"
 
 
 async def test_why_a_run_may_wait_is_said_once_it_does() -> None:

@@ -1,0 +1,122 @@
+"""What `penstock run-batch` asks queue and scheduler before its run and after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.batch.summary import EngineTotals, totals_of
+from penstock.cli.calls import HOW_TO_START
+from penstock.cli.errors import CommandError
+from penstock.client import Client
+from penstock.connection import Patience
+from penstock.errors import NobodyAnswers, PenstockError, Unavailable
+from penstock.exits import EX_UNAVAILABLE
+
+WORKERS_MEET_SCHEDULER_S = 15.0
+"""How long workers that are ready may take to appear at the scheduler."""
+
+SUMMARY_TRIES_S = 2.0
+"""How long the scheduler is asked for its totals; a run does not fail for want of them."""
+
+Say: TypeAlias = Callable[[str], None]
+"""Prints a line beside the progress bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Whom a run talks to, and how long it waits for them."""
+
+    queue: str
+    scheduler: str
+    wait_s: float
+
+
+async def find_queue(peers: Peers, say: Say) -> str:
+    """Return the store's name. Raises CommandError with what to do if no queue answers."""
+    try:
+        return await _store_id(peers, retry_for_s=0)
+    except Unavailable as error:
+        missing = error
+    if peers.wait_s:
+        say(f"no queue answers on {peers.queue} yet; waiting for at most {peers.wait_s:g} s")
+        try:
+            return await _store_id(peers, peers.wait_s)
+        except Unavailable as error:
+            missing = error
+    hint = f"; {HOW_TO_START}, or add --up" if isinstance(missing, NobodyAnswers) else ""
+    raise CommandError(f"{missing}{hint}", EX_UNAVAILABLE)
+
+
+async def _store_id(peers: Peers, retry_for_s: float) -> str:
+    async with Client(peers.queue, peers.scheduler, retry_for_s=retry_for_s) as client:
+        return (await client.stats()).store_id
+
+
+async def served_models(peers: Peers, started_here: bool, say: Say) -> set[str] | None:
+    """Return the names the connected workers answer to; None if no scheduler or no worker is there to ask.
+
+    Why a scheduler does not tell is said: then nobody finds out that a line's model is misspelt.
+
+    Workers that this command started are waited for: they are ready, but may not have met the scheduler yet.
+    """
+    wait_s = WORKERS_MEET_SCHEDULER_S if started_here else min(peers.wait_s, SUMMARY_TRIES_S)
+    return await look_for_models(peers, (), wait_s, say_why=say)
+
+
+async def look_for_models(
+    peers: Peers, models: Collection[str], wait_s: float, say: Say | None = None, say_why: Say | None = None
+) -> set[str] | None:
+    """Return what is served once there are workers, and some for each of `models`, or `wait_s` seconds are over."""
+    patience = Patience(wait_s)
+    why = ""
+    async with Client(peers.queue, peers.scheduler, retry_for_s=0) as client:
+        while True:
+            names: set[str] = set()
+            try:
+                status = await client.fleet()
+                names = {n for worker in status.workers for n in (worker.model, *worker.model_aliases) if n}
+                why = ""
+            except PenstockError as error:
+                why = str(error)
+            if names and names.issuperset(models):
+                return names
+            if say is not None and wait_s:
+                missing = ", ".join(sorted(repr(model) for model in set(models) - names))
+                say(f"no worker serves {missing} yet; waiting for at most {wait_s:g} s")
+                say = None
+            try:
+                await patience.wait_or_raise(Unavailable("no worker"))
+            except Unavailable:
+                if why and say_why is not None:
+                    say_why(f"which models are served is not known ({why}): lines for one that none serves will wait")
+                return names or None
+
+
+async def fleet_totals(peers: Peers) -> EngineTotals | None:
+    """Return the fleet's totals; None if no scheduler answers."""
+    async with Client(peers.queue, peers.scheduler, retry_for_s=SUMMARY_TRIES_S) as client:
+        with suppress(PenstockError):
+            return totals_of(await client.fleet())
+    return None
+
+
+class Late(AbstractContextManager["Late"]):
+    """A line that is said if the work takes long; make it inside the event loop."""
+
+    def __init__(self, say: Say, after_s: float) -> None:
+        """Have nothing to say yet."""
+        self._say, self._after_s = say, after_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, text: str) -> None:
+        """Say `text` in a while."""
+        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._say, text)
+
+    def __exit__(self, *_: object) -> None:
+        """Say it no more."""
+        if self._timer is not None:
+            self._timer.cancel()
