@@ -7,10 +7,8 @@ environment (`PENSTOCK_…`), the configuration file (`--config`), default. Name
 from __future__ import annotations
 
 import ipaddress
-import re
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
+from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,25 +16,17 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.address import MOST_PORT, check_address
-from penstock.config_file import CONFIG_VARIABLE, ConfigFileError, ConfigUnreadableError, unknown
+from penstock.config_file import CONFIG_VARIABLE
 from penstock.credentials import Credentials
-from penstock.exits import EX_CONFIG
 from penstock.tls import Access, TlsFiles
-from services.config_source import Environment, Record, TomlFile, key_of, recording, table_of, variable_of
+from services.config_source import Environment, TomlFile
 from services.logs import Form
 
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
@@ -274,137 +264,3 @@ def is_loopback(listen: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-S = TypeVar("S", bound=ServiceSettings)
-
-
-class Loaded(NamedTuple, Generic[S]):
-    """Settings, and where each of them came from."""
-
-    settings: S
-    record: Record
-
-
-class SettingsRefusedError(Exception):
-    """Settings are wrong. `lines` say which and why; empty if the parser of the command line has said it.
-
-    `unread` tells that the file could not even be read: it may be good.
-    """
-
-    def __init__(self, lines: list[str], unread: bool = False) -> None:
-        """Keep what is to be said."""
-        super().__init__("\n".join(lines))
-        self.lines = lines
-        self.unread = unread
-
-
-def load_settings(kind: type[S], program: str, arguments: list[str] | None = None) -> S:
-    """Read settings of `kind` from command line, environment and file.
-
-    Prints one line per wrong setting and raises SystemExit(78) if any is wrong.
-    """
-    try:
-        return read_settings(kind, sys.argv[1:] if arguments is None else arguments).settings
-    except SettingsRefusedError as error:
-        for line in error.lines:
-            print(f"{program}: {line}", file=sys.stderr)
-    raise SystemExit(EX_CONFIG)
-
-
-def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
-    """Read settings of `kind`, and where they come from. Raises SettingsRefusedError, SystemExit(0) for --help."""
-    unread = False
-    with recording() as record:
-        try:
-            loaded = Loaded(CliApp.run(kind, cli_args=spelled_out(kind, arguments)), record)
-            if not record.unknown:
-                return loaded
-            lines = []
-        except ConfigFileError as error:
-            lines = str(error).splitlines()
-            unread = isinstance(error, ConfigUnreadableError)
-        except ValidationError as error:
-            lines = [_wrong(kind, problem, record) for problem in error.errors()]
-        except SettingsError as error:
-            lines = _unreadable(kind, error).splitlines()
-        except RecursionError:
-            lines = ["settings: a value is nested too deeply"]
-        except SystemExit as ending:
-            if not ending.code:
-                raise  # --help
-            # argparse has printed what it could not parse; its own exit status says nothing about settings.
-            lines = []
-    raise SettingsRefusedError([*record.unknown, *lines], unread)
-
-
-def spelled_out(kind: type[ServiceSettings], arguments: list[str]) -> list[str]:
-    """Return `arguments` with `--name` and `--no-name` of true-or-false settings as `--name=true`, `--name=false`."""
-    switches = {
-        f"--{prefix}{name.replace('_', '-')}"
-        for name, field in kind.model_fields.items()
-        if field.annotation is bool
-        for prefix in ("", "penstock-")
-    }
-    found = []
-    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=False):
-        if argument in switches and following.startswith("-"):
-            found.append(f"{argument}=true")
-        elif argument.startswith("--no-") and f"--{argument[5:]}" in switches:
-            found.append(f"--{argument[5:]}=false")
-        else:
-            found.append(argument)
-    return found
-
-
-def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
-    """Return a line about a value that is not as it should be, with its place if it came from the file."""
-    location, text = problem["loc"], problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden" and len(location) > 1:
-        text = unknown(str(location[-1]), list(ChannelSettings.model_fields))
-    key = str(location[0]) if location else ""
-    names = [name for name in kind.model_fields if key_of(kind, name) == key]
-    path = record.in_file.get(key)
-    secret = any(kind.model_fields[name].annotation is SecretStr for name in names)
-    said = text if secret else f"{text} (got {shown(problem.get('input'))})"
-    if not location:
-        return _contradiction(kind, text, record)
-    if record.file is None or path is None or not names:
-        return f"{'.'.join(str(part) for part in location)}: {said}"
-    if names == ["channels"] and len(location) > 1:
-        index = next(i for i, entry in enumerate(record.file.content["channels"]) if entry["name"] == location[1])
-        path = ("channels", index, *location[2:])
-    else:
-        path = (*path, *location[1:])
-    return str(record.file.error(path, said))
-
-
-def _contradiction(kind: type[ServiceSettings], text: str, record: Record) -> str:
-    """Return a line about settings that do not fit each other, with the place of the one that `text` begins with."""
-    if record.file is None:
-        return f"settings: {text}"
-    name = re.split(r"\W", text)[0]
-    path = record.in_file.get(key_of(kind, name)) if name in kind.model_fields else None
-    if path is not None:
-        return str(record.file.error(path, text.removeprefix(f"{name}: ")))
-    return f"{record.file.path}: {table_of(kind)}: {text}"
-
-
-def _unreadable(kind: type[ServiceSettings], error: SettingsError) -> str:
-    """Return what is wrong with a value that could not even be parsed, under the name it was given by."""
-    found = re.search(r'field "(\w+)"', str(error))
-    if found is None or found[1] not in kind.model_fields:
-        return str(error)
-    cause = error.__cause__
-    if isinstance(cause, SettingsError):
-        return str(cause)
-    return f"{variable_of(kind, found[1])}: not valid JSON: {cause or error}"
-
-
-def shown(value: Any) -> str:
-    """Return `value` for an error line, cut to a readable length."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        return "something nested too deeply"
-    return text if len(text) <= 120 else text[:117] + "..."

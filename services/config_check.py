@@ -23,7 +23,8 @@ from penstock.exits import EX_CONFIG, EX_USAGE
 from penstock.keys import KeysError
 from penstock.tls import TlsError, TlsIdentity
 from services.auth.keyring import Keyring
-from services.config import Loaded, ServiceSettings, SettingsRefusedError, is_loopback, read_settings
+from services.config import ServiceSettings, is_loopback
+from services.config_reading import Loaded, SettingsRefusedError, read_settings
 from services.config_source import DEFAULT, FLAG, key_of
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings

@@ -16,7 +16,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
-from services.config import ChannelledSettings, SettingsRefusedError, read_settings
+from services.config import ChannelledSettings
+from services.config_reading import SettingsRefusedError, read_settings
 
 LOOK_S = 1.0
 """Between looks at the file. One that changed is read when it has stood still from one look to the next, so that an

@@ -1,6 +1,6 @@
 """Runs the gateway: `python -m services.gateway [--flags]`."""
 
-from services.config import load_settings
+from services.config_reading import load_settings
 from services.gateway.server import allow_connections, serve
 from services.gateway.settings import GatewaySettings
 from services.logs import start_logging

@@ -1,6 +1,6 @@
 """Runs the queue service: `python -m services.queue [--flags]`."""
 
-from services.config import load_settings
+from services.config_reading import load_settings
 from services.logs import start_logging
 from services.queue.service import serve
 from services.queue.settings import QueueSettings

@@ -15,8 +15,8 @@ from penstock.limits import MAX_NAME_BYTES, MAX_REQUEST_BYTES
 from penstock.openai.bodies import MAX_STOP_STRINGS
 from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from penstock.request.v1 import request_pb2
-from services.config import shown
 from services.queue.core.entry import Failure, RequestMeta
+from services.quoting import shown
 from services.rpc.strict import BadInputError
 
 EARLIEST_NS = 10**17

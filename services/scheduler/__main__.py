@@ -12,7 +12,7 @@ from penstock.telling import tell
 from services.auth.guard import Right
 from services.auth.setup import AuthMetrics, guard_of, keyring_of
 from services.clock import SystemClock
-from services.config import load_settings
+from services.config_reading import load_settings
 from services.logs import start_logging
 from services.reload import Reloader
 from services.rpc.loop import run_service

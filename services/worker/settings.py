@@ -12,7 +12,8 @@ from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.exits import EX_CONFIG
-from services.config import LISTEN_PATTERN, SHORT_FLAGS, PeerAddress, ServiceSettings, load_settings
+from services.config import LISTEN_PATTERN, SHORT_FLAGS, PeerAddress, ServiceSettings
+from services.config_reading import load_settings
 
 PROGRAM = "worker"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.exits import EX_CONFIG
-from services.config import ChannelledSettings, ServiceSettings, SettingsRefusedError, load_settings, read_settings
+from services.config import ChannelledSettings, ServiceSettings
+from services.config_reading import SettingsRefusedError, load_settings, read_settings
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings

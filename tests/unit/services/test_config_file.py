@@ -21,8 +21,9 @@ from penstock.cli.main import app
 from penstock.config_file import ConfigFile, ConfigFileError, client_table, positions
 from penstock.exits import EX_CONFIG
 from penstock.tls import TlsFiles
-from services.config import ServiceSettings, SettingsRefusedError, default_channels, load_settings, read_settings
+from services.config import ServiceSettings, default_channels
 from services.config_check import KINDS, check, show
+from services.config_reading import SettingsRefusedError, load_settings, read_settings
 from services.config_source import Environment
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings

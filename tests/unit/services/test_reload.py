@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.config_file import ConfigFile, ConfigUnreadableError
 from services import reload
-from services.config import read_settings
+from services.config_reading import read_settings
 from services.queue.settings import QueueSettings
 from services.reload import APPLIED, REFUSED, UNCHANGED, Reloader
 
