@@ -91,10 +91,10 @@ async def test_a_cancel_in_the_moment_of_the_end_leaves_files_of_the_size_they_s
     assert (await rig.shelf.file(done.error_file_name)).bytes == len(content) == done.counts.error_bytes
 
 
-async def test_a_batch_whose_time_is_over_does_not_ask_for_its_input(rig: Rig) -> None:
+async def test_a_batch_whose_time_is_over_ends_though_its_input_is_damaged(rig: Rig) -> None:
     batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES), expires_at=int(time.time()) - 1)
     rig.service._shelf._store.write([Write(PARTS, part_key("file-1", 0), None)])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await rig.drive(await rig.take(batch, "me")).run()
     assert (await rig.records.get(batch.batch_id))[0].status is Status.EXPIRED
 
@@ -103,7 +103,7 @@ async def test_a_batch_whose_time_is_over_does_not_ask_for_its_input(rig: Rig) -
 async def test_a_batch_whose_input_is_damaged_ends_and_says_so(rig: Rig, status: Status) -> None:
     batch = await rig.batch(status=status, counts=Counts(LINES))
     rig.service._shelf._store.write([Write(PARTS, part_key("file-1", 0), None)])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
     if status is Status.CANCELLING:
