@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-
 from tests.support.fake_queue import FakeQueue
-
-LIMITED = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({0}, {0})); from penstock.cli.main import main; main()"
-"""Runs the command with a limit to the size of every file that it writes, in bytes."""
+from tests.support.forked import run_forked
 
 
 class Ran:
@@ -30,12 +25,6 @@ class Shell:
     ) -> Ran:
         """Run `penstock ARGUMENTS --queue ADDRESS`, with `stdin` in a pipe and a limit to what the disk takes."""
         flags = [] if plain else ["--queue", self.address]
-        program = ["-m", "penstock"] if largest_file_bytes is None else ["-c", LIMITED.format(largest_file_bytes)]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *program, *arguments, *flags,
-            stdin=None if stdin is None else asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        out, err = await process.communicate(stdin)
+        status, out, err = await run_forked([*arguments, *flags], stdin, largest_file_bytes)
         assert b"Traceback" not in err, err.decode()
-        return Ran(process.returncode or 0, out.decode(), err.decode())
+        return Ran(status, out.decode(), err.decode())
