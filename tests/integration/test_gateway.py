@@ -30,6 +30,9 @@ TOOL = {"type": "function", "function": {"name": "clock"}}
 ROOM = ["--num-gpu-blocks-override", "20001", "--max-num-seqs", "1024"]
 """An engine that runs a thousand streams at once."""
 
+HASTY = "from services.gateway import __main__, protocol; protocol.LINGER_S = 0.5; __main__.main()"
+"""A gateway that waits half a second, and not ten, for the rest of a body that it has answered."""
+
 ENDLESS = {"max_tokens": 2000, "ignore_eos": True}
 """Longer than any test looks at it."""
 
@@ -41,12 +44,12 @@ def gateway_of(fleet: Fleet, *flags: str, name: str = "gateway") -> Service:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A fleet with one fast worker, one gateway, and bounds short enough to be met."""
+    """A fleet with one fast worker and one gateway."""
     fleet = Fleet(tmp_path_factory.mktemp("gateway"))
     try:
         fleet.start_core()
         fleet.add_worker("w1", SIMULATED_FLAGS)
-        gateway_of(fleet, "--head-timeout-s", "0.5", "--body-timeout-s", "0.5")
+        gateway_of(fleet)
         yield fleet
     finally:
         fleet.close()
@@ -150,7 +153,12 @@ async def test_too_large_a_body_is_refused_before_it_is_read(fleet: Fleet) -> No
 
 async def test_slow_and_large_heads_and_slow_bodies_are_ended(fleet: Fleet) -> None:
     """And nobody else notices."""
-    address = address_of(fleet)
+    addresses = ["--queue-address", fleet.queue.address, "--scheduler-address", fleet.scheduler.address]
+    hasty = fleet.add("gateway-hasty", [*addresses, "--head-timeout-s", "0.5", "--body-timeout-s", "0.5"])
+    module = hasty.command.index("-m")
+    hasty.command = [*hasty.command[:module], "-c", HASTY, *hasty.command[module + 2 :]]
+    hasty.start()
+    address = hasty.address
     async with connected(address) as silent, connected(address) as dripping, connected(address) as late:
         dripping[1].write(b"POST /v1/completions HTTP/1.1\r\nhost:")
         late[1].write(head("POST", COMPLETIONS_URL, 100) + b"{")
@@ -163,6 +171,7 @@ async def test_slow_and_large_heads_and_slow_bodies_are_ended(fleet: Fleet) -> N
         response = await read_head(late[0])
         assert (response.status, (await response.json())["error"]["code"]) == (408, "request_timeout")
         assert await late[0].read() == b"", "closed"
+    assert hasty.stop() == 0
 
 
 async def test_a_connection_takes_one_request_after_the_other(fleet: Fleet) -> None:
