@@ -68,6 +68,7 @@ def test_a_scheduler_of_somebody_elses_is_warned_of_and_not_relied_on(caplog: py
         """Keeps an order of its own."""
 
     logging.getLogger("vllm").propagate = True
+    caplog.set_level(logging.WARNING, "vllm")  # another test may have had vLLM imported as one that only tells errors
     for asked, known, warned in ((None, True, False), (OfVllms, True, True), (Other, False, True)):
         made = SimpleNamespace(scheduler_config=SchedulerConfig.default_factory(policy="priority"))
         made.scheduler_config.scheduler_cls = asked
