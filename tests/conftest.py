@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 import penstock.cli  # noqa: F401 (first, so that the tests' own clients have gRPC as a command has it: it forks)
 
@@ -23,3 +26,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests share two cores with real services: how long an example takes says nothing about the code.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+
+TOGETHER = {
+    "what asks one fleet of real vLLM": (
+        "integration/test_bad_input.py", "integration/test_gateway_vllm.py", "integration/test_parity.py",
+        "integration/test_resume.py",
+    ),
+    "what imports vLLM": ("contract/worker/", "integration/test_engine_replay.py", "unit/openai/test_bodies.py"),
+}  # fmt: skip
+"""Files for one process of two: fleet, engine and import take longer to start than most tests."""
+
+
+class Together(LoadFileScheduling):  # type: ignore[misc]
+    """A file goes to one process as a whole, and so do those of TOGETHER."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return next((what for what, files in TOGETHER.items() if any(name in file for name in files)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together | None:
+    """Hand out files as they are collected: those at the end are many and short, so that both cores end as one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return Together(config, log)
