@@ -21,16 +21,23 @@ NOW_NS = 1_800_000_000_000_000_000
 ROWS = 400
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def as_killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a store as a killed process leaves it: all of it in one log."""
-    live, copy = tmp_path / "live", tmp_path / "killed"
+    directory = tmp_path_factory.mktemp("synced")
+    live, copy = directory / "live", directory / "killed"
     store = RocksdbStore(live)
     for seq in range(ROWS):
         write(store, seq)
     shutil.copytree(live, copy)
     store.close()
     return copy
+
+
+@pytest.fixture
+def killed(as_killed: Path, tmp_path: Path) -> Path:
+    """Return a copy of it for one test."""
+    return shutil.copytree(as_killed, tmp_path / "killed")
 
 
 def write(store: RocksdbStore, seq: int) -> None:
