@@ -3,71 +3,140 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2
 
-OF_THE_WORKERS = ("usage_ns", "busy_ns", "preemptions")
-OF_THE_SCHEDULER = (
-    "grants",
-    "tokenizer_refunds",
-    "tokenizer_refund_blocks",
-    "completion_refunds",
-    "completion_refund_blocks",
-)
 
-
-@dataclass(frozen=True, slots=True)
-class EngineTotals:
-    """Counts of the fleet's engines and of the ledger, growing since their services started."""
+class WorkerCounts(NamedTuple):
+    """What one worker has counted since its process started."""
 
     usage_ns: float = 0.0
     busy_ns: int = 0
     preemptions: int = 0
+
+    def plus(self, other: WorkerCounts) -> WorkerCounts:
+        """Return the sum."""
+        return WorkerCounts(
+            self.usage_ns + other.usage_ns, self.busy_ns + other.busy_ns, self.preemptions + other.preemptions
+        )
+
+    def less(self, earlier: WorkerCounts) -> WorkerCounts:
+        """Return the difference."""
+        return WorkerCounts(
+            self.usage_ns - earlier.usage_ns, self.busy_ns - earlier.busy_ns, self.preemptions - earlier.preemptions
+        )
+
+
+class WorkerLife(NamedTuple):
+    """One worker as the scheduler told of it."""
+
+    instance_id: str
+    """Names its process; empty where the scheduler does not tell."""
+    epoch: int
+    counts: WorkerCounts | None
+    """None until it has reported to this scheduler."""
+
+    def has_restarted_since(self, earlier: WorkerLife) -> bool:
+        """Return whether it is another process: by its name, else by its stream, which no two processes share."""
+        if self.instance_id and earlier.instance_id:
+            return self.instance_id != earlier.instance_id
+        return self.epoch != earlier.epoch
+
+    def since(self, earlier: WorkerLife | None) -> WorkerCounts:
+        """Return what it did since `earlier`, and all its process did if that is another one, or None."""
+        if self.counts is None:
+            return WorkerCounts()
+        if earlier is None or earlier.counts is None or self.has_restarted_since(earlier):
+            return self.counts
+        return self.counts.less(earlier.counts)
+
+
+class LedgerCounts(NamedTuple):
+    """What the scheduler has counted since its process started."""
+
+    grants: int = 0
     tokenizer_refunds: int = 0
     tokenizer_refund_blocks: int = 0
     completion_refunds: int = 0
     completion_refund_blocks: int = 0
-    grants: int = 0
-    workers_restarted: bool = False
-    """In a growth: a worker's counters began again at 0, so that the growth is not the whole."""
-    scheduler_restarted: bool = False
-    """In a growth: the scheduler's counters began again at 0, so that the growth is not the whole."""
 
-    def since(self, before: EngineTotals, grants_at_least: int = 0) -> EngineTotals:
-        """Return the growth since `before`; a service that restarted meanwhile counts from its start.
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What engines and ledger did in a run, as far as it was seen."""
+
+    workers: WorkerCounts
+    ledger: LedgerCounts
+    workers_restarted: bool = False
+    """A worker has another process than at the start: what its earlier ones did in the run is missing."""
+    workers_gone: bool = False
+    """A worker of the start is not there at the end: what it did in the run is missing."""
+    scheduler_restarted: bool = False
+    """The scheduler has another process than at the start: what its earlier ones did in the run is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTotals:
+    """Counts of the fleet's engines and of the ledger at one moment, growing since their processes started."""
+
+    workers: Mapping[str, WorkerLife] = field(default_factory=dict)
+    """By name."""
+    ledger: LedgerCounts = field(default_factory=LedgerCounts)
+    instance_id: str = ""
+    """Names the scheduler's process; empty where it does not tell."""
+
+    def since(self, before: EngineTotals, grants_at_least: int = 0) -> Growth:
+        """Return the growth since `before`; what has another process than then counts from that one's start.
 
         `grants_at_least` is how many grants there were for certain: a scheduler that counts fewer has restarted,
         also where its counters were 0 before.
         """
-        workers = self._began_again(before, OF_THE_WORKERS)
-        scheduler = self._began_again(before, OF_THE_SCHEDULER) or self.grants - before.grants < grants_at_least
-        grown: dict[str, Any] = {}
-        for names, restarted in ((OF_THE_WORKERS, workers), (OF_THE_SCHEDULER, scheduler)):
-            for name in names:
-                grown[name] = getattr(self, name) - (0 if restarted else getattr(before, name))
-        return EngineTotals(**grown, workers_restarted=workers, scheduler_restarted=scheduler)
+        grown, workers_restarted = WorkerCounts(), False
+        for name, worker in self.workers.items():
+            then = before.workers.get(name)
+            grown = grown.plus(worker.since(then))
+            workers_restarted |= then is not None and worker.has_restarted_since(then)
+        scheduler_restarted = self._is_another_scheduler(before, grants_at_least)
+        base = LedgerCounts() if scheduler_restarted else before.ledger
+        return Growth(
+            grown,
+            LedgerCounts(*(now - then for now, then in zip(self.ledger, base, strict=True))),
+            workers_restarted,
+            not before.workers.keys() <= self.workers.keys(),
+            scheduler_restarted,
+        )
 
-    def _began_again(self, before: EngineTotals, names: Sequence[str]) -> bool:
-        return any(getattr(self, name) < getattr(before, name) for name in names)
+    def _is_another_scheduler(self, before: EngineTotals, grants_at_least: int) -> bool:
+        if self.instance_id and before.instance_id:
+            return self.instance_id != before.instance_id
+        fewer = any(now < then for now, then in zip(self.ledger, before.ledger, strict=True))
+        return fewer or self.ledger.grants - before.ledger.grants < grants_at_least
 
 
 def totals_of(status: scheduler_pb2.StatusResponse) -> EngineTotals:
     """Return the totals of the fleet as the scheduler reports them."""
-    engines = [worker.engine for worker in status.workers]
     return EngineTotals(
-        usage_ns=sum(engine.kv_cache_usage_ns for engine in engines),
-        busy_ns=sum(engine.busy_ns for engine in engines),
-        preemptions=sum(engine.preemptions for engine in engines),
-        tokenizer_refunds=status.tokenizer_refunds,
-        tokenizer_refund_blocks=status.tokenizer_refund_blocks,
-        completion_refunds=status.completion_refunds,
-        completion_refund_blocks=status.completion_refund_blocks,
-        grants=status.grants,
+        {worker.worker_id: _life_of(worker) for worker in status.workers},
+        LedgerCounts(
+            status.grants,
+            status.tokenizer_refunds,
+            status.tokenizer_refund_blocks,
+            status.completion_refunds,
+            status.completion_refund_blocks,
+        ),
+        status.instance_id,
     )
+
+
+def _life_of(worker: scheduler_pb2.WorkerStatus) -> WorkerLife:
+    engine, counts = worker.engine, None
+    if worker.HasField("engine"):
+        counts = WorkerCounts(engine.kv_cache_usage_ns, engine.busy_ns, engine.preemptions)
+    return WorkerLife(worker.instance_id, worker.epoch, counts)
 
 
 @dataclass(slots=True)
@@ -115,7 +184,9 @@ class Summary:
     completion_refunds: int | None
     completion_refund_blocks: int | None
     workers_restarted: bool | None
-    """Whether a worker restarted in the run: kv_usage and preemptions count from then on."""
+    """Whether a worker restarted in the run: in kv_usage and preemptions it counts from then on."""
+    workers_gone: bool | None
+    """Whether a worker is no longer there: kv_usage and preemptions are without it."""
     scheduler_restarted: bool | None
     """Whether the scheduler restarted in the run: the refunds count from then on."""
 
@@ -130,8 +201,9 @@ class Summary:
         if self.kv_usage is None:
             yield "KV cache     not known, nor are refunds: the scheduler did not tell"
             return
-        since = " since a worker restarted" if self.workers_restarted else ""
-        yield f"KV cache     {self.kv_usage:.0%} used on average while busy, {self.preemptions} preemptions{since}"
+        notes = "; a worker restarted, and counts from then on" if self.workers_restarted else ""
+        notes += "; a worker is gone, and does not count" if self.workers_gone else ""
+        yield f"KV cache     {self.kv_usage:.0%} used on average while busy, {self.preemptions} preemptions{notes}"
         since = " since the scheduler restarted" if self.scheduler_restarted else ""
         yield (
             f"refunds      {self.tokenizer_refunds} at the tokenizer ACK ({self.tokenizer_refund_blocks} blocks), "
@@ -143,7 +215,7 @@ class Summary:
         return asdict(self)
 
 
-def summarize(tally: Tally, elapsed_s: float, engines: EngineTotals | None) -> Summary:
+def summarize(tally: Tally, elapsed_s: float, engines: Growth | None) -> Summary:
     """Return the summary of a run of `elapsed_s` seconds in which the totals grew by `engines`, None if not known."""
     per_s = 1 / max(elapsed_s, 1e-9)
     return Summary(
@@ -157,12 +229,18 @@ def summarize(tally: Tally, elapsed_s: float, engines: EngineTotals | None) -> S
         cached_tokens=tally.cached_tokens,
         completion_tokens=tally.completion_tokens,
         completion_tokens_per_s=tally.completion_tokens * per_s,
-        kv_usage=None if engines is None else engines.usage_ns / max(engines.busy_ns, 1),
-        preemptions=None if engines is None else engines.preemptions,
-        tokenizer_refunds=None if engines is None else engines.tokenizer_refunds,
-        tokenizer_refund_blocks=None if engines is None else engines.tokenizer_refund_blocks,
-        completion_refunds=None if engines is None else engines.completion_refunds,
-        completion_refund_blocks=None if engines is None else engines.completion_refund_blocks,
+        kv_usage=None if engines is None else _usage(engines.workers),
+        preemptions=None if engines is None else engines.workers.preemptions,
+        tokenizer_refunds=None if engines is None else engines.ledger.tokenizer_refunds,
+        tokenizer_refund_blocks=None if engines is None else engines.ledger.tokenizer_refund_blocks,
+        completion_refunds=None if engines is None else engines.ledger.completion_refunds,
+        completion_refund_blocks=None if engines is None else engines.ledger.completion_refund_blocks,
         workers_restarted=None if engines is None else engines.workers_restarted,
+        workers_gone=None if engines is None else engines.workers_gone,
         scheduler_restarted=None if engines is None else engines.scheduler_restarted,
     )
+
+
+def _usage(counts: WorkerCounts) -> float:
+    """Return the mean share in use while busy; blocks that are held while nothing runs are no more than all of them."""
+    return min(counts.usage_ns / counts.busy_ns, 1.0) if counts.busy_ns > 0 else 0.0

@@ -133,6 +133,10 @@ class Runner:
         """Return the machine's state now."""
         return take_snapshot(self._machine)
 
+    def instances(self) -> dict[int, str]:
+        """Return the name of the process behind each live epoch."""
+        return {worker.epoch: worker.instance_id for worker in self._machine.fleet}
+
     def knows(self, worker_id: str) -> bool:
         """Return whether the worker has a live epoch."""
         return self._machine.fleet.named(worker_id) is not None

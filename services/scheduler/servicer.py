@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,6 +36,7 @@ class SchedulerServicer:
     def __init__(self, runner: Runner) -> None:
         """Serve for `runner`, on whose event loop every call runs."""
         self._runner = runner
+        self._instance_id = uuid.uuid4().hex
 
     async def Credits(
         self, requests: AsyncIterator[scheduler_pb2.CreditsRequest], context: Context
@@ -85,7 +87,7 @@ class SchedulerServicer:
     async def Status(self, request: scheduler_pb2.StatusRequest, context: Context) -> scheduler_pb2.StatusResponse:
         """Return the ledger, channels and workers as they are now."""
         del request, context
-        return wire.status(self._runner.snapshot())
+        return wire.status(self._runner.snapshot(), self._instance_id, self._runner.instances())
 
     async def DrainWorker(
         self, request: scheduler_pb2.DrainWorkerRequest, context: Context

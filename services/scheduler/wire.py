@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Final
 
@@ -320,13 +320,16 @@ def _announced(a: queue_pb2.Announce) -> m.Announced:
 # ---- status ----
 
 
-def status(snapshot: Snapshot) -> scheduler_pb2.StatusResponse:
-    """Encode the scheduler's state."""
+def status(
+    snapshot: Snapshot, instance_id: str = "", instances: Mapping[int, str] | None = None
+) -> scheduler_pb2.StatusResponse:
+    """Encode the state of the scheduler `instance_id`; `instances` names the process of each epoch."""
+    processes = instances or {}
     tokenizer_ack = "tokenizer_ack"
     causes = [cause.name.lower() for cause in m.ReleaseCause]
     return scheduler_pb2.StatusResponse(
         policy=snapshot.policy,
-        workers=[_worker(view) for view in snapshot.workers],
+        workers=[_worker(view, processes.get(view.epoch, "")) for view in snapshot.workers],
         channels=[_channel(view) for view in snapshot.channels],
         queue_connected=snapshot.queue_connected,
         audit_violations=snapshot.audit_violations,
@@ -341,10 +344,11 @@ def status(snapshot: Snapshot) -> scheduler_pb2.StatusResponse:
             scheduler_pb2.UnservedModel(model=model, waiting=count)
             for model, count in sorted(snapshot.unserved.items())
         ],
+        instance_id=instance_id,
     )
 
 
-def _worker(view: WorkerView) -> scheduler_pb2.WorkerStatus:
+def _worker(view: WorkerView, instance_id: str) -> scheduler_pb2.WorkerStatus:
     return scheduler_pb2.WorkerStatus(
         worker_id=view.worker_id,
         epoch=view.epoch,
@@ -360,6 +364,7 @@ def _worker(view: WorkerView) -> scheduler_pb2.WorkerStatus:
         block_size=view.block_size,
         max_model_len=view.max_model_len,
         connected=view.connected,
+        instance_id=instance_id,
     )
 
 

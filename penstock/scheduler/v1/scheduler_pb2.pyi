@@ -818,6 +818,7 @@ class StatusResponse(_message.Message):
     COMPLETION_REFUNDS_FIELD_NUMBER: _builtins.int
     GRANTS_FIELD_NUMBER: _builtins.int
     UNSERVED_MODELS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the admission policy in force."""
     queue_connected: _builtins.bool
@@ -838,6 +839,8 @@ class StatusResponse(_message.Message):
     """Completion ACKs that refunded something."""
     grants: _builtins.int
     """Grants since the start."""
+    instance_id: _builtins.str
+    """Name of this life of the scheduler process, whose counts these are; empty from one that does not tell."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
         """Connected workers, by name."""
@@ -866,10 +869,11 @@ class StatusResponse(_message.Message):
         completion_refunds: _builtins.int = ...,
         grants: _builtins.int = ...,
         unserved_models: _abc.Iterable[Global___UnservedModel] | None = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_violations", b"audit_violations", "channels", b"channels", "completion_refund_blocks", b"completion_refund_blocks", "completion_refunds", b"completion_refunds", "duplicate_acks", b"duplicate_acks", "grants", b"grants", "policy", b"policy", "queue_connected", b"queue_connected", "stale_messages", b"stale_messages", "tokenizer_refund_blocks", b"tokenizer_refund_blocks", "tokenizer_refunds", b"tokenizer_refunds", "unserved_models", b"unserved_models", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_violations", b"audit_violations", "channels", b"channels", "completion_refund_blocks", b"completion_refund_blocks", "completion_refunds", b"completion_refunds", "duplicate_acks", b"duplicate_acks", "grants", b"grants", "instance_id", b"instance_id", "policy", b"policy", "queue_connected", b"queue_connected", "stale_messages", b"stale_messages", "tokenizer_refund_blocks", b"tokenizer_refund_blocks", "tokenizer_refunds", b"tokenizer_refunds", "unserved_models", b"unserved_models", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -941,6 +945,7 @@ class WorkerStatus(_message.Message):
     CONNECTED_FIELD_NUMBER: _builtins.int
     MODEL_ALIASES_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker."""
     epoch: _builtins.int
@@ -963,6 +968,8 @@ class WorkerStatus(_message.Message):
     """Whether its Credits stream is open (else it is in its grace period)."""
     max_model_len: _builtins.int
     """Window of its model in tokens, prompt and output together."""
+    instance_id: _builtins.str
+    """Name of this life of the worker process, as its CreditsOpen said it; empty from a scheduler that does not tell."""
     @_builtins.property
     def held_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Blocks held per channel."""
@@ -992,10 +999,11 @@ class WorkerStatus(_message.Message):
         connected: _builtins.bool = ...,
         model_aliases: _abc.Iterable[_builtins.str] | None = ...,
         max_model_len: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "capacity_blocks", b"capacity_blocks", "connected", b"connected", "draining", b"draining", "drift_blocks", b"drift_blocks", "engine", b"engine", "epoch", b"epoch", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "reservations", b"reservations", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "capacity_blocks", b"capacity_blocks", "connected", b"connected", "draining", b"draining", "drift_blocks", b"drift_blocks", "engine", b"engine", "epoch", b"epoch", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "instance_id", b"instance_id", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "reservations", b"reservations", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,7 @@ import penstock
 from penstock.batch.journal import Header, Journal, JournalWriteError, journal_path, write_output
 from penstock.batch.reader import InputFile, InputReadError
 from penstock.batch.runner import BatchRun, LookAgain, Plan, batch_name
-from penstock.batch.summary import EngineTotals, Tally, summarize
+from penstock.batch.summary import Tally
 from penstock.request.v1 import request_pb2
 from tests.support.batch_lines import chat, completion, mixed, text_of
 from tests.support.fake_queue import FakeQueue, completed, serving
@@ -334,46 +334,6 @@ def test_a_batchs_name_takes_any_path_and_stays_what_it_is(tmp_path: Path) -> No
     assert batch_name(Path("/é/out"), source, "é") == "rb-e0a64aee024222a4"
     names = {batch_name(Path(os.fsdecode(b"/" + byte)), source, "") for byte in (b"\xfe", b"\xff", b"\xc3\xbf")}
     assert len(names) == 3
-
-
-def test_the_summary_counts_only_this_run() -> None:
-    before = EngineTotals(usage_ns=50, busy_ns=100, preemptions=2, tokenizer_refunds=5)
-    after = EngineTotals(usage_ns=125, busy_ns=200, preemptions=2, tokenizer_refunds=9)
-    tally = Tally(requests=10, completion_tokens=100)
-    summary = summarize(tally, 2.0, after.since(before))
-    assert (summary.requests_per_s, summary.completion_tokens_per_s) == (5, 50)
-    assert summary.kv_usage == 0.75
-    assert (summary.preemptions, summary.tokenizer_refunds) == (0, 4)
-    restarted = EngineTotals(usage_ns=10, busy_ns=20, preemptions=1)
-    assert restarted.since(before).preemptions == 1
-    assert "10 answered in 2.0 s" in "\n".join(summary.lines())
-    assert "restarted" not in "\n".join(summary.lines())
-
-
-def test_counters_that_began_again_are_not_shown_as_the_whole() -> None:
-    before = EngineTotals(usage_ns=50, busy_ns=100, preemptions=2, tokenizer_refunds=5, grants=9)
-    # The refunds have outgrown what they were; the grants tell that they began at 0 again.
-    after = EngineTotals(usage_ns=100, busy_ns=200, preemptions=2, tokenizer_refunds=7, grants=8)
-    grown = after.since(before)
-    assert (grown.scheduler_restarted, grown.workers_restarted, grown.tokenizer_refunds) == (True, False, 7)
-    cache, refunds = list(summarize(Tally(requests=1), 1.0, grown).lines())[-2:]
-    assert refunds.endswith("since the scheduler restarted")
-    assert "restarted" not in cache
-    grown = EngineTotals(usage_ns=1, busy_ns=10, tokenizer_refunds=6, grants=12).since(before)
-    assert (grown.scheduler_restarted, grown.workers_restarted, grown.tokenizer_refunds) == (False, True, 1)
-    assert "since a worker restarted" in "\n".join(summarize(Tally(requests=1), 1.0, grown).lines())
-
-
-def test_a_scheduler_that_granted_less_than_was_answered_has_restarted() -> None:
-    after = EngineTotals(grants=4)
-    assert after.since(EngineTotals(), grants_at_least=5).scheduler_restarted
-    assert not after.since(EngineTotals(), grants_at_least=4).scheduler_restarted
-
-
-def test_without_a_scheduler_the_summary_knows_nothing_of_the_fleet() -> None:
-    summary = summarize(Tally(requests=1), 1.0, None)
-    assert summary.kv_usage is None
-    assert "the scheduler did not tell" in "\n".join(summary.lines())
 
 
 async def test_only_what_was_submitted_in_the_run_must_have_had_a_grant_in_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import cast
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -22,6 +23,7 @@ from services.scheduler.core.policies import POLICIES
 from services.scheduler.core.share import Share
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner, WorkerStream
+from services.scheduler.servicer import Context, SchedulerServicer
 from services.scheduler.tracing import CreditSpans
 from services.telemetry import Telemetry
 from tests.support.scheduling import SECOND_NS, announced
@@ -210,6 +212,18 @@ def test_status_shows_every_field() -> None:
     assert (status.policy, status.workers[0].free_blocks, status.channels[0].ceiling_share) == (
         "virtual-channels", 10, 1.0,
     )  # fmt: skip
+
+
+async def test_status_names_the_processes_whose_counts_it_tells() -> None:
+    shell = Shell()
+    shell.open()
+    first, second = (SchedulerServicer(shell.runner) for _ in range(2))
+    asked = scheduler_pb2.StatusRequest()
+    status = await first.Status(asked, cast("Context", None))
+    assert status.workers[0].instance_id == "i"
+    assert status.instance_id
+    assert status.instance_id == (await first.Status(asked, cast("Context", None))).instance_id
+    assert status.instance_id != (await second.Status(asked, cast("Context", None))).instance_id
 
 
 def test_metrics_show_what_is_predicted_of_each_worker() -> None:
