@@ -18,7 +18,7 @@ def answer(custom_id: str, line: int, body: ChatBody | CompletionBody, result: p
     if result.outcome == pb.OUTCOME_COMPLETED:
         response = _response(name, 200, body_of(Shape.of(body), result))
         return {"id": f"vllm-{name}", "custom_id": custom_id, "response": response, "error": None}
-    status, inner = failure_of(result)
+    status, inner = failure_of(result, Shape.of(body))
     # Beside the number of the line a field is named as the line has it; in the response, as the body has it.
     param = inner["param"] and f"body.{inner['param']}"
     error = {"code": inner["code"], "message": inner["message"], "param": param, "line": line}

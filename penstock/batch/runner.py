@@ -25,6 +25,8 @@ from penstock.client import Client
 from penstock.errors import InvalidRequest, ServiceError, refusal_of
 from penstock.limits import MAX_REQUEST_BYTES
 from penstock.openai.convert import to_request
+from penstock.openai.shape import Shape
+from penstock.openai.spelling import as_spelt
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import Submitted
 
@@ -235,10 +237,9 @@ class BatchRun:
             return
         if error.param == "channel":
             raise refusal_of(error.code, error.message, error.param)
-        custom_id = self._source.ask(line).custom_id
-        self._wrong(
-            LineError(line, error.code, error.message, f"body.{error.param}" if error.param else "body", custom_id)
-        )
+        ask = self._source.ask(line)
+        message, param = as_spelt(error.message, error.param, Shape.of(ask.body).spellings)
+        self._wrong(LineError(line, error.code, message, f"body.{param}" if param else "body", ask.custom_id))
 
     def _wrong(self, error: LineError) -> None:
         self.tally.bad_lines += 1

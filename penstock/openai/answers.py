@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from penstock.openai.logprobs import completion_logprobs, message_logprobs, prompt_logprobs
 from penstock.openai.message import Message
 from penstock.openai.shape import Shape
+from penstock.openai.spelling import as_spelt
 from penstock.request.v1 import request_pb2 as pb
 
 FINISH_REASONS = {
@@ -50,18 +51,18 @@ def body_of(shape: Shape, result: pb.Result) -> Line:
     return _chat(shape, result) if shape.chat else _completion(shape, result)
 
 
-def failure_of(result: pb.Result) -> tuple[int, Line]:
-    """Return the HTTP status and the error object of a request that ended without an answer."""
+def failure_of(result: pb.Result, shape: Shape | None = None) -> tuple[int, Line]:
+    """Return the HTTP status and the error object of a request that ended without an answer.
+
+    It names fields as the body of `shape` does, by default that of the request's reference.
+    """
     code = result.error.code or CODES.get(result.outcome, "internal_error")
     code = SAID_AS.get(code, code)
     message = result.error.message or f"the request ended as {pb.Outcome.Name(result.outcome)}"
     status = 404 if code in NOT_FOUND_CODES else STATUS_CODES.get(result.outcome, 500)
-    return status, error_object(status, message, field_of(result.error.param), code)
-
-
-def field_of(param: str) -> str:
-    """Return what a body calls the field `param` of the queue's request: sampling parameters are fields like others."""
-    return param.removeprefix("sampling").removeprefix(".")
+    asked = shape or Shape.from_reference(result.client_reference)
+    message, param = as_spelt(message, result.error.param, asked.spellings)
+    return status, error_object(status, message, param, code)
 
 
 def error_object(status: int, message: str, param: str, code: str) -> Line:

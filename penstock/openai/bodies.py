@@ -402,7 +402,8 @@ def parse_body(url: str, body: dict[str, Any], streams: bool = False) -> ChatBod
     if len(checked.prompts) > 1 and not streams:
         raise BodyError("prompt: several prompts are not supported in batches", "prompt", "unsupported_parameter")
     if checked.min_tokens and checked.most_tokens is not None and checked.min_tokens > checked.most_tokens:
-        raise BodyError(f"min_tokens: {checked.min_tokens} is more than max_tokens {checked.most_tokens}", "min_tokens")
+        most = "max_completion_tokens" if kept.get("max_completion_tokens") is not None else "max_tokens"
+        raise BodyError(f"min_tokens: {checked.min_tokens} is more than {most} {checked.most_tokens}", "min_tokens")
     return checked
 
 

@@ -8,6 +8,8 @@ from typing import Any, cast
 from penstock.errors import InvalidRequest
 from penstock.fields import RequestFields, build_request
 from penstock.openai.bodies import Body, ChatBody, CompletionBody, NamedTool
+from penstock.openai.shape import Shape
+from penstock.openai.spelling import as_spelt
 from penstock.request.v1 import request_pb2 as pb
 
 SAME_NAME = (
@@ -46,10 +48,12 @@ LOGIT_BIAS_BOUND = 100.0
 def to_request(body: ChatBody | CompletionBody) -> pb.Request:
     """Return the request of one line, without its key, batch and channel; of several prompts, that of the first.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest, which names the field as the body does.
     """
     try:
         return _request(body)
+    except InvalidRequest as error:
+        raise InvalidRequest(*as_spelt(str(error), error.param, Shape.of(body).spellings), error.code) from None
     except RecursionError:  # what was parsed cannot be written again, as that takes a few levels more
         raise InvalidRequest("the body is nested too deeply", "", "invalid_value") from None
 

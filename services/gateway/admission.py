@@ -15,6 +15,7 @@ from penstock.limits import MAX_REQUEST_BYTES
 from penstock.openai.bodies import BodyError, ChatBody, CompletionBody, parse_body
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
+from penstock.openai.spelling import as_spelt
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.extras import Extras
@@ -122,8 +123,9 @@ class Admission:
             self._in_background(self._undo(submitting, asked.keep))
             raise
         except InvalidRequest as error:
-            name = given_as(error.param)
-            raise Problem(400, str(error).replace(error.param, name, 1), name, error.code) from None
+            text, field = as_spelt(str(error), error.param, asked.shape.spellings)
+            name = given_as(field)
+            raise Problem(400, text.replace(field, name, 1), name, error.code) from None
 
     async def knows(self, asked: Asked) -> bool:
         """Return whether something was submitted under the key of `asked` before: that is what answers it."""

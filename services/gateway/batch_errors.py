@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from penstock.batch.reader import LineError as WrongLine
 from penstock.errors import NotFound
+from penstock.openai.spelling import as_spelt
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import RequestError
 from services.gateway.batch_lines import InputDamagedError, Reference
@@ -30,8 +31,8 @@ def described(error: WrongLine) -> LineError:
 def refused(error: RequestError, request: pb.Request) -> Refusal:
     """Return what a batch says of a line that the queue refused."""
     reference = Reference.from_text(request.client_reference)
-    message = error.message[:MAX_MESSAGE]
-    return Refusal(reference.line, reference.custom_id, error.code, message, error.param or None)
+    message, param = as_spelt(error.message, error.param, reference.shape.spellings)
+    return Refusal(reference.line, reference.custom_id, error.code, message[:MAX_MESSAGE], param or None)
 
 
 def with_refusals(batch: Batch, refusals: list[Refusal]) -> Batch:

@@ -65,7 +65,7 @@ def line_of(result: pb.Result) -> bytes:
     elif result.outcome in UNDONE:
         error = dict(zip(("code", "message"), UNDONE[result.outcome], strict=True))
     else:
-        status, inner = failure_of(result)
+        status, inner = failure_of(result, reference.shape)
         response = _response(result, status, {"error": inner})
     return _line(result.request_id, reference.custom_id, response, error)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -254,6 +255,19 @@ def test_refusals_are_the_same_exceptions(bases: list[str], fields: dict[str, An
         if param:
             assert refused.value.param == param
     assert kinds[0] is kinds[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"max_completion_tokens": 99_999}, "max_completion_tokens"), ({"max_tokens": 99_999}, "max_tokens"),
+     ({"messages": [{"role": "user", "content": words(1, 2000)}]}, "messages"),
+     ({"logprobs": True, "top_logprobs": 50}, "top_logprobs")],
+)  # fmt: skip
+def test_what_is_too_much_is_named_as_the_body_has_it(bases: list[str], fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client_of(bases[0]), "chat", **fields)
+    assert refused.value.param == param
+    assert not {"max_tokens", "max_completion_tokens"} & set(re.findall(r"\w+", str(refused.value.body))) - {param}
 
 
 async def test_the_async_client_many_at_once(bases: list[str]) -> None:

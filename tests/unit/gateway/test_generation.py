@@ -169,7 +169,7 @@ async def test_a_request_that_failed(
 ) -> None:
     gateway.queue.answer = failed(outcome, code, "prompt")
     answer = await post(gateway.app, CHAT_URL, {**CHAT, "stream": stream}).whole()
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, "prompt")
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, "messages")
     assert answer.headers["x-should-retry"] == "false", "the openai client would ask and pay again"
     assert answer.headers["x-request-id"] == "r-0"
 
