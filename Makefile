@@ -40,7 +40,7 @@ $(READY):
 .PHONY: run
 run: $(PARTS) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUTPUT, stop them; CONFIG=file.toml
 	@mkdir -p $(RUN_DIR) $(dir $(OUTPUT))
-	@$(MODULES) $(BIN)/penstock run-batch --up $(if $(CONFIG),--config $(CONFIG)) --data-dir $(RUN_DIR) -i $(INPUT) -o $(OUTPUT)
+	@$(MODULES) DATA_DIR_OPTION=RUN_DIR= $(BIN)/penstock run-batch --up $(if $(CONFIG),--config $(CONFIG)) --data-dir $(RUN_DIR) -i $(INPUT) -o $(OUTPUT)
 
 .PHONY: test
 test: $(READY) ## Run the tests

@@ -38,6 +38,9 @@ WORKER_SETTINGS = ("served_model_name", "engine_threads")
 ARGUMENTS = "engine_arguments"
 """The worker's setting with these."""
 
+DATA_DIR_OPTION = "DATA_DIR_OPTION"
+"""Variable in which who calls the command for somebody else (`make run`) says how that one names the data directory."""
+
 GATEWAY_OFFSET = 5
 SCHEDULER_OFFSET = 10
 WORKER_OFFSET = 20
@@ -60,6 +63,8 @@ class StackPlan:
     """Whether to serve OpenAI's API as well."""
     told: Mapping[str, Any] = field(default_factory=dict)
     """The worker's table of the configuration file, which the workers read themselves."""
+    can_do_without: bool = True
+    """Whether services that are up would do as well for the command, which then starts none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +141,14 @@ def _stopping(supervisor: Supervisor) -> str:
 
 def way_out(plan: StackPlan) -> str:
     """Return what to do when a data directory or a port cannot be had."""
-    options = [f"--data-dir (now {plan.data_dir})"]
+    # Who asks by way of `make run` gives the directory there.
+    options = [f"{os.environ.get(DATA_DIR_OPTION, '--data-dir')} (now {plan.data_dir})"]
     if plan.base_port:
         options.append(f"--base-port (now {plan.base_port})")
     if plan.metrics_base_port:
         options.append(f"--metrics-base-port (now {plan.metrics_base_port})")
-    return f"if other services are up on this machine, give these ones their own {' and '.join(options)}"
+    others = "`penstock run-batch` without --up has those answer; or " if plan.can_do_without else ""
+    return f"if other services are up on this machine, {others}give these ones their own {' and '.join(options)}"
 
 
 def engine_flags(plan: StackPlan, say: Callable[[str], None]) -> list[str]:

@@ -60,7 +60,9 @@ def up(
     engine_flags = flags_for_the_engine(context)
     serves = gateway and can_serve_http()
     told = take_config(config)
-    plan = StackPlan(data_dir, workers, model, engine_flags, base_port, metrics_base_port, serves, told)
+    plan = StackPlan(
+        data_dir, workers, model, engine_flags, base_port, metrics_base_port, serves, told, can_do_without=False
+    )
     try:
         call(_serve(plan))
     except Interrupted:

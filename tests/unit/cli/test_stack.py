@@ -250,6 +250,21 @@ async def test_a_very_long_line_of_a_service_is_passed_over(service: Path) -> No
     await supervisor.stop()
 
 
+def test_the_way_out_is_one_that_who_asks_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = StackPlan(Path(".run"), 1, "", (), 0)
+    assert way_out(batch) == (
+        "if other services are up on this machine, `penstock run-batch` without --up has those answer;"
+        " or give these ones their own --data-dir (now .run)"
+    )
+    assert "without --up" not in way_out(replace(batch, can_do_without=False))
+    recipe = next(
+        line for line in (Path(__file__).parents[3] / "Makefile").read_text().splitlines() if "run-batch --up" in line
+    )
+    name, value = next(word.split("=", 1) for word in recipe.split() if word.startswith("DATA_DIR_OPTION"))
+    monkeypatch.setenv(name, value)
+    assert way_out(batch).endswith("give these ones their own RUN_DIR= (now .run)")
+
+
 async def test_what_is_taken_comes_with_the_way_out(service: Path) -> None:
     hint = way_out(StackPlan(service, 1, "", (), 7410))
     assert "--data-dir" in hint
