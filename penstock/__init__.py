@@ -1,15 +1,16 @@
 """Penstock: credit-based flow control for vLLM fleets. The public package.
 
 The names below are imported on first use, so that importing a wire module
-(`penstock.queue.v1`) does not load the client.
+(`penstock.queue.v1`) does not load the client, and the command begins at once.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all of this
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from penstock.client import Client
     from penstock.errors import (
         InvalidRequest,
@@ -101,4 +102,6 @@ def __getattr__(name: str) -> Any:
     """Import a public name from the module that defines it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOMES[name]), name)

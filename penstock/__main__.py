@@ -1,5 +1,5 @@
 """`python -m penstock` is the `penstock` command."""
 
-from penstock.cli.main import main
+from penstock.command import main
 
 main()
