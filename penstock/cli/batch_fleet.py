@@ -22,6 +22,9 @@ WORKERS_MEET_SCHEDULER_S = 15.0
 SUMMARY_TRIES_S = 2.0
 """How long the scheduler is asked for its totals; a run does not fail for want of them."""
 
+ACKS_COME_S = 1.0
+"""How long the last completion ACKs are waited for, which come to the scheduler beside the results."""
+
 Say: TypeAlias = Callable[[str], None]
 """Prints a line beside the progress bar."""
 
@@ -102,6 +105,19 @@ async def fleet_totals(peers: Peers) -> EngineTotals | None:
         with suppress(PenstockError):
             return totals_of(await client.fleet())
     return None
+
+
+async def totals_at_the_end(peers: Peers, before: EngineTotals, completions: int) -> EngineTotals | None:
+    """Return the fleet's totals once so many completions more have come home than `before`, or after a moment."""
+    patience = Patience(ACKS_COME_S)
+    while True:
+        after = await fleet_totals(peers)
+        if after is None or after.ledger.completion_refunds - before.ledger.completion_refunds >= completions:
+            return after
+        try:
+            await patience.wait_or_raise(Unavailable("some completion ACKs"))
+        except Unavailable:
+            return after
 
 
 class Late(AbstractContextManager["Late"]):

@@ -29,7 +29,16 @@ from penstock.batch.journal import (
 from penstock.batch.reader import InputFile, InputReadError
 from penstock.batch.runner import BatchRun, Plan, batch_name
 from penstock.batch.summary import Summary, summarize
-from penstock.cli.batch_fleet import Late, Peers, Say, find_queue, fleet_totals, look_for_models, served_models
+from penstock.cli.batch_fleet import (
+    Late,
+    Peers,
+    Say,
+    find_queue,
+    fleet_totals,
+    look_for_models,
+    served_models,
+    totals_at_the_end,
+)
 from penstock.cli.batch_paths import refuse_lost_files, target_of
 from penstock.cli.calls import QueueOption, SchedulerOption, call
 from penstock.cli.config import ConfigOption, take_config
@@ -169,7 +178,7 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         elapsed_s = time.monotonic() - started
         await _write(journal, source, options.target)
         progress.close()
-        after = await fleet_totals(peers)
+        after = before and await totals_at_the_end(peers, before, run.tally.granted_here)
         grown = after.since(before, run.tally.granted_here) if before and after else None
         summary = summarize(run.tally, elapsed_s, grown)
         _report(options, summary, len(source), progress.say)
