@@ -299,6 +299,7 @@ class Arbiter:
 
     def _find_bid(self, channel: Channel) -> Bid:
         """Return what the channel would do next; whoever nobody could run meanwhile is set aside."""
+        self._aside.look_again(channel)
         while (bid := self._look_at_heads(channel)) is None:
             pass
         if bid.placement is None and bid.saving is None and channel.share.guaranteed_share:
@@ -321,10 +322,11 @@ class Arbiter:
             paid = self._savings.of(head) is not None
             if placement is None and not paid:
                 worker, blocks = self._places.to_save(channel, head, self._now_ns, capped)
-                if self._aside.takes(channel, line, head, could_save=bool(blocks)):
+                kept_out = self._aside.takes(channel, line, head, could_save=bool(blocks))
+                if line.head() is not head:
                     return None
-                if not blocks:
-                    capped |= self._where_capped(channel, head)
+                if kept_out or not blocks:
+                    capped |= set() if kept_out else self._where_capped(channel, head)
                     continue
                 cost_block_ns = self._holds.cost_block_ns(channel, blocks)
                 if cost_block_ns > channel.deficit_block_ns:

@@ -23,6 +23,9 @@ HOPELESS_HOLDS: Final = 2
 """How long, in usual hold times, lower tiers must have left a head no room until it is set aside: what ran beside them
 when they last did has ended by then."""
 
+MOST_ASIDE: Final = 32
+"""Heads of a line that are set aside for lower tiers at once: whenever those leave room, all of them are looked at."""
+
 
 class Aside:
     """Sets heads aside, and brings them back."""
@@ -43,14 +46,19 @@ class Aside:
         self._reach.begin(now_ns)
 
     def takes(self, channel: Channel, line: Line, head: Entry, could_save: bool) -> bool:
-        """Set the head aside if it has to be, and return whether it was; `could_save` if some worker could hold it."""
+        """Return whether the head is not to be considered now; `could_save` if some worker could hold it.
+
+        It is set aside, unless many of its line are.
+        """
         if could_save or not self._is_out_of_reach(head):
             if not self._tiers.has_lower(channel):
                 return False
             kept_out = self._places.kept_out(channel, head, self._now_ns)
             if not self._is_hopeless(head, not kept_out):
                 return False
-            channel.note_kept_out(kept_out)
+            channel.note_kept_out(kept_out, max(head.announced.n, 1))
+            if line.aside >= MOST_ASIDE:
+                return True
         channel.set_head_aside(line)
         return True
 
@@ -65,10 +73,19 @@ class Aside:
         return self._reach.grows_with(worker, away)
 
     def room_grew(self, worker: Worker, channel: Channel) -> None:
+        """Note that lower tiers may leave more room; they have their turn of it before that is looked at."""
+        if worker.group in channel.kept_out:
+            channel.grown.add(worker)
+
+    def look_again(self, channel: Channel) -> None:
         """Bring back whom lower tiers kept out, if they leave room for the smallest of them now."""
-        least_blocks = channel.kept_out.get(worker.group)
-        if least_blocks is not None and self._tiers.leave_room(worker, channel, least_blocks, 1):
-            channel.bring_back(worker.group)
+        if not channel.grown:
+            return
+        grown, channel.grown = channel.grown, set()
+        for worker in grown:
+            needs = channel.kept_out.get(worker.group, {}).items()
+            if any(self._tiers.leave_room(worker, channel, blocks, completions) for completions, blocks in needs):
+                channel.bring_back(worker.group)
 
     def _is_out_of_reach(self, entry: Entry) -> bool:
         """Return whether none of the workers that take grants now could ever hold the entry."""

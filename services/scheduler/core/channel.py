@@ -17,7 +17,7 @@ from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.hold_time import HoldTime
 from services.scheduler.core.line import Line, order
-from services.scheduler.core.openings import ANY_KIND, Kind, Openings, Rooms
+from services.scheduler.core.openings import Kind, Openings, Rooms
 from services.scheduler.core.share import Share
 
 
@@ -48,8 +48,10 @@ class Channel:
         self._rooms: dict[Group, Rooms] = {}
         self._guaranteed: dict[Group, Rooms] = {}
         self._waiting = 0
-        self.kept_out: dict[Group, int] = {}
-        """Where heads are aside for lower tiers, with the least blocks that any of them needs."""
+        self.kept_out: dict[Group, dict[int, int]] = {}
+        """Where heads are aside for lower tiers, with the least blocks that any of so many completions needs."""
+        self.grown: set[Worker] = set()
+        """Workers where lower tiers may leave those more room than when that was last looked at."""
 
     def __len__(self) -> int:
         """Return the number of requests waiting."""
@@ -111,10 +113,11 @@ class Channel:
         line.set_head_aside()
         self.line_ended |= line.head() is None
 
-    def note_kept_out(self, needed_blocks: dict[Group, int]) -> None:
+    def note_kept_out(self, needed_blocks: dict[Group, int], completions: int) -> None:
         """Note where lower tiers leave a head no room, and what it needs there."""
         for group, blocks in needed_blocks.items():
-            self.kept_out[group] = min(self.kept_out.get(group, blocks), blocks)
+            least = self.kept_out.setdefault(group, {})
+            least[completions] = min(least.get(completions, blocks), blocks)
 
     def bring_back(self, group: Group) -> None:
         """Look again at every line and entry that workers of the group may serve."""
@@ -146,7 +149,7 @@ class Channel:
 
     # ---- room ----
 
-    def openings(self, group: Group, kind: Kind = ANY_KIND) -> Openings:
+    def openings(self, group: Group, kind: Kind) -> Openings:
         """Return where in the group requests of a kind may find room."""
         found = self._rooms.get(group)
         if found is None:
@@ -174,6 +177,7 @@ class Channel:
 
     def worker_left(self, worker: Worker) -> None:
         """Forget the worker."""
+        self.grown.discard(worker)
         for rooms in (self._rooms, self._guaranteed):
             found = rooms.get(worker.group)
             if found is not None:

@@ -96,6 +96,11 @@ class Line:
             self._fill()
         return self._live[self._front[0][2]] if self._front else None
 
+    @property
+    def aside(self) -> int:
+        """How many are set aside."""
+        return len(self._aside)
+
     def set_head_aside(self) -> None:
         """Let the entry whose turn it is wait aside; there must be one."""
         key = self._front.pop(0)

@@ -23,9 +23,6 @@ from services.scheduler.core.messages import Announced
 Kind = tuple[int, int]
 """Requests that are refused alike: of so many completions, whose outputs may have so many binary digits of tokens."""
 
-ANY_KIND: Final = (0, 0)
-"""What is asked for room without being refused any."""
-
 MOST_KINDS: Final = 64
 """Kinds whose hints are kept; few are in use at once, and whoever makes kinds up costs the others a look."""
 

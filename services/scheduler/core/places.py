@@ -147,7 +147,7 @@ class Places:
         for group, blocks, least_blocks in self._bookings.of(head):
             if group in capped:
                 continue
-            for worker in islice(channel.openings(group).most_room(now_ns), SAVE_LOOKS):
+            for worker in islice(channel.openings(group, self.kind(head)).most_room(now_ns), SAVE_LOOKS):
                 too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)
                 if too_small or head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
                     continue
@@ -165,7 +165,7 @@ class Places:
         """
         found: dict[Group, int] = {}
         for group, blocks, least_blocks in self._bookings.of(head):
-            for worker in islice(channel.openings(group).most_room(now_ns), SAVE_LOOKS):
+            for worker in islice(channel.openings(group, self.kind(head)).most_room(now_ns), SAVE_LOOKS):
                 if worker.shape.capacity_blocks < max(blocks, least_blocks):
                     continue
                 capped = not below_ceiling(worker, channel, blocks)
@@ -176,9 +176,9 @@ class Places:
 
     def has_room_beside_lower(self, worker: Worker, channel: Channel, head: Entry, blocks: int) -> bool:
         """Return whether lower tiers leave the head room on the worker, as they must within its channel's guarantee."""
-        if blocks <= channel.share.guaranteed_blocks(worker.shape.capacity_blocks):
-            return True
         peak_blocks = self._policy.peak_blocks(head.announced, worker, blocks)
+        if peak_blocks <= channel.share.guaranteed_blocks(worker.shape.capacity_blocks):
+            return True
         return self._tiers.leave_room(worker, channel, peak_blocks, head.announced.n)
 
     # ---- where something was kept for a guarantee ----

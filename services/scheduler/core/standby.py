@@ -12,6 +12,7 @@ from services.scheduler.core.backlog import Backlog
 from services.scheduler.core.channel import Channel
 from services.scheduler.core.estimate import needed_blocks
 from services.scheduler.core.fleet import Fleet, Group, Worker
+from services.scheduler.core.openings import kind_of
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.roster import Roster
 from services.scheduler.core.rules import Spare, below_ceiling
@@ -122,9 +123,10 @@ class StandBy:
         request = template(PREFIX + repr((kind, most)), kind, most)
         needed = needed_blocks(request, group.shape)
         blocks = max(self._policy.booking_blocks(request, group.shape), 1)
+        asked = kind_of(request, self._policy.reserve_output_tokens > 0)
         able = (
             worker
-            for worker in channel.openings(group).roomiest_first(blocks, now_ns)
+            for worker in channel.openings(group, asked).roomiest_first(blocks, now_ns)
             if worker.takes_standing and now_ns >= worker.standing_paused_until_ns
         )
         for worker in islice(able, WORKER_LOOKS):

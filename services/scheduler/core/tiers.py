@@ -10,16 +10,15 @@ from services.scheduler.core.fleet import Worker
 from services.scheduler.core.policy import Policy
 
 MARGIN_PART: Final = 16
-"""Part of a worker's blocks that is counted as taken beside what lower tiers are expected to hold, under a policy whose
-requests grow: the forecast by which it admits keeps a margin of some hundredths."""
+"""Part of a worker's blocks that is counted as taken beside what lower tiers hold, under a policy whose requests grow:
+the forecast by which it admits is above that, and keeps a margin of some hundredths."""
 
 
 class Tiers:
     """The channels by tier, the lowest first, each tier in the order in which its channels came."""
 
     def __init__(self, policy: Policy) -> None:
-        """Start with no channel; `policy` says what requests are expected to hold."""
-        self._policy = policy
+        """Start with no channel; `policy` says whether requests grow."""
         self._grows = policy.reserve_output_tokens > 0
         self.rings: list[list[Channel]] = []
 
@@ -33,11 +32,12 @@ class Tiers:
         return self.rings[0][0].share.tier < channel.share.tier
 
     def leave_room(self, worker: Worker, channel: Channel, peak_blocks: int, completions: int) -> bool:
-        """Return whether a request of `channel` has room beside what lower tiers are expected to hold of the worker.
+        """Return whether a request of `channel` has room beside what lower tiers hold of the worker.
 
-        Whatever others give back, it cannot start where it has none.
+        Whatever others give back, it cannot start where it has none. What they hold counts, not what each of their
+        requests is expected to hold at its fullest: those moments are not the same.
         """
-        ledger, expected_of = worker.ledger, self._policy.expected_of
+        ledger = worker.ledger
         held_blocks = sequences = 0
         for ring in self.rings:
             if ring[0].share.tier >= channel.share.tier:
@@ -45,10 +45,10 @@ class Tiers:
             for lower in ring:
                 if used := ledger.sequences_of(lower.name):
                     sequences += used
-                    held_blocks += expected_of(worker, lower.name)
-        if not sequences:
-            return True
+                    held_blocks += ledger.held_by(lower.name)
         capacity = worker.shape.capacity_blocks
+        if not sequences:
+            return peak_blocks <= capacity
         margin_blocks = capacity // MARGIN_PART if self._grows else 0
         fits = held_blocks + peak_blocks + margin_blocks <= capacity
         return fits and sequences + max(completions, 1) <= worker.most_sequences

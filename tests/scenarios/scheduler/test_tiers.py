@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
 from services.scheduler.core import messages as m
+from services.scheduler.core.places import Places
 from services.scheduler.core.share import Share
 from tests.support.scheduling import Rig, shape
 
@@ -134,3 +137,59 @@ def test_a_head_for_another_model_does_not_wait_for_one_that_cannot_pay_yet(kept
         asked = load.rig.announce("chat", 4, 4, model="n")
         assert set(asked) <= set(load.rig.granted)
         load.run(20, top_up)
+
+
+@pytest.mark.parametrize("guaranteed", [0.0, 0.3])
+def test_what_will_outgrow_its_guarantee_has_room_beside_lower_tiers_or_waits_aside(guaranteed: float) -> None:
+    load = Load({"front": Share(), "batch": Share(1, guaranteed, tier=1), "other": Share(tier=1)}, "predictive")
+    teach_long_outputs(load.rig, "batch")
+
+    def top_up() -> None:
+        load.keep_running("front", 16, 5)
+        load.keep_waiting("other", 10, 3)
+
+    load.run(100, top_up)
+    (long,) = load.rig.announce("batch", 4, max_tokens=80, model="m")
+    load.run(100, top_up)
+    began = len(load.rig.grants)
+    load.run(200, top_up)
+    assert long not in load.rig.granted
+    assert sum(grant.channel == "other" for grant in load.rig.grants[began:]) > 60
+
+
+def teach_long_outputs(rig: Rig, channel: str) -> None:
+    """Have a dozen of the channel's requests write 45 tokens each."""
+    seq = 10_000
+    for _ in range(12):
+        (name,) = rig.announce(channel, 4, max_tokens=80, model="m")
+        grant = rig.grants[-1]
+        assert grant.request_id == name
+        rig.tell(m.Gone(name, m.GoneReason.CLAIMED))
+        for tokens in range(1, 46):
+            rig.wait(5)
+            seq += 1
+            rig.tell(m.TokenizerAck(grant.epoch, grant.epoch, name, seq, 5 + tokens, 4, tokens, 80))
+        rig.tell(m.CompletionAck(grant.epoch, grant.epoch, name, seq + 1, m.ReleaseCause.COMPLETED, 46))
+
+
+@pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_ends_in_a_lower_tier_that_fills_the_workers_costs_no_look_at_who_is_aside(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    kept_out = Places.kept_out
+
+    def counted(*arguments: Any) -> dict[Any, int]:
+        nonlocal looks
+        looks += 1
+        return kept_out(*arguments)
+
+    monkeypatch.setattr(Places, "kept_out", counted)
+    load = Load({"front": Share(), "batch": Share(tier=1)}, policy)
+    load.run(20, lambda: load.keep_waiting("front", 20, 5))
+    load.rig.announce("batch", *[3] * 300, model="m")
+    before, looks = len(load.rig.grants), 0
+    load.run(100, lambda: load.keep_waiting("front", 20, 5))
+    assert len(load.rig.grants) - before > 100
+    assert looks < 3 * (len(load.rig.grants) - before)

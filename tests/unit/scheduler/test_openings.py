@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_whoever_makes_up_kinds_does_not_fill_the_memory() -> None:
     assert names(rooms.of((1, 0)), 10) == ["w"]
 
 
+@pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 def test_several_completions_cost_no_look_at_the_whole_fleet(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
@@ -150,3 +152,22 @@ def test_a_head_that_will_grow_hides_no_room_from_those_that_book_as_much_and_wi
     short = rig.announce("a", 6, 6, 6, max_tokens=2)
     assert head not in rig.granted
     assert set(short) <= set(rig.granted)
+
+
+def test_a_head_saves_where_most_room_is_of_however_many_workers() -> None:
+    rig = Rig({"a": Share(), "b": Share()})
+    rig.open("large", shape(200))
+    rig.announce("a", 150)
+    for number in range(90):
+        rig.open(f"w{number}", shape(100))
+    (larger,) = rig.announce("b", 160)
+    rig.tell(m.Gone(larger, m.GoneReason.ENDED))
+    rig.announce("a", *[100] * 90)
+    roomy = rig.grants[1:11]
+    for grant in roomy:
+        rig.finish(grant)
+    rig.announce("a", *[20] * 20)
+    (head,) = rig.announce("b", 95)
+    assert head not in rig.granted
+    (saving,) = [found for worker in rig.machine.fleet if (found := rig.machine._arbiter.saving_on(worker))]
+    assert saving.worker.worker_id in {grant.worker_id for grant in roomy}
