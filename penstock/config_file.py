@@ -57,9 +57,10 @@ class ConfigFile:
 
     @classmethod
     def read(cls, path: str, unknown_tables: list[str] | None = None) -> ConfigFile:
-        """Read the file; raises ConfigFileError if that fails, or if names at its top are unknown.
+        """Read the file; raises ConfigFileError if that fails, or if names at its top are unknown or no tables.
 
-        What is to be said of such names goes to `unknown_tables` instead, for one who wants to know what else is wrong.
+        What is to be said of such names goes to `unknown_tables` instead, for one who wants to know what else is wrong;
+        what is no table is then left out.
         """
         try:
             with open(path, "rb") as file:
@@ -102,13 +103,16 @@ class ConfigFile:
 
     def _check_top(self, unknown_tables: list[str] | None) -> None:
         strays = [str(error) for error in self.refuse_unknown((), list(TABLES))]
+        for name in [name for name in TABLES if name != "channels"]:
+            try:
+                self.table(name)
+            except ConfigFileError as error:
+                strays.append(str(error))
+                del self.content[name]
         if unknown_tables is not None:
             unknown_tables += strays
         elif strays:
             raise ConfigFileError("\n".join(strays))
-        for name in TABLES:
-            if name != "channels":
-                self.table(name)
 
     def refuse_unknown(self, path: Path, known: list[str]) -> list[ConfigFileError]:
         """Return an error for each key of the table at `path` that is not `known`."""

@@ -64,7 +64,8 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
             lines = str(error).splitlines()
             unread = isinstance(error, ConfigUnreadableError)
         except ValidationError as error:
-            lines = [_wrong(kind, problem, record) for problem in error.errors()]
+            problems = [one for one in error.errors() if not (record.misnamed and _compares(kind, one))]
+            lines = [_wrong(kind, problem, record) for problem in problems]
         except SettingsError as error:
             lines = _unreadable(kind, error).splitlines()
         except RecursionError:
@@ -96,6 +97,12 @@ def spelled_out(kind: type[ServiceSettings], arguments: list[str]) -> list[str]:
     return found
 
 
+def _compares(kind: type[ServiceSettings], problem: Any) -> bool:
+    """Return whether what is wrong is how settings, or all channels, fit each other."""
+    location = problem["loc"]
+    return not location or ("channels" in kind.model_fields and location == (key_of(kind, "channels"),))
+
+
 def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
     """Return a line about a value that is not as it should be, with its place if it came from the file."""
     location, text = problem["loc"], problem["msg"].removeprefix("Value error, ")
@@ -111,8 +118,7 @@ def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
     if record.file is None or path is None or not names:
         return f"{'.'.join(str(part) for part in location)}: {said}"
     if names == ["channels"] and len(location) > 1:
-        index = next(i for i, entry in enumerate(record.file.content["channels"]) if entry["name"] == location[1])
-        path = ("channels", index, *location[2:])
+        path = (*record.channels[str(location[1])], *location[2:])
     else:
         path = (*path, *location[1:])
     return str(record.file.error(path, said))

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
 
-from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, Path
+from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, Path, dotted
 
 DEFAULT, FLAG = "default", "flag"
 
@@ -39,7 +39,12 @@ class Record:
     """Variable of each setting that was taken from the environment."""
     flags: set[str] = field(default_factory=set)
     unknown: list[str] = field(default_factory=list)
-    """What is to be said of names in the file that are no setting; the others are read all the same."""
+    """What is to be said of names in the file that are no setting, and of channels without a name of their own; the
+    others are read all the same."""
+    channels: dict[str, Path] = field(default_factory=dict)
+    """Path in the file of each channel, by the name under which its settings are judged."""
+    misnamed: bool = False
+    """Whether the file leaves open which channels there are: what is said of all of them together means nothing."""
 
     def origin(self, key: str) -> str:
         """Return where the setting came from, for people."""
@@ -50,6 +55,11 @@ class Record:
         if key in self.in_file and self.file is not None:
             return self.file.place(self.in_file[key])
         return DEFAULT
+
+    def misname(self, wrong: ConfigFileError) -> None:
+        """Note what is wrong with the name of a channel, or with where channels stand."""
+        self.unknown.append(str(wrong))
+        self.misnamed = True
 
 
 _record: ContextVar[Record | None] = ContextVar("record", default=None)
@@ -169,7 +179,7 @@ class TomlFile(PydanticBaseSettingsSource):
             values[key_of(self.settings_cls, name)] = file.content[str(where[0])][where[1]]
         if "channels" in self.settings_cls.model_fields and "channels" in file.content:
             paths["channels"] = ("channels",)
-            values[key_of(self.settings_cls, "channels")] = channels_of(file)
+            values[key_of(self.settings_cls, "channels")] = channels_of(file, record)
         values = {key: value for key, value in values.items() if key not in self.current_state}
         if recorded is None and record.unknown:
             raise ConfigFileError("\n".join(record.unknown))
@@ -183,25 +193,30 @@ class TomlFile(PydanticBaseSettingsSource):
     def _of_table(self, file: ConfigFile, record: Record) -> dict[str, Path]:
         table = table_of(self.settings_cls)
         keys = file.table(table) if table in file.content else {}
-        if "channels" in keys:
-            raise file.error((table, "channels"), "write [[channels]]: queue and scheduler share them")
+        if keys.pop("channels", None) is not None:
+            record.misname(file.error((table, "channels"), "write [[channels]]: queue and scheduler share them"))
         known = [name for name in self.settings_cls.model_fields if name not in ("channels", "config")]
         return _known(file, table, known, record) if keys else {}
 
 
-def channels_of(file: ConfigFile) -> dict[str, Any]:
-    """Return `[[channels]]` by name; raises ConfigFileError if one has no name, or that of another."""
+def channels_of(file: ConfigFile, record: Record) -> dict[str, Any]:
+    """Return `[[channels]]` by name; one without a name of its own is recorded, and stands under its place."""
     listed = file.content["channels"]
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise file.error(("channels",), "write [[channels]] before each channel")
+        record.misname(file.error(("channels",), "write [[channels]] before each channel"))
+        return {}
     channels: dict[str, Any] = {}
     for index, entry in enumerate(listed):
+        path: Path = ("channels", index)
         name = entry.get("name")
         if not isinstance(name, str) or not name:
-            raise file.error(("channels", index), "a channel needs a name")
-        if name in channels:
-            raise file.error(("channels", index, "name"), f"there is a channel {name!r} already")
+            record.misname(file.error(path, "a channel needs a name"))
+            name = dotted(path)
+        elif name in channels:
+            record.misname(file.error((*path, "name"), f"there is a channel {name!r} already"))
+            name = dotted(path)
         channels[name] = {key: value for key, value in entry.items() if key != "name"}
+        record.channels[name] = path
     return channels
 
 

@@ -87,6 +87,71 @@ lgo_level = 'info'
     ]
 
 
+def test_a_mistake_with_channels_hides_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    lines = said_of(
+        path,
+        """[[channels]]
+name = 'a'
+weight = 0
+[[channels]]
+name = 'a'
+guaranteed_share = 2
+[[channels]]
+tier = 99
+[queue]
+max_attempts = 'three'
+default_chanel = 'x'
+lease_s = nan
+[scheduler]
+policy = 'predictve'
+sequence_slack = -1
+channels = {}
+[client]
+queue = ''
+""",
+    )
+    assert [line.removeprefix(f"{path}:").partition(" (got")[0] for line in lines] == [
+        "11: queue.default_chanel: unknown; did you mean default_channel?",
+        "5: channels[1].name: there is a channel 'a' already",
+        "7: channels[2]: a channel needs a name",
+        "3: channels[0].weight: Input should be greater than or equal to 0.000001",
+        "6: channels[1].guaranteed_share: Input should be less than or equal to 1",
+        "8: channels[2].tier: Input should be less than or equal to 15",
+        "10: queue.max_attempts: Input should be a valid integer, unable to parse string as an integer",
+        "12: queue.lease_s: Input should be a finite number",
+        "16: scheduler.channels: write [[channels]]: queue and scheduler share them",
+        "14: scheduler.policy: no such policy; choose one of worst-case, tokenizer-ack, virtual-channels, predictive",
+        "15: scheduler.sequence_slack: Input should be greater than 0",
+        "18: client.queue: is empty; must be HOST:PORT",
+    ]
+
+
+def test_channels_or_services_that_are_no_tables_hide_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    text = "scheduler = 3\n[channels]\nweight = 1\n[queue]\nlease_s = nan\n[gateway]\nhead_timeout_s = 0\n"
+    assert [line.removeprefix(f"{path}:").partition(" (got")[0] for line in said_of(path, text)] == [
+        "1: scheduler: must be a table: write [scheduler]",
+        "2: channels: write [[channels]] before each channel",
+        "5: queue.lease_s: Input should be a finite number",
+        "7: gateway.head_timeout_s: Input should be greater than 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "channels",
+    [
+        "[[channels]]\nname = 'a'\nguaranteed_share = 0.6\n[[channels]]\nname = 'a'\nguaranteed_share = 0.6\n",
+        "[[channels]]\nname = 'a'\n[[channels]]\nceiling_share = 0.1\nguaranteed_share = 0.2\n",
+        "[channels]\nname = 'a'\n",
+        "[queue]\nchannels = {a = {}}\n",
+    ],
+)
+def test_channels_whose_names_are_wrong_are_not_compared(tmp_path: Path, channels: str) -> None:
+    text = channels + ("" if "[queue]" in channels else "[queue]\n") + "default_channel = 'b'\n"
+    assert len(said_of(tmp_path / "penstock.toml", text)) == 1
+
+
 def test_ports_on_machines_of_their_own_may_be_the_same(tmp_path: Path) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text("[common]\ninsecure = true\n[queue]\nmetrics_listen = ':9'\n[scheduler]\nmetrics_listen = ':9'\n")
