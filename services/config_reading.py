@@ -12,7 +12,7 @@ from pydantic_settings import CliApp, SettingsError
 from penstock.config_file import ConfigFileError, ConfigUnreadableError, unknown
 from penstock.exits import EX_CONFIG
 from services.config import ChannelSettings, ServiceSettings
-from services.config_source import Record, key_of, recording, table_of, variable_of
+from services.config_source import Environment, Record, flag_of, key_of, recording, table_of, variable_of
 from services.quoting import shown
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -67,7 +67,7 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
             problems = [one for one in error.errors() if not (record.misnamed and _compares(kind, one))]
             lines = [_wrong(kind, problem, record) for problem in problems]
         except SettingsError as error:
-            lines = _unreadable(kind, error).splitlines()
+            lines = _unreadable(kind, error, record).splitlines()
         except RecursionError:
             lines = ["settings: a value is nested too deeply"]
         except SystemExit as ending:
@@ -104,7 +104,7 @@ def _compares(kind: type[ServiceSettings], problem: Any) -> bool:
 
 
 def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
-    """Return a line about a value that is not as it should be, with its place if it came from the file."""
+    """Return a line about a value that is not as it should be, with where it was given: flag, variable or FILE:LINE."""
     location, text = problem["loc"], problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden" and len(location) > 1:
         text = unknown(str(location[-1]), list(ChannelSettings.model_fields))
@@ -116,7 +116,8 @@ def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
     if not location:
         return _contradiction(kind, text, record)
     if record.file is None or path is None or not names:
-        return f"{'.'.join(str(part) for part in location)}: {said}"
+        given = _given(names[0], key, record) if names else ""
+        return f"{'.'.join(str(part) for part in (given or key, *location[1:]))}: {said}"
     if names == ["channels"] and len(location) > 1:
         path = (*record.channels[str(location[1])], *location[2:])
     else:
@@ -126,21 +127,34 @@ def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
 
 def _contradiction(kind: type[ServiceSettings], text: str, record: Record) -> str:
     """Return a line about settings that do not fit each other, with the place of the one that `text` begins with."""
-    if record.file is None:
-        return f"settings: {text}"
     name = re.split(r"\W", text)[0]
-    path = record.in_file.get(key_of(kind, name)) if name in kind.model_fields else None
-    if path is not None:
-        return str(record.file.error(path, text.removeprefix(f"{name}: ")))
-    return f"{record.file.path}: {table_of(kind)}: {text}"
+    if name in kind.model_fields:
+        key, rest = key_of(kind, name), text.removeprefix(f"{name}: ")
+        if given := _given(name, key, record):
+            return f"{given}: {rest}"
+        if record.file is not None and key in record.in_file:
+            return str(record.file.error(record.in_file[key], rest))
+    return f"settings: {text}" if record.file is None else f"{record.file.path}: {table_of(kind)}: {text}"
 
 
-def _unreadable(kind: type[ServiceSettings], error: SettingsError) -> str:
+def _given(name: str, key: str, record: Record) -> str:
+    """Return the flag or the variable that gave a field, empty if neither did; sources call it `key`."""
+    return flag_of(name) if key in record.flags else record.variables.get(key, "")
+
+
+def _unreadable(kind: type[ServiceSettings], error: SettingsError, record: Record) -> str:
     """Return what is wrong with a value that could not even be parsed, under the name it was given by."""
+    flag = re.match(r"Parsing error encountered for (\w+):", str(error))
+    if flag is not None:
+        for name in kind.model_fields:
+            if key_of(kind, name).lower() == flag[1]:
+                return f"{flag_of(name)}: not valid JSON"
     found = re.search(r'field "(\w+)"', str(error))
     if found is None or found[1] not in kind.model_fields:
         return str(error)
     cause = error.__cause__
     if isinstance(cause, SettingsError):
         return str(cause)
-    return f"{variable_of(kind, found[1])}: not valid JSON: {cause or error}"
+    variable = record.variables.get(key_of(kind, found[1]), variable_of(kind, found[1]))
+    given = variable if Environment.__name__ in str(error) else flag_of(found[1])
+    return f"{given}: not valid JSON: {cause or error}"

@@ -36,11 +36,11 @@ class Record:
     in_file: dict[str, Path] = field(default_factory=dict)
     """Path in the file of each setting that was taken from it."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Variable of each setting that was taken from the environment."""
+    """Variable of each setting that the environment names; a flag may have come before it."""
     flags: set[str] = field(default_factory=set)
     unknown: list[str] = field(default_factory=list)
-    """What is to be said of names in the file that are no setting, and of channels without a name of their own; the
-    others are read all the same."""
+    """What is to be said of names that are no setting, and of channels without a name of their own; the others are read
+    all the same."""
     channels: dict[str, Path] = field(default_factory=dict)
     """Path in the file of each channel, by the name under which its settings are judged."""
     misnamed: bool = False
@@ -88,6 +88,11 @@ def variable_of(kind: type[BaseSettings], name: str) -> str:
     return alias if isinstance(alias, str) else f"{kind.model_config.get('env_prefix', '')}{name}".upper()
 
 
+def flag_of(name: str) -> str:
+    """Return the documented flag of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
 def table_of(kind: type[BaseSettings]) -> str:
     """Return the table of the file that a service reads."""
     return str(kind.model_config.get("env_prefix", "")).removeprefix("PENSTOCK_").strip("_").lower()
@@ -101,6 +106,10 @@ class Environment(EnvSettingsSource):
         value, key, is_complex = super().get_field_value(field, field_name)
         variable = variable_of(self.settings_cls, field_name)
         path = self.env_vars.get(f"{variable}_file".lower())
+        record = _record.get()
+        if record is not None and (value is not None or path is not None):
+            named = variable if path is None else f"{variable}_FILE"
+            record.variables[key_of(self.settings_cls, field_name)] = named
         if path is None:
             return value, key, is_complex
         if value is not None:
@@ -113,20 +122,18 @@ class Environment(EnvSettingsSource):
             raise SettingsError(f"{variable}_FILE: {path}: {reason}") from None
 
     def __call__(self) -> dict[str, Any]:
-        """Return what no flag gave; raises SettingsError, a line each, for variables of this service that are none."""
+        """Return what no flag gave. Variables of this service that are none go into the record as in the file.
+
+        Raises SettingsError if there is no record, a line for each, and for what cannot be read.
+        """
         unknown = self._unknown()
-        if unknown:
-            raise SettingsError("\n".join(unknown))
-        found = {key: value for key, value in super().__call__().items() if key not in self.current_state}
         record = _record.get()
         if record is not None:
+            record.unknown += unknown
             record.flags |= set(self.current_state)
-            by_key = {key_of(self.settings_cls, name): name for name in self.settings_cls.model_fields}
-            for key in found:
-                variable = variable_of(self.settings_cls, by_key.get(key, key))
-                in_file = f"{variable}_file".lower() in self.env_vars
-                record.variables[key] = f"{variable}_FILE" if in_file else variable
-        return found
+        elif unknown:
+            raise SettingsError("\n".join(unknown))
+        return {key: value for key, value in super().__call__().items() if key not in self.current_state}
 
     def _unknown(self) -> list[str]:
         """Return what is wrong with variables that begin as this service's do and are no setting of it."""

@@ -120,7 +120,7 @@ def test_unknown_setting(service: str) -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 78
-    assert "log_level" in done.stderr
+    assert "--log-level" in done.stderr
     assert "Traceback" not in done.stderr
 
 

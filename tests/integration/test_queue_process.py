@@ -232,10 +232,10 @@ def test_a_port_in_use_ends_with_69(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (("--max-attempts", "0"), "max_attempts"),
-        (("--default-channel", "nope"), "default_channel"),
+        (("--max-attempts", "0"), "--max-attempts: "),
+        (("--default-channel", "nope"), "--default-channel: "),
         (("--no-such-flag", "1"), "no-such-flag"),
-        (("--lease-s", "soon"), "lease_s"),
+        (("--lease-s", "soon"), "--lease-s: "),
     ],
 )
 def test_wrong_settings_end_with_78_and_their_name(
@@ -243,7 +243,7 @@ def test_wrong_settings_end_with_78_and_their_name(
 ) -> None:
     status, errors = start(tmp_path, *flags).ended()
     assert status == 78
-    assert named in errors.replace("_", "-") or named in errors
+    assert named in errors
     assert "Traceback" not in errors
 
 

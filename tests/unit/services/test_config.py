@@ -59,9 +59,51 @@ def test_wrong_channels_are_told_by_name(
     assert said in refused(capsys, [])
 
 
+@pytest.mark.parametrize(
+    ("flags", "variables", "said"),
+    [
+        (["--lease-s=x"], {}, "--lease-s: Input should be a valid number"),
+        (["--lease-s=x"], {"QUEUE_LEASE_S": "3"}, "--lease-s: Input should be a valid number"),
+        ([], {"QUEUE_LEASE_S": "x"}, "PENSTOCK_QUEUE_LEASE_S: Input should be a valid number"),
+        ([], {"QUEUE_LEASE_S_FILE": __file__}, "PENSTOCK_QUEUE_LEASE_S_FILE: Input should be a valid number"),
+        ([], {"TLS_CLIENT_AUTH": "x"}, "PENSTOCK_TLS_CLIENT_AUTH: Input should be a valid boolean"),
+        (["--tls-client-auth=x"], {}, "--tls-client-auth: Input should be a valid boolean"),
+        (["--channels", "{}"], {}, "--channels: at least one channel is needed"),
+        (["--channels", "{}"], {"CHANNELS": '{"a": {}}'}, "--channels: at least one channel is needed"),
+        (["--channels", '{"a": {"tier": 99}}'], {}, "--channels.a.tier: Input should be less than or equal to 15"),
+        (["--channels", '{"a": '], {}, "--channels: not valid JSON"),
+        (["--channels", "a"], {}, "--channels: not valid JSON"),
+        (["--channels", '{"a": {}}'], {"CHANNELS": "x"}, "PENSTOCK_CHANNELS: not valid JSON"),
+        ([], {"CHANNELS_FILE": __file__}, "PENSTOCK_CHANNELS_FILE: not valid JSON"),
+        (["--default-channel", "x"], {}, "--default-channel: 'x' is not one of batch, interactive"),
+        ([], {"QUEUE_DEFAULT_CHANNEL": "x"}, "PENSTOCK_QUEUE_DEFAULT_CHANNEL: 'x' is not one of batch"),
+        (["--listen", ":1"], {}, "--listen: :1 can be reached from other machines"),
+        ([], {"QUEUE_LISTEN": ":1"}, "PENSTOCK_QUEUE_LISTEN: :1 can be reached from other machines"),
+    ],
+)
+def test_a_wrong_value_is_told_by_the_name_it_was_given_by(
+    flags: list[str], variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PENSTOCK_{name}", value)
+    with pytest.raises(SettingsRefusedError) as refused:
+        read_settings(QueueSettings, flags)
+    (line,) = refused.value.lines
+    assert line.startswith(said)
+
+
+def test_a_variable_that_is_none_hides_no_other_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_QUEUE_LISTN", "x")
+    with pytest.raises(SettingsRefusedError) as refused:
+        read_settings(QueueSettings, ["--lease-s=0"])
+    variable, flag = refused.value.lines
+    assert variable == "PENSTOCK_QUEUE_LISTN: unknown; did you mean PENSTOCK_QUEUE_LISTEN?"
+    assert flag.startswith("--lease-s: ")
+
+
 def test_unknown_flags_and_values_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--nonsense" in refused(capsys, ["--nonsense", "1"])
-    assert "log_level" in refused(capsys, ["--log-level", "loud"])
+    assert "--log-level: " in refused(capsys, ["--log-level", "loud"])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +136,7 @@ def test_a_number_nobody_can_count_with_is_refused_by_name(kind: type[ServiceSet
     with pytest.raises(SettingsRefusedError) as refused:
         read_settings(kind, [f"--{name.replace('_', '-')}={number}"])
     (line,) = refused.value.lines
-    assert line.startswith(f"{name}: Input should be ")
+    assert line.startswith(f"--{name.replace('_', '-')}: Input should be ")
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7410", ":7410", "[::]:7410", "10.1.2.3:7410", "queue.internal:7410"])
@@ -124,5 +166,6 @@ def test_the_loopback_needs_none(listen: str) -> None:
 def test_a_port_that_no_machine_has_is_refused_by_name(kind: type[ServiceSettings], name: str) -> None:
     with pytest.raises(SettingsRefusedError) as refused:
         read_settings(kind, [f"--{name.replace('_', '-')}", "127.0.0.1:65536"])
-    assert refused.value.lines == [f"{name}: port 65536 is out of range: at most 65535 (got '127.0.0.1:65536')"]
+    flag = f"--{name.replace('_', '-')}"
+    assert refused.value.lines == [f"{flag}: port 65536 is out of range: at most 65535 (got '127.0.0.1:65536')"]
     read_settings(kind, [f"--{name.replace('_', '-')}", "127.0.0.1:65535"])

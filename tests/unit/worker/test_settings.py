@@ -51,10 +51,10 @@ def test_the_worker_is_named_after_host_and_port() -> None:
     ("arguments", "said"),
     [
         ([], "--model is required"),
-        (["--model", "m", "--watermark-blocks", "-1"], "watermark_blocks"),
-        (["--model", "m", "--listen", "nonsense"], "listen"),
-        (["--engine", "other"], "engine"),
-        (["--model", "m", "--tokenizer-processes", "0"], "tokenizer_processes"),
+        (["--model", "m", "--watermark-blocks", "-1"], "--watermark-blocks: "),
+        (["--model", "m", "--listen", "nonsense"], "--listen: "),
+        (["--engine", "other"], "--engine: "),
+        (["--model", "m", "--tokenizer-processes", "0"], "--tokenizer-processes: "),
     ],
 )
 def test_wrong_settings_exit_78_and_are_named(
