@@ -105,15 +105,6 @@ def check_channels(channels: dict[str, ChannelSettings]) -> dict[str, ChannelSet
     return channels
 
 
-NAMED_ALIKE = (
-    "config", "channels", "insecure", "key", "keys", "reflection", "tls-ca", "tls-cert", "tls-client-auth", "tls-key",
-)  # fmt: skip
-"""Settings whose variable has no service in its name, so that one environment serves all."""
-
-SHORT_FLAGS: dict[str, str | list[str]] = {f"penstock-{name}": name for name in NAMED_ALIKE}
-"""Their flags, which would be named after the variable otherwise; both work."""
-
-
 class ServiceSettings(BaseSettings):
     """What every service can be told."""
 
@@ -124,7 +115,6 @@ class ServiceSettings(BaseSettings):
         cli_hide_none_type=True,
         cli_avoid_json=False,
         nested_model_default_partial_update=False,
-        cli_shortcuts=SHORT_FLAGS,
     )
 
     config: str = Field(

@@ -12,6 +12,7 @@ from pydantic_settings import CliApp, SettingsError
 from penstock.config_file import ConfigFileError, ConfigUnreadableError, unknown
 from penstock.exits import EX_CONFIG
 from services.config import ChannelSettings, ServiceSettings
+from services.config_flags import FlagsError, flags_of, spelled_out
 from services.config_source import Environment, Record, flag_of, key_of, recording, table_of, variable_of
 from services.quoting import shown
 
@@ -26,7 +27,7 @@ class Loaded(NamedTuple, Generic[S]):
 
 
 class SettingsRefusedError(Exception):
-    """Settings are wrong. `lines` say which and why; empty if the parser of the command line has said it.
+    """Settings are wrong. `lines` say which and why.
 
     `unread` tells that the file could not even be read: it may be good.
     """
@@ -56,7 +57,9 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
     unread = False
     with recording() as record:
         try:
-            loaded = Loaded(CliApp.run(kind, cli_args=spelled_out(kind, arguments)), record)
+            flags = flags_of(kind, record)
+            settings = CliApp.run(kind, cli_args=spelled_out(kind, arguments), cli_settings_source=flags)
+            loaded = Loaded(settings, record)
             if not record.unknown:
                 return loaded
             lines = []
@@ -66,35 +69,13 @@ def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:
         except ValidationError as error:
             problems = [one for one in error.errors() if not (record.misnamed and _compares(kind, one))]
             lines = [_wrong(kind, problem, record) for problem in problems]
+        except FlagsError as error:
+            lines = [str(error)]
         except SettingsError as error:
             lines = _unreadable(kind, error, record).splitlines()
         except RecursionError:
             lines = ["settings: a value is nested too deeply"]
-        except SystemExit as ending:
-            if not ending.code:
-                raise  # --help
-            # argparse has printed what it could not parse; its own exit status says nothing about settings.
-            lines = []
     raise SettingsRefusedError([*record.unknown, *lines], unread)
-
-
-def spelled_out(kind: type[ServiceSettings], arguments: list[str]) -> list[str]:
-    """Return `arguments` with `--name` and `--no-name` of true-or-false settings as `--name=true`, `--name=false`."""
-    switches = {
-        f"--{prefix}{name.replace('_', '-')}"
-        for name, field in kind.model_fields.items()
-        if field.annotation is bool
-        for prefix in ("", "penstock-")
-    }
-    found = []
-    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=False):
-        if argument in switches and following.startswith("-"):
-            found.append(f"{argument}=true")
-        elif argument.startswith("--no-") and f"--{argument[5:]}" in switches:
-            found.append(f"--{argument[5:]}=false")
-        else:
-            found.append(argument)
-    return found
 
 
 def _compares(kind: type[ServiceSettings], problem: Any) -> bool:
@@ -147,7 +128,7 @@ def _unreadable(kind: type[ServiceSettings], error: SettingsError, record: Recor
     flag = re.match(r"Parsing error encountered for (\w+):", str(error))
     if flag is not None:
         for name in kind.model_fields:
-            if key_of(kind, name).lower() == flag[1]:
+            if key_of(kind, name) == flag[1]:
                 return f"{flag_of(name)}: not valid JSON"
     found = re.search(r'field "(\w+)"', str(error))
     if found is None or found[1] not in kind.model_fields:

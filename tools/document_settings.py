@@ -18,7 +18,8 @@ from pydantic_core import PydanticUndefined
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from services.config import COMMON, SHORT_FLAGS, ChannelSettings, ServiceSettings, default_channels  # noqa: E402
+from services.config import COMMON, ChannelSettings, ServiceSettings, default_channels  # noqa: E402
+from services.config_source import flag_of  # noqa: E402
 from services.gateway.settings import GatewaySettings  # noqa: E402
 from services.queue.settings import QueueSettings  # noqa: E402
 from services.scheduler.settings import SchedulerSettings  # noqa: E402
@@ -40,9 +41,7 @@ def table(kind: type[ServiceSettings]) -> str:
     rows = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
     prefix = str(kind.model_config.get("env_prefix", ""))
     for name, field in sorted(kind.model_fields.items()):
-        rows.append(
-            f"| `{flag(name, field)}` | `{variable(name, field, prefix)}` | {default(field)} | {meaning(field)} |"
-        )
+        rows.append(f"| `{flag_of(name)}` | `{variable(name, field, prefix)}` | {default(field)} | {meaning(field)} |")
     return "\n".join(rows)
 
 
@@ -52,12 +51,6 @@ def alias(field: FieldInfo) -> str:
     if isinstance(chosen, AliasChoices):
         return str(chosen.choices[0])
     return str(chosen or "")
-
-
-def flag(name: str, field: FieldInfo) -> str:
-    """Return the command line flag of a setting."""
-    found = (alias(field) or name).lower().replace("_", "-")
-    return f"--{SHORT_FLAGS.get(found, found)}"
 
 
 def variable(name: str, field: FieldInfo, prefix: str) -> str:

@@ -12,7 +12,8 @@ from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.exits import EX_CONFIG
-from services.config import LISTEN_PATTERN, SHORT_FLAGS, PeerAddress, ServiceSettings
+from services.config import LISTEN_PATTERN, PeerAddress, ServiceSettings
+from services.config_flags import flags_of_variables
 from services.config_reading import load_settings
 
 PROGRAM = "worker"
@@ -186,7 +187,7 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     flag go with it. `--served-model-name a b` is read as vLLM reads it.
     """
     names = {f"--{name.replace('_', '-')}" for name in WorkerSettings.model_fields} | {"--help", "-h"}
-    names |= {f"--{name}" for name in SHORT_FLAGS}
+    names |= set(flags_of_variables(WorkerSettings).values())
     names |= {
         f"--no-{name.replace('_', '-')}" for name, f in WorkerSettings.model_fields.items() if f.annotation is bool
     }

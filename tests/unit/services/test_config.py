@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from penstock.exits import EX_CONFIG
 from services.config import ChannelledSettings, ServiceSettings
 from services.config_reading import SettingsRefusedError, load_settings, read_settings
+from services.config_source import flag_of
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
@@ -26,7 +30,10 @@ def test_help_names_the_service(kind: type[ServiceSettings], capsys: pytest.Capt
     with pytest.raises(SystemExit) as ending:
         load_settings(kind, "service", ["--help"])
     assert ending.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: {kind.__module__.removesuffix('.settings')} ")
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: {kind.__module__.removesuffix('.settings')} ")
+    assert set(re.findall(r"^  (--[a-z0-9-]+) ", said, re.MULTILINE)) == {flag_of(name) for name in kind.model_fields}
+    assert not re.search(r"--penstock", said, re.IGNORECASE)
 
 
 def test_the_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +106,56 @@ def test_a_variable_that_is_none_hides_no_other_mistake(monkeypatch: pytest.Monk
     variable, flag = refused.value.lines
     assert variable == "PENSTOCK_QUEUE_LISTN: unknown; did you mean PENSTOCK_QUEUE_LISTEN?"
     assert flag.startswith("--lease-s: ")
+
+
+KNOWN = "unknown; known: --backup-dir, --channels, --config, --data-dir, "
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--lease", "3"], ["--lease: unknown; did you mean --lease-s?"]),
+        (["--lease=3"], ["--lease: unknown; did you mean --lease-s?"]),
+        (["--lease", "-1"], ["--lease: unknown; did you mean --lease-s?"]),
+        (["--lease_s", "3"], ["--lease_s: unknown; did you mean --lease-s?"]),
+        (["--LISTEN", ":1"], ["--LISTEN: unknown; did you mean --listen?"]),
+        (["--no-reflecton"], ["--no-reflecton: unknown; did you mean --no-reflection?"]),
+        (["--penstock-tls-crt", "x"], ["--penstock-tls-crt: unknown; did you mean --tls-cert?"]),
+        (["--bogus"], [f"--bogus: {KNOWN}"]),
+        (["-x", "--cofig", "y"], [f"-x: {KNOWN}", "--cofig: unknown; did you mean --config?"]),
+        (
+            ["--lease=3", "--log-level=loud"],
+            ["--lease: unknown; did you mean --lease-s?", "--log-level: String should"],
+        ),
+        (["word"], ["unexpected argument 'word'"]),
+        (["--", "word"], ["unexpected argument 'word'"]),
+        (["--lease-s"], ["--lease-s: expected one argument"]),
+        (["--config"], ["--config: expected one argument"]),
+        (["--help=x"], ["--help: ignored explicit argument 'x'"]),
+    ],
+)
+def test_a_wrong_command_line_is_told_with_what_was_meant(
+    flags: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SettingsRefusedError) as refused:
+        read_settings(QueueSettings, flags)
+    assert len(refused.value.lines) == len(said)
+    for line, start in zip(refused.value.lines, said, strict=True):
+        assert line.startswith(start)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", [QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings])
+def test_flags_named_after_a_variable_work_as_well(kind: type[ServiceSettings], tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text("[common]\ntls_ca = 'ca.pem'\n")
+    flags = ["--penstock-config", str(tmp_path / "penstock.toml"), "--penstock-key=k", "--penstock-insecure"]
+    loaded = read_settings(kind, flags)
+    assert (loaded.settings.tls_ca, loaded.settings.key.get_secret_value(), loaded.settings.insecure) == (
+        "ca.pem",
+        "k",
+        True,
+    )
+    assert loaded.record.origin("PENSTOCK_KEY") == "flag"
 
 
 def test_unknown_flags_and_values_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
