@@ -16,6 +16,8 @@ MOST_PORT = 65535
 """TCP has 16 bits for it."""
 
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(?:%[^\]\s]+)?\]|[^:/\s\[\]]+):([0-9]{1,5})")
+_LISTENING = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[^:\s]*):([0-9]{1,5})")
+_LIKE_IPV6 = re.compile(r"[0-9a-fA-F:.\[\]]*:[0-9a-fA-F.]*:[0-9a-fA-F:.\[\]]*")
 _NAMED = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):\S+")
 """What gRPC has other resolvers for (its document on naming)."""
 
@@ -35,8 +37,25 @@ def check_address(address: str, name: str = "") -> str:
     found = _HOST_AND_PORT.fullmatch(address)
     if found is not None and 1 <= int(found[2]) <= MOST_PORT:
         return address
-    if found is not None:
-        text = f"port {found[2]} is out of range: 1 to {MOST_PORT}"
-    else:
-        text = f"{address!r} is not HOST:PORT" if address else "is empty; must be HOST:PORT"
+    text = f"port {found[2]} is out of range: 1 to {MOST_PORT}" if found is not None else _no_address(address)
     raise AddressError(f"{name}: {text}" if name else text)
+
+
+def check_listening(address: str) -> str:
+    """Return `address`; raises AddressError unless it is HOST:PORT, at which one can listen.
+
+    The host may be empty, which is every address of the machine, and the port 0, which is any that is free.
+    """
+    found = _LISTENING.fullmatch(address)
+    if found is None:
+        raise AddressError(_no_address(address))
+    if int(found[1]) > MOST_PORT:
+        raise AddressError(f"port {found[1]} is out of range: at most {MOST_PORT}")
+    return address
+
+
+def _no_address(text: str) -> str:
+    """Return why a text is no address."""
+    if not text:
+        return "is empty; must be HOST:PORT"
+    return f"{text!r} is not HOST:PORT" + (", IPv6 in brackets" if _LIKE_IPV6.fullmatch(text) else "")

@@ -22,15 +22,12 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from penstock.address import MOST_PORT, check_address
+from penstock.address import check_address, check_listening
 from penstock.config_file import CONFIG_VARIABLE
 from penstock.credentials import Credentials
 from penstock.tls import Access, TlsFiles
 from services.config_source import Environment, TomlFile
 from services.logs import Form
-
-LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}$"
-"""`HOST:PORT`; the host may be empty or a bracketed IPv6 address."""
 
 MOST_SECONDS = 1e9
 """Of a duration: thirty years. Nanoseconds of it are still whole numbers of 64 bits, as the wire has them."""
@@ -40,6 +37,15 @@ Seconds = Annotated[float, Field(le=MOST_SECONDS)]
 
 PeerAddress = Annotated[str, AfterValidator(check_address)]
 """Where another service is, among settings."""
+
+ListenAddress = Annotated[str, AfterValidator(check_listening)]
+"""Where a service listens, among settings."""
+
+
+def check_metrics_address(address: str) -> str:
+    """Return where metrics are served; raises ValueError unless one can listen there, or it is empty."""
+    return check_listening(address) if address else address
+
 
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 """Of a channel: what a turn gives is one weight divided by another, and has to stay a number that can be counted with.
@@ -120,10 +126,8 @@ class ServiceSettings(BaseSettings):
     config: str = Field(
         "", validation_alias=CONFIG_VARIABLE, description="TOML file with settings; flags and environment override it."
     )
-    metrics_listen: str = Field(
-        "",
-        description="HOST:PORT of the Prometheus endpoint; empty means no endpoint.",
-        pattern=rf"{LISTEN_PATTERN}|^$",
+    metrics_listen: Annotated[str, AfterValidator(check_metrics_address)] = Field(
+        "", description="HOST:PORT of the Prometheus endpoint; empty means no endpoint."
     )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Least severity that is logged.")
     log_format: Form = Field("text", description="Log records as `text` or as `json`, one a line.")
@@ -191,14 +195,6 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         return no_switch(cls, value, info)
-
-    @field_validator("listen", "metrics_listen", check_fields=False)
-    @classmethod
-    def _port_exists(cls, value: str) -> str:
-        port = int(value.rpartition(":")[2] or 0)
-        if port > MOST_PORT:
-            raise ValueError(f"port {port} is out of range: at most {MOST_PORT}")
-        return value
 
     @model_validator(mode="after")
     def _ports_are_guarded(self) -> Self:

@@ -24,7 +24,7 @@ from penstock.keys import KeysError
 from penstock.tls import TlsError, TlsIdentity
 from services.auth.keyring import Keyring
 from services.config import ServiceSettings, is_loopback
-from services.config_reading import Loaded, SettingsRefusedError, read_settings
+from services.config_reading import Loaded, SettingsRefusedError, read_settings, told
 from services.config_source import DEFAULT, FLAG, key_of
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
@@ -95,8 +95,8 @@ def findings(path: str) -> Findings:
         return Findings(wrong, odd)  # each service has said so
     wrong += [str(error) for error in client_faults(file)]
     settings = {name: one.settings for name, one in loaded.items()}
-    wrong += tls_faults(settings)
-    wrong += keys_faults(settings)
+    wrong += tls_faults(loaded)
+    wrong += keys_faults(loaded)
     for text, certain in port_faults(settings):
         (wrong if certain else odd).append(f"{path}: {text}")
     wrong += [f"{path}: {text}" for text in peer_faults(settings)]
@@ -111,27 +111,31 @@ def findings(path: str) -> Findings:
     return Findings(wrong, odd)
 
 
-def tls_faults(settings: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the TLS files that services name; those of several are named once."""
+def tls_faults(loaded: dict[str, Loaded[Any]]) -> list[str]:
+    """Return what is wrong with the TLS files that services name; what several have from one place is said once."""
     faults: dict[str, None] = {}
-    for one in settings.values():
-        if one.tls_files:
+    for settings, record in loaded.values():
+        if settings.tls_files:
             try:
-                TlsIdentity(one.tls_files)
+                TlsIdentity(settings.tls_files)
             except TlsError as error:
-                faults[str(error)] = None
+                text = str(error)
+                begins = {name: getattr(settings, name) for name in ("tls_cert", "tls_key", "tls_ca")}
+                named = [name for name, path in begins.items() if re.match(rf"TLS files? {re.escape(path)}[:,]", text)]
+                faults[told(type(settings), named[0], text, record)] = None
     return list(faults)
 
 
-def keys_faults(settings: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the keys files that services name; one of several is named once."""
-    faults = []
-    for path in sorted({one.keys for one in settings.values() if getattr(one, "keys", None)}):
-        try:
-            Keyring(path, time.time_ns, lambda: None)
-        except KeysError as error:
-            faults.append(str(error))
-    return faults
+def keys_faults(loaded: dict[str, Loaded[Any]]) -> list[str]:
+    """Return what is wrong with the keys files that services name; what several have from one place is said once."""
+    faults: dict[str, None] = {}
+    for settings, record in loaded.values():
+        if getattr(settings, "keys", None):
+            try:
+                Keyring(settings.keys, time.time_ns, lambda: None)
+            except KeysError as error:
+                faults[told(type(settings), "keys", str(error), record)] = None
+    return list(faults)
 
 
 def without_a_key(settings: dict[str, Any]) -> list[str]:

@@ -9,11 +9,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from penstock.config_file import ConfigFileError, ConfigUnreadableError, unknown
+from penstock.config_file import ConfigFileError, ConfigUnreadableError, Path, unknown
 from penstock.exits import EX_CONFIG
 from services.config import ChannelSettings, ServiceSettings
 from services.config_flags import FlagsError, flags_of, spelled_out
-from services.config_source import Environment, Record, flag_of, key_of, recording, table_of, variable_of
+from services.config_source import DEFAULT, Environment, Record, flag_of, key_of, recording, table_of, variable_of
 from services.quoting import shown
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -85,42 +85,37 @@ def _compares(kind: type[ServiceSettings], problem: Any) -> bool:
 
 
 def _wrong(kind: type[ServiceSettings], problem: Any, record: Record) -> str:
-    """Return a line about a value that is not as it should be, with where it was given: flag, variable or FILE:LINE."""
+    """Return a line about a value that is not as it should be, with where it was given."""
     location, text = problem["loc"], problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden" and len(location) > 1:
-        text = unknown(str(location[-1]), list(ChannelSettings.model_fields))
-    key = str(location[0]) if location else ""
-    names = [name for name in kind.model_fields if key_of(kind, name) == key]
-    path = record.in_file.get(key)
-    secret = any(kind.model_fields[name].annotation is SecretStr for name in names)
-    said = text if secret else f"{text} (got {shown(problem.get('input'))})"
     if not location:
         return _contradiction(kind, text, record)
-    if record.file is None or path is None or not names:
-        given = _given(names[0], key, record) if names else ""
-        return f"{'.'.join(str(part) for part in (given or key, *location[1:]))}: {said}"
-    if names == ["channels"] and len(location) > 1:
-        path = (*record.channels[str(location[1])], *location[2:])
-    else:
-        path = (*path, *location[1:])
-    return str(record.file.error(path, said))
+    if problem["type"] == "extra_forbidden" and len(location) > 1:
+        text = unknown(str(location[-1]), list(ChannelSettings.model_fields))
+    name = next((name for name in kind.model_fields if key_of(kind, name) == location[0]), None)
+    if name is None or kind.model_fields[name].annotation is not SecretStr:
+        text = f"{text} (got {shown(problem.get('input'))})"
+    if name is None:
+        return f"{'.'.join(str(part) for part in location)}: {text}"
+    return told(kind, name, text, record, location[1:])
 
 
 def _contradiction(kind: type[ServiceSettings], text: str, record: Record) -> str:
     """Return a line about settings that do not fit each other, with the place of the one that `text` begins with."""
     name = re.split(r"\W", text)[0]
-    if name in kind.model_fields:
-        key, rest = key_of(kind, name), text.removeprefix(f"{name}: ")
-        if given := _given(name, key, record):
-            return f"{given}: {rest}"
-        if record.file is not None and key in record.in_file:
-            return str(record.file.error(record.in_file[key], rest))
+    if name in kind.model_fields and record.origin(key_of(kind, name)) != DEFAULT:
+        return told(kind, name, text.removeprefix(f"{name}: "), record)
     return f"settings: {text}" if record.file is None else f"{record.file.path}: {table_of(kind)}: {text}"
 
 
-def _given(name: str, key: str, record: Record) -> str:
-    """Return the flag or the variable that gave a field, empty if neither did; sources call it `key`."""
-    return flag_of(name) if key in record.flags else record.variables.get(key, "")
+def told(kind: type[ServiceSettings], name: str, text: str, record: Record, inside: Path = ()) -> str:
+    """Return a line about a field, or what is `inside` it, with where it was given: a flag, a variable or FILE:LINE."""
+    key = key_of(kind, name)
+    given = flag_of(name) if key in record.flags else record.variables.get(key, name)
+    if given != name or record.file is None or key not in record.in_file:
+        return f"{'.'.join(str(part) for part in (given, *inside))}: {text}"
+    if name == "channels" and inside:
+        return str(record.file.error((*record.channels[str(inside[0])], *inside[1:]), text))
+    return str(record.file.error((*record.in_file[key], *inside), text))
 
 
 def _unreadable(kind: type[ServiceSettings], error: SettingsError, record: Record) -> str:

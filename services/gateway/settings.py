@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
-from services.config import LISTEN_PATTERN, PeerAddress, Seconds, ServiceSettings
+from services.config import ListenAddress, PeerAddress, Seconds, ServiceSettings
 from services.gateway.core.batch import MOST_LEASE_S
 
 
@@ -25,9 +25,8 @@ class GatewaySettings(ServiceSettings):
     reflection: bool = Field(
         False, validation_alias="PENSTOCK_REFLECTION", description="Without effect: the gateway speaks HTTP only."
     )
-    listen: str = Field(
+    listen: ListenAddress = Field(
         "127.0.0.1:7415",
-        pattern=LISTEN_PATTERN,
         description="HOST:PORT to serve HTTP on; port 0 picks a free one.",
     )
     queue_address: PeerAddress = Field(DEFAULT_QUEUE_ADDRESS, description="HOST:PORT of the queue.")

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS
-from services.config import LISTEN_PATTERN, ChannelledSettings, Seconds
+from services.config import ChannelledSettings, ListenAddress, Seconds
 
 
 class QueueSettings(ChannelledSettings):
@@ -16,9 +16,7 @@ class QueueSettings(ChannelledSettings):
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_QUEUE_", cli_prog_name="services.queue")
 
-    listen: str = Field(
-        DEFAULT_QUEUE_ADDRESS, pattern=LISTEN_PATTERN, description="HOST:PORT to serve on; port 0 picks a free one."
-    )
+    listen: ListenAddress = Field(DEFAULT_QUEUE_ADDRESS, description="HOST:PORT to serve on; port 0 picks a free one.")
     data_dir: Path = Field(Path(".run/queue"), description="Directory of the store; belongs to one process at a time.")
     backup_dir: Path | None = Field(
         None, description="Directory of backups, on the data directory's file system; none means DATA_DIR-backups."

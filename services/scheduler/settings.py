@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
-from services.config import LISTEN_PATTERN, ChannelledSettings, PeerAddress, Seconds
+from services.config import ChannelledSettings, ListenAddress, PeerAddress, Seconds
 from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000
 from services.scheduler.core.policies import DEFAULT_POLICY, POLICIES
 
@@ -16,8 +16,8 @@ class SchedulerSettings(ChannelledSettings):
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_SCHEDULER_", cli_prog_name="services.scheduler")
 
-    listen: str = Field(
-        DEFAULT_SCHEDULER_ADDRESS, pattern=LISTEN_PATTERN, description="HOST:PORT to serve on; port 0 picks a free one."
+    listen: ListenAddress = Field(
+        DEFAULT_SCHEDULER_ADDRESS, description="HOST:PORT to serve on; port 0 picks a free one."
     )
     queue_address: PeerAddress = Field(
         DEFAULT_QUEUE_ADDRESS, description="Address of the queue service, as gRPC takes it."

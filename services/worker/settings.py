@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.exits import EX_CONFIG
-from services.config import LISTEN_PATTERN, PeerAddress, ServiceSettings
+from services.config import ListenAddress, PeerAddress, ServiceSettings
 from services.config_flags import flags_of_variables
 from services.config_reading import load_settings
 
@@ -54,9 +54,7 @@ class WorkerSettings(ServiceSettings):
         **{**ServiceSettings.model_config, "env_prefix": "PENSTOCK_WORKER_", "cli_prog_name": "services.worker"}
     )
 
-    listen: str = Field(
-        "127.0.0.1:7430", pattern=LISTEN_PATTERN, description="HOST:PORT of the health and reflection services."
-    )
+    listen: ListenAddress = Field("127.0.0.1:7430", description="HOST:PORT of the health and reflection services.")
     queue_address: PeerAddress = Field(DEFAULT_QUEUE_ADDRESS, description="HOST:PORT of the queue.")
     scheduler_address: PeerAddress = Field(DEFAULT_SCHEDULER_ADDRESS, description="HOST:PORT of the scheduler.")
     worker_id: str = Field(

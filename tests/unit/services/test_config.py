@@ -226,3 +226,30 @@ def test_a_port_that_no_machine_has_is_refused_by_name(kind: type[ServiceSetting
     flag = f"--{name.replace('_', '-')}"
     assert refused.value.lines == [f"{flag}: port 65536 is out of range: at most 65535 (got '127.0.0.1:65536')"]
     read_settings(kind, [f"--{name.replace('_', '-')}", "127.0.0.1:65535"])
+
+
+@pytest.mark.parametrize("kind", [QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings])
+@pytest.mark.parametrize("flag", ["--listen", "--metrics-listen"])
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("::1:7410", "'::1:7410' is not HOST:PORT, IPv6 in brackets"),
+        ("[::1]", "'[::1]' is not HOST:PORT, IPv6 in brackets"),
+        ("127.0.0.1", "'127.0.0.1' is not HOST:PORT"),
+        ("localhost:http", "'localhost:http' is not HOST:PORT"),
+        ("local host:1", "'local host:1' is not HOST:PORT"),
+        ("127.0.0.1:٣", "'127.0.0.1:٣' is not HOST:PORT"),
+    ],
+)
+def test_where_nobody_can_listen_is_said_as_of_other_addresses(
+    kind: type[ServiceSettings], flag: str, address: str, said: str
+) -> None:
+    with pytest.raises(SettingsRefusedError) as refused:
+        read_settings(kind, [flag, address])
+    assert refused.value.lines == [f"{flag}: {said} (got {address!r})"]
+
+
+def test_only_metrics_may_be_served_nowhere() -> None:
+    read_settings(QueueSettings, ["--metrics-listen="])
+    with pytest.raises(SettingsRefusedError, match="--listen: is empty; must be HOST:PORT"):
+        read_settings(QueueSettings, ["--listen="])

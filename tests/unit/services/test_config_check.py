@@ -42,10 +42,11 @@ def test_the_check_compares_services(tmp_path: Path) -> None:
     for everywhere in (":7410", "[::]:7410", "0.0.0.0:7410", "queue:7410"):
         assert said_of(path, f"[queue]\nlisten = '{everywhere}'\ninsecure = true\n") == []
     assert said_of(path, "[common]\ntls_cert = '/no/cert.pem'\ntls_key = '/no/key.pem'\n") == [
-        "TLS file /no/cert.pem: No such file or directory"
+        f"{path}:2: common.tls_cert: TLS file /no/cert.pem: No such file or directory"
     ]
     assert said_of(path, "[queue]\nkeys = '/no/keys.toml'\n[scheduler]\nkeys = '/no/keys.toml'\n") == [
-        "keys file /no/keys.toml: No such file or directory"
+        f"{path}:2: queue.keys: keys file /no/keys.toml: No such file or directory",
+        f"{path}:4: scheduler.keys: keys file /no/keys.toml: No such file or directory",
     ]
     (wrong,) = said_of(path, "[queue]\n[gateway]\nlisten = ':7415'\n")
     assert ":3: gateway.listen: :7415 can be reached from other machines" in wrong
@@ -55,6 +56,22 @@ def test_the_check_compares_services(tmp_path: Path) -> None:
     assert wrong.endswith(":2: client.qeue: unknown; did you mean queue?")
     (wrong,) = said_of(path, "[common]\nlog_level = 3\n")
     assert ":2: common.log_level" in wrong
+
+
+def test_files_that_are_missing_are_told_by_the_setting_that_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, there = tmp_path / "penstock.toml", tmp_path / "there.pem"
+    there.write_text("no certificate\n")
+    for text, named in (
+        (f"tls_cert = '{there}'\ntls_key = '{there}.key'\n", "3: common.tls_key: TLS file "),
+        (f"tls_ca = '{there}'\n", f"2: common.tls_ca: TLS files {there}, : "),
+        (f"tls_key = '{there}'\ntls_cert = '{there}'\n", "3: common.tls_cert: TLS files "),
+    ):
+        (line,) = said_of(path, f"[common]\n{text}")
+        assert line.startswith(f"{path}:{named}")
+    monkeypatch.setenv("PENSTOCK_KEYS", "/no/keys.toml")
+    assert said_of(path, "") == ["PENSTOCK_KEYS: keys file /no/keys.toml: No such file or directory"]
 
 
 def test_the_check_tells_of_everything_that_is_wrong(tmp_path: Path) -> None:
