@@ -356,6 +356,19 @@ class CompletionBody(Body):
             raise ValueError("the prompt is empty")
         return value
 
+    @field_validator("prompt", mode="wrap")
+    @classmethod
+    def _token_ids_are_told_as_such(cls, value: Any, handler: Any) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            bounds = {"greater_than_equal": "not negative", "less_than_equal": f"at most {MAX_TOKEN_ID}"}
+            for problem in error.errors(include_url=False):  # one for each kind of prompt
+                if problem["type"] in bounds:
+                    got = repr(problem["input"])[:80]
+                    raise ValueError(f"token ids are {bounds[problem['type']]} (got {got})") from None
+            raise
+
     @field_validator("prompt")
     @classmethod
     def _one_is_itself(cls, value: Any) -> Any:

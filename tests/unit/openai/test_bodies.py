@@ -252,6 +252,22 @@ def test_a_wrong_field_of_one_endpoint_is_named(url: str, body: dict[str, Any], 
     assert str(refused.value).startswith(param)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([-1], "token ids are not negative (got -1)"),
+        ([1, -2], "token ids are not negative (got -2)"),
+        ([[1], [2, -3]], "token ids are not negative (got -3)"),
+        ([2**32], "token ids are at most 4294967295 (got 4294967296)"),
+        ([1, "a"], "Input should be a valid string (got [1, 'a'])"),
+    ],
+)
+def test_wrong_token_ids_of_a_prompt_are_told_as_such(prompt: Any, said: str) -> None:
+    with pytest.raises(BodyError) as refused:
+        parse_body(COMPLETIONS_URL, {"prompt": prompt}, streams=True)
+    assert str(refused.value) == f"prompt: {said}"
+
+
 @pytest.mark.parametrize("prompt", [[["a"]], [["a", "b"]], [[[1, 2], [3]]], [["a"] * (MAX_PROMPTS + 1)], [["a", ""]]])
 def test_prompts_in_a_list_of_one_list_are_no_prompts(prompt: Any) -> None:
     with pytest.raises(BodyError) as refused:
