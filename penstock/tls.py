@@ -93,7 +93,9 @@ class TlsIdentity:
             if self.files.ca:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self.files.ca)
         except (ssl.SSLError, OSError) as error:
-            raise TlsError(f"TLS files {self.files.cert or self.files.ca}, {self.files.key}: {error}") from None
+            files = self.files
+            named = f"files {files.cert}, {files.key}" if files.cert else f"file {files.ca}"
+            raise TlsError(f"TLS {named}: {error}") from None
         return Material(*(_content(path) for path in (self.files.ca, self.files.cert, self.files.key)))
 
 

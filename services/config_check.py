@@ -122,7 +122,7 @@ def tls_faults(loaded: dict[str, Loaded[Any]]) -> list[str]:
                 text = str(error)
                 begins = {name: getattr(settings, name) for name in ("tls_cert", "tls_key", "tls_ca")}
                 named = [name for name, path in begins.items() if re.match(rf"TLS files? {re.escape(path)}[:,]", text)]
-                faults[told(type(settings), named[0], text, record)] = None
+                faults[told(type(settings), next(iter(named), "tls_cert"), text, record)] = None
     return list(faults)
 
 

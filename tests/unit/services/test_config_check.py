@@ -65,7 +65,7 @@ def test_files_that_are_missing_are_told_by_the_setting_that_names_them(
     there.write_text("no certificate\n")
     for text, named in (
         (f"tls_cert = '{there}'\ntls_key = '{there}.key'\n", "3: common.tls_key: TLS file "),
-        (f"tls_ca = '{there}'\n", f"2: common.tls_ca: TLS files {there}, : "),
+        (f"tls_ca = '{there}'\n", f"2: common.tls_ca: TLS file {there}: "),
         (f"tls_key = '{there}'\ntls_cert = '{there}'\n", "3: common.tls_cert: TLS files "),
     ):
         (line,) = said_of(path, f"[common]\n{text}")
