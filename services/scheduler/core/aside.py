@@ -26,6 +26,9 @@ when they last did has ended by then."""
 MOST_ASIDE: Final = 32
 """Heads of a line that are set aside for lower tiers at once: whenever those leave room, all of them are looked at."""
 
+AGAIN_NS: Final = 1_000_000_000
+"""How often whoever is aside for lower tiers is looked at, whatever those leave: less may be expected of it by now."""
+
 
 class Aside:
     """Sets heads aside, and brings them back."""
@@ -78,7 +81,11 @@ class Aside:
             channel.grown.add(worker)
 
     def look_again(self, channel: Channel) -> None:
-        """Bring back whom lower tiers kept out, if they leave room for the smallest of them now."""
+        """Bring back whom lower tiers kept out: if they leave room for the smallest now, and all now and then."""
+        if channel.kept_out and self._now_ns - channel.brought_back_ns >= AGAIN_NS:
+            channel.brought_back_ns = self._now_ns
+            for group in list(channel.kept_out):
+                channel.bring_back(group)
         if not channel.grown:
             return
         grown, channel.grown = channel.grown, set()

@@ -52,6 +52,8 @@ class Channel:
         """Where heads are aside for lower tiers, with the least blocks that any of so many completions needs."""
         self.grown: set[Worker] = set()
         """Workers where lower tiers may leave those more room than when that was last looked at."""
+        self.brought_back_ns = 0
+        """When all of those were last brought back."""
 
     def __len__(self) -> int:
         """Return the number of requests waiting."""

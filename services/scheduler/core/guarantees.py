@@ -95,6 +95,13 @@ class Guarantees:
         """Return the sum of what is guaranteed of `most` sequences, `least` or more to each channel but one."""
         return sum(max(other.share.guaranteed_sequences(most), least) for other in self._channels if other is not but)
 
+    def may_hold(self, worker: Worker, channel: Channel, blocks: int, completions: int) -> bool:
+        """Return whether the channel's guarantee, unused and not bent, has room for so much."""
+        share = channel.share
+        if blocks > share.guaranteed_blocks(worker.shape.capacity_blocks):
+            return False
+        return completions <= max(share.guaranteed_sequences(worker.most_sequences), 1)
+
     def is_within(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
         """Return whether the channel stays within its guarantee with the request, now and at its fullest."""
         if not channel.share.guaranteed_share:
@@ -183,9 +190,11 @@ class Guarantees:
 
     def _has_work(self, worker: Worker, channel: Channel) -> bool:
         """Return whether a head waits for the worker that its guarantee can hold; what is larger starts by a saving."""
-        guaranteed = channel.share.guaranteed_blocks(worker.shape.capacity_blocks)
-        group = worker.group
-        return any(self._bookings.in_group(head, group)[0] <= guaranteed for head in channel.heads_for(group.models))
+        group, booked = worker.group, self._bookings.in_group
+        return any(
+            self.may_hold(worker, channel, booked(head, group)[0], head.announced.n)
+            for head in channel.heads_for(group.models)
+        )
 
 
 def bent(guaranteed: int, others: int, room: int) -> int:

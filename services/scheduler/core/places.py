@@ -139,11 +139,14 @@ class Places:
     def to_save(self, channel: Channel, head: Entry, now_ns: int, capped: Set[Group]) -> tuple[Worker | None, int]:
         """Return the worker with most room on which the head may save, and its booking; none of a `capped` group.
 
+        Only where lower tiers leave it room, if they do anywhere.
+
         No worker: others save on all of them. No blocks: no worker may take it whatever ends, so there is nothing to
         save for.
         """
         best: Worker | None = None
         wanted_blocks = 0
+        below, has_room = self._tiers.has_lower(channel), False
         for group, blocks, least_blocks in self._bookings.of(head):
             if group in capped:
                 continue
@@ -151,6 +154,10 @@ class Places:
                 too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)
                 if too_small or head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
                     continue
+                if below and self.has_room_beside_lower(worker, channel, head, blocks) != has_room:
+                    if has_room:
+                        continue
+                    best, wanted_blocks, has_room = None, 0, True
                 saving = self._savings.on(worker)
                 if saving is not None and saving.binds(channel, head):
                     wanted_blocks = wanted_blocks or blocks
@@ -177,7 +184,7 @@ class Places:
     def has_room_beside_lower(self, worker: Worker, channel: Channel, head: Entry, blocks: int) -> bool:
         """Return whether lower tiers leave the head room on the worker, as they must within its channel's guarantee."""
         peak_blocks = self._policy.peak_blocks(head.announced, worker, blocks)
-        if peak_blocks <= channel.share.guaranteed_blocks(worker.shape.capacity_blocks):
+        if self._guarantees.may_hold(worker, channel, peak_blocks, head.announced.n):
             return True
         return self._tiers.leave_room(worker, channel, peak_blocks, head.announced.n)
 

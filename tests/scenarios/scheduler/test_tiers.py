@@ -18,16 +18,25 @@ LEAST_STEPS = 10
 """Requests run for ten to fourteen steps."""
 
 POLICIES = ["virtual-channels", "predictive"]
+ENGINE = shape(100)
 
 
 class Load:
     """A fleet under a load that is topped up at every step; requests end by the steps that their names say."""
 
-    def __init__(self, shares: Mapping[str, Share], policy: str, models: str = "m") -> None:
-        """Open a worker of 100 blocks for each model."""
+    def __init__(
+        self,
+        shares: Mapping[str, Share],
+        policy: str,
+        models: str = "m",
+        engine: m.EngineShape = ENGINE,
+        alias: str = "",
+    ) -> None:
+        """Open a worker of 100 blocks for each model; all answer to the alias as well, if there is one."""
         self.rig = Rig(shares, policy)
+        aliases = (alias,) if alias else ()
         for model in models:
-            self.rig.open(f"w-{model}", shape(100), model=model, guaranteed_first=True)
+            self.rig.open(f"w-{model}", engine, model=model, aliases=aliases, guaranteed_first=True)
         self.step = 0
         self._ends: dict[str, tuple[m.Grant, int]] = {}
         self._seen = 0
@@ -159,17 +168,72 @@ def test_what_will_outgrow_its_guarantee_has_room_beside_lower_tiers_or_waits_as
 
 def teach_long_outputs(rig: Rig, channel: str) -> None:
     """Have a dozen of the channel's requests write 45 tokens each."""
-    seq = 10_000
     for _ in range(12):
         (name,) = rig.announce(channel, 4, max_tokens=80, model="m")
         grant = rig.grants[-1]
         assert grant.request_id == name
-        rig.tell(m.Gone(name, m.GoneReason.CLAIMED))
-        for tokens in range(1, 46):
-            rig.wait(5)
-            seq += 1
-            rig.tell(m.TokenizerAck(grant.epoch, grant.epoch, name, seq, 5 + tokens, 4, tokens, 80))
-        rig.tell(m.CompletionAck(grant.epoch, grant.epoch, name, seq + 1, m.ReleaseCause.COMPLETED, 46))
+        write(rig, grant, 45)
+
+
+def write(rig: Rig, grant: m.Grant, tokens: int) -> None:
+    """Have a request with a prompt of four tokens write so many, and end."""
+    name, epoch = grant.request_id, grant.epoch
+    rig.tell(m.Gone(name, m.GoneReason.CLAIMED))
+    for written in range(1, tokens + 1):
+        rig.wait(1)
+        rig.tell(m.TokenizerAck(epoch, epoch, name, written, 5 + written, 4, written, 200))
+    rig.tell(m.CompletionAck(epoch, epoch, name, tokens + 1, m.ReleaseCause.COMPLETED, tokens + 1))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_head_saves_on_the_worker_where_lower_tiers_leave_it_room(policy: str) -> None:
+    shares = {"front": Share(1, 0, 0.6), "batch": Share(tier=1), "other": Share(tier=1)}
+    load = Load(shares, policy, "xy", alias="m")
+
+    def top_up() -> None:
+        load.keep_waiting("front", 10, 5, "x")
+        load.keep_waiting("other", 10, 3, "y")
+
+    load.run(100, top_up)
+    (large,) = load.rig.announce("batch", 50, model="m")
+    assert load.run(100, top_up, large) < 100
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_guarantee_of_fewer_completions_does_not_make_a_head_wait_longer(policy: str) -> None:
+    waits = []
+    for guaranteed in (0.0, 0.3):
+        shares = {"front": Share(), "batch": Share(1, guaranteed, tier=1), "other": Share(tier=1)}
+        load = Load(shares, policy, engine=shape(100, 24))
+
+        def top_up(load: Load = load) -> None:
+            load.keep_running("front", 18, 2)
+            load.keep_waiting("other", 10, 2)
+
+        load.run(100, top_up)
+        (several,) = load.rig.announce("batch", 2, n=8, model="m")
+        waits.append(load.run(400, top_up, several))
+    assert waits[1] <= waits[0] + 20, "8 of 24 sequences are more than 0.3 guarantees"
+
+
+def test_who_is_aside_is_looked_at_again_when_less_is_expected_of_it() -> None:
+    shares = {"front": Share(1, 0, 0.8), "batch": Share(tier=1), "other": Share(tier=1)}
+    load = Load(shares, "predictive", engine=shape(200))
+
+    def top_up() -> None:
+        load.keep_waiting("front", 20, 5)
+        load.keep_waiting("other", 20, 3)
+
+    load.run(60, top_up)
+    early = load.rig.announce("batch", 4, 4, max_tokens=190, model="m")
+    load.run(100, top_up)
+    assert not set(early) & set(load.rig.granted), "nothing is known of lengths: they may be long"
+    for _ in range(40):
+        (short,) = load.rig.announce("batch", 4, max_tokens=6, model="m")
+        load.run(20, top_up, short)
+        write(load.rig, load.rig.grants[-1], 5)
+    load.run(100, top_up)
+    assert set(early) <= set(load.rig.granted)
 
 
 @pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
