@@ -10,6 +10,7 @@ import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.places import Places
+from services.scheduler.core.savings import Saving
 from services.scheduler.core.share import Share
 from tests.support.scheduling import Rig, shape
 
@@ -94,6 +95,33 @@ def test_a_head_that_lower_tiers_leave_no_room_keeps_nobody_from_what_they_do_le
     assert 0.8 < grants.count("batch") / grants.count("other") < 1.25
     assert grants.count("batch") > 200, "30 blocks for some 12 steps of each make up for 500"
     assert load.run(100, lambda: load.keep_waiting("other", 10, 3), large) < 100, "once they leave it room it starts"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_head_that_saves_ends_that_when_lower_tiers_take_its_room(policy: str) -> None:
+    load = Load({"front": Share(1, 0, 0.7), "batch": Share(tier=1), "other": Share(tier=1)}, policy)
+    flooded = False
+
+    def top_up() -> None:
+        load.keep_waiting("other", 10, 3)
+        if flooded:
+            load.keep_waiting("front", 10, 5)
+
+    load.run(100, top_up)
+    (large,) = load.rig.announce("batch", 50, model="m")
+    while (saving := saving_of(load)) is None or saving.entry.request_id != large:
+        load.run(1, top_up)
+    flooded = True
+    load.run(200, top_up)
+    began = len(load.rig.grants)
+    load.run(200, top_up)
+    assert large not in load.rig.granted
+    assert sum(grant.channel == "other" for grant in load.rig.grants[began:]) > 60
+
+
+def saving_of(load: Load) -> Saving | None:
+    """Return the head that saves on the worker for m."""
+    return load.rig.machine._arbiter.saving_on(load.rig.worker("w-m"))
 
 
 @pytest.mark.parametrize("half", [6, 15, 40])

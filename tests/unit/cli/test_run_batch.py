@@ -15,7 +15,9 @@ import pytest
 
 from penstock.batch.reader import InputFile
 from penstock.batch.runner import batch_name
-from penstock.cli.batch_fleet import Late
+from penstock.batch.summary import EngineTotals, LedgerCounts
+from penstock.cli import batch_fleet
+from penstock.cli.batch_fleet import Late, Peers, totals_at_the_end
 from penstock.cli.batch_paths import target_of
 from penstock.cli.errors import CommandError
 from penstock.request.v1 import request_pb2
@@ -426,3 +428,15 @@ async def test_why_a_run_may_wait_is_said_once_it_does() -> None:
     assert late._timer is not None
     assert late._timer.cancelled()
     assert said == ["nobody tells"]
+
+
+async def test_the_totals_wait_for_the_last_completion_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [EngineTotals(ledger=LedgerCounts(completion_refunds=count)) for count in (7, 8, 10, 11)]
+
+    async def next_totals(_peers: Peers) -> EngineTotals:
+        return told.pop(0)
+
+    monkeypatch.setattr(batch_fleet, "fleet_totals", next_totals)
+    after = await totals_at_the_end(Peers("queue", "scheduler", 0), EngineTotals(ledger=LedgerCounts()), 10)
+    assert after is not None
+    assert (after.ledger.completion_refunds, len(told)) == (10, 1)

@@ -139,17 +139,24 @@ def test_several_completions_cost_no_look_at_the_whole_fleet(policy: str, monkey
     assert looks < 40 * 15, "some for each that ended, not all of 32 workers for each of nine in three lines"
 
 
-@pytest.mark.parametrize("guaranteed", [False, True])
-def test_a_head_that_will_grow_hides_no_room_from_those_that_book_as_much_and_will_not(guaranteed: bool) -> None:
-    rig = Rig({"a": Share(1, 0.3 if guaranteed else 0), "b": Share()}, "predictive")
-    held = [m.Holding(f"long-{number}", "b", 25, 1) for number in range(4)] if guaranteed else []
-    for number in range(1 if guaranteed else 3):
-        rig.open(f"w{number}", shape(100), held, guaranteed_first=guaranteed)
-        if not guaranteed:
-            rig.announce("b", 4, max_tokens=40)
-            rig.announce("b", 4, max_tokens=40)
-    (head,) = rig.announce("a", 6, max_tokens=200)
-    short = rig.announce("a", 6, 6, 6, max_tokens=2)
+def test_a_head_that_will_grow_hides_no_room_from_those_that_book_as_much_and_will_not() -> None:
+    rig = Rig({"a": Share(), "b": Share()}, "predictive")
+    for number in range(3):
+        rig.open(f"w{number}", shape(100))
+    for _ in range(6):
+        rig.announce("b", 4, max_tokens=40)
+    (head,) = rig.announce("a", 6, max_tokens=60)
+    short = rig.announce("a", *[6] * 12, max_tokens=2)
+    assert head not in rig.granted
+    assert set(short) <= set(rig.granted)
+
+
+def test_a_head_beyond_its_guarantee_hides_it_from_none_within() -> None:
+    rig = Rig({"safe": Share(1, 0.3), "batch": Share()}, "predictive")
+    held = [m.Holding(f"long-{number}", "batch", 25, 1) for number in range(4)]
+    rig.open("w", shape(100), held, guaranteed_first=True)
+    (head,) = rig.announce("safe", 5, max_tokens=60)
+    short = rig.announce("safe", 5, 5, 5, max_tokens=2)
     assert head not in rig.granted
     assert set(short) <= set(rig.granted)
 
