@@ -73,7 +73,15 @@ class Arbiter:
         self._guarantees = Guarantees(self._savings, policy, self._bookings)
         self._precedence = Precedence(policy, self._guarantees)
         self._rules = Rules(self._savings, policy, self._guarantees)
-        self._places = Places(policy, self._bookings, self._savings, self._guarantees, self._precedence, self._tiers)
+        self._places = Places(
+            self._rules,
+            policy,
+            self._bookings,
+            self._savings,
+            self._guarantees,
+            self._precedence,
+            self._tiers,
+        )
         self._now_ns = 0
         self._news = True
         self._bids: dict[Channel, Bid] = {}

@@ -36,6 +36,7 @@ class Places:
 
     def __init__(
         self,
+        rules: Rules,
         policy: Policy,
         bookings: Bookings,
         savings: Savings,
@@ -44,7 +45,7 @@ class Places:
         tiers: Tiers,
     ) -> None:
         """Look for places under what these say."""
-        self._rules = Rules(savings, policy, guarantees)
+        self._rules = rules
         self._policy = policy
         self._tiers = tiers
         self._engines_preempt = policy.reserve_output_tokens > 0
