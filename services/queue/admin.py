@@ -227,8 +227,19 @@ class Admin:
         if kind == "all" and not request.all:
             raise BadInputError("all: must be true if it is set")
         ids = None if kind == "all" else ids_of(request.request_ids)
-        done: Requeued = await self._ask(context, lambda ticket: RequeueDead(ticket, ids))
-        return queue_pb2.RequeueDeadResponse(requeued=done.requeued, not_dead=done.not_dead)
+        if ids is None:
+            first: Requeued = await self._ask(context, lambda ticket: RequeueDead(ticket, None))
+            response = queue_pb2.RequeueDeadResponse(requeued=first.requeued)
+            left = [request_id_of(self._store_id, seq) for seq in first.left]
+        else:
+            response, left = queue_pb2.RequeueDeadResponse(), list(ids)
+        for start in range(0, len(left), ENDED_AT_ONCE):
+            names = tuple(left[start : start + ENDED_AT_ONCE])
+            done: Requeued = await self._ask(context, partial(RequeueDead, request_ids=names))
+            response.requeued += done.requeued
+            # Of all there were, what was deleted or revived by somebody else meanwhile was not asked for by name.
+            response.not_dead.extend(() if ids is None else done.not_dead)
+        return response
 
     async def _ask(self, context: Context, make: Any) -> Any:
         try:

@@ -86,6 +86,8 @@ class Requeued(NamedTuple):
     ticket: int
     requeued: int
     not_dead: tuple[str, ...]
+    left: tuple[int, ...] = ()
+    """Of all there are, those still to be revived, by name."""
 
 
 class View(NamedTuple):

@@ -65,7 +65,7 @@ from services.queue.core.quotas import Quota
 from services.queue.core.workers import Rules, Workers
 
 ENDED_AT_ONCE: Final = 1000
-"""Requests that one step ends: some tens of milliseconds in which nothing else is done."""
+"""Requests that one step ends, or revives: some tens of milliseconds in which nothing else is done."""
 
 POPPED_AT_ONCE: Final = 20_000
 """Deadlines that one step looks at, most of them of requests that have ended before: again some tens of
@@ -262,9 +262,13 @@ class Machine:
         self.book.emit(Write(family, key, None))
 
     def _requeue_dead(self, message: RequeueDead, now_ns: int) -> None:
+        """Revive by name, or the first of all there are, as `_cancel` does."""
         names = message.request_ids
+        left: tuple[int, ...] = ()
         if names is None:
-            names = tuple(self.book.name_of(seq) for seq in self.book.dead)
+            seqs = tuple(sorted(self.book.dead))
+            names = tuple(map(self.book.name_of, seqs[:ENDED_AT_ONCE]))
+            left = seqs[ENDED_AT_ONCE:]
         not_dead = []
         for request_id in names:
             entry = self.book.find(request_id)
@@ -273,7 +277,7 @@ class Machine:
             else:
                 self._erased.add(entry.seq)
                 self._remember_deadline(entry)
-        self.book.emit(Requeued(message.ticket, len(names) - len(not_dead), tuple(not_dead)))
+        self.book.emit(Requeued(message.ticket, len(names) - len(not_dead), tuple(not_dead), left))
 
     def _inspect(self, message: Inspect, _now_ns: int) -> None:
         found = [(request_id, self._seen(request_id, message.sees)) for request_id in message.request_ids]

@@ -13,6 +13,7 @@ from services.queue.core.effects import (
     Recorded,
     Refused,
     RefusedReason,
+    Requeued,
     StaleCompletion,
     StopReason,
     StopRun,
@@ -95,6 +96,22 @@ def test_renewed_leases_live_and_others_expire_in_order() -> None:
     assert only(StopRun, effects) == [StopRun(1, lost, StopReason.LEASE_LOST)]
     assert queue.machine.runs(kept.request_id, 1)
     assert only(StopRun, queue.step(Renew(1, (lost,)))) == [StopRun(1, lost, StopReason.LEASE_LOST)]
+
+
+def test_a_step_revives_only_so_many_and_names_the_rest() -> None:
+    queue = working(Queue())
+    names = queue.submit(*[meta() for _ in range(ENDED_AT_ONCE + 2)])
+    for name in names:
+        for _ in range(3):
+            lease = queue.claim(1, name)
+            assert lease
+            queue.step(Complete(1, lease, None, Failure("oom", "out of memory"), None))
+    (first,) = only(Requeued, queue.step(RequeueDead(5, None)))
+    assert isinstance(first, Requeued)
+    assert (first.requeued, [queue.machine.book.name_of(seq) for seq in first.left]) == (ENDED_AT_ONCE, names[-2:])
+    (rest,) = only(Requeued, queue.step(RequeueDead(6, tuple(names[-2:]))))
+    assert isinstance(rest, Requeued)
+    assert (rest.requeued, rest.left) == (2, ())
 
 
 def test_attempts_are_bounded_and_the_letter_can_be_revived_with_fresh_ones() -> None:

@@ -238,28 +238,6 @@ async def test_cancel_ends_what_waits_and_stops_what_runs(peer: Peer) -> None:
     assert seen[0].result.error.code == "cancelled"
 
 
-async def test_dead_letters_are_listed_in_pages_and_requeued(peer: Peer) -> None:
-    names = await peer.submit(*(text(batch="b") for _ in range(3)))
-    work = await peer.work()
-    error = request_pb2.RequestError(code="oom", message="out of memory")
-    for name in names:
-        for _ in range(2):
-            await work.complete((await work.claim(name)).lease, failure=error)
-    page = await peer.stub.ListDead(queue_pb2.ListDeadRequest(page_size=2))
-    assert [letter.request_id for letter in page.letters] == names[:2]
-    assert (page.letters[0].last_error, page.letters[0].attempts) == ("out of memory", 2)
-    rest = await peer.stub.ListDead(queue_pb2.ListDeadRequest(page_size=2, page_token=page.next_page_token))
-    assert [letter.request_id for letter in rest.letters] == names[2:]
-    assert not rest.next_page_token
-    found = await peer.stub.Get(queue_pb2.GetRequest(request_id=names[0]))
-    assert found.state == queue_pb2.REQUEST_STATE_DEAD
-    assert found.result.outcome == request_pb2.OUTCOME_DEAD
-    done = await peer.stub.RequeueDead(queue_pb2.RequeueDeadRequest(request_ids=ids(names[0], "nobody")))
-    assert (done.requeued, list(done.not_dead)) == (1, ["nobody"])
-    assert (await peer.stub.RequeueDead(queue_pb2.RequeueDeadRequest(all=True))).requeued == 2
-    assert (await work.claim(names[0])).lease.attempt == 3  # none has the number of one before
-
-
 async def test_the_scheduler_sees_metadata_within_its_window(peer: Peer) -> None:
     names = await peer.submit(text(channel="batch", priority=1), text(channel="batch"), text(channel="batch"))
     backlog = peer.stub.Backlog()
