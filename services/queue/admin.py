@@ -173,7 +173,7 @@ class Admin:
         """Return counts per channel and of the store."""
         view: QueueView = await self._ask(context, InspectQueue)
         now_ns = self._clock.now_ns()
-        self._committer.check_disk()
+        self._committer.health.check_disk()
         caller = CALLER.get()
         if caller.sees is not None and caller.role is not None:
             # How busy others are is not a client's business; which channels there are for it is.
@@ -183,11 +183,11 @@ class Admin:
         response = queue_pb2.StatsResponse(
             dead=view.dead,
             results=view.results,
-            disk_free_bytes=self._committer.disk_free_bytes,
+            disk_free_bytes=self._committer.health.disk_free_bytes,
             store_id=self._store_id,
             workers=view.workers,
             scheduler_connected=view.scheduler_connected,
-            submits_refused=bool(self._committer.refusal()),
+            submits_refused=bool(self._committer.health.refusal()),
         )
         for line in view.lines:
             tally = self._speaker.tallies[line.channel]

@@ -18,20 +18,14 @@ from typing import Any, TypeVar
 
 from services.clock import Clock
 from services.queue import wire
-from services.queue.core import records
 from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
 from services.queue.core.machine import Machine
 from services.queue.core.messages import (
     Adopt,
-    BacklogClosed,
     Cancel,
-    Inspect,
-    InspectQueue,
     Message,
     Submit,
     Tick,
-    WatchTokens,
-    WorkerClosed,
 )
 from services.queue.core.open_class import mypyc_attr
 from services.queue.items import Item, Lookup
@@ -40,6 +34,7 @@ from services.queue.outlet import ANSWERS, EARLY, FOR_SCHEDULER, FOR_WORKERS, Ea
 from services.queue.payloads import read_payloads
 from services.queue.read_faults import ReadFaults
 from services.queue.store import Store, StoreError, StoreUnusableError
+from services.queue.store_health import StoreHealth
 from services.queue.submit_turns import SubmitTurns
 
 log = logging.getLogger(__name__)
@@ -60,18 +55,6 @@ of them, or a slow disk, keep only the thread of the commits waiting."""
 
 MAX_INBOX = 8192
 """Messages that wait for the loop before streams are read no further: about a second of work."""
-
-DISK_CHECK_NS = 200_000_000
-"""Least time between looks at the free disk space: no disk writes the watermark's margin in less."""
-
-HEAL_PAUSE_NS = 1_000_000_000
-"""Between attempts to write again after the store failed."""
-
-READ_ONLY = (Inspect, InspectQueue, WatchTokens, WorkerClosed, BacklogClosed)
-"""Messages that are served while the store cannot write."""
-
-UNANSWERED = (WatchTokens, WorkerClosed, BacklogClosed)
-"""Those of them that are answered with nothing: served even by a machine that may know what the disk does not."""
 
 T = TypeVar("T")
 
@@ -108,7 +91,7 @@ class Committer:
         self._build = build
         self._clock = clock
         self._outlet = outlet
-        self._disk_free_min_bytes = disk_free_min_bytes
+        self.health = StoreHealth(store, clock, disk_free_min_bytes)
         self.machine = machine or build()
         self._faults = faults or ReadFaults()
         self._loading = loading
@@ -118,13 +101,6 @@ class Committer:
         """Set once the machine knows everything that the store holds, or has to be built of it anew."""
         if loading is None:
             self.loaded.set()
-        self.broken = ""
-        """Why the store cannot write; empty if it can."""
-        self._in_doubt = False
-        """Whether the machine may know what the disk does not: it could not be built anew after a failed write."""
-        self.disk_free_bytes = 0
-        self._disk_checked_ns = 0
-        self._heal_at_ns = 0
         self._last_short_ns = SHORT_WRITE_NS + 1
         """How long the last short write took."""
         self._inbox: list[Item] = []
@@ -180,18 +156,6 @@ class Committer:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answers[ticket] = answer
         return ticket, answer
-
-    def check_disk(self) -> None:
-        """Look at the free disk space, unless that was done a moment ago."""
-        now_ns = self._clock.now_ns()
-        if now_ns - self._disk_checked_ns < DISK_CHECK_NS:
-            return
-        self._disk_checked_ns = now_ns
-        try:
-            self.disk_free_bytes = self._store.disk_free_bytes()
-        except StoreError as error:
-            log.error("cannot tell the free disk space: %s", error)
-            self.disk_free_bytes = 0
 
     # ---- the loop ----
 
@@ -252,11 +216,11 @@ class Committer:
         self._ready.set()
 
     async def _handle(self, items: Sequence[Item]) -> None:
-        self._notice_doubt()
-        if self.broken:
+        self.health.notice_failure()
+        if self.health.broken:
             await self._heal(items)  # before anything is looked up: rows may come and go with it
         messages = await self._look_up(items)
-        if self.broken:
+        if self.health.broken:
             messages = self._readable(messages)
         messages = self._admit(messages)
         try:
@@ -294,22 +258,11 @@ class Committer:
         """Refuse the submits among `messages` if the disk is too full."""
         if not any(isinstance(message, Submit) for message in messages):
             return messages
-        self.check_disk()
-        if not (refusal := self.refusal()):
+        self.health.check_disk()
+        if not (refusal := self.health.refusal()):
             return messages
-        self._refuse([m for m in messages if isinstance(m, Submit)], RefusedError(refusal, not self.broken))
+        self._refuse([m for m in messages if isinstance(m, Submit)], RefusedError(refusal, not self.health.broken))
         return [m for m in messages if not isinstance(m, Submit)]
-
-    def refusal(self) -> str:
-        """Return why submits are refused for now; empty if they are not."""
-        if self.broken:
-            return self.broken
-        if self.disk_free_bytes < self._disk_free_min_bytes and self._disk_checked_ns:
-            return (
-                f"the queue's disk has {self.disk_free_bytes} bytes free, less than the watermark of "
-                f"{self._disk_free_min_bytes}; submits are refused until there is room"
-            )
-        return ""
 
     async def _commit(self, messages: Sequence[Message]) -> None:
         now_ns = self._clock.now_ns()
@@ -378,43 +331,20 @@ class Committer:
 
     async def _fail(self, messages: Sequence[Message], error: StoreError) -> None:
         """Forget the batch: what the disk holds is the truth, so the machine is built from it anew."""
-        log.error("the store cannot write, refusing all changes: %s", error)
-        self.broken = f"the queue's store cannot write: {error}"
-        self._heal_at_ns = self._clock.now_ns() + HEAL_PAUSE_NS
-        self._refuse(messages, RefusedError(self.broken, False))
+        self.health.failed(error)
+        self._refuse(messages, RefusedError(self.health.broken, False))
         await self._rebuild()
 
-    def _notice_doubt(self) -> None:
-        """Be broken, to be healed at once, where another writer's write or sync failed: files and records have one."""
-        if not self.broken and (failure := self._store.write_failure()):
-            log.error("a write to the store failed, refusing all changes: %s", failure)
-            self.broken = f"the queue's store cannot write: {failure}"
-            self._heal_at_ns = 0
-
     async def _heal(self, items: Sequence[Item]) -> None:
-        now_ns = self._clock.now_ns()
-        if now_ns < self._heal_at_ns or not any(isinstance(item, Tick) for item in items):
+        if not any(isinstance(item, Tick) for item in items) or not self.health.is_probe_due():
             return
-        self._heal_at_ns = now_ns + HEAL_PAUSE_NS
         try:
-            await self._off_loop(self._probe)
+            await self._off_loop(self.health.probe)
         except StoreError as error:
-            self.broken = f"the queue's store cannot write: {error}"
+            self.health.still_fails(error)
             return
         if await self._rebuild():
-            self.broken = ""
-            log.warning("the store writes again")
-
-    def _probe(self) -> None:
-        """Write something harmless; if that fails though the disk has room, or in doubt, open the store and retry."""
-        probe = [Write(records.META, b"probe", b"")]
-        try:
-            self._store.write(probe)
-        except StoreError:
-            if not self._store.doubt() and self._store.disk_free_bytes() < self._disk_free_min_bytes:
-                raise
-            self._store.reopen()
-            self._store.write(probe)
+            self.health.mended()
 
     async def _rebuild(self) -> bool:
         self._end_loading()  # the machine is built of the whole store: now, or once that can be read
@@ -423,10 +353,10 @@ class Committer:
             self.machine = await self._off_loop(self._built)
         except (StoreError, StoreUnusableError) as error:
             log.error("the store cannot be read either: %s", error)
-            self._in_doubt = True
+            self.health.in_doubt = True
             return False
         self.machine.book.counters.go_on_from(given)
-        self._in_doubt = False
+        self.health.in_doubt = False
         self._outlet.reset(self.machine)
         return True
 
@@ -436,12 +366,9 @@ class Committer:
 
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
         """While the store cannot write, keep only what changes nothing in it."""
-        if not self.broken:
-            return messages
-        served = UNANSWERED if self._in_doubt else READ_ONLY
-        refused = [message for message in messages if not isinstance(message, served)]
-        self._refuse(refused, RefusedError(self.broken, False))
-        return [message for message in messages if isinstance(message, served)]
+        refused = [message for message in messages if not self.health.serves(message)]
+        self._refuse(refused, RefusedError(self.health.broken, False))
+        return [message for message in messages if self.health.serves(message)]
 
     def _refuse(self, items: Sequence[Item], error: RefusedError) -> None:
         for item in items:

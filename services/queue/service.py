@@ -7,7 +7,6 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import grpc
 
@@ -21,15 +20,15 @@ from services.descriptors import raise_file_limit
 from services.queue.admin import Admin
 from services.queue.backup import backups_of
 from services.queue.backup_call import BackupCall
-from services.queue.committer import Committer, RefusedError
+from services.queue.clockwork import Clockwork
+from services.queue.committer import Committer
 from services.queue.core import records
 from services.queue.core.machine import Machine
-from services.queue.core.messages import Message, Reconfigure, SetQuotas, Tick
+from services.queue.core.messages import Reconfigure, SetQuotas
 from services.queue.core.quotas import Quota
 from services.queue.core.workers import Rules
 from services.queue.files_servicer import FilesServicer
 from services.queue.following import Following
-from services.queue.items import Lookup
 from services.queue.loading import Loading
 from services.queue.metrics import QueueMetrics
 from services.queue.read_faults import ReadFaults
@@ -41,7 +40,6 @@ from services.queue.servicer import Parts, QueueServicer
 from services.queue.settings import QueueSettings
 from services.queue.shelf import Shelf, ShelfRefusedError
 from services.queue.speaker import Greeting, Speaker
-from services.queue.spot_check import SpotCheck
 from services.queue.store import Store, StoreError, StoreUnusableError
 from services.queue.submit import Intake
 from services.queue.watch import WatchHub
@@ -54,20 +52,8 @@ from services.telemetry import Telemetry, start_telemetry
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.2
-"""Between looks at deadlines and leases: what a deadline may be late by, but for many at once."""
-
-STOOD_STILL_S = 1.0
-"""A tick that is late by more finds a process that was stopped, or starved, and that has heard nobody meanwhile."""
-
-CLOCK_STEP_S = 2.0
-"""From here on a clock that was set is told of, once for each time; NTP's slewing stays below it for hours."""
-
-HOUSEKEEPING_TICKS = 5
-"""Ticks between updates of gauges."""
-
-SWEEP_S = 1.0
-"""Between sweeps of what is old."""
+STREAM_GRACE_S = 2.0
+"""Unary calls in flight at SIGTERM get this long; streams are ended at once, and their peers come back."""
 
 SERVICE = queue_pb2.DESCRIPTOR.services_by_name["QueueService"]
 FILES_SERVICE = files_pb2.DESCRIPTOR.services_by_name["FilesService"]
@@ -82,7 +68,6 @@ class Service:
         self._store = store
         self._metrics = metrics
         self._clock = SystemClock()
-        self._told_behind_s = 0.0
         self._keyring = keyring_of(settings, self._clock, metrics.auth)
         self._guard = guard_of(self._keyring, RIGHTS, metrics.auth)
         self._guard.on_change = lambda: self.committer.post(SetQuotas(self._quotas()))
@@ -123,7 +108,6 @@ class Service:
         self._following = Following(self.committer, self._reader, self._hub, store_id)
         self._speaker.on_reset = self._renew_interests
         metrics.disk_free_min.set(settings.disk_free_min_bytes)
-        self._spots = SpotCheck(metrics.audit_violations.inc)
         self._admin = Admin(self.committer, self._reader, self._speaker, metrics, self._clock, store_id)
         self._intake = intake = Intake(
             self.committer, channels, settings.default_channel, self._clock, telemetry, metrics
@@ -144,6 +128,7 @@ class Service:
         self.servicer = QueueServicer(parts)
         self._reloader = Reloader(settings, "queue", self.reconfigure, registry=metrics.registry)
         self._shelf = Shelf(store, self._clock, self._content_refusal, faults)
+        self.clockwork = Clockwork(settings, self._clock, self.committer, self._hub, self._admin, self._shelf, metrics)
 
     def _renew_interests(self) -> None:
         """Tell a rebuilt machine whose tokens are wanted."""
@@ -160,22 +145,9 @@ class Service:
 
     def _content_refusal(self) -> ShelfRefusedError | None:
         """Say why the store takes no content now: for the same reasons as no submits."""
-        self.committer.check_disk()
-        text = self.committer.refusal()
-        return ShelfRefusedError(text, full=not self.committer.broken) if text else None
-
-    async def _until_loaded(self) -> None:
-        """Return once every request of the store is known, and say so."""
-        began_ns = self._clock.now_ns()
-        await self.committer.loaded.wait()
-        machine = self.committer.machine
-        seconds = (self._clock.now_ns() - began_ns) / 1e9
-        log.info(
-            "loaded %d requests; the last of them %.1f s after the first submits", len(machine.book.entries), seconds
-        )
-        for line in machine.overview().lines:
-            if line.ready and line.channel not in self._settings.channels:
-                log.warning("%d requests wait in channel %r, which is not configured", line.ready, line.channel)
+        self.committer.health.check_disk()
+        text = self.committer.health.refusal()
+        return ShelfRefusedError(text, full=not self.committer.health.broken) if text else None
 
     def reconfigure(self, settings: QueueSettings) -> None:
         """Have the channels of `settings` from now on."""
@@ -201,8 +173,8 @@ class Service:
         server = self.bind()
         loop = asyncio.create_task(self.committer.run(), name="committer")
         shelf = asyncio.create_task(self._shelf.run(), name="shelf")
-        clockwork = asyncio.create_task(self._tick(), name="clockwork")
-        sweeper = asyncio.create_task(self._sweeps(), name="sweeper")
+        ticks = asyncio.create_task(self.clockwork.ticks(), name="ticks")
+        sweeps = asyncio.create_task(self.clockwork.sweeps(), name="sweeps")
         reloader = asyncio.create_task(self._reloader.run(), name="reloader")
         watchman = asyncio.create_task(self._guard.watch(), name="watchman")
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -210,14 +182,14 @@ class Service:
         ready(server.port)
         try:
             # None of them but `stopping` ends by itself; if one does, it failed.
-            beside = (loop, shelf, clockwork, sweeper, reloader, watchman)
+            beside = (loop, shelf, ticks, sweeps, reloader, watchman)
             await asyncio.wait({*beside, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._speaker.end_all("the queue service is stopping")
             self._following.end_all("the queue service is stopping")
             self.servicer.end_submits("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
-            for task in (clockwork, sweeper, reloader, watchman, stopping):
+            for task in (ticks, sweeps, reloader, watchman, stopping):
                 task.cancel()
             self.committer.stop()
             self._shelf.stop()
@@ -227,59 +199,6 @@ class Service:
         for task in beside:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
-
-    def _look_at_clock(self) -> None:
-        """Tell of a clock that was set: a lease must not feel it, and deadlines are judged by the same clock."""
-        behind_s = self._clock.behind_s()
-        self._metrics.clock_behind.set(round(behind_s, 3))
-        if abs(behind_s - self._told_behind_s) > CLOCK_STEP_S:
-            self._told_behind_s = behind_s
-            log.warning(
-                "this machine's clock is %.1f s ahead of what it was at the start, by which deadlines and the age of "
-                "results are judged until the queue is restarted",
-                behind_s,
-            )
-
-    async def _tick(self) -> None:
-        ticks = 0
-        await self._until_loaded()
-        while True:
-            self.committer.post(Tick())
-            if ticks % HOUSEKEEPING_TICKS == 0:
-                self.committer.check_disk()
-                self._look_at_clock()
-                view = self.committer.machine.overview()
-                self._metrics.show(view, self._clock.now_ns(), len(self._hub), self.committer.disk_free_bytes)
-                self.committer.post(Lookup(0, self._spot_check))
-            ticks += 1
-            due_ns = self._clock.now_ns() + int(TICK_S * 1e9)
-            await asyncio.sleep(TICK_S)
-            if self._clock.now_ns() - due_ns > STOOD_STILL_S * 1e9:
-                # Renewals wait to be read, and workers are about to return, before leases may be found to be over.
-                await asyncio.sleep(self._settings.worker_grace_s)
-
-    def _spot_check(self, store: Store) -> Message:
-        """Compare a few requests with their rows; runs on the committing thread, while the machine stands still."""
-        return self._spots.look(store, self.committer.machine.book)
-
-    async def _sweeps(self) -> None:
-        """Delete what is old, for ever; beside the ticks, since a sweep after a burst takes as long as it takes."""
-        ttl_ns = int(self._settings.result_ttl_s * 1e9)
-        await self.committer.loaded.wait()
-        while True:
-            await self._sweep(ttl_ns)
-            await asyncio.sleep(SWEEP_S)
-
-    async def _sweep(self, ttl_ns: int) -> None:
-        for sweep in (partial(self._admin.sweep, ttl_ns), self._shelf.sweep):
-            try:
-                await sweep()
-            except (StoreError, RefusedError, ShelfRefusedError) as error:
-                log.warning("what is old is not deleted now: %s", error)
-
-
-STREAM_GRACE_S = 2.0
-"""Unary calls in flight at SIGTERM get this long; streams are ended at once, and their peers come back."""
 
 
 async def serve(settings: QueueSettings) -> None:

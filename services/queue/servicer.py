@@ -281,8 +281,8 @@ class QueueServicer:
     ) -> AsyncIterator[Link]:
         """Read a stream of framed messages into `handle` while the caller writes what its link gets."""
         committer = self._parts.committer
-        if committer.broken:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, committer.broken)
+        if committer.health.broken:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, committer.health.broken)
         link = self._parts.speaker.links[stream] = Link()
 
         async def read() -> None:

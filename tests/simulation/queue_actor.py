@@ -198,7 +198,7 @@ class QueueActor(Process):
     @property
     def quiet(self) -> bool:
         """Whether everything is on disk."""
-        return self.up and self._disk is None and not self.committer.broken and self.committer.loaded.is_set()
+        return self.up and self._disk is None and not self.committer.health.broken and self.committer.loaded.is_set()
 
     # ---- life ----
 
@@ -246,7 +246,7 @@ class QueueActor(Process):
 
     def loaded(self) -> None:
         """Hold the machine against the store, now that it must know all of it."""
-        if not self.committer.broken:  # a machine in doubt is built anew before anything else
+        if not self.committer.health.broken:  # a machine in doubt is built anew before anything else
             self.referee.knows_all()
 
     def died(self) -> None:
@@ -377,7 +377,7 @@ class QueueActor(Process):
 
     def accept(self, stream: Stream) -> int | None:
         """Take in a Work or Backlog stream, unless the store is broken; return its number."""
-        if self.committer.broken:
+        if self.committer.health.broken:
             return None
         number = next(self._numbers)
         self.streams[number] = stream

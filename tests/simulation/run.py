@@ -140,7 +140,7 @@ class Simulation:
             c.name: [key for key in c.wanted if key not in c.read or c.read[key].to_delete] for c in self.clients
         }
         return (
-            f"queue {entries} {self.queue.committer.broken}; ledgers {ledgers}; backlog {waiting}; "
+            f"queue {entries} {self.queue.committer.health.broken}; ledgers {ledgers}; backlog {waiting}; "
             f"sessions {held}; clients wait for {clients}, done {[client.done for client in self.clients]}"
         )
 

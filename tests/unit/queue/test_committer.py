@@ -215,7 +215,7 @@ async def test_a_failed_commit_refuses_its_submits_and_forgets_them(rig: Rig) ->
     found = await rig.committer.ask(lambda ticket: Inspect(ticket, (kept.acks[0][0],)))
     assert found.views[0] is not None, "what was acked is still there to read"
     assert rig.ear.resets == 1
-    assert rig.committer.refusal()
+    assert rig.committer.health.refusal()
     with pytest.raises(RefusedError):
         await rig.submit()
     assert len(rig.committer.machine.book.entries) == 1
@@ -243,7 +243,7 @@ async def test_the_queue_heals_when_the_store_writes_again(rig: Rig) -> None:
     rig.store.failure = ""
     rig.clock.time_ns += 2_000_000_000
     await rig.settled(Tick())
-    assert not rig.committer.broken
+    assert not rig.committer.health.broken
     answer = await rig.submit()
     assert answer.acks[0][1]
     assert rig.store.reopened == 0
@@ -266,12 +266,12 @@ async def test_a_store_in_doubt_is_opened_again_on_a_nearly_full_disk_too(rig: R
     with pytest.raises(StoreError):
         rig.store.write([])
     await rig.settled(Tick())
-    assert rig.committer.broken
+    assert rig.committer.health.broken
     assert rig.store.reopened == 0
     rig.store.in_doubt = True
     rig.clock.time_ns += 2_000_000_000
     await rig.settled(Tick())
-    assert (rig.store.reopened, rig.committer.broken) == (1, "")
+    assert (rig.store.reopened, rig.committer.health.broken) == (1, "")
 
 
 async def test_a_write_of_another_that_failed_is_healed(rig: Rig) -> None:
@@ -280,7 +280,7 @@ async def test_a_write_of_another_that_failed_is_healed(rig: Rig) -> None:
     with pytest.raises(StoreError):
         rig.store.write([])
     await rig.settled(Tick())
-    assert (rig.store.reopened, rig.committer.broken) == (1, "")
+    assert (rig.store.reopened, rig.committer.health.broken) == (1, "")
 
 
 async def test_the_disk_watermark_refuses_submits_only_and_ends_by_itself(rig: Rig) -> None:

@@ -69,7 +69,7 @@ async def test_all_that_is_old_is_swept_in_one_round(peer: Peer, monkeypatch: py
     monkeypatch.setattr("services.queue.admin.DELETE_PAGE", 10)
     await peer.submit(*(text(batch="b") for _ in range(45)))
     await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
-    await peer.service._sweep(0)
+    await peer.service.clockwork.sweep(0)
     assert (await peer.stub.Stats(queue_pb2.StatsRequest())).results == 0
     assert peer.registry.get_sample_value("penstock_queue_expired_results_total") == 45
 

@@ -179,7 +179,7 @@ async def test_the_failed_sync_of_the_shelf_is_repaired_though_nobody_submits(st
         committer.post(Tick())
         await committer.ask(lambda ticket: Inspect(ticket, ()))
         assert not store.doubt()
-        assert not committer.broken
+        assert not committer.health.broken
         assert await shelf.file("file-2") is None
         assert await shelf.file("file-1") is not None
 

@@ -154,7 +154,7 @@ async def test_a_request_that_cannot_be_read_is_the_trouble_of_nobody_who_did_no
     assert [delivery.seq for delivery in said(rig, Deliver)] == [1, 2]
     assert list(rig.ear.payloads) == [2], "the other is read again when its turn to be sent has come"
     assert len(rig.store.scan(records.LEASES, b"", b"", 9)) == 2, "so that the attempt counts, and they come to an end"
-    assert (rig.committer.broken, rig.ear.resets) == ("", 0)
+    assert (rig.committer.health.broken, rig.ear.resets) == ("", 0)
 
 
 async def test_names_and_tokens_that_a_lost_write_has_said_are_not_given_again(rig: Rig) -> None:

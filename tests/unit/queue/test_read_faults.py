@@ -151,7 +151,7 @@ async def test_a_damaged_payload_is_the_matter_of_its_request_alone(peer: Peer) 
         refusal = await work.next("refused")
         assert (refusal.request_id, refusal.reason) == (bad, queue_pb2.REFUSED_REASON_UNKNOWN)
         assert (await work.next("deliver")).lease.request_id == good
-    assert not peer.service.committer.broken
+    assert not peer.service.committer.health.broken
     assert get(PAYLOADS, seq_key(1)) is not None
     assert peer.registry.get_sample_value("penstock_queue_store_failures_total") == 1
 

@@ -351,7 +351,7 @@ async def test_content_is_refused_when_the_disk_is_nearly_full_and_records_are_n
 ) -> None:
     await stub.CreateFile(pb.CreateFileRequest(file_id="f"))
     store.free_bytes = 1
-    peer.service.committer._disk_checked_ns = 1
+    peer.service.committer.health._disk_checked_ns = 1
     append = pb.AppendFileRequest(file_id="f", data=TAIL)
     assert await code_of(stub.AppendFile(append)) is grpc.StatusCode.RESOURCE_EXHAUSTED
     await stub.PutRecords(pb.PutRecordsRequest(puts=[put("a", b"")]))

@@ -1,0 +1,128 @@
+"""What the queue does by the clock: ticks, looks at disk and clock, spot checks, sweeps of what is old."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from services.clock import SystemClock
+from services.queue.admin import Admin
+from services.queue.committer import Committer, RefusedError
+from services.queue.core.messages import Message, Tick
+from services.queue.items import Lookup
+from services.queue.metrics import QueueMetrics
+from services.queue.settings import QueueSettings
+from services.queue.shelf import Shelf, ShelfRefusedError
+from services.queue.spot_check import SpotCheck
+from services.queue.store import Store, StoreError
+from services.queue.watch import WatchHub
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.2
+"""Between looks at deadlines and leases: what a deadline may be late by, but for many at once."""
+
+STOOD_STILL_S = 1.0
+"""A tick that is late by more finds a process that was stopped, or starved, and that has heard nobody meanwhile."""
+
+CLOCK_STEP_S = 2.0
+"""From here on a clock that was set is told of, once for each time; NTP's slewing stays below it for hours."""
+
+HOUSEKEEPING_TICKS = 5
+"""Ticks between updates of gauges."""
+
+SWEEP_S = 1.0
+"""Between sweeps of what is old."""
+
+
+class Clockwork:
+    """The queue's two loops by the clock. Both begin once the store has been loaded, and run until cancelled."""
+
+    def __init__(
+        self,
+        settings: QueueSettings,
+        clock: SystemClock,
+        committer: Committer,
+        hub: WatchHub,
+        admin: Admin,
+        shelf: Shelf,
+        metrics: QueueMetrics,
+    ) -> None:
+        """Post to `committer`, sweep by `admin` and `shelf`, show `metrics`."""
+        self._settings = settings
+        self._clock = clock
+        self._committer = committer
+        self._hub = hub
+        self._admin = admin
+        self._shelf = shelf
+        self._metrics = metrics
+        self._spots = SpotCheck(metrics.audit_violations.inc)
+        self._told_behind_s = 0.0
+
+    async def ticks(self) -> None:
+        """Tick for ever."""
+        ticks = 0
+        await self._until_loaded()
+        while True:
+            self._committer.post(Tick())
+            if ticks % HOUSEKEEPING_TICKS == 0:
+                self._keep_house()
+            ticks += 1
+            due_ns = self._clock.now_ns() + int(TICK_S * 1e9)
+            await asyncio.sleep(TICK_S)
+            if self._clock.now_ns() - due_ns > STOOD_STILL_S * 1e9:
+                # Renewals wait to be read, and workers are about to return, before leases may be found to be over.
+                await asyncio.sleep(self._settings.worker_grace_s)
+
+    async def sweeps(self) -> None:
+        """Delete what is old, for ever; beside the ticks, since a sweep after a burst takes as long as it takes."""
+        ttl_ns = int(self._settings.result_ttl_s * 1e9)
+        await self._committer.loaded.wait()
+        while True:
+            await self.sweep(ttl_ns)
+            await asyncio.sleep(SWEEP_S)
+
+    async def sweep(self, ttl_ns: int) -> None:
+        """Delete the results that are older, and files and records by their own time."""
+        for sweep in (partial(self._admin.sweep, ttl_ns), self._shelf.sweep):
+            try:
+                await sweep()
+            except (StoreError, RefusedError, ShelfRefusedError) as error:
+                log.warning("what is old is not deleted now: %s", error)
+
+    async def _until_loaded(self) -> None:
+        """Return once every request of the store is known, and say so."""
+        began_ns = self._clock.now_ns()
+        await self._committer.loaded.wait()
+        machine = self._committer.machine
+        seconds = (self._clock.now_ns() - began_ns) / 1e9
+        log.info(
+            "loaded %d requests; the last of them %.1f s after the first submits", len(machine.book.entries), seconds
+        )
+        for line in machine.overview().lines:
+            if line.ready and line.channel not in self._settings.channels:
+                log.warning("%d requests wait in channel %r, which is not configured", line.ready, line.channel)
+
+    def _keep_house(self) -> None:
+        health, machine = self._committer.health, self._committer.machine
+        health.check_disk()
+        self._look_at_clock()
+        self._metrics.show(machine.overview(), self._clock.now_ns(), len(self._hub), health.disk_free_bytes)
+        self._committer.post(Lookup(0, self._spot_check))
+
+    def _look_at_clock(self) -> None:
+        """Tell of a clock that was set: a lease must not feel it, and deadlines are judged by the same clock."""
+        behind_s = self._clock.behind_s()
+        self._metrics.clock_behind.set(round(behind_s, 3))
+        if abs(behind_s - self._told_behind_s) > CLOCK_STEP_S:
+            self._told_behind_s = behind_s
+            log.warning(
+                "this machine's clock is %.1f s ahead of what it was at the start, by which deadlines and the age of "
+                "results are judged until the queue is restarted",
+                behind_s,
+            )
+
+    def _spot_check(self, store: Store) -> Message:
+        """Compare a few requests with their rows; runs on the committing thread, while the machine stands still."""
+        return self._spots.look(store, self._committer.machine.book)
