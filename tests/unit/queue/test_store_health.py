@@ -1,0 +1,83 @@
+"""Whether the store can be written: when that is tried again, what is refused meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.queue.core.messages import BacklogClosed, Cancel, Inspect, Tick
+from services.queue.store import StoreError
+from services.queue.store_health import HEAL_PAUSE_NS, StoreHealth
+from tests.support.committing import HandClock
+from tests.support.memory_store import MemoryStore
+
+LEAST_FREE_BYTES = 1000
+
+
+class FailedStore(MemoryStore):
+    """A store whose last write failed, as one of files and records may have."""
+
+    failed = ""
+
+    def write_failure(self) -> str:
+        """Return what failed."""
+        return self.failed
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def store() -> FailedStore:
+    return FailedStore(LEAST_FREE_BYTES)
+
+
+@pytest.fixture
+def health(store: FailedStore, clock: HandClock) -> StoreHealth:
+    return StoreHealth(store, clock, LEAST_FREE_BYTES)
+
+
+def test_a_failed_write_is_tried_again_after_a_pause_and_then_after_each(health: StoreHealth, clock: HandClock) -> None:
+    health.failed(StoreError("no medium"))
+    assert not health.is_probe_due()
+    clock.pass_ns(HEAL_PAUSE_NS)
+    assert [health.is_probe_due(), health.is_probe_due()] == [True, False]
+    clock.pass_ns(HEAL_PAUSE_NS)
+    assert health.is_probe_due()
+
+
+def test_what_another_writer_met_is_tried_at_once(health: StoreHealth, store: FailedStore) -> None:
+    health.notice_failure()
+    assert not health.broken
+    health.failed(StoreError("no medium"))
+    health.mended()
+    store.failed = "no medium"
+    health.notice_failure()
+    assert "no medium" in health.broken
+    assert health.is_probe_due()
+
+
+def test_what_is_served_meanwhile(health: StoreHealth) -> None:
+    messages = (Tick(), Cancel(1, ("r",)), Inspect(1, ("r",)), BacklogClosed(1))
+    assert [health.serves(message) for message in messages] == [True] * 4
+    health.failed(StoreError("no medium"))
+    assert [health.serves(message) for message in messages] == [False, False, True, True]
+    health.in_doubt = True
+    assert [health.serves(message) for message in messages] == [False, False, False, True]
+    assert health.refusal() == health.broken
+
+
+def test_a_nearly_full_disk_is_a_refusal_once_it_was_looked_at(
+    health: StoreHealth, store: FailedStore, clock: HandClock
+) -> None:
+    store.free_bytes = LEAST_FREE_BYTES - 1
+    assert not health.refusal()
+    health.check_disk()
+    assert "999 bytes free" in health.refusal()
+    store.free_bytes = LEAST_FREE_BYTES
+    health.check_disk()
+    assert health.refusal(), "looked at a moment ago"
+    clock.pass_ns(HEAL_PAUSE_NS)
+    health.check_disk()
+    assert not health.refusal()
