@@ -1,0 +1,1 @@
+"""The client process of `benchmarks.bench_soak`."""
