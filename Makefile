@@ -186,6 +186,10 @@ bench-first-byte: $(READY) ## The first byte of a stream, alone and beside a lar
 bench-batch-files: $(READY) ## A 150,000-line file through the gateway's files and batches: its memory, phase by phase
 	@$(BIN)/python -m benchmarks.bench_batch_files $(ARGS)
 
+.PHONY: bench-soak
+bench-soak: $(READY) ## Memory of every process while clients do for minutes all that clients do; ARGS="--minutes 30"
+	@$(BIN)/python -m benchmarks.bench_soak $(ARGS)
+
 .PHONY: fit-engine
 fit-engine: $(READY) ## Fit the engine model's step time to real vLLM on this machine: PROFILE=cpu-tiny or cpu-small
 	@$(BIN)/python -m benchmarks.fit_engine --profile $(or $(PROFILE),cpu-tiny)

@@ -7,6 +7,7 @@ import logging
 
 import grpc
 
+from penstock.connection import cancelled_by_somebody
 from penstock.queue.v1 import queue_pb2
 from penstock.tls import Access
 from services.rpc.backoff import Backoff
@@ -64,6 +65,10 @@ class BacklogLink:
             return error.details() or error.code().name
         except wire.InvalidFieldError as fault:
             return f"it broke the protocol: {fault}"
+        except asyncio.CancelledError:
+            if cancelled_by_somebody():
+                raise
+            return "the stream broke off"  # gRPC cancels a call whose next frame cannot be made
         finally:
             outbox.close()
             call.cancel()

@@ -7,9 +7,13 @@ log probabilities.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+from collections.abc import Callable
 from typing import IO
+
+log = logging.getLogger("worker")
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 """Of completions in memory: 4,096 leases (the queue's `max_inflight`) with 16 KiB each, which is a long answer."""
@@ -23,8 +27,8 @@ class Completions:
         self._most_bytes = most_bytes
         self._kept: dict[str, bytes] = {}
         self._kept_bytes = 0
-        self._spilled: dict[str, tuple[int, int]] = {}
-        """Where in the file: offset and length."""
+        self._spilled: dict[str, tuple[int, int, Callable[[], bytes]]] = {}
+        """Where in the file, offset and length, and what to say if it is there no more."""
         self._file: IO[bytes] | None = None
         self._end = 0
 
@@ -42,21 +46,32 @@ class Completions:
         """Completions in the file."""
         return len(self._spilled)
 
-    def keep(self, run_id: str, completion: bytes) -> None:
-        """Keep the completion of a run; in memory even beyond the bound if the disk takes nothing."""
-        if self._kept_bytes + len(completion) > self._most_bytes and self._spill(run_id, completion):
+    def keep(self, run_id: str, completion: bytes, lost: Callable[[], bytes]) -> None:
+        """Keep the completion of a run; in memory even beyond the bound if the disk takes nothing.
+
+        `lost` makes the completion that `read` returns where the disk does not give this one back.
+        """
+        if self._kept_bytes + len(completion) > self._most_bytes and self._spill(run_id, completion, lost):
             return
         self._kept[run_id] = completion
         self._kept_bytes += len(completion)
 
     def read(self, run_id: str) -> bytes:
-        """Return the completion; empty if the run has been forgotten."""
+        """Return the completion, or what stands for one that cannot be read; empty if the run has been forgotten."""
         if run_id in self._kept:
             return self._kept[run_id]
         if run_id not in self._spilled or self._file is None:
             return b""
-        offset, length = self._spilled[run_id]
-        return os.pread(self._file.fileno(), length, offset)
+        offset, length, lost = self._spilled[run_id]
+        try:
+            completion = os.pread(self._file.fileno(), length, offset)
+            reason = f"{len(completion)} of {length} bytes are there"
+        except OSError as error:
+            completion, reason = b"", str(error)
+        if len(completion) == length:
+            return completion
+        log.error("%s: its completion cannot be read back from %s: %s", run_id, tempfile.gettempdir(), reason)
+        return lost()
 
     def forget(self, run_id: str) -> None:
         """Drop a completion that was recorded, or whose lease is lost."""
@@ -65,7 +80,7 @@ class Completions:
             self._file.truncate(0)
             self._end = 0
 
-    def _spill(self, run_id: str, completion: bytes) -> bool:
+    def _spill(self, run_id: str, completion: bytes, lost: Callable[[], bytes]) -> bool:
         """Append to the file; return whether all of it was taken."""
         try:
             if self._file is None:
@@ -75,6 +90,6 @@ class Completions:
             return False
         if written != len(completion):
             return False
-        self._spilled[run_id] = (self._end, written)
+        self._spilled[run_id] = (self._end, written, lost)
         self._end += written
         return True

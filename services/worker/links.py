@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 
+from penstock.connection import cancelled_by_somebody
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from penstock.tls import Access
@@ -164,6 +165,11 @@ class Link(Generic[Up]):
             if error.code() is grpc.StatusCode.ALREADY_EXISTS:
                 self._name_taken(reason)
             return reason
+        except asyncio.CancelledError:
+            if cancelled_by_somebody():
+                raise
+            # gRPC cancels a call whose next frame cannot be made, and tells nobody why.
+            return "the stream broke off"
         finally:
             self._outbox.close()
             self._post(self._dialect.down)

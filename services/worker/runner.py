@@ -37,6 +37,7 @@ from services.worker.run import Run
 from services.worker.tokenizer import Answer
 
 UNWRITABLE = m.Ending(EndingKind.FAILED, "internal_error", "the result cannot be written; the worker's log says why")
+UNREADABLE = m.Ending(EndingKind.FAILED, "internal_error", "the result was lost; the worker's log says why")
 
 log = logging.getLogger("worker")
 
@@ -319,7 +320,8 @@ class Runner:
         run.ending = ending
         if self._traced:
             self._spans.generated(run, len(run.prompt_ids), end_ns)
-        self.completions.keep(run_id, self._completion(run, ending, effect.credits))
+        lost = partial(wire.failed, run.lease, UNREADABLE)
+        self.completions.keep(run_id, self._completion(run, ending, effect.credits), lost)
 
     def _completion(self, run: Run, ending: m.Ending, spent: m.Credits) -> bytes:
         """Return the completion of a run; one that cannot be written fails that run, and no other."""

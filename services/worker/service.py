@@ -152,7 +152,8 @@ class Service:
         failed = next((task for task in tasks if task.done()), None)
         if failed is None:
             return EX_SOFTWARE if self.runner.dead_reason else 0
-        if isinstance(error := failed.exception(), NameTakenError):
+        error = None if failed.cancelled() else failed.exception()
+        if isinstance(error, NameTakenError):
             log.error("%s", error)
             return EX_CONFIG
         log.error("%s ended", failed.get_name(), exc_info=error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from services.worker.completions import Completions
 
 MOST = 100
+LOST = partial(bytes, b"lost")
+"""Makes what is sent for a completion that the disk does not give back."""
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.binary(min_size=1, max_size=60))))
@@ -24,7 +27,7 @@ def test_what_is_kept_is_read_and_memory_is_bounded(steps: list[tuple[bool, int,
             completions.forget(run_id)
             model.pop(run_id, None)
         elif run_id not in model:
-            completions.keep(run_id, content)
+            completions.keep(run_id, content, LOST)
             model[run_id] = content
         assert completions.kept_bytes <= MOST
         assert {name: completions.read(name) for name in model} == model
@@ -39,7 +42,7 @@ def test_the_file_starts_over_when_everything_in_it_was_recorded() -> None:
     completions = Completions(MOST)
     for _ in range(50):
         for number in range(4):
-            completions.keep(str(number), b"x" * 90)
+            completions.keep(str(number), b"x" * 90, LOST)
         assert completions.spilled == 3
         assert completions._file is not None
         assert os.fstat(completions._file.fileno()).st_size == 3 * 90
@@ -54,15 +57,15 @@ def test_a_disk_that_takes_nothing_costs_memory_and_no_completion(monkeypatch: p
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     completions = Completions(MOST)
     for number in range(5):
-        completions.keep(str(number), bytes([number]) * 90)
+        completions.keep(str(number), bytes([number]) * 90, LOST)
     assert [completions.read(str(number)) for number in range(5)] == [bytes([number]) * 90 for number in range(5)]
 
 
 def test_a_file_that_takes_half_counts_as_one_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     completions = Completions(MOST)
-    completions.keep("a", b"a" * 90)
+    completions.keep("a", b"a" * 90, LOST)
     monkeypatch.setattr(os, "pwrite", lambda *_: 10)
-    completions.keep("b", b"b" * 90)
+    completions.keep("b", b"b" * 90, LOST)
     assert completions.read("b") == b"b" * 90
     assert completions.spilled == 0
 
@@ -71,3 +74,21 @@ def test_a_forgotten_run_has_no_completion() -> None:
     completions = Completions(MOST)
     assert completions.read("gone") == b""
     completions.forget("gone")
+
+
+def test_a_completion_that_the_disk_does_not_give_back_is_reported_as_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    completions = Completions(MOST)
+    completions.keep("kept", b"a" * 90, LOST)
+    completions.keep("spilled", b"b" * 90, LOST)
+
+    def broken(*_: Any) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", broken)
+    assert [completions.read("kept"), completions.read("spilled")] == [b"a" * 90, b"lost"]
+    assert "spilled: its completion cannot be read back" in caplog.text
+    assert "Input/output error" in caplog.text
+    monkeypatch.setattr(os, "pread", lambda *_: b"b" * 89)
+    assert completions.read("spilled") == b"lost"

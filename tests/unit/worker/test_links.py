@@ -87,3 +87,19 @@ async def test_who_lost_its_name_at_the_queue_leaves_the_scheduler_to_the_other(
     await until(lambda: len(peers.scheduler.opens) == 2, "both streams")
     working.cancel()
     asking.task.cancel()
+
+
+async def test_a_frame_that_cannot_be_made_costs_the_stream_and_not_the_link(peers: Peers) -> None:
+    """gRPC logs for nobody what raised in it, and has the reader of answers believe that it was cancelled."""
+
+    def broken() -> bytes:
+        raise OSError(5, "Input/output error")
+
+    asking = Asking(peers.scheduler_port, ask_s=0.0)
+    await asyncio.wait_for(asking.link.let_in.wait(), 60)
+    asking.link.send_later(broken)
+    await until(lambda: len(peers.scheduler.opens) == 2, "the stream to open again")
+    assert not asking.task.done()
+    asking.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking.task

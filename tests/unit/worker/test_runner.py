@@ -258,14 +258,17 @@ async def test_what_is_kept_of_a_grant_for_its_spans_goes_with_it() -> None:
     loop.cancel()
 
 
-async def test_a_worker_whose_loop_dies_while_it_drains_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_whose_part_dies_or_is_cancelled_by_nobody_says_so(caplog: pytest.LogCaptureFixture) -> None:
     service = Service(WorkerSettings(model="tiny"), Engine(), Tokenizer(), Telemetry(None))  # type: ignore[arg-type]
 
-    async def die() -> None:
+    async def die(error: BaseException) -> None:
         await asyncio.sleep(0)
-        raise RuntimeError("a defect")
+        raise error
 
-    loop = asyncio.get_running_loop().create_task(die(), name="runner")
-    async with asyncio.timeout(10):
-        assert await service._wind_down(True, [loop]) == EX_SOFTWARE
-    assert "runner ended" in caplog.text
+    for name, error in (("runner", RuntimeError("a defect")), ("queue-link", asyncio.CancelledError())):
+        for asked in (True, False):
+            task = asyncio.get_running_loop().create_task(die(error), name=name)
+            async with asyncio.timeout(10):
+                assert await service._wind_down(asked, [task]) == EX_SOFTWARE
+            assert f"{name} ended" in caplog.text
+            caplog.clear()
