@@ -14,6 +14,10 @@ WRITE_BUFFER_BYTES = 32 * 1024 * 1024
 ALL_WRITE_BUFFERS_BYTES = 64 * 1024 * 1024
 """Of all families together. Else ten of them fill, each at its pace, up to 320 MiB: memory that grows for hours."""
 
+CACHE_BYTES = 64 * 1024 * 1024
+"""Of what is read from table files, all families together. Else each of a dozen has 32 MiB of its own, which fill, each
+at its pace, for hours; most rows are read once, soon after they were written, and then from a write buffer."""
+
 BLOB_BYTES = 4096
 """Payloads and results from this size on go to blob files, so that compaction does not copy them."""
 
@@ -35,13 +39,14 @@ def database_options() -> Any:
     return options
 
 
-def family_options(name: str) -> Any:
-    """Return the options of a column family."""
+def family_options(name: str, cache: Any) -> Any:
+    """Return the options of a column family that shares `cache`, a rocksdict.Cache, with others."""
     options = rocksdict.Options(raw_mode=True)
     options.set_write_buffer_size(WRITE_BUFFER_BYTES)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     table = rocksdict.BlockBasedOptions()
     table.set_bloom_filter(10, False)
+    table.set_block_cache(cache)
     options.set_block_based_table_factory(table)
     if name in {PAYLOADS, RESULTS, PARTS}:
         options.set_enable_blob_files(True)

@@ -16,7 +16,7 @@ import rocksdict
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY, SCHEMA_VERSION
 from services.queue.migration import MIGRATED_VERSIONS, migrate
-from services.queue.rocksdb_options import database_options, family_options
+from services.queue.rocksdb_options import CACHE_BYTES, database_options, family_options
 from services.queue.store import Row, StoreDamagedError, StoreError, StoreUnreadableError, StoreUnusableError
 from services.queue.synced import MARK_FILE, MarkError, SyncedMark, read_mark, write_mark
 
@@ -85,11 +85,13 @@ class RocksdbStore:
             _refuse_lost_writes(self._path)
         access = rocksdict.AccessType.read_only() if self._read_only else rocksdict.AccessType.read_write()
         try:
-            families = {name: family_options(name) for name in FAMILIES}
+            cache = rocksdict.Cache(CACHE_BYTES)
+            families = {name: family_options(name, cache) for name in FAMILIES}
             options = database_options()
             self._db: Any = rocksdict.Rdict(str(self._path), options, column_families=families, access_type=access)
             self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+            self._cache = cache  # it must live as long as the database
         except Exception as error:  # rocksdict raises plain Exception for every failure
             kind = StoreUnreadableError if str(error).startswith(DAMAGE) else StoreUnusableError
             raise kind(_open_reason(self._path, str(error))) from None

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES, META, READY, RECORDS, REQUESTS, SCHEMA_KEY
+from services.queue.rocksdb_options import CACHE_BYTES
 from services.queue.rocksdb_store import RocksdbStore
 from services.queue.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
 from services.queue.synced import read_mark
@@ -328,3 +329,19 @@ def test_a_store_on_a_disk_that_was_full_opens_again_with_what_was_durable(tmp_p
     again = RocksdbStore(tmp_path / "db")
     assert again.get(REQUESTS, b"new") == b"1"
     again.close()
+
+
+def test_families_share_one_cache(tmp_path: Path) -> None:
+    """Each with its own, memory would grow for as long as it takes the last of a dozen to fill."""
+    store = RocksdbStore(tmp_path / "db")
+    store.write([Write(REQUESTS, bytes([n]), random.Random(n).randbytes(3_000)) for n in range(100)])
+    store._families[REQUESTS].flush()
+    assert len(store.scan(REQUESTS, b"", b"", 200)) == 100
+
+    def told(name: str) -> set[int]:
+        return {family.property_int_value(f"rocksdb.block-cache-{name}") for family in store._families.values()}
+
+    assert told("capacity") == {CACHE_BYTES}
+    (used,) = told("usage")
+    assert used > 300_000
+    store.close()
