@@ -158,11 +158,11 @@ def main() -> None:
     ):
         sampler = Sampler(running)
         try:
-            done = running.client.ask(do="run", seconds=options.minutes * 60)
+            told = running.client.ask(do="run", seconds=options.minutes * 60)
         finally:
             sampler.stop()
-    failed = sum(count for what, count in done.items() if ":" in what)
-    print(json.dumps({"benchmark": "soak", "failed": failed, "done": done, **_growth(sampler.samples)}))
+    failed = sum(count for what, count in told["done"].items() if ":" in what)
+    print(json.dumps({"benchmark": "soak", "failed": failed, **told, **_growth(sampler.samples)}))
     if failed:
         raise SystemExit(1)
 

@@ -32,6 +32,9 @@ POLL_S = 0.3
 SHORT_S = 0.02
 """A deadline that some requests meet and some do not."""
 
+MOST_TOLD = 20
+"""Failures that are told in full."""
+
 TALKERS, VISITORS, CHATTERS = 4, 1, 2
 
 
@@ -46,6 +49,7 @@ class Soak:
         self._chance = random.Random(0)
         self._number = 0
         self.done: Counter[str] = Counter()
+        self.failures: list[str] = []
 
     async def run(self, seconds: float) -> dict[str, Any]:
         """Do all of it for so long; return what was done how often."""
@@ -64,6 +68,7 @@ class Soak:
                     await kind()
                 except (PenstockError, openai.OpenAIError) as error:
                     self.done[f"{kind.__name__[1:]}: {type(error).__name__}"] += 1
+                    self.failures[:] = [*self.failures, f"{kind.__name__[1:]}: {error!r}"][:MOST_TOLD]
                     await asyncio.sleep(POLL_S)
                 else:
                     self.done[kind.__name__[1:]] += 1
@@ -72,7 +77,7 @@ class Soak:
             for kind, times in kinds:
                 for _ in range(times):
                     group.create_task(again(kind))
-        return dict(self.done)
+        return {"done": dict(self.done), "failures": self.failures}
 
     def _new(self, what: str) -> str:
         self._number += 1
