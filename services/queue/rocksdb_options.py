@@ -14,7 +14,7 @@ WRITE_BUFFER_BYTES = 32 * 1024 * 1024
 ALL_WRITE_BUFFERS_BYTES = 64 * 1024 * 1024
 """Of all families together. Else ten of them fill, each at its pace, up to 320 MiB: memory that grows for hours."""
 
-CACHE_BYTES = 64 * 1024 * 1024
+CACHE_BYTES = 32 * 1024 * 1024
 """Of what is read from table files, all families together. Else each of a dozen has 32 MiB of its own, which fill, each
 at its pace, for hours; most rows are read once, soon after they were written, and then from a write buffer."""
 
