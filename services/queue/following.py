@@ -22,6 +22,7 @@ from services.queue.core.messages import Inspect, WatchTokens
 from services.queue.read_faults import code_of
 from services.queue.reader import Reader
 from services.queue.store import StoreError
+from services.queue.validate import check_name
 from services.queue.watch import Watcher, WatchHub
 from services.queue.watch_frames import Results, delta_events, frames, result_events
 from services.queue.wire import StoredResult
@@ -173,6 +174,7 @@ class _Follower:
     async def _begin(self, follow: Iterable[queue_pb2.FollowedRequest]) -> None:
         wanted: dict[int, queue_pb2.FollowedRequest] = {}
         for item in follow:
+            check_name("follow.request_id", item.request_id)  # it is kept until it is told that it means nothing
             seq = parse_request_id(self._store_id, item.request_id)
             if seq == NO_SEQ:
                 self._unknown.append(item.request_id)
@@ -187,7 +189,6 @@ class _Follower:
         for seq, item in wanted.items():
             self._open[seq] = item.tokens
             self._hub.follow(self.watcher, seq, item.tokens)
-            self.watcher.forget(item.request_id)
         self._want_tokens(True, [seq for seq, item in wanted.items() if item.tokens])
         if self._unknown:
             self.watcher.notify()
@@ -205,6 +206,7 @@ class _Follower:
             self._hub.leave(self.watcher, seq)
             if wanted:
                 tokens.append(seq)
+                self.watcher.forget(request_id_of(self._store_id, seq))
         self._want_tokens(False, tokens)
 
     def _want_tokens(self, on: bool, seqs: list[int]) -> None:

@@ -29,6 +29,9 @@ any speed a person or a log can follow is never that far behind; one that is get
 PENDING_BYTES = 1024
 """What a delta that waits takes besides its content: a message with an arena of its own, its key and its entry."""
 
+MERGED_BYTES = 1024 * 1024
+"""Of deltas, as they are sent, that become one: what is merged is an event of a frame, and a frame has a limit."""
+
 PIECE_BYTES = 256
 """What a delta that is merged into a waiting one takes besides its content: entries of lists and their objects."""
 
@@ -51,6 +54,7 @@ class _Pending:
     """Deltas of one completion that wait to be taken; joined only then, because a message keeps every text it had."""
 
     first: request_pb2.TokenDelta
+    wire_bytes: int
     more: list[tuple[str, list[int], list[request_pb2.TokenLogprob], list[request_pb2.ToolPart]]]
 
     def merged(self) -> request_pb2.TokenDelta:
@@ -82,7 +86,8 @@ class Watcher:
         self._told_bytes = 0
         self._behind_bytes = 0
         self._news = asyncio.Event()
-        self._deltas: dict[tuple[str, int], _Pending] = {}
+        self._deltas: dict[tuple[str, int], list[_Pending]] = {}
+        """By request and completion, in order."""
         self._positions: defaultdict[str, dict[int, _Position]] = defaultdict(dict)
 
     def clear(self) -> None:
@@ -99,7 +104,7 @@ class Watcher:
 
     def take_deltas(self) -> list[request_pb2.TokenDelta]:
         """Return the merged deltas that are ready."""
-        deltas = [pending.merged() for pending in self._deltas.values()]
+        deltas = [pending.merged() for waiting in self._deltas.values() for pending in waiting]
         self._deltas.clear()
         self._behind_bytes = 0
         return deltas
@@ -154,7 +159,8 @@ class Watcher:
         Past the bound it is dropped, as if the watcher had come late: those after it leave a gap then.
         """
         key = (delta.request_id, delta.index)
-        size_bytes = delta.ByteSize() + (PIECE_BYTES if key in self._deltas else PENDING_BYTES)
+        wire_bytes = delta.ByteSize()
+        size_bytes = wire_bytes + (PIECE_BYTES if key in self._deltas else PENDING_BYTES)
         if self._behind_bytes + size_bytes > self._most_bytes:
             return
         positions = self._positions[delta.request_id]
@@ -167,11 +173,12 @@ class Watcher:
         self._behind_bytes += size_bytes
         position.tokens += len(delta.token_ids)
         position.characters += len(delta.text)
-        pending = self._deltas.get(key)
-        if pending is None:
-            self._deltas[key] = _Pending(delta, [])
+        waiting = self._deltas.setdefault(key, [])
+        if not waiting or waiting[-1].wire_bytes + wire_bytes > MERGED_BYTES:
+            waiting.append(_Pending(delta, wire_bytes, []))
         else:
-            pending.more.append((delta.text, list(delta.token_ids), list(delta.logprobs), list(delta.parts)))
+            waiting[-1].wire_bytes += wire_bytes
+            waiting[-1].more.append((delta.text, list(delta.token_ids), list(delta.logprobs), list(delta.parts)))
         self._news.set()
 
 

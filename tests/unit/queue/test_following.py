@@ -125,6 +125,30 @@ async def test_a_request_that_is_followed_again_is_told_from_its_start(peer: Pee
     assert not (await work.next("watched")).watched
 
 
+async def test_nothing_is_kept_of_a_request_that_is_left_while_it_runs(peer: Peer) -> None:
+    """Or a gateway's stream would cost the queue something for each client that hangs up."""
+    (name,) = await peer.submit(text())
+    work = await peer.work()
+    await work.claim(name)
+    stream = Stream(peer)
+    await stream.follow(name, tokens=True)
+    assert (await work.next("watched")).watched
+    await work.send(delta(name, 0, 1, 2))
+    await stream.until(lambda: stream.told(name) == [1, 2])
+    (follower,) = peer.service._following._followers
+    assert follower.watcher._positions
+    await stream.follow(leave=[name])
+    assert not (await work.next("watched")).watched
+    assert not follower.watcher._positions
+
+
+async def test_a_name_that_is_too_long_for_one_is_refused_not_kept(peer: Peer) -> None:
+    stream = Stream(peer)
+    await stream.follow("x" * 513)
+    await stream.call.read()
+    await refused(stream.call.read(), grpc.StatusCode.INVALID_ARGUMENT, "follow.request_id: 513 bytes")
+
+
 async def test_a_result_on_disk_whose_write_failed_is_told(peer: Peer) -> None:
     (name,) = await peer.submit(text())
     stream = Stream(peer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import grpc
@@ -17,7 +18,7 @@ from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import NO_BATCH, WorkerOpened
 from services.queue.reader import MOST_CHUNK, Reader
-from services.queue.watch import MAX_BEHIND_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
+from services.queue.watch import MAX_BEHIND_BYTES, MERGED_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
 from services.queue.watch_frames import Results
 from services.queue.wire import MAX_TOLD_BYTES, StoredResult, told_result
 from services.telemetry import Telemetry
@@ -51,6 +52,19 @@ def test_what_a_watcher_does_not_take_is_bounded_and_others_get_all() -> None:
         assert got == 20_000
         assert 0.9 * MAX_BEHIND_BYTES < kept_bytes(slow) <= MAX_BEHIND_BYTES
         assert len(slow._positions) == 0
+
+
+def test_what_is_merged_fits_a_frame() -> None:
+    hub = WatchHub()
+    with hub.batch(BATCH, True, 8 * MERGED_BYTES) as slow:
+        for number in range(3_000):
+            hub.publish(1, BATCH, delta(1, number))
+        merged = slow.take_deltas()
+        assert len(merged) > 2
+        assert max(one.ByteSize() for one in merged) <= MERGED_BYTES
+        assert [one.offset for one in merged][1:] == list(accumulate(len(one.token_ids) for one in merged))[:-1]
+        assert sum(len(one.token_ids) for one in merged) == 3_000
+        assert "".join(one.text for one in merged) == TEXT * 3_000
 
 
 def test_deltas_of_a_token_each_are_bounded_by_what_they_take_in_memory_not_on_the_wire() -> None:
