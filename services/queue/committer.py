@@ -104,6 +104,8 @@ class Committer:
         self._last_short_ns = SHORT_WRITE_NS + 1
         """How long the last short write took."""
         self._inbox: list[Item] = []
+        self._tick: Tick | None = None
+        """One that is due. What came while a slow disk was written is heard first: it may be what renews a lease."""
         self._submits: SubmitTurns[Item] = SubmitTurns()
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
@@ -117,8 +119,10 @@ class Committer:
     # ---- what servicers call ----
 
     def post(self, item: Item) -> None:
-        """Have `item` handled in the next batch."""
-        if isinstance(item, Cancel) and not item.goes_on and self._submits:
+        """Have `item` handled in the next batch, a Tick at its end."""
+        if isinstance(item, Tick):
+            self._tick = item
+        elif isinstance(item, Cancel) and not item.goes_on and self._submits:
             # What was submitted before it is stored first: it may be what is to be cancelled.
             self._submits.put_behind(item)
         else:
@@ -183,7 +187,11 @@ class Committer:
     def _gathered(self) -> list[Item]:
         """Return what the next batch handles: all that has come, but only so many submits."""
         items, self._inbox = self._inbox, []
-        return items + self._submits.take(all_of_it=self._stopping)
+        items += self._submits.take(all_of_it=self._stopping)
+        if self._tick is not None:
+            items.append(self._tick)
+            self._tick = None
+        return items
 
     def _read_on(self, loading: Loading) -> None:
         # Not on the thread of the commits: one reads while the other waits for its sync.

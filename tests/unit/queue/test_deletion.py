@@ -16,6 +16,7 @@ from services.queue.core.effects import Write
 from services.queue.core.entry import request_id_of
 from services.queue.core.records import EXPIRY, RESULTS, expiry_key, seq_key
 from services.telemetry import Telemetry
+from tests.support.modules import COMPILED
 from tests.support.serving import Peer, ids, refused, serving, text
 from tests.support.waiting import wait_for_async
 
@@ -72,6 +73,16 @@ async def test_all_that_is_old_is_swept_in_one_round(peer: Peer, monkeypatch: py
     await peer.service.clockwork.sweep(0)
     assert (await peer.stub.Stats(queue_pb2.StatsRequest())).results == 0
     assert peer.registry.get_sample_value("penstock_queue_expired_results_total") == 45
+
+
+@pytest.mark.skipif(COMPILED, reason="nothing patches a compiled method")
+async def test_many_are_deleted_by_name_a_page_in_a_commit(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.admin.DELETE_PAGE", 10)
+    names = await peer.submit(*(text(batch="b") for _ in range(25)))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+    with patch.object(peer.service.committer, "ask", wraps=peer.service.committer.ask) as ask:
+        done = await peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(*names, names[0])))
+    assert (done.deleted, ask.call_count) == (25, 3)
 
 
 async def test_a_damaged_result_stays_and_keeps_no_other(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
