@@ -106,10 +106,14 @@ class _Exchange:
         except ClientGoneError:
             self._hung_up()
         except Problem as problem:
-            if len(self._submitted.ids) > 1:
-                # One prompt's end without an answer is that of the whole.
-                self._leave()
+            self._leave_others()
             await self._tell(problem)
+        except DivergedError:
+            # Nobody leaves: it goes on, and so do the requests of other prompts, as their joined answer is to be had.
+            self._parts.metrics.diverged.inc()
+            again = "the request" if len(self._submitted.ids) == 1 else "the request of one prompt"
+            text = f"{again} was started again and its answer differs from what was streamed"
+            await self._tell(self._unanswered(500, text, "answer_restarted"))
         except PenstockError as error:
             await self._tell(self._of(error))
         except asyncio.CancelledError:
@@ -192,7 +196,7 @@ class _Exchange:
                     completed(events[-1].result.result)
                 if chunks is None:
                     chunks = await self._begun(wanted, model, events[-1])
-                await self._reply.events([line for event in events for line in self._lines(chunks, event)])
+                await self._reply.events([line for event in events for line in lines_of(chunks, event)])
         await self._reply.end()
 
     async def _begun(self, wanted: Wanted, model: str, event: queue_pb2.WatchEvent) -> Chunks | JoinedChunks:
@@ -209,17 +213,6 @@ class _Exchange:
             return Chunks(shape, name, created_s, model, n, usage, wanted.offers_tools)
         each = [Chunks(shape, name, created_s, model, n, False, first=number * n) for number in range(len(ids))]
         return JoinedChunks(each, ids, usage)
-
-    def _lines(self, chunks: Chunks | JoinedChunks, event: queue_pb2.WatchEvent) -> list[str]:
-        """Return the chunks of one event; raises Problem if a later attempt disagrees with what was told."""
-        try:
-            if event.WhichOneof("event") == "tokens":
-                return chunks.of_delta(event.tokens)
-            return chunks.of_result(event.result.result)
-        except DivergedError:
-            self._parts.metrics.diverged.inc()
-            text = f"the request was started again and its answer differs from what was streamed{self._where()}"
-            raise Problem(500, text, "", "answer_restarted") from None
 
     @asynccontextmanager
     async def _kept_alive(self) -> AsyncIterator[None]:
@@ -250,6 +243,11 @@ class _Exchange:
         if self.request_id and self._wanted is not None and not self._wanted.keep:
             self._parts.admission.abandon(self.request_id)
 
+    def _leave_others(self) -> None:
+        """One prompt's end without an answer is that of the whole."""
+        if len(self._submitted.ids) > 1:
+            self._leave()
+
     def _of(self, error: PenstockError) -> Problem:
         """Return what is told of a call to the queue that failed."""
         if self.request_id and isinstance(error, Unavailable):
@@ -277,6 +275,14 @@ class _Exchange:
         return self._parts.telemetry.start(
             "gateway.request", extras.traceparent, time.time_ns(), attributes, trace.SpanKind.SERVER
         )
+
+
+def lines_of(chunks: Chunks | JoinedChunks, event: queue_pb2.WatchEvent) -> list[str]:
+    """Return the chunks of one event; raises Problem if a request ended without an answer, and DivergedError if a later
+    attempt disagrees with what was told."""
+    if event.WhichOneof("event") == "tokens":
+        return chunks.of_delta(event.tokens)
+    return chunks.of_result(completed(event.result.result))
 
 
 def completed(result: pb.Result) -> pb.Result:

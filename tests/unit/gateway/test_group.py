@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
 
 from penstock.openai.bodies import COMPLETIONS_URL, MAX_PROMPTS, BodyError, parse_body
 from penstock.openai.convert import to_request
+from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.group import Group
 from services.gateway.requests import joined_status
 from tests.support.asgi import get, post
 from tests.support.fake_queue import completed
+from tests.support.resident import resident_bytes
 from tests.unit.gateway.test_generation import Gateway, gateway, until
 
 __all__ = ["gateway"]
@@ -126,9 +127,35 @@ async def test_deleting_the_whole_is_deleting_all(gateway: Gateway) -> None:
     assert (refused.status, refused.json()["error"]["message"]) == (404, f"request_id: {unknown!r} is unknown")
 
 
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+async def test_an_answer_that_was_started_again_is_where_the_error_says(gateway: Gateway) -> None:
+    gateway.queue.paused = True
+    gateway.queue.tokens = [
+        pb.TokenDelta(request_id="r-0", attempt=1, token_ids=[1], text="Once"),
+        pb.TokenDelta(request_id="r-0", attempt=2, token_ids=[9], text="Twice"),
+    ]
+    answer = await post(gateway.app, COMPLETIONS_URL, {**BODY, "stream": True}).whole()
+    error = json.loads(answer.events[-2])["error"]
+    name = answer.headers["x-request-id"]
+    assert (error["code"], f"GET /v1/requests/{name} has the answer" in error["message"]) == ("answer_restarted", True)
+    await gateway.admission.settle()
+    assert not gateway.queue.cancelled_batches
+    await gateway.queue.finish_all()
+    kept = await get(gateway.app, f"/v1/requests/{name}").whole()
+    assert [choice["text"] for choice in kept.json()["response"]["body"]["choices"]] == [p.upper() for p in PROMPTS]
+
+
+async def test_who_was_told_nothing_before_the_new_start_is_not_to_ask_again(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def both_at_once(ids: Sequence[str], tokens: bool) -> AsyncGenerator[list[queue_pb2.WatchEvent], None]:
+        deltas = [pb.TokenDelta(request_id=ids[0], attempt=attempt, token_ids=[attempt]) for attempt in (1, 2)]
+        yield [queue_pb2.WatchEvent(tokens=delta) for delta in deltas]
+
+    monkeypatch.setattr(gateway.parts.client, "wire_events_of", both_at_once)
+    for headers in ({}, {"idempotency_key": "k"}):
+        refused = await post(gateway.app, COMPLETIONS_URL, {**BODY, "stream": True}, **headers).whole()
+        assert (refused.status, refused.error["code"]) == (500, "answer_restarted")
+        assert refused.headers.get("x-should-retry") == (None if headers else "false")
 
 
 @pytest.mark.parametrize("long", ["x" * 2**22, [1] * 2**20])
