@@ -272,16 +272,15 @@ class Client:
         What has come together is yielded together. Raises InvalidRequest for what cannot be a request's id, NotFound,
         or Unavailable if the queue stays away.
         """
-        return self._follower.events(request_id, tokens)
+        check_name("request_id", request_id)
+        return self._follower.events((request_id,), tokens)
 
-    async def wire_events_of(
-        self, request_ids: Sequence[str], tokens: bool
-    ) -> AsyncGenerator[list[pb.WatchEvent], None]:
-        """Yield events as `wire_events` does, of several requests as they come."""
-        session = self._session(None, request_ids, 0, tokens, False)
-        async with self._queue.watch(), aclosing(session.wire_events()) as events:
-            async for event in events:
-                yield [event]
+    def wire_events_of(self, request_ids: Sequence[str], tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
+        """Yield events as `wire_events` does, of several requests as they come.
+
+        However many there are, and however many are read so at once, they share a stream with all others.
+        """
+        return self._follower.events(checked_names("request_ids", request_ids), tokens)
 
     async def tokens(self, request_id: str) -> AsyncGenerator[TokenDelta, None]:
         """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.

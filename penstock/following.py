@@ -1,4 +1,4 @@
-"""Follows many single requests over one stream of a client, each from any task of its own; very many over several.
+"""Follows many requests over one stream of a client, one or several for each reader; very many over several.
 
 A stream is opened with the first request that is followed, and opened again after it broke, with all that have not
 ended; it is closed once nothing has been followed for IDLE_S. What one reader does not take is bounded and holds up
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ import grpc
 from penstock.connection import CLOSED, Connection, Patience, cancelled_by_somebody
 from penstock.credentials import acting_for
 from penstock.errors import NotFound, Unavailable, anew
-from penstock.names import check_name
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.watching import TokenPositions
 
@@ -29,11 +28,14 @@ IDLE_S = 10.0
 """An idle stream is kept so long: opening one costs as much as a short request, and a client may ask again soon."""
 
 MAX_INBOX_BYTES = 4 * 1024 * 1024
-"""Of token deltas that one reader has not taken. A person or a log that reads at any speed is never that far behind;
-one that is gets the rest with the result."""
+"""Of events that one reader has not taken. A person or a log that reads at any speed is never that far behind; one that
+is gets the rest of the tokens with the results, and of several results one after the other."""
 
 DELTA_BYTES = 512
 """What a waiting delta takes besides its text and tokens."""
+
+PUT_OFF_AT_ONCE = 16
+"""Results that a reader who was too far behind has sent again at once: no wait for each, and few are put off again."""
 
 MAX_NAMES = 10_000
 """Requests named in one frame: a frame stays well below gRPC's limit."""
@@ -43,30 +45,67 @@ MAX_FOLLOWED = 50_000
 
 
 class Inbox:
-    """What one reader of one request has not taken yet."""
+    """What one reader has not taken yet of the requests that it reads."""
 
-    def __init__(self, request_id: str, tokens: bool) -> None:
+    def __init__(self, request_ids: Iterable[str], tokens: bool) -> None:
         """Nothing has come yet."""
-        self.request_id = request_id
+        self.open = dict.fromkeys(request_ids)
+        """Requests whose result has not come."""
         self.tokens = tokens
         self._events: deque[pb.WatchEvent] = deque()
         self._seen = TokenPositions()
         self._behind_bytes = 0
-        self._too_far_behind = False
+        self._cut_off: set[str] = set()
+        """Requests of which a delta was left out, and so is all that follows it."""
+        self._put_off: deque[str] = deque()
+        """Requests whose result came while its reader was too far behind."""
         self._failure: Exception | None = None
         self._news = asyncio.Event()
 
     def put(self, event: pb.WatchEvent, size_bytes: int) -> None:
-        """Take an event; deltas are left out if the reader is too far behind, and what joins with a gap after them."""
+        """Take an event, unless its reader is too far behind.
+
+        A delta is left out then, with what would join with a gap after it, and a result is put off if others are to
+        come.
+        """
         if event.WhichOneof("event") == "tokens":
-            if not self.tokens or self._too_far_behind:
+            delta = event.tokens
+            if not self.tokens or (self._cut_off and delta.request_id in self._cut_off):
                 return
-            self._too_far_behind = self._behind_bytes + size_bytes > MAX_INBOX_BYTES
-            if self._too_far_behind or not self._seen.advance(event.tokens):
+            if self._behind_bytes + size_bytes > MAX_INBOX_BYTES:
+                self._cut_off.add(delta.request_id)
                 return
-            self._behind_bytes += size_bytes
+            if not self._seen.advance(delta):
+                return
+        elif not self._has_ended(event.result.result.request_id):
+            return
+        if self._events:
+            # It may wait for long, and as it came off the wire it would hold on to its frame, with everybody's events.
+            event = _own(event)
+        self._behind_bytes += size_bytes
         self._events.append(event)
         self._news.set()
+
+    def _has_ended(self, request_id: str) -> bool:
+        """Note the end of a request; return False if its result is put off."""
+        if self._behind_bytes > MAX_INBOX_BYTES and len(self.open) > 1:
+            self._put_off.append(request_id)
+            return False
+        self.open.pop(request_id, None)
+        self._cut_off.discard(request_id)
+        self._seen.forget(request_id)
+        return True
+
+    @property
+    def over(self) -> bool:
+        """Whether everything has come and was taken."""
+        return not self.open and not self._events
+
+    def take_put_off(self) -> list[str]:
+        """Return some of the requests whose results were put off: they are to be followed again."""
+        if not self._put_off:
+            return []
+        return [self._put_off.popleft() for _ in range(min(PUT_OFF_AT_ONCE, len(self._put_off)))]
 
     def fail(self, error: Exception) -> None:
         """Have the reader raise `error` after what has come."""
@@ -136,29 +175,35 @@ class Follower:
         self._connection = connection
         self._streams: list[_Stream] = []
 
-    async def events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
-        """Yield (with `tokens`) token deltas and at last the result of one request, as many as are there at once.
+    async def events(self, request_ids: Sequence[str], tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
+        """Yield (with `tokens`) token deltas and at last the result of each request, as many as are there at once.
 
-        Raises InvalidRequest for what cannot be a request's name, NotFound, or Unavailable if the queue stays away or
-        the client is closed.
+        They must be names: one that cannot be sent would end the stream, which is everybody's. Raises NotFound, or
+        Unavailable if the queue stays away or the client is closed.
         """
         self._connection.check_open()
-        check_name("request_id", request_id)  # one that cannot be sent would end the stream, which is everybody's
-        inbox = Inbox(request_id, tokens)
-        stream = self._with_room()
-        stream.begin(inbox)
+        inbox = Inbox(request_ids, tokens)
+        streams: dict[str, _Stream] = {}
         try:
-            while True:
-                events = await inbox.take()
-                yield events
-                if events[-1].WhichOneof("event") == "result":
-                    return
+            for name in list(inbox.open):
+                streams[name] = self._begin(name, inbox)
+            while not inbox.over:
+                yield await inbox.take()
+                for name in inbox.take_put_off():
+                    streams[name] = self._begin(name, inbox)
         finally:
-            stream.end(inbox)
+            for name, stream in streams.items():
+                stream.end(name, inbox)
 
     async def close(self) -> None:
         """End the streams; whoever still follows gets Unavailable."""
         await asyncio.gather(*(stream.close() for stream in self._streams))
+
+    def _begin(self, request_id: str, inbox: Inbox) -> _Stream:
+        """Have a request followed for a reader; return the stream over which it is."""
+        stream = self._with_room()
+        stream.begin(request_id, inbox)
+        return stream
 
     def _with_room(self) -> _Stream:
         for stream in self._streams:
@@ -192,28 +237,28 @@ class _Stream:
 
     # ---- what is followed ----
 
-    def begin(self, inbox: Inbox) -> None:
-        """Have an inbox filled, over a stream that is opened if there is none."""
-        self._inboxes.setdefault(inbox.request_id, []).append(inbox)
+    def begin(self, request_id: str, inbox: Inbox) -> None:
+        """Have an inbox filled with a request's events, over a stream that is opened if there is none."""
+        self._inboxes.setdefault(request_id, []).append(inbox)
         if self._outgoing is not None:
             # Also if it is followed already: the new reader needs the tokens from the first on.
-            self._outgoing.begin(inbox.request_id)
+            self._outgoing.begin(request_id)
         if self._task is None or self._task.done():
             # The stream is everybody's who reads here, so it is opened with the process's own key.
             with acting_for():
                 self._task = asyncio.create_task(self._run(), name="follow")
 
-    def end(self, inbox: Inbox) -> None:
-        """Fill an inbox no more."""
-        others = self._inboxes.get(inbox.request_id, [])
+    def end(self, request_id: str, inbox: Inbox) -> None:
+        """Fill an inbox with a request's events no more."""
+        others = self._inboxes.get(request_id, [])
         if inbox not in others:
             return  # its result has come
         others.remove(inbox)
         if others:
             return
-        del self._inboxes[inbox.request_id]
+        del self._inboxes[request_id]
         if self._outgoing is not None:
-            self._outgoing.end(inbox.request_id)
+            self._outgoing.end(request_id)
 
     async def _frames(self, outgoing: _Outgoing) -> AsyncIterator[pb.FollowRequest]:
         """Yield what is to be followed and left; end once nothing has been followed for IDLE_S."""
@@ -290,8 +335,13 @@ class _Stream:
             inboxes = self._inboxes.get(event.tokens.request_id, [])
         size_bytes = event.ByteSize() + DELTA_BYTES
         for inbox in inboxes[1:]:
-            own = pb.WatchEvent()
-            own.CopyFrom(event)  # a reader cuts off what it has seen
-            inbox.put(own, size_bytes)
+            inbox.put(_own(event), size_bytes)  # a reader cuts off what it has seen
         for inbox in inboxes[:1]:
             inbox.put(event, size_bytes)
+
+
+def _own(event: pb.WatchEvent) -> pb.WatchEvent:
+    """Return an event that shares nothing with `event`."""
+    own = pb.WatchEvent()
+    own.CopyFrom(event)
+    return own

@@ -157,8 +157,8 @@ class Admission:
                         raise refusal_of(ack.error.code, ack.error.message, ack.error.param)
                     ids[ack.index] = ack.request_id
         except PenstockError:
-            if not asked.keep:
-                # What of it is durable answers nobody; under a key it waits for the next try.
+            if not asked.request.idempotency_key:
+                # What of it is durable answers nobody, who was told no name for it; a key brings the next try to it.
                 self.abandon(group.name)
             raise
         return Submitted(group.name, tuple(ids.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from penstock.client import Client
-from penstock.errors import PenstockError, ServiceError, Unavailable
+from penstock.errors import NotFound, PenstockError, ServiceError, Unavailable
 from penstock.openai.chunks import Chunks
 from penstock.openai.message import DivergedError
 from penstock.queue.v1 import queue_pb2
@@ -115,6 +115,8 @@ class _Exchange:
             text = f"{again} was started again and its answer differs from what was streamed"
             await self._tell(self._unanswered(500, text, "answer_restarted"))
         except PenstockError as error:
+            if isinstance(error, NotFound):  # somebody has deleted one of them
+                self._leave_others()
             await self._tell(self._of(error))
         except asyncio.CancelledError:
             await self._tell(self._unanswered(503, "the gateway is stopping", "gateway_stopping"))
@@ -192,9 +194,8 @@ class _Exchange:
         chunks: Chunks | JoinedChunks | None = None
         async with aclosing(self._told(tokens=True)) as told, self._kept_alive():
             async for events in told:
-                if events[-1].WhichOneof("event") == "result":
-                    completed(events[-1].result.result)
                 if chunks is None:
+                    check_completed(events)
                     chunks = await self._begun(wanted, model, events[-1])
                 await self._reply.events([line for event in events for line in lines_of(chunks, event)])
         await self._reply.end()
@@ -283,6 +284,13 @@ def lines_of(chunks: Chunks | JoinedChunks, event: queue_pb2.WatchEvent) -> list
     if event.WhichOneof("event") == "tokens":
         return chunks.of_delta(event.tokens)
     return chunks.of_result(completed(event.result.result))
+
+
+def check_completed(events: Sequence[queue_pb2.WatchEvent]) -> None:
+    """Raise Problem if one of the requests ended without an answer."""
+    for event in events:
+        if event.WhichOneof("event") == "result":
+            completed(event.result.result)
 
 
 def completed(result: pb.Result) -> pb.Result:

@@ -73,7 +73,7 @@ async def opened(client: penstock.Client, queue: FakeQueue, name: str) -> asynci
     task = asyncio.ensure_future(OPEN[name](client))
 
     async def there() -> bool:
-        return task.done() or bool(queue.watches) or len(queue.requests) == 2
+        return task.done() or bool(queue.watches or queue.followed) or len(queue.requests) == 2
 
     await wait_for_async(there, "the call to be open")
     assert not task.done()

@@ -13,6 +13,7 @@ from penstock import following
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 from tests.support.fake_queue import FakeQueue, cancelled, serving
+from tests.support.resident import resident_bytes
 from tests.support.waiting import wait_for_async
 
 
@@ -228,7 +229,7 @@ async def test_a_queue_that_stays_away_is_told_to_all() -> None:
 
 async def test_a_reader_too_far_behind_gets_no_more_deltas_and_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
-    inbox = following.Inbox("r", True)
+    inbox = following.Inbox(["r"], True)
     put = partial(inbox.put, size_bytes=600)
     put(pb.WatchEvent(tokens=delta("r", 0, "ab")))
     put(pb.WatchEvent(tokens=delta("r", 2, "cd")))
@@ -236,6 +237,92 @@ async def test_a_reader_too_far_behind_gets_no_more_deltas_and_the_result(monkey
     put(pb.WatchEvent(tokens=delta("r", 4, "ef")))
     put(pb.WatchEvent(result=pb.WatchResult(cursor=1)))
     assert [event.WhichOneof("event") for event in await inbox.take()] == ["result"]
+
+
+async def test_several_of_one_reader_come_over_the_stream_of_all(client: penstock.Client, queue: FakeQueue) -> None:
+    names = [await client.submit(prompt=f"p {i}") for i in range(3)]
+    queue.answer = cancelled
+    queue.tokens = [delta(name, 0, "ab") for name in names]
+    told: list[tuple[str, str]] = []
+
+    async def read() -> None:
+        async for events in client.wire_events_of(names, tokens=True):
+            told.extend(
+                (event.tokens.request_id, event.tokens.text)
+                if event.WhichOneof("event") == "tokens"
+                else (event.result.result.request_id, "ended")
+                for event in events
+            )
+
+    reading = asyncio.create_task(read())
+    await until_followed(queue, *names)
+    alone = asyncio.create_task(client.result(names[1]))
+    await queue.finish_all()
+    await asyncio.gather(reading, alone)
+    assert sorted(told) == sorted((name, what) for name in names for what in ("ab", "ended"))
+    assert (len(queue.follows), queue.watches) == (1, [])
+
+
+async def test_what_comes_while_a_reader_is_busy_is_read(client: penstock.Client, queue: FakeQueue) -> None:
+    names = [await client.submit(prompt=f"p {i}") for i in range(2)]
+    told = client.wire_events_of(names, tokens=False)
+    first = asyncio.ensure_future(anext(told))
+    await until_followed(queue, *names)
+    await queue.finish(queue.requests[0])
+    assert [event.result.result.request_id for event in await first] == names[:1]
+    await queue.finish(queue.requests[1])
+    await client.result(names[1])  # so that it has come for the other reader too
+    assert [event.result.result.request_id for event in await anext(told)] == names[1:]
+    assert await anext(told, None) is None
+
+
+async def test_of_several_a_reader_too_far_behind_has_the_results_sent_again(
+    client: penstock.Client, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [await client.submit(prompt=f"p {i}") for i in range(50)]
+    told = client.wire_events_of(names, tokens=False)
+    first = asyncio.ensure_future(anext(told))
+    await until_followed(queue, *names)
+    monkeypatch.setattr(following, "MAX_INBOX_BYTES", 0)  # anything that waits is too much
+    await queue.finish_all()
+
+    async def all_came() -> bool:
+        (stream,) = client._follower._streams
+        return not stream._inboxes
+
+    await wait_for_async(all_came, "all results")
+    ids = [event.result.result.request_id async for events in told_after(first, told) for event in events]
+    assert sorted(ids) == sorted(names)
+    assert len(queue.followed) > len(names)
+
+
+async def told_after(
+    first: asyncio.Future[list[pb.WatchEvent]], told: AsyncIterator[list[pb.WatchEvent]]
+) -> AsyncIterator[list[pb.WatchEvent]]:
+    yield await first
+    async for events in told:
+        yield events
+
+
+def test_of_several_no_more_results_are_held_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
+    inbox = following.Inbox(["a", "b", "c", "d"], False)
+    for name in "abcd":
+        result = request_pb2.Result(request_id=name)
+        inbox.put(pb.WatchEvent(result=pb.WatchResult(result=result)), size_bytes=600)
+    assert [event.result.result.request_id for event in inbox._events] == ["a", "b"]
+    assert inbox.take_put_off() == ["c", "d"]
+
+
+def test_what_waits_does_not_hold_on_to_the_frames_it_came_in() -> None:
+    others = pb.WatchEvent(tokens=delta("other", 0, "x" * 2**20))
+    inbox = following.Inbox(["r"], True)
+    before_bytes = resident_bytes()
+    for number in range(50):
+        frame = pb.FollowResponse(events=[others, pb.WatchEvent(tokens=delta("r", number, "a"))])
+        inbox.put(pb.FollowResponse.FromString(frame.SerializeToString()).events[1], 512)
+    assert len(inbox._events) == 50
+    assert resident_bytes() - before_bytes < 100 * 2**20, "those of fifty frames are twice as much"
 
 
 def test_who_is_followed_anew_is_not_left_in_a_later_frame() -> None:

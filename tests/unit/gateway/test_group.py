@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock import connection
 from penstock.openai.bodies import COMPLETIONS_URL, MAX_PROMPTS, BodyError, parse_body
 from penstock.openai.convert import to_request
 from penstock.queue.v1 import queue_pb2
@@ -15,9 +16,9 @@ from penstock.request.v1 import request_pb2 as pb
 from services.gateway.group import Group
 from services.gateway.requests import joined_status
 from tests.support.asgi import get, post
-from tests.support.fake_queue import completed
+from tests.support.fake_queue import completed, serving
 from tests.support.resident import resident_bytes
-from tests.unit.gateway.test_generation import Gateway, gateway, until
+from tests.unit.gateway.test_generation import CancellableQueue, Gateway, gateway, gateway_of, until
 
 __all__ = ["gateway"]
 
@@ -62,7 +63,7 @@ async def test_a_stream_numbers_the_choices_of_all_prompts(gateway: Gateway) -> 
         pb.TokenDelta(request_id=request.request_id, attempt=1, index=0, token_ids=[0], text=request.text[:1].upper())
         for request in gateway.queue.requests
     ]
-    await until(lambda: bool(gateway.queue.watches))
+    await until(lambda: len(gateway.queue.followed) == 3)
     for request in reversed(gateway.queue.requests):
         await gateway.queue.finish(request)
     events = [json.loads(event) for event in (await exchange.whole()).events[:-1]]
@@ -78,11 +79,16 @@ async def test_a_stream_numbers_the_choices_of_all_prompts(gateway: Gateway) -> 
     assert len({event["id"] for event in events}) == 1
 
 
-async def test_what_the_queue_refuses_of_some_is_refused_of_all(gateway: Gateway) -> None:
-    refused = await post(gateway.app, COMPLETIONS_URL, BODY, x_penstock_channel="nowhere").whole()
+@pytest.mark.parametrize(
+    ("header", "cancels"), [({}, 1), ({"x_penstock_keep": "true"}, 1), ({"idempotency_key": "k"}, 0)]
+)
+async def test_what_the_queue_refuses_of_some_is_refused_of_all(
+    gateway: Gateway, header: dict[str, str], cancels: int
+) -> None:
+    refused = await post(gateway.app, COMPLETIONS_URL, BODY, x_penstock_channel="nowhere", **header).whole()
     assert (refused.status, refused.json()["error"]["param"]) == (400, "x-penstock-channel")
     await gateway.admission.settle()
-    assert len(gateway.queue.cancelled_batches) == 1
+    assert len(gateway.queue.cancelled_batches) == cancels, "what nobody can ask for by its name or key"
 
 
 async def test_one_refused_prompt_is_the_answer_and_the_others_are_cancelled(gateway: Gateway) -> None:
@@ -106,7 +112,7 @@ async def test_one_refused_prompt_is_the_answer_and_the_others_are_cancelled(gat
 async def test_a_client_that_leaves_takes_all_of_them_along(gateway: Gateway, keep: str) -> None:
     gateway.queue.paused = True
     exchange = post(gateway.app, COMPLETIONS_URL, BODY, x_penstock_keep=keep)
-    await until(lambda: len(gateway.queue.requests) == 3 and bool(gateway.queue.watches))
+    await until(lambda: len(gateway.queue.followed) == 3)
     group = gateway.queue.requests[0].batch
     state = (await get(gateway.app, f"/v1/requests/{group}-3").whole()).json()
     assert (state["status"], state["response"]) == ("waiting", None)
@@ -125,6 +131,19 @@ async def test_deleting_the_whole_is_deleting_all(gateway: Gateway) -> None:
     unknown = Group.of("", 2).name
     refused = await get(gateway.app, f"/v1/requests/{unknown}").whole()
     assert (refused.status, refused.json()["error"]["message"]) == (404, f"request_id: {unknown!r} is unknown")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_more_bodies_than_a_client_may_watch_are_answered(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    monkeypatch.setattr(connection, "MAX_WATCHES", 1)
+    queue = CancellableQueue()
+    queue.paused = True
+    async with serving(queue) as address, gateway_of(address, queue) as gateway:
+        exchanges = [post(gateway.app, COMPLETIONS_URL, {**BODY, "stream": stream}) for _ in range(3)]
+        await until(lambda: all(exchange.task.done() for exchange in exchanges[1:]) or len(queue.followed) == 9)
+        await queue.finish_all()
+        assert [(await exchange.whole()).status for exchange in exchanges] == [200] * 3
+        assert len(queue.follows) == 1, "all that are waited for share a stream"
 
 
 async def test_an_answer_that_was_started_again_is_where_the_error_says(gateway: Gateway) -> None:
@@ -156,6 +175,19 @@ async def test_who_was_told_nothing_before_the_new_start_is_not_to_ask_again(
         refused = await post(gateway.app, COMPLETIONS_URL, {**BODY, "stream": True}, **headers).whole()
         assert (refused.status, refused.error["code"]) == (500, "answer_restarted")
         assert refused.headers.get("x-should-retry") == (None if headers else "false")
+
+
+async def test_when_one_is_deleted_meanwhile_the_others_are_cancelled(gateway: Gateway) -> None:
+    gateway.queue.paused = True
+    exchange = post(gateway.app, COMPLETIONS_URL, BODY)
+    await until(lambda: len(gateway.queue.followed) == 3)
+    async with gateway.queue.changed:
+        deleted = gateway.queue.requests.pop(1)
+        gateway.queue.changed.notify_all()
+    answer = await exchange.whole()
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+    await gateway.admission.settle()
+    assert gateway.queue.cancelled_batches == [deleted.batch]
 
 
 @pytest.mark.parametrize("long", ["x" * 2**22, [1] * 2**20])
