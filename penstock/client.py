@@ -41,7 +41,7 @@ from penstock.results import (
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.submit_line import SubmitLines
-from penstock.submitting import SubmitSession, too_large
+from penstock.submitting import WINDOW_BYTES, SubmitSession, too_large
 from penstock.tls import TlsFiles
 from penstock.tracing import SubmitTracer
 from penstock.watching import Event, Joined, Transcript, WatchSession
@@ -153,6 +153,7 @@ class Client:
         *,
         wait_for_quota: bool = False,
         waits: Callable[[str], None] | None = None,
+        window_bytes: int = WINDOW_BYTES,
     ) -> AsyncGenerator[Submitted, None]:
         """Submit requests over one stream, batched; yield an ack for each once it is durable or refused.
 
@@ -160,9 +161,9 @@ class Client:
         raises InvalidRequest; a request the queue refuses has `error` in its ack,
         also one that a quota does not let in, unless that is to be waited for.
         `waits` is called with the reason before each wait for a queue that takes
-        no more now.
+        no more now. `window_bytes` of requests, and one more, are held at most.
         """
-        session = SubmitSession(self._stub, self._queue, self._name, wait_for_quota, waits)
+        session = SubmitSession(self._stub, self._queue, self._name, wait_for_quota, waits, window_bytes)
         async with self._queue.submit(), aclosing(session.acks(self._prepare_each(requests))) as acks:
             async for ack in acks:
                 yield ack

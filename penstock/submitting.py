@@ -26,8 +26,7 @@ WINDOW_REQUESTS = 4096
 """Most requests without an ack: what a queue takes in a fifth of a second, so the stream never idles."""
 
 WINDOW_BYTES = 32 * 1024 * 1024
-"""Most bytes without an ack; they are kept until then, because a lost stream sends them again."""
-
+"""Most bytes without an ack, unless told otherwise; they are kept until then, as a lost stream sends them again."""
 
 QUOTA_PAUSE_S = 1.0
 """Before requests that a quota did not let in are submitted again: requests end at a pace of seconds."""
@@ -50,12 +49,15 @@ class SubmitSession:
         client_id: str,
         wait_for_quota: bool = False,
         waits: Callable[[str], None] | None = None,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         """Submit through `stub` with the patience of `connection`; `wait_for_quota` as long as it takes.
 
-        `waits` is told why before each wait for a queue that takes no more now.
+        `waits` is told why before each wait for a queue that takes no more now. No request is taken from the source
+        while `window_bytes` of them have no ack.
         """
         self._waits = waits
+        self._window_bytes = window_bytes
         more = (pb.SUBMIT_STATUS_OVER_QUOTA,) if wait_for_quota else ()
         self._tried_again = frozenset({pb.SUBMIT_STATUS_UNAVAILABLE, *more})
         """Statuses after which a request is submitted once more."""
@@ -107,7 +109,7 @@ class SubmitSession:
         tag = 0
         try:
             async for request in _each(source):
-                while len(self._held) >= WINDOW_REQUESTS or self._bytes_held >= WINDOW_BYTES:
+                while len(self._held) >= WINDOW_REQUESTS or self._bytes_held >= self._window_bytes:
                     self._room.clear()
                     await self._room.wait()
                 size = request.ByteSize()

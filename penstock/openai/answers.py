@@ -71,25 +71,25 @@ def error_object(status: int, message: str, param: str, code: str) -> Line:
     return {"message": message, "type": kind, "param": param or None, "code": code}
 
 
-def usage_of(*results: pb.Result) -> Line:
-    """Return the token counts of one body's `results` as a stream tells them: details only if there are any."""
-    prompt = sum(result.usage.prompt_tokens for result in results)
-    completion = sum(result.usage.completion_tokens for result in results)
-    cached = sum(result.usage.cached_tokens for result in results)
+def usage_of(*usages: pb.Usage) -> Line:
+    """Return the token counts of one body's results as a stream tells them: details only if there are any."""
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages)
     counts: Line = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
     if cached:
         counts["prompt_tokens_details"] = {"cached_tokens": cached}
-    if any(result.usage.HasField("reasoning_tokens") for result in results):
-        reasoning = sum(result.usage.reasoning_tokens for result in results)
+    if any(usage.HasField("reasoning_tokens") for usage in usages):
+        reasoning = sum(usage.reasoning_tokens for usage in usages)
         counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return counts
 
 
-def whole_usage(*results: pb.Result) -> Line:
-    """Return the token counts of one body's `results` as a whole answer tells them."""
-    usage = usage_of(*results)
-    details = {name: usage.pop(name, None) for name in ("prompt_tokens_details", "completion_tokens_details")}
-    return {**usage, **details}
+def whole_usage(*usages: pb.Usage) -> Line:
+    """Return the token counts of one body's results as a whole answer tells them."""
+    counts = usage_of(*usages)
+    details = {name: counts.pop(name, None) for name in ("prompt_tokens_details", "completion_tokens_details")}
+    return {**counts, **details}
 
 
 def ending(choice: pb.Choice) -> Line:
@@ -109,7 +109,7 @@ def _common(prefix: str, kind: str, choices: list[Line], result: pb.Result) -> L
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": None,
-        "usage": whole_usage(result),
+        "usage": whole_usage(result.usage),
         "kv_transfer_params": None,
         "ec_transfer_params": None,
         "metrics": None,

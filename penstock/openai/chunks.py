@@ -189,7 +189,7 @@ class Chunks:
                 parts = choice.last_parts(whole) if choice.is_message else None
                 lines.append(self._chunk(choice, whole.index, choice.last(whole), whole, parts))
         if self._usage:
-            lines.append(self.usage_line(usage_of(result)))
+            lines.append(self.usage_line(usage_of(result.usage)))
         return lines
 
     def usage_line(self, counts: Line) -> str:

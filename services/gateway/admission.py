@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.extras import Extras
 from services.gateway.group import Group
+from services.gateway.limits import MAX_TOGETHER_BYTES, SUBMIT_WINDOW_BYTES
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, given_as
 from services.logs import about
@@ -91,15 +92,25 @@ def understand(url: str, content: dict[str, Any], extras: Extras, now_ns: int) -
     shape = Shape.of(body)
     extras.put_into(request, now_ns)
     request.client_reference = shape.to_reference()
-    _check_size(request)
+    _check_size(request.ByteSize())
     return Asked(body, shape, request, extras.keep)
 
 
-def _check_size(request: pb.Request) -> None:
-    """Raise Problem if the queue cannot store a request."""
-    if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
-        text = f"the request takes {size} bytes; at most {MAX_REQUEST_BYTES} can be stored"
+def _check_size(size_bytes: int) -> None:
+    """Raise Problem if the queue cannot store a request of this size."""
+    if size_bytes > MAX_REQUEST_BYTES:
+        text = f"the request takes {size_bytes} bytes; at most {MAX_REQUEST_BYTES} can be stored"
         raise Problem(413, text, "", "request_too_large")
+
+
+def _check_sizes(sizes_bytes: Sequence[int]) -> None:
+    """Raise Problem if the requests of several prompts are too large, one of them or all together."""
+    for size_bytes in sizes_bytes:
+        _check_size(size_bytes)
+    if (all_bytes := sum(sizes_bytes)) > MAX_TOGETHER_BYTES:
+        count = f"{len(sizes_bytes)} prompts are as many requests, each of which has all the other fields"
+        text = f"prompt: {count}: {all_bytes} bytes together; at most {MAX_TOGETHER_BYTES} are taken in one body"
+        raise Problem(413, text, "prompt", "request_too_large")
 
 
 class Admission:
@@ -146,12 +157,11 @@ class Admission:
             request_id = await self._client.submit_request(asked.request)
             return Submitted(request_id, (request_id,))
         group = Group.of(asked.request.idempotency_key, len(prompts))
+        _check_sizes(list(group.sizes_bytes(asked.request, prompts)))  # before the first of them is sent
         requests = group.requests(asked.request, prompts)
-        for request in requests:
-            _check_size(request)
         ids = dict.fromkeys(range(len(prompts)), "")
         try:
-            async with aclosing(self._client.submit_many(requests)) as acks:
+            async with aclosing(self._client.submit_many(requests, window_bytes=SUBMIT_WINDOW_BYTES)) as acks:
                 async for ack in acks:
                     if ack.error is not None:
                         raise refusal_of(ack.error.code, ack.error.message, ack.error.param)

@@ -23,7 +23,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.gateway.admission import Admission, Asked, Submitted, Wanted, understand
 from services.gateway.doorman import Doorman
 from services.gateway.extras import Extras, read_extras
-from services.gateway.group import JoinedChunks, body_of_all
+from services.gateway.group import Gathered, JoinedChunks
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError, Intake
 from services.gateway.limits import CLIENT_CLOSED, KEEP_ALIVE_S
@@ -174,16 +174,14 @@ class _Exchange:
             return await self._parts.served.view()
 
     async def _whole(self, wanted: Wanted) -> None:
-        ids = self._submitted.ids
-        results: dict[str, pb.Result] = {}
+        gathered = Gathered(self._submitted.ids)
         async with aclosing(self._told(tokens=False)) as told:
             async for events in told:
                 for event in events:
-                    result = completed(event.result.result)
-                    results[result.request_id] = result
-                if len(results) == len(ids):
+                    gathered.add(completed(event.result.result))
+                if gathered.whole:
                     break
-        await self._reply.json(200, body_of_all(self.request_id, wanted.shape, [results[one] for one in ids]))
+        await self._reply.json(200, gathered.body(self.request_id, wanted.shape))
 
     def _told(self, tokens: bool) -> AsyncGenerator[list[queue_pb2.WatchEvent], None]:
         """Return what the queue tells of all that was submitted."""

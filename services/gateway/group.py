@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.openai.answers import COMPLETION_PREFIX, Line, body_of, usage_of, whole_usage
 from penstock.openai.chunks import Chunks
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
+from services.gateway.limits import MAX_ANSWERS_BYTES
+from services.gateway.problem import NO_RETRY, Problem
 
 NAME = re.compile(r"(several-[0-9a-f]{32})-([1-9][0-9]{0,4})")
 
@@ -53,24 +55,80 @@ class Group:
         """Return the idempotency key of one prompt's request."""
         return f"{self.batch}:{prompt}"
 
-    def requests(self, whole: pb.Request, prompts: Sequence[str | list[int]]) -> list[pb.Request]:
-        """Return the request of each prompt; in all else they are as `whole`."""
-        rest = pb.Request()
-        rest.CopyFrom(whole)
-        rest.ClearField("prompt")
+    def requests(self, whole: pb.Request, prompts: Sequence[str | list[int]]) -> Iterator[pb.Request]:
+        """Yield the request of each prompt, made when its turn comes; in all else they are as `whole`."""
         # Read for each from bytes: a message keeps the memory of what was cleared in it, and so does one set over.
-        content = rest.SerializeToString()
-        found = []
+        content = _shared(whole).SerializeToString()
         for number, prompt in enumerate(prompts):
             request = pb.Request.FromString(content)
-            request.batch = self.batch
-            request.idempotency_key = self.key(number)
-            if isinstance(prompt, str):
-                request.text = prompt
-            else:
-                request.token_ids.ids.extend(prompt)
-            found.append(request)
-        return found
+            self._put(request, number, prompt)
+            yield request
+
+    def sizes_bytes(self, whole: pb.Request, prompts: Sequence[str | list[int]]) -> Iterator[int]:
+        """Yield what each of `requests` takes, encoded, of which none is made for it."""
+        shared_bytes = _shared(whole).ByteSize()
+        for number, prompt in enumerate(prompts):
+            own = pb.Request()
+            self._put(own, number, prompt)
+            yield shared_bytes + own.ByteSize()
+
+    def _put(self, request: pb.Request, number: int, prompt: str | list[int]) -> None:
+        """Write into `request` what it has for itself alone."""
+        request.batch = self.batch
+        request.idempotency_key = self.key(number)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.ids.extend(prompt)
+
+
+def _shared(whole: pb.Request) -> pb.Request:
+    """Return what the requests of all prompts have in common."""
+    shared = pb.Request()
+    shared.CopyFrom(whole)
+    for own in ("prompt", "batch", "idempotency_key"):
+        shared.ClearField(own)
+    return shared
+
+
+class Gathered:
+    """The results of one body, kept until the last of them has come."""
+
+    def __init__(self, request_ids: Sequence[str]) -> None:
+        """Await those of these requests."""
+        self._kept: dict[str, bytes] = dict.fromkeys(request_ids, b"")
+        """Encoded: as it came a result would hold on to its frame, with everybody's events."""
+        self._missing = set(request_ids)
+        self._size_bytes = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether all have come."""
+        return not self._missing
+
+    def add(self, result: pb.Result) -> None:
+        """Keep a result; raises Problem if all together are more than one answer can be."""
+        content = result.SerializeToString()
+        self._size_bytes = check_answers(self._size_bytes + len(content), len(self._kept))
+        self._kept[result.request_id] = content
+        self._missing.discard(result.request_id)
+
+    def body(self, name: str, shape: Shape) -> Line:
+        """Return the response body of all of them; what was kept is let go of."""
+        kept, self._kept = self._kept, {}
+        return body_of_all(name, shape, [pb.Result.FromString(content) for content in kept.values()])
+
+
+def check_answers(size_bytes: int, count: int) -> int:
+    """Return the size of the results of `count` prompts; raises Problem if it is more than one answer can be.
+
+    That of a single prompt is bounded where it is made.
+    """
+    if count > 1 and size_bytes > MAX_ANSWERS_BYTES:
+        text = f"the answers of all prompts take more than {MAX_ANSWERS_BYTES} bytes together"
+        more = "ask for a stream, or for fewer prompts in a body"
+        raise Problem(400, f"{text}: {more}", "prompt", "result_too_large", NO_RETRY)
+    return size_bytes
 
 
 def body_of_all(name: str, shape: Shape, results: Sequence[pb.Result]) -> Line:
@@ -81,7 +139,7 @@ def body_of_all(name: str, shape: Shape, results: Sequence[pb.Result]) -> Line:
     choices = [choice for body in bodies for choice in body["choices"]]
     for index, choice in enumerate(choices):
         choice["index"] = index
-    usage = whole_usage(*results)
+    usage = whole_usage(*[result.usage for result in results])
     created = min(body["created"] for body in bodies)
     joined = {"id": f"{COMPLETION_PREFIX}-{name}", "created": created, "choices": choices, "usage": usage}
     return bodies[0] | joined
@@ -93,7 +151,8 @@ class JoinedChunks:
     def __init__(self, chunks: Sequence[Chunks], request_ids: Sequence[str], usage: bool) -> None:
         """Write each request's events with its own `chunks`; with `usage`, token counts come last."""
         self._chunks = dict(zip(request_ids, chunks, strict=True))
-        self._results: dict[str, pb.Result] = {}
+        self._usages: list[pb.Usage] = []
+        """All that is kept of a prompt that has been told to its end: its result may take 12 MiB."""
         self._usage = usage
 
     def of_delta(self, delta: pb.TokenDelta) -> list[str]:
@@ -104,7 +163,10 @@ class JoinedChunks:
         """Return the last chunks of a completed request, and after the last one's the counts; raises DivergedError."""
         chunks = self._chunks[result.request_id]
         lines = chunks.of_result(result)
-        self._results[result.request_id] = result
-        if self._usage and len(self._results) == len(self._chunks):
-            lines.append(chunks.usage_line(usage_of(*self._results.values())))
+        del self._chunks[result.request_id]
+        usage = pb.Usage()
+        usage.CopyFrom(result.usage)  # as it is it would hold on to the result
+        self._usages.append(usage)
+        if self._usage and not self._chunks:
+            lines.append(chunks.usage_line(usage_of(*self._usages)))
         return lines

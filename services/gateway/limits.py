@@ -8,6 +8,19 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_BODIES_BYTES = 256 * 1024 * 1024
 """All bodies that are being read at once: what slow or many senders of large bodies can make the gateway hold."""
 
+MAX_TOGETHER_BYTES = 64 * 1024 * 1024
+"""The requests of one body with several prompts, each of which has all the other fields again: four times the largest
+body. A thousand prompts that fill a body may still share a schema of 48 KiB; without a bound half a MiB that all of
+them share would be half a GiB in the queue's store, and a body of 11 MiB as many GiB."""
+
+SUBMIT_WINDOW_BYTES = 2 * 1024 * 1024
+"""Of the requests of one body that are on their way to the queue at once: two frames, of which one is stored while the
+next is written. Each of a hundred bodies may be on its way (`MAX_SUBMITS` of a client)."""
+
+MAX_ANSWERS_BYTES = 32 * 1024 * 1024
+"""The results of one body with several prompts that are told as one answer: writing it takes ten times as much. 128
+prompts of 4,096 tokens, each token scored beside the likeliest, take 26 MiB; a stream is told result by result."""
+
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers: what other servers take at most (nginx 32 KiB, Apache 64 KiB)."""
 

@@ -16,7 +16,7 @@ from penstock.openai.answers import failure_of
 from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.group import Group, body_of_all
+from services.gateway.group import Group, body_of_all, check_answers
 from services.gateway.problem import of_error
 
 LOOK_AHEAD = 16
@@ -31,25 +31,34 @@ class Requests:
         self._client = client
 
     async def get(self, request: Request) -> JSONResponse:
-        """Return the state of a request, with the response its asker got or will get."""
+        """Return the state of a request, with the response its asker got or will get.
+
+        Raises Problem if that is larger than one answer can be, as it may be of several prompts.
+        """
         name = request.path_params["request_id"]
         try:
-            return JSONResponse(described(name, await self._found(name)))
+            return JSONResponse(described(name, await self._found(name, answers=True)))
         except PenstockError as error:
             raise of_error(error) from None
 
-    async def _found(self, name: str) -> list[queue_pb2.GetResponse]:
-        """Return the state of a request, or of each of those that one body with several prompts became."""
+    async def _found(self, name: str, answers: bool) -> list[queue_pb2.GetResponse]:
+        """Return the state of a request, or of each of those that one body with several prompts became.
+
+        Without `answers` nothing is kept of what they were answered. Raises Problem.
+        """
         group = Group.named(name)
         if group is None:
             return [await self._client.wire_get(queue_pb2.GetRequest(request_id=name))]
         keys = [queue_pb2.IdempotencyKey(key=group.key(number)) for number in range(group.count)]
         found: list[queue_pb2.GetResponse] = []
+        size_bytes = 0
         for start in range(0, len(keys), LOOK_AHEAD):
             some = keys[start : start + LOOK_AHEAD]
             gets = (self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key)) for key in some)
             try:
-                found += await asyncio.gather(*gets)
+                for one in await asyncio.gather(*gets):
+                    size_bytes = check_answers(size_bytes + one.result.ByteSize(), group.count) if answers else 0
+                    found.append(one if answers else _state_of(one))
             except NotFound:
                 raise NotFound(f"request_id: {name!r} is unknown") from None
         return found
@@ -68,15 +77,21 @@ class Requests:
         if Group.named(name) is None:
             if await self._client.delete(name):
                 return True
-            await self._found(name)
+            await self._found(name, answers=False)
             await self._client.cancel(name)
             return False
-        found = await self._found(name)
+        found = await self._found(name, answers=False)
         ids = [one.request_id for one in found]
         if all(one.HasField("result") for one in found):
             return bool(await self._client.delete(*ids))
         await self._client.cancel(*ids)
         return False
+
+
+def _state_of(one: queue_pb2.GetResponse) -> queue_pb2.GetResponse:
+    """Return a request's id, and whether it has a result."""
+    result = pb.Result() if one.HasField("result") else None
+    return queue_pb2.GetResponse(request_id=one.request_id, result=result)
 
 
 def described(name: str, found: Sequence[queue_pb2.GetResponse]) -> dict[str, Any]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from penstock import connection
 from penstock.openai.bodies import COMPLETIONS_URL, MAX_PROMPTS, BodyError, parse_body
+from penstock.openai.chunks import Chunks
 from penstock.openai.convert import to_request
+from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.group import Group
+from services.gateway.group import Gathered, Group, JoinedChunks
+from services.gateway.limits import MAX_TOGETHER_BYTES, SUBMIT_WINDOW_BYTES
 from services.gateway.requests import joined_status
 from tests.support.asgi import get, post
 from tests.support.fake_queue import completed, serving
@@ -190,12 +193,113 @@ async def test_when_one_is_deleted_meanwhile_the_others_are_cancelled(gateway: G
     assert gateway.queue.cancelled_batches == [deleted.batch]
 
 
+async def test_requests_are_made_as_the_queue_takes_them(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    requests = Group.requests
+
+    def counted(*given: Any) -> Iterator[pb.Request]:
+        nonlocal made
+        for request in requests(*given):
+            made += 1
+            yield request
+
+    monkeypatch.setattr(Group, "requests", counted)
+    gateway.queue.acks.clear()
+    exchange = post(gateway.app, COMPLETIONS_URL, {**BODY, "prompt": ["a"] * 100, **shared(200_000)})
+    await until(lambda: bool(gateway.queue.requests))
+    assert made == SUBMIT_WINDOW_BYTES // 200_000 + 2, "those on their way, and the next"
+    gateway.queue.acks.set()
+    assert (await exchange.whole()).status == 200
+    assert made == 100
+
+
+async def test_prompts_that_come_to_too_much_together_are_refused(gateway: Gateway) -> None:
+    body = {**BODY, "prompt": ["a"] * MAX_PROMPTS, **shared(70_000)}
+    refused = await post(gateway.app, COMPLETIONS_URL, body).whole()
+    assert (refused.status, refused.error["code"], refused.error["param"]) == (413, "request_too_large", "prompt")
+    assert f"at most {MAX_TOGETHER_BYTES}" in refused.error["message"]
+    assert not gateway.queue.requests
+
+
+async def test_as_many_prompts_as_there_may_be_share_a_schema(gateway: Gateway) -> None:
+    body = {**BODY, "prompt": ["x" * 8_000] * MAX_PROMPTS, **shared(2_000)}
+    assert (await post(gateway.app, COMPLETIONS_URL, body).whole()).status == 200
+    assert len(gateway.queue.requests) == MAX_PROMPTS
+
+
+def shared(size_bytes: int) -> dict[str, Any]:
+    """Return a field of this size, of all prompts of a body."""
+    return {"structured_outputs": {"grammar": "root ::= " + "x" * size_bytes}}
+
+
+def test_the_sizes_are_those_of_the_requests() -> None:
+    prompts = ["a", "x" * 200, "é", "the river"]
+    whole = to_request(parse_body(COMPLETIONS_URL, {**BODY, "prompt": prompts, **shared(1000)}, streams=True))
+    whole.idempotency_key = "k"
+    group = Group.of("k", len(prompts))
+    sizes_bytes = [request.ByteSize() for request in group.requests(whole, prompts)]
+    assert list(group.sizes_bytes(whole, prompts)) == sizes_bytes
+
+
+async def test_answers_that_are_too_large_together_are_refused(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.group.MAX_ANSWERS_BYTES", 3_000)
+    body = {**BODY, "prompt": ["a", "x" * 2_000, "y" * 2_000, "b"]}
+    refused = await post(gateway.app, COMPLETIONS_URL, body).whole()
+    assert (refused.status, refused.error["code"]) == (400, "result_too_large")
+    assert refused.headers["x-should-retry"] == "false"
+    name = refused.headers["x-request-id"]
+    group = Group.named(name)
+    assert group is not None
+    await until(lambda: gateway.queue.cancelled_batches == [group.batch])
+    kept = await get(gateway.app, f"/v1/requests/{name}").whole()
+    assert (kept.status, kept.error["code"]) == (400, "result_too_large")
+    deleted = await get(gateway.app, f"/v1/requests/{name}", method="DELETE").whole()
+    assert deleted.json()["deleted"]
+    streamed = await post(gateway.app, COMPLETIONS_URL, {**body, "stream": True}).whole()
+    assert (streamed.status, len(streamed.events)) == (200, 5)
+    alone = await post(gateway.app, COMPLETIONS_URL, {**body, "prompt": "x" * 4_000}).whole()
+    assert alone.status == 200
+
+
+def test_what_is_gathered_does_not_hold_on_to_the_frames_it_came_in() -> None:
+    ids = [f"r-{number}" for number in range(50)]
+    gathered = Gathered(ids)
+    others = queue_pb2.WatchEvent(tokens=pb.TokenDelta(text="x" * 2**22))
+    before_bytes = resident_bytes()
+    for name in ids:
+        choice = pb.Choice(text=name)
+        result = queue_pb2.WatchResult(result=pb.Result(request_id=name, choices=[choice]))
+        frame = queue_pb2.FollowResponse(events=[others, queue_pb2.WatchEvent(result=result)])
+        read = queue_pb2.FollowResponse.FromString(frame.SerializeToString())
+        gathered.add(read.events[1].result.result)
+    assert resident_bytes() - before_bytes < 50 * 2**20, "4 MiB for each of fifty are four times as much"
+    assert gathered.whole
+    assert [choice["text"] for choice in gathered.body("several", Shape())["choices"]] == ids
+
+
+def test_a_stream_keeps_of_what_it_has_told_the_counts_alone() -> None:
+    ids = [f"r-{number}" for number in range(50)]
+    each = [Chunks(Shape(), "several", 1, "tiny", 1, False, first=number) for number in range(len(ids))]
+    joined = JoinedChunks(each, ids, True)
+    choice = pb.Choice(text="x", token_ids=[1], logprobs=[pb.TokenLogprob(token="x" * 2**22)])
+    content = pb.Result(choices=[choice], usage=pb.Usage(prompt_tokens=1, completion_tokens=1)).SerializeToString()
+    before_bytes = resident_bytes()
+    for name in ids:
+        result = pb.Result.FromString(content)
+        result.request_id = name
+        last = joined.of_result(result)[-1]
+    assert json.loads(last)["usage"]["total_tokens"] == 100
+    assert resident_bytes() - before_bytes < 50 * 2**20, "4 MiB for each of fifty are four times as much"
+
+
 @pytest.mark.parametrize("long", ["x" * 2**22, [1] * 2**20])
 def test_a_long_first_prompt_takes_memory_once(long: Any) -> None:
     prompts = [long, *(["a"] * 99 if isinstance(long, str) else [[2]] * 99)]
     whole = to_request(parse_body(COMPLETIONS_URL, {**BODY, "prompt": prompts}, streams=True))
     before_bytes = resident_bytes()
-    requests = Group.of("", len(prompts)).requests(whole, prompts)
+    requests = list(Group.of("", len(prompts)).requests(whole, prompts))
     assert resident_bytes() - before_bytes < 100 * 2**20, "4 MiB for each of a hundred are four times as much"
     assert [request.ByteSize() < 200 for request in requests] == [False, *[True] * 99]
 
