@@ -28,6 +28,7 @@ from services.worker.engine import (
 from services.worker.processes import guard_process_group, yield_to_engine
 from services.worker.vllm_checks import NotServedError, Parsers, asked_reasoning_parser, check_arguments, check_started
 from services.worker.vllm_pace import Pace
+from services.worker.vllm_shape import lookahead_tokens
 from services.worker.vllm_stats import EngineStats, RunPreemptions, no_metrics
 
 CPU_BLOCK_SIZE = "32"
@@ -291,9 +292,6 @@ class VllmEngine:
 
         config = self._llm.vllm_config
         model_config = config.model_config
-        speculative = getattr(config, "speculative_config", None)
-        lookahead = int(bool(config.scheduler_config.async_scheduling))
-        lookahead += getattr(speculative, "num_speculative_tokens", None) or 0
         bounded, special = byte_bound(self._llm.get_tokenizer())
         default = self._defaults.get("max_tokens")
         from_directory = model_config.generation_config not in {"auto", "vllm"}
@@ -304,7 +302,7 @@ class VllmEngine:
             block_size=config.cache_config.block_size,
             max_model_len=model_config.max_model_len,
             max_num_seqs=config.scheduler_config.max_num_seqs,
-            lookahead_tokens=lookahead,
+            lookahead_tokens=lookahead_tokens(config),
             model=names[0],
             model_aliases=names[1:],
             byte_bounded_tokenizer=bounded,
