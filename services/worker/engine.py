@@ -43,7 +43,7 @@ class EngineShape(NamedTuple):
     max_num_seqs: int
     """Most sequences the engine runs at once."""
     lookahead_tokens: int
-    """Tokens a running sequence may be ahead of what it has returned."""
+    """Tokens that a sequence may have slots for beyond those it has returned, blocks that do not grow included."""
     model: str
     """Name the model is served under."""
     model_aliases: tuple[str, ...] = ()

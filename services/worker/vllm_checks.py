@@ -55,8 +55,8 @@ def check_started(config: Any, window_tokens: int) -> None:
         # The tokenizers, which are forked before the engine starts, cut and refuse prompts by it.
         raise NotServedError(f"--max-model-len auto: {fitted_tokens} tokens fit here; give that number")
     cache = config.cache_config
-    if not cache.kv_cache_max_concurrency:
-        return
+    if not cache.kv_cache_max_concurrency or config.model_config.is_hybrid:
+        return  # what layers with a state take is booked (`state_blocks`)
     blocks = cache.num_gpu_blocks / config.parallel_config.data_parallel_size
     held, booked = blocks / cache.kv_cache_max_concurrency, -(-window_tokens // cache.block_size)
     # Where all layers slide alike vLLM counts a block more, for a window that begins inside of one: `booked + 1`. Two

@@ -28,7 +28,7 @@ from services.worker.engine import (
 from services.worker.processes import guard_process_group, yield_to_engine
 from services.worker.vllm_checks import NotServedError, Parsers, asked_reasoning_parser, check_arguments, check_started
 from services.worker.vllm_pace import Pace
-from services.worker.vllm_shape import lookahead_tokens
+from services.worker.vllm_shape import lookahead_tokens, state_blocks
 from services.worker.vllm_stats import EngineStats, RunPreemptions, no_metrics
 
 CPU_BLOCK_SIZE = "32"
@@ -188,6 +188,9 @@ def prepare(
     from services.worker.vllm_scheduling import let_guaranteed_pass
 
     let_guaranteed_pass(config)
+    if config.model_config.is_hybrid:
+        # Layers with a state cannot share the blocks of those with attention: vLLM would not start.
+        config.scheduler_config.disable_hybrid_kv_cache_manager = False
     return Prepared(config, names, on_cpu, parsers, trusts_templates)
 
 
@@ -302,7 +305,8 @@ class VllmEngine:
             block_size=config.cache_config.block_size,
             max_model_len=model_config.max_model_len,
             max_num_seqs=config.scheduler_config.max_num_seqs,
-            lookahead_tokens=lookahead_tokens(config),
+            # A block that does not grow is booked as one more that does: the tokens of it are ahead of the output.
+            lookahead_tokens=lookahead_tokens(config) + state_blocks(config) * config.cache_config.block_size,
             model=names[0],
             model_aliases=names[1:],
             byte_bounded_tokenizer=bounded,

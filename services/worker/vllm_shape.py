@@ -20,3 +20,19 @@ def lookahead_tokens(config: Any) -> int:
     if config.scheduler_config.async_scheduling:
         ahead += 1 + drafted
     return ahead
+
+
+def state_blocks(config: Any) -> int:
+    """Return the blocks that a sequence takes beside those of its tokens, however long it is.
+
+    Layers with a state (Mamba, linear attention, short convolutions) beside layers with attention have block tables of
+    their own, which do not grow with the sequence. How many blocks these are is what a whole window takes beyond its
+    tokens: to be asked when the engine has started, which is when vLLM says how many windows fit. Tables that do grow
+    (sliding windows beside all that) are counted as long as they get: too much is booked then, and never too little.
+    """
+    cache = config.cache_config
+    if not config.model_config.is_hybrid:
+        return 0
+    window: int = round(cache.num_gpu_blocks / cache.kv_cache_max_concurrency)
+    tokens: int = -(-config.model_config.max_model_len // cache.block_size)
+    return max(0, window - tokens)

@@ -20,7 +20,7 @@ class Sizes(NamedTuple):
     max_model_len: int
     """Window in tokens, prompt and output together."""
     lookahead_tokens: int = 0
-    """Tokens a running request may be ahead of what it has returned."""
+    """Tokens that a sequence may have slots for beyond those it has returned."""
     default_max_tokens: int | None = None
     """Output tokens of a request that asks for no number; None means up to the window."""
     ceiling_max_tokens: int | None = None

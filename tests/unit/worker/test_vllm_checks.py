@@ -19,10 +19,12 @@ def arguments(runner: str = "generate", skips: bool = False, parser: str = "", k
     )
 
 
-def started(concurrency: float | None, blocks: int = 513, cores: int = 1, window: int = 2048) -> Any:
+def started(
+    concurrency: float | None, blocks: int = 513, cores: int = 1, window: int = 2048, hybrid: bool = False
+) -> Any:
     """Return vLLM's configuration with blocks of 32 tokens, of which `concurrency` whole windows are said to fit."""
     return SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=window),
+        model_config=SimpleNamespace(max_model_len=window, is_hybrid=hybrid),
         cache_config=SimpleNamespace(kv_cache_max_concurrency=concurrency, num_gpu_blocks=blocks, block_size=32),
         parallel_config=SimpleNamespace(data_parallel_size=cores),
     )
@@ -69,9 +71,15 @@ def test_a_plugin_is_refused(plugin: str | None, outputs: Any) -> None:
         asked_reasoning_parser(found)
 
 
-@pytest.mark.parametrize("config", [started(8.0156), started(8.0156, 1026, cores=2), started(None), started(9.0)])
+@pytest.mark.parametrize(
+    "config",
+    [started(8.0156), started(8.0156, 1026, cores=2), started(None), started(9.0), started(2.644, hybrid=True)],
+)
 def test_a_window_that_takes_what_is_booked_is_served(config: Any) -> None:
-    """More of them may fit than are counted: windows that slide, or a cache that is parted among devices."""
+    """More of them may fit than are counted: windows that slide, or a cache that is parted among devices.
+
+    What layers with a state take beside layers with attention is booked.
+    """
     check_started(config, 2048)
 
 
