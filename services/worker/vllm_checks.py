@@ -39,9 +39,19 @@ def asked_reasoning_parser(found: Any) -> str:
 
 def check_arguments(config: Any, reasoning_parser: str) -> None:
     """Look at vLLM's configuration, and the parser asked for, before anything is started. Raises NotServedError."""
-    model = config.model_config
+    model, parallel = config.model_config, config.parallel_config
     if model.runner_type != "generate":
-        raise NotServedError(f"--runner {model.runner_type}: only models that generate are served")
+        whose = "this model's is that, and " if model.runner == "auto" else ""
+        raise NotServedError(f"--runner {model.runner_type}: {whose}only models that generate text are served")
+    if model.is_encoder_decoder:
+        raise NotServedError(f"--model: {model.model} has an encoder, and what that caches is not booked")
+    if parallel.data_parallel_size > 1:
+        raise NotServedError(
+            f"--data-parallel-size {parallel.data_parallel_size}: each of its engines has a cache of its own, and a "
+            "worker's blocks are those of one; start a worker for each instead"
+        )
+    if parallel.pipeline_parallel_size > 1 and config.device_config.device_type == "cpu":
+        raise NotServedError("--pipeline-parallel-size: vLLM on a CPU fails with it at the first request")
     if model.skip_tokenizer_init:
         raise NotServedError("--skip-tokenizer-init: prompts are counted, and answers written, by the tokenizer")
     if reasoning_parser and (reasoning_parser in UNLIKE_TEMPLATES or model.hf_config.model_type == "gpt_oss"):

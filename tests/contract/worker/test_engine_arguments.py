@@ -97,7 +97,9 @@ def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thre
         (["--max-model-len", "99999"], "User-specified max_model_len (99999) is greater than"),
         (["--reasoning-parser-plugin", "/x.py"], "--reasoning-parser-plugin: parsers are vLLM's own"),
         (["--reasoning-parser", "kimi_k3"], "--reasoning-parser: what gpt-oss and Kimi-K3 think"),
-        (["--runner", "pooling"], "--runner pooling: only models that generate are served"),
+        (["--runner", "pooling"], "--runner pooling: only models that generate text are served"),
+        (["--data-parallel-size", "2"], "--data-parallel-size 2: each of its engines has a cache of its own"),
+        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size: vLLM on a CPU fails with it"),
         (["--skip-tokenizer-init"], "--skip-tokenizer-init: prompts are counted"),
     ],
 )

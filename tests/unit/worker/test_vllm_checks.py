@@ -10,11 +10,28 @@ import pytest
 from services.worker.vllm_checks import NotServedError, asked_reasoning_parser, check_arguments, check_started
 
 
-def arguments(runner: str = "generate", skips: bool = False, parser: str = "", kind: str = "qwen3") -> Any:
-    """Return vLLM's configuration; `parser` is the model's own."""
-    hugging_face = SimpleNamespace(model_type=kind)
+def arguments(
+    runner: str = "generate",
+    skips: bool = False,
+    parser: str = "",
+    kind: str = "qwen3",
+    asked: str = "auto",
+    encoder: bool = False,
+    device: str = "cpu",
+    **parallel: int,
+) -> Any:
+    """Return vLLM's configuration; `parser` is the model's own, and `asked` the runner that was asked for."""
     return SimpleNamespace(
-        model_config=SimpleNamespace(runner_type=runner, skip_tokenizer_init=skips, hf_config=hugging_face),
+        model_config=SimpleNamespace(
+            model="org/name",
+            runner=asked,
+            runner_type=runner,
+            skip_tokenizer_init=skips,
+            is_encoder_decoder=encoder,
+            hf_config=SimpleNamespace(model_type=kind),
+        ),
+        parallel_config=SimpleNamespace(**{"data_parallel_size": 1, "pipeline_parallel_size": 1} | parallel),
+        device_config=SimpleNamespace(device_type=device),
         structured_outputs_config=SimpleNamespace(reasoning_parser=parser),
     )
 
@@ -34,8 +51,14 @@ def test_what_generates_with_its_tokenizer_is_served() -> None:
     check_arguments(arguments(), "")
     check_arguments(arguments(), "deepseek_r1")
     check_arguments(arguments(parser="openai_gptoss", kind="gpt_oss"), "")
+    check_arguments(arguments(device="cuda", pipeline_parallel_size=2), "")
     for wrong, parser, said in (
-        (arguments(runner="pooling"), "", "--runner pooling"),
+        (arguments(runner="pooling"), "", "--runner pooling: this model's is that, and only"),
+        (arguments(runner="pooling", asked="pooling"), "", "--runner pooling: only"),
+        (arguments(encoder=True), "", "--model: org/name has an encoder"),
+        (arguments(data_parallel_size=2), "", "--data-parallel-size 2: each of its engines has a cache of its own"),
+        (arguments(device="cuda", data_parallel_size=2), "", "--data-parallel-size 2"),
+        (arguments(pipeline_parallel_size=2), "", "--pipeline-parallel-size"),
         (arguments(skips=True), "", "--skip-tokenizer-init"),
         (arguments(), "openai_gptoss", "--reasoning-parser"),
         (arguments(), "kimi_k3", "--reasoning-parser"),
