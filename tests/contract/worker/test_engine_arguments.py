@@ -19,7 +19,7 @@ from tests.support.fleet import penstock
 
 @pytest.mark.vllm
 def test_newcomers_leave_growth_its_blocks_unless_told_otherwise() -> None:
-    from services.worker.vllm_engine import parse_engine_arguments
+    from services.worker.vllm_arguments import parse_engine_arguments
 
     assert parse_engine_arguments(["--model", "m"], True).watermark == ENGINE_WATERMARK > 0
     assert parse_engine_arguments(["--model", "m"], True).disable_hybrid_kv_cache_manager is True
