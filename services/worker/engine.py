@@ -60,6 +60,8 @@ class EngineShape(NamedTuple):
     """Whether it reads what the model thinks out of the output, for who wants the answer as a message."""
     guaranteed_first: bool = False
     """Whether it runs what is guaranteed before what is not, and preempts that first."""
+    adapters: tuple[str, ...] = ()
+    """Those of the other names under which it is another model: one with an adapter."""
 
 
 class PromptSpec(Value):
@@ -218,6 +220,7 @@ class EngineRequest(Value):
         tell_at_tokens: int = 1,
         chat: pb.ChatPrompt | None = None,
         guaranteed: bool = False,
+        model: str = "",
     ) -> None:
         """Say what is to be run."""
         self.guaranteed = guaranteed
@@ -226,6 +229,8 @@ class EngineRequest(Value):
         self.echo, self.tell_at_tokens = echo, tell_at_tokens
         self.chat = chat
         """Set if the answer is to be read as a message: functions are offered, or reasoning is to be told apart."""
+        self.model = model
+        """Under which of the engine's names the model was asked for; empty for the first."""
 
 
 class StepTokens(Value):

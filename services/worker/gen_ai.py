@@ -6,7 +6,7 @@ from services.telemetry import Attribute, Telemetry
 from services.worker.core.messages import EndingKind
 from services.worker.engine import EngineShape
 from services.worker.run import Run
-from services.worker.wire import told
+from services.worker.wire import reported_model, told
 
 SAMPLING_ATTRIBUTES = {
     "temperature": "gen_ai.request.temperature",
@@ -97,7 +97,7 @@ class RunSpans:
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": self._shape.engine,
             "gen_ai.request.model": run.request.model or self._shape.model,
-            "gen_ai.response.model": self._shape.model,
+            "gen_ai.response.model": reported_model(self._shape, run.request.model),
             "gen_ai.response.finish_reasons": run.output.finish_reasons,
             "gen_ai.usage.input_tokens": prompt_tokens,
             "gen_ai.usage.output_tokens": run.output.tokens,

@@ -89,6 +89,7 @@ class Run:
             self.wanted_at_tokens,
             self._read_as_message,
             self.guaranteed,
+            self.request.model,
         )
 
     def finish(self, ending: Ending, model: str, spent: Credits) -> bytes:

@@ -105,8 +105,7 @@ class Runner:
         self._identity = identity
         self._session = session
         self._engine = engine
-        self._model = engine.shape.model
-        self._tells_reasoning = engine.shape.tells_reasoning
+        self._shape = engine.shape
         self._tokenizer = tokenizer
         self._clock = clock
         self._metrics = metrics
@@ -217,7 +216,7 @@ class Runner:
         lease, met = delivered.lease, delivered.met
         now_ns = self._clock.now_ns()
         run_id = lease.run_id
-        run = Run(lease, run_id, request, deliver.submitted_unix_ns, now_ns, self._tells_reasoning)
+        run = Run(lease, run_id, request, deliver.submitted_unix_ns, now_ns, self._shape.tells_reasoning)
         grant = self._grants.pop(lease.request_id if met is None else met.grant, None)
         if grant is not None:
             run.booked_blocks = grant.booked_blocks
@@ -260,7 +259,7 @@ class Runner:
         held = {holding.request_id for holding in effect.inventory}
         self._grants = {request_id: grant for request_id, grant in self._grants.items() if request_id in held}
         self._scheduler.open(
-            wire.credits_open(who.worker_id, who.instance_id, self._engine.shape, who.capacity_blocks, effect.inventory)
+            wire.credits_open(who.worker_id, who.instance_id, self._shape, who.capacity_blocks, effect.inventory)
         )
 
     def _send_tokenizer_ack(self, effect: m.SendTokenizerAck, _: int) -> None:
@@ -325,12 +324,13 @@ class Runner:
 
     def _completion(self, run: Run, ending: m.Ending, spent: m.Credits) -> bytes:
         """Return the completion of a run; one that cannot be written fails that run, and no other."""
+        model = wire.reported_model(self._shape, run.request.model)
         try:
-            return run.finish(ending, self._model, spent)
+            return run.finish(ending, model, spent)
         except Exception:
             log.exception("%s: its result cannot be written", run.run_id, extra=run.about)
             self._metrics.unwritable_results.inc()
-            return run.finish(UNWRITABLE, self._model, spent)
+            return run.finish(UNWRITABLE, model, spent)
 
     def _forget(self, effect: m.Forget, now_ns: int) -> None:
         self.completions.forget(effect.run_id)

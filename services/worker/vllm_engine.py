@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from penstock.exits import EX_CONFIG, EX_SOFTWARE
@@ -43,10 +44,19 @@ ENVIRONMENT = {
 class Prepared:
     """A checked configuration, from which the renderer and the engine are made."""
 
-    def __init__(self, config: Any, names: tuple[str, ...], on_cpu: bool, parsers: Parsers, trusts: bool) -> None:
-        """Keep vLLM's `config`, the `names` of the model, its `parsers`, and whether it `trusts` templates."""
+    def __init__(
+        self,
+        config: Any,
+        names: tuple[str, ...],
+        on_cpu: bool,
+        parsers: Parsers,
+        trusts: bool,
+        adapters: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Keep vLLM's `config`, the `names` of the model, its `parsers`, whether it `trusts` templates, `adapters`."""
         self._config = config
         self._names = names
+        self._adapters = adapters
         self._on_cpu = on_cpu
         self._parsers, self._trusts_templates = parsers, trusts
 
@@ -107,7 +117,7 @@ class Prepared:
         if self._on_cpu:
             yield_to_engine()
         try:
-            return VllmEngine(llm, self._names, stats, self._parsers)
+            return VllmEngine(llm, self._names, stats, self._parsers, self._adapters)
         except TypeError as error:
             llm.shutdown()
             fail(first_line(error), EX_CONFIG)
@@ -158,8 +168,11 @@ def prepare(
         if unknown_model:
             fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
         fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
+    from services.worker.vllm_adapters import adapters_of
+
     try:
         check_arguments(config, parsers.reasoning)
+        adapters = adapters_of(config, found.lora_modules, names)
     except NotServedError as error:
         fail(f"the engine's arguments do not fit: {error}", EX_CONFIG)
     from services.worker.vllm_scheduling import let_guaranteed_pass
@@ -168,15 +181,18 @@ def prepare(
     if config.model_config.is_hybrid:
         # Layers with a state cannot share the blocks of those with attention: vLLM would not start.
         config.scheduler_config.disable_hybrid_kv_cache_manager = False
-    return Prepared(config, names, on_cpu, parsers, trusts_templates)
+    return Prepared(config, names, on_cpu, parsers, trusts_templates, adapters)
 
 
 class VllmEngine:
     """AsyncLLM behind the worker's engine protocol."""
 
-    def __init__(self, llm: Any, names: tuple[str, ...], stats: EngineStats, parsers: Parsers) -> None:
-        """Serve `llm`. Raises TypeError if the `parsers` cannot work with its tokenizer."""
+    def __init__(
+        self, llm: Any, names: tuple[str, ...], stats: EngineStats, parsers: Parsers, adapters: Mapping[str, Any]
+    ) -> None:
+        """Serve `llm` and its `adapters`. Raises TypeError if the `parsers` cannot work with its tokenizer."""
         self._llm = llm
+        self._adapters = adapters
         self._stats = stats
         self._pace = Pace(llm)
         self._defaults: dict[str, Any] = llm.vllm_config.model_config.get_diff_sampling_param()
@@ -222,13 +238,14 @@ class VllmEngine:
             # A block that does not grow is booked as one more that does: the tokens of it are ahead of the output.
             lookahead_tokens=lookahead_tokens(config) + state_blocks(config) * config.cache_config.block_size,
             model=names[0],
-            model_aliases=names[1:],
+            model_aliases=(*names[1:], *self._adapters),
             byte_bounded_tokenizer=bounded,
             special_tokens=special,
             default_max_tokens=default,
             ceiling_max_tokens=default if from_directory else override.get("max_new_tokens"),
             tells_reasoning=tells_reasoning,
             guaranteed_first=goes_by_priority(config),
+            adapters=tuple(self._adapters),
         )
 
     def start(
@@ -243,7 +260,14 @@ class VllmEngine:
         self._watch = asyncio.get_running_loop().create_task(self._watch_health(on_death), name="engine-health")
 
     async def _watch_health(self, on_death: Callable[[str], None]) -> None:
-        """Notice the death of an engine that runs nothing; a running one fails its requests at once."""
+        """Load the adapters, then notice the death of an engine that runs nothing; a running one fails its requests."""
+        from services.worker.vllm_adapters import load
+
+        try:
+            await load(self._llm, self._adapters)
+        except RuntimeError as error:
+            on_death(first_line(error))
+            return
         while True:
             try:
                 await self._llm.check_health()
@@ -265,6 +289,7 @@ class VllmEngine:
         params, message = self._understood(request)
         said: dict[str, Any] = {} if message is None else message.of_engine()
         said["priority"] = priority_of(request.guaranteed)
+        said["lora_request"] = self._adapters.get(request.model)
         interval = self._pace.begin(run_id, request.tell_at_tokens)
         if interval is not None:
             params.stream_interval = interval

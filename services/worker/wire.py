@@ -119,6 +119,11 @@ def credits_open(
     )
 
 
+def reported_model(shape: EngineShape, asked: str) -> str:
+    """Return the name that answers a request for the model `asked`: an adapter's own, else that of the model."""
+    return asked if asked in shape.adapters else shape.model
+
+
 def _within_window(tokens: int | None, shape: EngineShape) -> int:
     """Return a number of the model's configuration, which may be any, as the scheduler takes it; 0 for none."""
     return min(max(tokens or 0, 0), shape.max_model_len)

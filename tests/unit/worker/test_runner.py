@@ -40,7 +40,7 @@ from services.worker.settings import WorkerSettings
 from services.worker.tokenizer import answer_to
 from tests.support.fake_peers import until
 
-SHAPE = EngineShape("test", 64, 16, 512, 8, 0, "tiny")
+SHAPE = EngineShape("test", 64, 16, 512, 8, 0, "tiny", ("alias", "poet"), adapters=("poet",))
 
 HALF = "half"
 """A prompt that the engine answers with half a surrogate pair."""
@@ -54,7 +54,11 @@ class Engine:
 
     shape = SHAPE
 
+    def __init__(self) -> None:
+        self.models: list[str] = []
+
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
+        self.models.append(request.model)
         yield EngineStep([ChoiceStep(0, (1,), "".join(map(chr, request.prompt_ids)))], False)
         await asyncio.sleep(0)
         yield EngineStep([ChoiceStep(0, (2,), "!", finish_reason="stop")], True)
@@ -70,6 +74,7 @@ class NeverAborts(Engine):
     """Runs on for ever, and fails to be stopped: when the generation is left, as vLLM's does, or when it is asked."""
 
     def __init__(self, at_leaving: bool) -> None:
+        super().__init__()
         self._at_leaving = at_leaving
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
@@ -148,24 +153,25 @@ class Bench:
         spans = RunSpans(telemetry or Telemetry(None), SHAPE, "w1")
         metrics = WorkerMetrics(session, 64, self.registry)
         who = Identity("w1", "i1", 64)
-        works: Any = engine or Engine()
+        self.engine = engine or Engine()
+        works: Any = self.engine
         self.runner = Runner(who, session, works, tokenizer, SystemClock(), metrics, spans)
         tokenizer.runner = self.runner
         self.runner.connect(Scheduler(), self.queue)
         for message in (m.SchedulerReached(), m.SchedulerUp(1, 0), m.QueueReached(), m.QueueUp(10**15, 8)):
             self.runner.post(message)
 
-    async def complete(self, name: str, text: str, watched: bool = False) -> q.Complete:
+    async def complete(self, name: str, text: str, watched: bool = False, model: str = "") -> q.Complete:
         """Run a request; return how its attempt ended."""
-        await self.deliver(name, text, watched)
+        await self.deliver(name, text, watched, model)
         return await until(lambda: self.queue.completion(name), f"the completion of {name}", 10)
 
-    async def deliver(self, name: str, text: str, watched: bool = False) -> q.LeaseRef:
+    async def deliver(self, name: str, text: str, watched: bool = False, model: str = "") -> q.LeaseRef:
         """Grant a request and hand it over; return its lease."""
         self.runner.grant_arrived(s.Grant(request_id=name, channel="batch", booked_blocks=9, settles=True, attempt=1))
         await until(lambda: any(h.claim.request_id == name for h in self.queue.heard), f"the claim of {name}")
         lease = q.LeaseRef(request_id=name, attempt=1, fencing_token=1)
-        request = pb.Request(request_id=name, text=text, sampling=pb.SamplingParams(max_tokens=4))
+        request = pb.Request(request_id=name, text=text, model=model, sampling=pb.SamplingParams(max_tokens=4))
         self.runner.deliver_arrived(q.Deliver(lease=lease, request=request, watched=watched))
         return lease
 
@@ -203,6 +209,13 @@ async def test_a_refusal_that_quotes_half_a_surrogate_pair_reaches_the_client(be
     assert refused.result.outcome == pb.OUTCOME_REJECTED
     assert "\\ud800" in refused.result.error.message
     assert (await bench.complete("r2", "well")).result.outcome == pb.OUTCOME_COMPLETED
+
+
+@pytest.mark.parametrize(("asked", "said"), [("", "tiny"), ("tiny", "tiny"), ("alias", "tiny"), ("poet", "poet")])
+async def test_a_model_answers_by_its_first_name_and_an_adapter_by_its_own(bench: Bench, asked: str, said: str) -> None:
+    completion = await bench.complete("r1", "well", model=asked)
+    assert completion.result.model == said
+    assert bench.engine.models == [asked]
 
 
 @pytest.mark.parametrize("at_leaving", [False, True])
