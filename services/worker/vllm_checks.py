@@ -67,8 +67,7 @@ def check_started(config: Any, window_tokens: int) -> None:
     cache = config.cache_config
     if not cache.kv_cache_max_concurrency or config.model_config.is_hybrid:
         return  # what layers with a state take is booked (`state_blocks`)
-    blocks = cache.num_gpu_blocks / config.parallel_config.data_parallel_size
-    held, booked = blocks / cache.kv_cache_max_concurrency, -(-window_tokens // cache.block_size)
+    held, booked = cache.num_gpu_blocks / cache.kv_cache_max_concurrency, -(-window_tokens // cache.block_size)
     # Where all layers slide alike vLLM counts a block more, for a window that begins inside of one: `booked + 1`. Two
     # groups take 1.5 times `booked` or more, which is beyond the slack of that from three blocks on.
     if held > SLACK * (booked + 1):

@@ -1,4 +1,4 @@
-"""What vLLM reports of its steps, as one report of all its engine cores."""
+"""What vLLM reports of its steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from services.worker.engine import StepTokens
 
 
 class EngineStats:
-    """Per-step stats of every engine core of one AsyncLLM, as one report."""
+    """Per-step stats of the engine core of one AsyncLLM."""
 
     def __init__(self, config: Any) -> None:
         """Read block numbers from vLLM's `config` once the engine has set them."""
         self._config = config
-        self._cores: dict[int, Any] = {}
         self._preemptions = 0
         self._prefill_ns = 0
         self._prefill_tokens = 0
@@ -26,13 +25,12 @@ class EngineStats:
 
     @property
     def blocks_total(self) -> int:
-        """Usable blocks: vLLM keeps one per core as its null block."""
-        cores: int = self._config.parallel_config.data_parallel_size
+        """Usable blocks: vLLM keeps one as its null block."""
         blocks: int = self._config.cache_config.num_gpu_blocks
-        return blocks - cores
+        return blocks - 1
 
     def logger(self, *_: Any, **__: Any) -> Any:
-        """Return a stat logger; vLLM calls this once per core, with its configuration and the core's number."""
+        """Return a stat logger; vLLM calls this with its configuration and the number of the core."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
         stats = self
@@ -41,20 +39,18 @@ class EngineStats:
             """Hands every record to the collector."""
 
             def __init__(self, *_: Any, **__: Any) -> None:
-                """Keep nothing: the records name their core."""
+                """Keep nothing: there is one core."""
 
-            def record(
-                self, scheduler_stats: Any, iteration_stats: Any, *_: Any, engine_idx: int = 0, **__: Any
-            ) -> None:
-                stats.record(engine_idx, scheduler_stats, iteration_stats)
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+                stats.record(scheduler_stats, iteration_stats)
 
             def log_engine_initialized(self) -> None:
                 """Nothing to say: the service logs the engine's size itself."""
 
         return Logger()
 
-    def record(self, core: int, scheduler_stats: Any, iteration_stats: Any) -> None:
-        """Take one step's stats of one core; either part may be None."""
+    def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """Take one step's stats; either part may be None."""
         if iteration_stats is not None:
             self._preemptions += iteration_stats.num_preempted_reqs
             for ended in iteration_stats.finished_requests:
@@ -68,16 +64,13 @@ class EngineStats:
                 self.token_sink(StepTokens(generated, iteration_stats.inter_token_latencies_iter))
         if scheduler_stats is None:
             return
-        self._cores[core] = scheduler_stats
         now_s = time.monotonic()
         step_ns = int((now_s - self._last_s) * 1e9) if self._last_s else 0
-        running = sum(stats.num_running_reqs for stats in self._cores.values())
+        running = scheduler_stats.num_running_reqs
         # The pause before the next step of an idle engine is no step.
         self._last_s = now_s if running else 0.0
-        usage = sum(stats.kv_cache_usage for stats in self._cores.values()) / len(self._cores)
-        waiting = sum(
-            stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0) for stats in self._cores.values()
-        )
+        usage = scheduler_stats.kv_cache_usage
+        waiting = scheduler_stats.num_waiting_reqs + getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
         free = round((1 - usage) * self.blocks_total)
         self.sink(
             EngineReported(
