@@ -79,11 +79,16 @@ def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
     )
     found = parser.parse_args(arguments)
     if on_cpu:
+        from vllm.utils.cpu_resource_utils import get_visible_memory_node
+
         if found.block_size is None:
             found.block_size = int(CPU_BLOCK_SIZE)
         if found.kv_cache_memory_bytes is None:
             # Also with a number of blocks given: vLLM checks its share of the memory first.
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)
+        if found.tensor_parallel_size > len(get_visible_memory_node()):
+            # vLLM binds each rank's threads to the cores of a memory node of its own; with fewer it does not start.
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     return found
 
 

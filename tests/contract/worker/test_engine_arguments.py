@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 
@@ -28,6 +30,21 @@ def test_newcomers_leave_growth_its_blocks_unless_told_otherwise() -> None:
     assert parse_engine_arguments(["--model", "m"], True).scheduling_policy == ENGINE_SCHEDULING
     asked = parse_engine_arguments(["--model", "m", "--scheduling-policy", "fcfs"], True)
     assert asked.scheduling_policy == "fcfs"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("ranks", "given", "binding"),
+    [("1", {}, None), ("999", {}, "nobind"), ("999", {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, "0|1")],
+)
+def test_more_ranks_than_memory_nodes_are_bound_to_none(ranks: str, given: dict[str, str], binding: str | None) -> None:
+    from services.worker.vllm_arguments import parse_engine_arguments
+
+    with patch.dict(os.environ):
+        os.environ.pop("VLLM_CPU_OMP_THREADS_BIND", None)
+        os.environ |= given
+        parse_engine_arguments(["--model", "m", "--tensor-parallel-size", ranks], True)
+        assert os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == binding
 
 
 @pytest.mark.vllm
