@@ -16,8 +16,8 @@ COMPILED: dict[str, str] = {
     "services/core": "value",
     "services/rpc": "backoff encoding outbox streams",
     "services/queue/core": "audit book effects entry lifecycle lines machine messages offers quotas records workers",
-    "services/queue": """batch_log committer file_changes file_rows items loading outlet payloads rights rocksdb_store
-        shelf speaker spot_check store store_health submit submit_turns synced validate watch wire""",
+    "services/queue": """batch_log committer file_changes file_rows items listing loading outlet payloads rights
+        rocksdb_store shelf speaker spot_check store store_health submit submit_turns synced validate watch wire""",
     "services/scheduler/core": """arbiter aside audit backlog bids bookings channel counters drains estimate fleet
         forecast guarantees hold_time holds largest lately lead ledger lengths line machine margin messages openings
         places policies policy precedence predictive prompts reach recompute roster rules savings share snapshot standby

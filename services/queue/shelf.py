@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.files.v1 import files_pb2 as pb
@@ -30,6 +29,7 @@ from services.queue.file_rows import (
     seen_file,
     seen_record,
 )
+from services.queue.listing import Listing, before_damage
 from services.queue.read_faults import ReadFaults
 from services.queue.store import Row, Store, StoreDamagedError, StoreError, durably
 
@@ -41,11 +41,8 @@ MAX_COMMIT_BYTES = 4 * 1024 * 1024
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """Content that may wait for its sync; senders of more are told to come again."""
 
-PAGE_BYTES = 4 * 1024 * 1024
-"""A page of records ends once it holds this much."""
-
 SWEEP_ROWS = 256
-"""Files read at once, and looked at in one sweep: all of ten thousand within a minute, and never a pause."""
+"""Files looked at in one sweep: all of ten thousand within a minute, and never a pause."""
 
 RECORDS_AT_ONCE = 16
 """The same of records, which are kept for weeks and have up to a MiB each."""
@@ -55,7 +52,6 @@ READ_THREADS = 2
 
 T = TypeVar("T")
 Change = Callable[[Draft], T]
-Scan = Callable[[str, bytes, bytes, int], list[Row]]
 
 
 class ShelfRefusedError(Exception):
@@ -95,6 +91,8 @@ class Shelf:
         self._disk = ThreadPoolExecutor(1, "shelf")
         """One thread: changes are in order, and each sees those before it."""
         self._readers = ThreadPoolExecutor(READ_THREADS, "shelf-read")
+        self._turns = asyncio.Semaphore(READ_THREADS)
+        """Lists take turns, a job each: before any other read there is at most one job for each thread."""
         self._swept_files = b""
         self._swept_records = b""
 
@@ -216,7 +214,7 @@ class Shelf:
             return file if file and not file.uploading and request.purpose in {"", file.purpose} else None
 
         after = file_key(request.after) if request.after else b""
-        return await self._read(lambda: self._page(FILES, (b"", b""), after, request.ascending, limit, wanted))
+        return await self._listed(Listing(self._store, FILES, (b"", b""), after, request.ascending, limit, wanted))
 
     async def record(self, kind: str, record_id: str, sees: str | None = None) -> pb.Record | None:
         """Return a record, or None."""
@@ -242,41 +240,25 @@ class Shelf:
                 self._faults.note(StoreDamagedError(f"{request.kind} {name}: {error}"))
                 return pb.Record(kind=request.kind, record_id=name)
 
-        return await self._read(lambda: self._page(RECORDS, bounds, after, request.ascending, limit, wanted))
+        return await self._listed(Listing(self._store, RECORDS, bounds, after, request.ascending, limit, wanted))
 
-    def _page(
-        self,
-        family: str,
-        bounds: tuple[bytes, bytes],
-        after: bytes,
-        ascending: bool,
-        limit: int,
-        wanted: Callable[[bytes, bytes], T | None],
-    ) -> tuple[list[T], bool]:
-        """Return a page; it ends before a row that fails its checksum, and the one that would begin there raises."""
-        start, end = bounds
-        found: list[T] = []
-        size_bytes = 0
-        while True:
-            if after:
-                start, end = (after + END, end) if ascending else (start, after)
-            scan = self._store.scan if ascending else self._store.scan_back
-            try:
-                rows = _up_to_damage(scan, family, (start, end), min(limit + 1, rows_at_once(family)))
-            except StoreDamagedError:
-                if found:
-                    return found, True
-                raise
-            for key, row in rows:
-                item = wanted(key, row)
-                if item is not None:
-                    if len(found) == limit or size_bytes >= PAGE_BYTES:
-                        return found, True
-                    found.append(item)
-                    size_bytes += len(row)
-                after = key
-            if not rows:
-                return found, False
+    async def _listed(self, listing: Listing[T]) -> tuple[list[T], bool]:
+        """Return a page, and whether there is more behind it."""
+        with self._faults.noted():
+            complete = False
+            while not complete:
+                async with self._turns:
+                    complete = await asyncio.get_running_loop().run_in_executor(self._readers, self._look, listing)
+        return listing.found, listing.has_more
+
+    def _look(self, listing: Listing[T]) -> bool:
+        complete = True  # also if it raises, which is told too
+        try:
+            complete = listing.look()
+        finally:
+            if complete:
+                self._store.wait_durable()
+        return complete
 
     # ---- the sweep ----
 
@@ -310,27 +292,10 @@ class Shelf:
     def _around_damage(self, family: str, start: bytes) -> tuple[list[Row], bytes]:
         """Return rows up to a damaged one, or where it is the next one those from the end back to it."""
         bounds = (start, b"")
-        rows = _readable(self._store.scan, family, bounds, rows_at_once(family))
+        rows = before_damage(self._store.scan, family, bounds, rows_at_once(family))
         if rows:
             return rows, rows[-1][0] + END
-        return _readable(self._store.scan_back, family, bounds, rows_at_once(family)), b""
-
-
-def _up_to_damage(scan: Scan, family: str, bounds: tuple[bytes, bytes], limit: int) -> list[Row]:
-    """Return the next rows, or those before one that fails its checksum; raises StoreDamagedError if it is the next."""
-    try:
-        return scan(family, *bounds, limit)
-    except StoreDamagedError:
-        if rows := _readable(scan, family, bounds, limit):
-            return rows
-        raise
-
-
-def _readable(scan: Scan, family: str, bounds: tuple[bytes, bytes], limit: int) -> list[Row]:
-    while limit := limit // 2:
-        with suppress(StoreDamagedError):
-            return scan(family, *bounds, limit)
-    return []
+        return before_damage(self._store.scan_back, family, bounds, rows_at_once(family)), b""
 
 
 def rows_at_once(family: str) -> int:
