@@ -18,7 +18,8 @@ from services.auth.keyring import Keyring, NotAllowedError, Reason
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 POLL_S = 0.5
-"""Between two looks at the keys file and at the open calls: what a revocation may be late by."""
+"""Between two looks at the keys file and at the open calls: what a revocation may be late by, besides the time that a
+changed file takes to parse."""
 
 DENIALS = frozenset({Reason.ROLE, Reason.TENANT, Reason.CHANNEL})
 """Reasons that concern a good key: PERMISSION_DENIED. The others are UNAUTHENTICATED."""
@@ -114,7 +115,7 @@ class Guard:
         while self._keyring is None:
             await asyncio.Event().wait()
         while True:
-            if self._keyring.refresh():
+            if await self._keyring.refresh():
                 self.on_change()
             for call in list(self._calls.values()):
                 if call.over:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import hmac
 import logging
 import os
@@ -53,20 +55,23 @@ class Keyring:
         self._stamp: tuple[int, int, int] | None = self._stamped()
         self._trouble = ""
         """What was wrong with the file when it was last looked at, said once."""
+        self._refused = (b"", "")
+        """SHA-256 of what was last read and is no keys file, and why not."""
         self.keys: Keys = self._read()
 
-    def refresh(self) -> bool:
+    async def refresh(self) -> bool:
         """Read the file again if it has changed; return whether it says something else now.
 
         One that is damaged or gone is counted, and what was good stays in force: a slip of the editor must neither lock
-        everybody out nor let anybody in.
+        everybody out nor let anybody in. A file of many keys takes a second to parse: a thread does it meanwhile. To be
+        called again only once it has returned.
         """
         try:
             stamp = self._stamped()
             if stamp == self._stamp:
                 return False
+            keys, changed = await asyncio.to_thread(self._read_again)
             self._stamp = stamp
-            keys = self._read()
             self._trouble = ""
         except KeysError as error:
             self._stamp = None  # to be read again also if nothing more changes: what is wrong may be the reading
@@ -75,7 +80,6 @@ class Keyring:
                 self._count_error()
                 log.error("the keys stay as they were: %s", error)
             return False
-        changed = keys != self.keys
         self.keys = keys
         if changed:
             log.info("%s: %d keys of %d tenants are in force", self._path, len(keys.keys), len(keys.tenants))
@@ -112,21 +116,35 @@ class Keyring:
             raise KeysError(f"keys file {self._path}: {error.strerror}") from None
         return found.st_mtime_ns, found.st_ino, found.st_size
 
+    def _read_again(self) -> tuple[Keys, bool]:
+        """Return what the file says, and whether that is something else than before; raises KeysError."""
+        keys = self._read()
+        return keys, keys != self.keys
+
     def _read(self) -> Keys:
+        """Return what the file says; raises KeysError, for what was refused before without parsing it again."""
+        content = self._content()
+        sha256 = hashlib.sha256(content).digest()
+        if sha256 == self._refused[0]:
+            raise KeysError(self._refused[1])
+        try:
+            return parse(content.decode())
+        except UnicodeDecodeError as error:
+            text = f"keys file {self._path}: is not UTF-8 at byte {error.start}"
+        except KeysError as error:
+            text = f"keys file {self._path}: {error}"
+        self._refused = (sha256, text)
+        raise KeysError(text)
+
+    def _content(self) -> bytes:
         try:
             with self._path.open("rb") as file:
-                text = file.read(MAX_FILE_BYTES + 1)
-            if len(text) > MAX_FILE_BYTES:
-                raise KeysError(f"keys file {self._path}: is larger than {MAX_FILE_BYTES} bytes")
-            return parse(text.decode())
+                content = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
             raise KeysError(f"keys file {self._path}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise KeysError(f"keys file {self._path}: is not UTF-8 at byte {error.start}") from None
-        except KeysError as error:
-            if str(error).startswith("keys file "):
-                raise
-            raise KeysError(f"keys file {self._path}: {error}") from None
+        if len(content) > MAX_FILE_BYTES:
+            raise KeysError(f"keys file {self._path}: is larger than {MAX_FILE_BYTES} bytes")
+        return content
 
 
 def _lasting(key: ApiKey) -> ApiKey:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
+import threading
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli import api_keys
-from penstock.keys import ApiKey, KeysError, Role, digest, new_key, parse, with_key, with_revoked
+from penstock.keys import ApiKey, Keys, KeysError, Role, digest, new_key, parse, with_key, with_revoked
+from services.auth import keyring
+from services.auth.guard import Guard
 from services.auth.keyring import Keyring, NotAllowedError, Reason
 from tests.support.fleet import penstock
 
@@ -212,9 +216,9 @@ def test_only_the_whole_key_is_good(ring: Ring) -> None:
     assert [(text, ring.refused(text)) for text, _ in changes] == changes
 
 
-def test_a_key_ends_with_its_time_and_with_its_revocation(ring: Ring) -> None:
+async def test_a_key_ends_with_its_time_and_with_its_revocation(ring: Ring) -> None:
     ring.write(ring.table("expires = 1970-01-01T00:00:10Z"))
-    assert ring.ring.refresh()
+    assert await ring.ring.refresh()
     key = ring.ring.authenticate(f"Bearer {ring.key}")
     ring.now_ns = 10_000_000_000
     assert not ring.ring.holds(key)
@@ -222,25 +226,25 @@ def test_a_key_ends_with_its_time_and_with_its_revocation(ring: Ring) -> None:
     ring.now_ns = 1
     assert ring.ring.holds(key)
     ring.write(ring.table("revoked = true"))
-    assert ring.ring.refresh()
+    assert await ring.ring.refresh()
     assert not ring.ring.holds(key)
     assert ring.refused(f"Bearer {ring.key}") is Reason.REVOKED
 
 
-def test_a_key_of_another_tenant_role_or_secret_is_another_one(ring: Ring) -> None:
+async def test_a_key_of_another_tenant_role_or_secret_is_another_one(ring: Ring) -> None:
     key = ring.ring.authenticate(f"Bearer {ring.key}")
     good = ring.table()
     for table in (ring.table('tenant = "t"'), good.replace("client", "operator"), good.replace("sha256", "#") + HASH):
         ring.write(table)
-        assert ring.ring.refresh()
+        assert await ring.ring.refresh()
         assert not ring.ring.holds(key), "its open calls began with rights that it has no longer"
 
 
-def test_a_key_stays_good_with_other_channels_and_until_its_present_end(ring: Ring) -> None:
+async def test_a_key_stays_good_with_other_channels_and_until_its_present_end(ring: Ring) -> None:
     key = ring.ring.authenticate(f"Bearer {ring.key}")
     for fields in ('channels = ["batch"]', "expires = 1970-01-01T00:00:20Z", "expires = 1970-01-01T00:00:10Z"):
         ring.write(ring.table(fields))
-        assert ring.ring.refresh()
+        assert await ring.ring.refresh()
         assert ring.ring.holds(key)
     ring.now_ns = 10_000_000_000
     assert not ring.ring.holds(key)
@@ -255,22 +259,57 @@ DAMAGE: list[Callable[[Path], object]] = [
 ]
 
 
-def test_a_file_that_could_not_be_read_once_is_read_again(ring: Ring) -> None:
+async def test_a_file_that_could_not_be_read_once_is_read_again(ring: Ring) -> None:
     ring.write(ring.table("revoked = true"))
     with patch.object(Path, "open", side_effect=OSError(errno.EMFILE, "Too many open files")):
-        assert not ring.ring.refresh()
-    assert ring.ring.refresh()
+        assert not await ring.ring.refresh()
+    assert await ring.ring.refresh()
+    assert ring.refused(f"Bearer {ring.key}") is Reason.REVOKED
+
+
+async def test_what_was_refused_is_not_parsed_again_until_it_is_another_file(ring: Ring) -> None:
+    with patch.object(keyring, "parse", side_effect=parse) as parsed:
+        for number, damaged in enumerate(("[keys.", "[tenants."), 1):
+            ring.write(damaged)
+            for _ in range(3):
+                assert not await ring.ring.refresh()
+            assert parsed.call_count == number
+    ring.write(ring.table("revoked = true"))
+    assert await ring.ring.refresh()
+
+
+async def test_the_loop_goes_on_while_a_file_is_parsed(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsing, loop_ran = threading.Event(), threading.Event()
+
+    def parse_slowly(text: str) -> Keys:
+        parsing.set()
+        assert loop_ran.wait(10), "nothing else is done meanwhile"
+        return parse(text)
+
+    monkeypatch.setattr(keyring, "parse", parse_slowly)
+    guard = Guard(ring.ring)
+    changed = asyncio.Event()
+    guard.on_change = changed.set
+    ring.write(ring.table("revoked = true"))
+    watching = asyncio.create_task(guard.watch())
+    while not (parsing.is_set() or watching.done()):
+        await asyncio.sleep(0)
+    assert ring.ring.authenticate(f"Bearer {ring.key}").key_id == "a", "until it is parsed what was good is in force"
+    loop_ran.set()
+    await asyncio.wait({watching, news := asyncio.create_task(changed.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    watching.cancel()
+    assert news.done()
     assert ring.refused(f"Bearer {ring.key}") is Reason.REVOKED
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_counted_once_and_changes_nothing(ring: Ring, damage: Callable[[Path], object]) -> None:
+async def test_a_damaged_file_is_counted_once_and_changes_nothing(ring: Ring, damage: Callable[[Path], object]) -> None:
     damage(ring.path)
     for _ in range(3):
-        assert not ring.ring.refresh()
+        assert not await ring.ring.refresh()
     assert ring.errors == 1
     assert ring.ring.authenticate(f"Bearer {ring.key}").key_id == "a"
     ring.write(ring.table("revoked = true"))
-    assert ring.ring.refresh()
+    assert await ring.ring.refresh()
     assert ring.errors == 1
     assert ring.refused(f"Bearer {ring.key}") is Reason.REVOKED
