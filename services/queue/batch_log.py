@@ -8,7 +8,10 @@ from services.queue.watch import Watcher
 from services.queue.wire import StoredResult
 
 PAGE_RESULTS = 256
-"""Results read at once; frames are cut by size besides."""
+"""Results read at once; pages end by size besides."""
+
+FEWEST_ENTRIES = 16
+"""Entries of the log read at once where results are so large that a page has one or two of them."""
 
 
 class BatchLog:
@@ -25,6 +28,7 @@ class BatchLog:
         self._watcher = watcher
         self._batch = batch
         self._cursor = cursor
+        self._limit = PAGE_RESULTS
         self.at_end = False
         """Whether everything has been returned that had ended before the last call of `read`."""
 
@@ -33,7 +37,9 @@ class BatchLog:
         # Taken before the log is read: what ends meanwhile may be in both, and is in one of them.
         handed = self._watcher.take_results()
         if handed is None:
-            results, self._cursor, self.at_end = await self._reader.page(self._batch, self._cursor, PAGE_RESULTS)
+            results, self._cursor, self.at_end = await self._reader.page(self._batch, self._cursor, self._limit)
+            # Of large results as many entries are read as the next page may have: to read 256 for each costs a tenth.
+            self._limit = min(PAGE_RESULTS, max(FEWEST_ENTRIES, 4 * len(results))) if results else PAGE_RESULTS
             if not self.at_end:
                 self._watcher.miss_results()  # the log is read on first
             return results

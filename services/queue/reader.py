@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from penstock.limits import TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue import wire
@@ -19,14 +20,14 @@ from services.queue.store import Store, durably
 READ_THREADS = 2
 """Reads at once: enough that one slow page does not hold up the rest."""
 
-FIRST_CHUNK = 8
-"""Results read before their size is known: at most 96 MiB of the largest there can be."""
+LOOK_RESULTS = 8
+"""Results looked at in one job, of which no more is kept than a number: at most 96 MiB of the largest there can be."""
 
 MOST_CHUNK = 64
-"""Results read between two looks at the size of a page, if they are small."""
+"""Results read between two looks at their size, if they are small."""
 
-PAGE_BYTES = 8 * 1024 * 1024
-"""A page ends once it holds this much: results with many logprobs are megabytes each."""
+PAGE_BYTES = TARGET_FRAME_BYTES
+"""A page ends once it holds this much: what a watcher that does not take it keeps in memory is a frame."""
 
 T = TypeVar("T")
 
@@ -81,8 +82,8 @@ class Reader:
     async def in_order(self, seqs: Sequence[int], sees: str | None = None) -> list[int]:
         """Return those of these requests that have a result which the caller sees, in order of completion."""
         found: list[tuple[int, int]] = []
-        for first in range(0, len(seqs), FIRST_CHUNK):
-            found += await self._off_loop(partial(self._cursors, seqs[first : first + FIRST_CHUNK], sees))
+        for first in range(0, len(seqs), LOOK_RESULTS):
+            found += await self._off_loop(partial(self._cursors, seqs[first : first + LOOK_RESULTS], sees))
         return [seq for _, seq in sorted(found)]
 
     def _cursors(self, seqs: Sequence[int], sees: str | None) -> list[tuple[int, int]]:
@@ -94,8 +95,8 @@ class Reader:
     async def cancelled(self, seqs: Sequence[int], sees: str | None = None) -> set[int]:
         """Return those of these requests that have ended as cancelled, and whose result the caller sees."""
         found: set[int] = set()
-        for first in range(0, len(seqs), FIRST_CHUNK):
-            found |= await self._off_loop(partial(self._cancelled, seqs[first : first + FIRST_CHUNK], sees))
+        for first in range(0, len(seqs), LOOK_RESULTS):
+            found |= await self._off_loop(partial(self._cancelled, seqs[first : first + LOOK_RESULTS], sees))
         return found
 
     def _cancelled(self, seqs: Sequence[int], sees: str | None) -> set[int]:
@@ -104,12 +105,35 @@ class Reader:
 
     async def in_chunks(self, seqs: Sequence[int]) -> AsyncIterator[list[wire.StoredResult]]:
         """Yield the results there are of these requests, in the given order, as many at once as are small together."""
-        first, count = 0, FIRST_CHUNK
+        first = 0
         while first < len(seqs):
-            results = await self._off_loop(partial(self._results, seqs[first : first + count]))
+            results, count = await self._off_loop(partial(self._chunk, seqs[first : first + MOST_CHUNK]))
             yield results
             first += count
-            count = _next_chunk(results)
+
+    def _chunk(self, seqs: Sequence[int]) -> tuple[list[wire.StoredResult], int]:
+        """Return the results of the first of these requests, up to PAGE_BYTES, and of how many requests they are."""
+        found: list[wire.StoredResult] = []
+        size_bytes = count = 0
+        for result in self._each(seqs):
+            count += 1
+            if result is not None:
+                found.append(result)
+                size_bytes += len(result.body)
+            if size_bytes >= PAGE_BYTES:
+                break
+        return found, count
+
+    def _each(self, seqs: Sequence[int]) -> Iterator[wire.StoredResult | None]:
+        """Yield the result of each of these requests, or None; of large ones few are read ahead of what is taken."""
+        first, count = 0, 1
+        while first < len(seqs):
+            rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs[first : first + count]])
+            results = [None if row is None else decoded(wire.read_result, row) for row in rows]
+            yield from results
+            first += count
+            largest = max((len(result.body) for result in results if result is not None), default=1)
+            count = max(1, min(MOST_CHUNK, PAGE_BYTES // max(largest, 1)))
 
     def _results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
         rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs if seq >= 0])
@@ -128,20 +152,16 @@ class Reader:
         found: list[wire.StoredResult] = []
         after = cursor
         size_bytes = 0
-        first, count = 0, FIRST_CHUNK
-        while first < len(log):
-            chunk = log[first : first + count]
-            results = self._results([row.seq for row in chunk])
+        for row, result in zip(log, self._each([row.seq for row in log]), strict=True):
             # A dead letter that was revived and ended again has a later place in the log.
-            last = chunk[-1].completion_seq
-            found += [result for result in results if after < result.cursor <= last]
-            after = last
-            size_bytes += sum(len(result.body) for result in results)
-            first += count
+            if result is not None and after < result.cursor <= row.completion_seq:
+                found.append(result)
+                size_bytes += len(result.body)
+            after = row.completion_seq
             if size_bytes >= PAGE_BYTES:
                 break
-            count = _next_chunk(results)
-        return Page(found, after, first >= len(log) and len(log) < limit)
+        at_end = not log or after == log[-1].completion_seq
+        return Page(found, after, at_end and len(log) < limit)
 
     async def log(self, batch: BatchKey, cursor: int, limit: int) -> list[LogRow]:
         """Return at most `limit` entries of a batch's completion log after `cursor`."""
@@ -200,12 +220,6 @@ class Reader:
 def _seen(row: bytes, sees: str | None) -> bool:
     """Whether a result is there for a caller that sees this tenant's only; None: everybody's."""
     return sees is None or decoded(records.decode_result, row)[0].tenant == sees
-
-
-def _next_chunk(results: Sequence[wire.StoredResult]) -> int:
-    """Return how many results to read after these: what a page holds if they are as large as the largest of these."""
-    largest = max((len(result.body) for result in results), default=0)
-    return max(1, min(MOST_CHUNK, PAGE_BYTES // max(largest, 1)))
 
 
 LAST = (1 << 64) - 1

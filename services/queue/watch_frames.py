@@ -44,7 +44,7 @@ class Results:
     async def stored(self, seqs: Sequence[int]) -> AsyncIterator[bytes]:
         """Yield frames of the results of these requests, read a few at a time however many there are."""
         async for results in self._reader.in_chunks(seqs):
-            for frame in frames(result.event() for result in results):
+            for frame in frames(events_in_turn(results)):
                 yield frame
 
 
@@ -58,6 +58,13 @@ def result_events(results: Iterable[StoredResult]) -> list[bytes]:
     return [result.event() for result in sorted(results, key=_by_cursor)]
 
 
+def events_in_turn(results: list[StoredResult]) -> Iterator[bytes]:
+    """Take results out of a list, and yield each, encoded, in its turn: what was sent is not kept besides."""
+    results.reverse()
+    while results:
+        yield results.pop().event()
+
+
 def frames(events: Iterable[bytes]) -> Iterator[bytes]:
     """Cut encoded events into encoded frames of bounded size."""
     frame: list[bytes] = []
@@ -66,10 +73,15 @@ def frames(events: Iterable[bytes]) -> Iterator[bytes]:
         frame.append(wrapped(_EVENTS, event))
         size_bytes += len(event)
         if size_bytes >= TARGET_FRAME_BYTES:
-            yield b"".join(frame)
+            # Whoever takes a frame may take its time: its parts are not kept besides.
+            whole = b"".join(frame)
             frame, size_bytes = [], 0
+            del event
+            yield whole
     if frame:
-        yield b"".join(frame)
+        whole = b"".join(frame)
+        frame.clear()
+        yield whole
 
 
 def _by_cursor(result: StoredResult) -> int:

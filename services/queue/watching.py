@@ -23,7 +23,7 @@ from services.queue.reader import Reader
 from services.queue.store import StoreError
 from services.queue.validate import check_name
 from services.queue.watch import Watcher, WatchHub
-from services.queue.watch_frames import Results, delta_events, frames
+from services.queue.watch_frames import Results, delta_events, events_in_turn, frames
 from services.queue.wire import StoredResult
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -72,7 +72,7 @@ class Watching:
                 # Read before the log: what ends after this is seen by another round.
                 progress = self._hub.progress(batch)
                 results = await log.read()
-                events = chain(delta_events(watcher), (result.event() for result in results))
+                events = chain(delta_events(watcher), events_in_turn(results))
                 if told is None or ((results or request.until_now) and told != progress):
                     events = chain(events, [_progress_event(progress)])
                     told = progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
@@ -19,7 +19,7 @@ from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import NO_BATCH, WorkerOpened
 from services.queue.reader import MOST_CHUNK, Reader
 from services.queue.watch import MAX_BEHIND_BYTES, MERGED_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
-from services.queue.watch_frames import Results
+from services.queue.watch_frames import Results, events_in_turn, frames
 from services.queue.wire import MAX_TOLD_BYTES, StoredResult, told_result
 from services.telemetry import Telemetry
 from tests.support.memory_store import MemoryStore
@@ -233,26 +233,63 @@ async def test_large_results_are_read_one_by_one() -> None:
     reader = Reader(store, STORE_ID)
     sizes = [len(chunk) async for chunk in reader.in_chunks(range(1, 20))]
     reader.close()
-    assert sizes == [8] + [1] * 11
+    assert sizes == [1] * 19
+    assert store.most_at_once == 1
+
+
+def store_with_sizes(*sizes: int) -> CountingStore:
+    """Return a store in which requests of a batch have ended with results of so many bytes."""
+    store = CountingStore()
+    for seq, size in enumerate(sizes, 1):
+        head = records.ResultHead(seq, 1, DEFAULT_TENANT, "", "b")
+        row = records.encode_result(head, b"z" * size)
+        store.write([Write(records.RESULTS, records.seq_key(seq), row)])
+        store.write([Write(records.COMPLETIONS, records.completion_key(BATCH, seq), records.seq_key(seq))])
+    return store
 
 
 async def test_a_page_that_is_cut_for_its_size_is_not_the_last() -> None:
-    store = CountingStore()
-    for seq in range(1, 13):
-        head = records.ResultHead(seq, 1, DEFAULT_TENANT, "", "b")
-        row = records.encode_result(head, b"z" * 1_200_000)
-        store.write([Write(records.RESULTS, records.seq_key(seq), row)])
-        store.write([Write(records.COMPLETIONS, records.completion_key(BATCH, seq), records.seq_key(seq))])
-    reader = Reader(store, STORE_ID)
-    pages = [await reader.page(BATCH, cursor, PAGE_RESULTS) for cursor in (0, 8, 12)]
-    whole = await reader.page(BATCH, 8, 4)
+    reader = Reader(store_with_sizes(*[600_000] * 5), STORE_ID)
+    pages = [await reader.page(BATCH, cursor, PAGE_RESULTS) for cursor in (0, 2, 4, 5)]
+    whole = await reader.page(BATCH, 4, 1)
     reader.close()
     assert [(len(page.results), page.cursor, page.last) for page in pages] == [
-        (8, 8, False),
-        (4, 12, True),
-        (0, 12, True),
+        (2, 2, False),
+        (2, 4, False),
+        (1, 5, True),
+        (0, 5, True),
     ]
     assert not whole.last, "there may be more than were asked for"
+
+
+async def test_of_large_results_that_follow_small_ones_no_more_is_kept_than_a_page_and_one() -> None:
+    sizes = [*[10] * 70, *[600_000] * 70]
+    reader = Reader(store_with_sizes(*sizes), STORE_ID)
+    page = await reader.page(BATCH, 0, PAGE_RESULTS)
+    (first, *_) = [len(chunk) async for chunk in reader.in_chunks(range(70, 140))]
+    reader.close()
+    assert (len(page.results), page.cursor, page.last) == (72, 72, False)
+    assert first == 3
+
+
+async def test_no_more_is_read_for_a_watcher_than_the_frame_that_it_does_not_take() -> None:
+    store, _ = store_with_results()
+    async with serving(Telemetry(None), store) as peer:
+        watching = peer.service._watching
+        batch = watching.watch(queue_pb2.WatchRequest(batch="b"), cast(Any, None))
+        for frames_of in (batch, watching._results.stored(range(1, RESULTS))):
+            store.read = 0
+            frame = queue_pb2.WatchResponse.FromString(await anext(frames_of))
+            assert len(frame.events) <= store.read <= 1 + 2 * len(frame.events)
+            await cast(Any, frames_of).aclose()
+
+
+def test_nothing_is_kept_of_results_that_were_sent() -> None:
+    body = request_pb2.Result(choices=[request_pb2.Choice(text="z" * 600_000)]).SerializeToString()
+    results = [StoredResult(cursor, body) for cursor in range(1, 5)]
+    for left, frame in zip((2, 0), frames(events_in_turn(results)), strict=True):
+        assert len(queue_pb2.WatchResponse.FromString(frame).events) == 2
+        assert len(results) == left
 
 
 async def test_many_that_end_at_once_with_large_results_are_read_a_few_at_a_time_and_come_in_order() -> None:
