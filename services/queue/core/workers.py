@@ -37,8 +37,11 @@ from services.queue.core.messages import (
 from services.queue.core.offers import Offers
 
 MOST_UNCOUNTED: Final = 32
-"""Attempts of a request after which a delivery that is lost with its stream counts: what breaks the stream each time
-must not go on for ever, and a bad link does not meet the same request so often."""
+"""Attempts of a request after which one counts that is handed back, or whose delivery is lost with its stream: what
+ends each worker, or breaks each stream, must not go on for ever, and a bad link or a drain does not meet the same
+request so often."""
+
+HANDED_BACK: Final = Failure("handed_back", f"handed back by its worker; {MOST_UNCOUNTED} attempts had not counted yet")
 
 STOP_REASONS = {Outcome.CANCELLED: StopReason.CLIENT, Outcome.EXPIRED: StopReason.DEADLINE}
 
@@ -245,11 +248,15 @@ class Workers:
                 self._book.renew(entry.seq, now_ns)
 
     def give_back(self, message: GiveBack, now_ns: int) -> None:
-        """Let handed-back requests wait again; the attempt does not count."""
+        """Let handed-back requests wait again; the attempt does not count, unless too many have not."""
         for lease in message.leases:
             entry = self._book.leased(lease)
-            if entry is not None:
+            if entry is None:
+                continue
+            if entry.uncounted < MOST_UNCOUNTED:
                 self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
+            else:
+                self._lose(entry, Input.FAIL, HANDED_BACK, now_ns)
 
     def tick(self, now_ns: int) -> None:
         """Requeue what ran out of lease, and the leases of workers that did not return."""

@@ -36,7 +36,6 @@ from services.queue.core.messages import (
     WorkerClosed,
     WorkerOpened,
 )
-from services.queue.core.workers import MOST_UNCOUNTED
 from tests.support.queueing import GRACE_NS, LEASE_NS, Queue, dead_letter, meta, only, working
 
 
@@ -174,24 +173,6 @@ def test_giving_back_does_not_count_as_an_attempt() -> None:
     (ended,) = only(Ended, queue.step(Complete(2, lease, Outcome.COMPLETED, None, None)))
     assert isinstance(ended, Ended)
     assert ended.attempts == 1
-
-
-def test_a_delivery_that_was_lost_with_its_stream_does_not_count() -> None:
-    """The same process comes back without it: it has never run it. A breaker of streams does end."""
-    queue = working(Queue())
-    (name,) = queue.submit(meta())
-    for stream in range(1, MOST_UNCOUNTED + 1):
-        assert queue.claim(stream, name)
-        queue.step(WorkerClosed(stream))
-        working(queue, stream + 1)
-        entry = queue.machine.book.find(name)
-        assert entry
-        assert entry.attempts == 0
-    for stream in range(MOST_UNCOUNTED + 1, MOST_UNCOUNTED + 4):
-        assert queue.claim(stream, name)
-        queue.step(WorkerClosed(stream))
-        working(queue, stream + 1)
-    assert queue.claim(MOST_UNCOUNTED + 4, name) is None, "a dead letter"
 
 
 def test_what_a_worker_that_was_started_again_does_not_hold_counts() -> None:
