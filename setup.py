@@ -23,8 +23,8 @@ COMPILED: dict[str, str] = {
         places policies policy precedence predictive prompts reach recompute roster rules savings share snapshot standby
         standing tiers waiting windows""",
     "services/scheduler": "links runner wire",
-    "services/worker/core": """audit engine_view entry lifecycle messages peers reservations session sizing standing
-        token_news values""",
+    "services/worker/core": """audit engine_view entry lifecycle messages peers prompt_line reservations session sizing
+        standing token_news values""",
     "services/worker": "alarm completions engine links outputs run runner wire",
 }
 """Modules by directory: those a request passes through. What is left out, and why:
@@ -34,7 +34,7 @@ COMPILED: dict[str, str] = {
 - pydantic models and what only reads them: `settings`, `services/config*`;
 - code that runs at the start, at the end, or for an operator: `__main__`, `service`, `admin`, `backup`, `recovery`,
   `migration`, `verify`, `metrics`, `tracing`;
-- `worker/tokenizer`: what a forked child does with pickles fails without a word when it is compiled;
+- `worker/tokenizer`, `worker/nursery`: what a forked child does with pickles fails without a word when it is compiled;
 - engines (vLLM is Python; the simulated one stands for it) and the gateway, which is a client.
 """
 

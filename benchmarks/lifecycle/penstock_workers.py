@@ -25,7 +25,7 @@ from services.worker.rendering import Rendering
 from services.worker.runner import Identity, Runner
 from services.worker.service import sizes_of
 from services.worker.simulated_engine import ByteRenderer
-from services.worker.tokenizer import Answer, TokenizerPool, TokenizerProcess
+from services.worker.tokenizer import Answer, TokenizerPool
 
 
 class SharedTokenizer:
@@ -48,6 +48,9 @@ class SharedTokenizer:
             def render(self, name: str, spec: PromptSpec) -> None:
                 tokenizer._asked[name] = runner_of[0]
                 tokenizer._rendering.render(name, spec)
+
+            def forget(self, name: str) -> None:
+                tokenizer._rendering.forget(name)
 
         return Own()
 
@@ -112,7 +115,7 @@ def main() -> None:
     parser.add_argument("--rate-per-s", type=float, default=0.0)
     parser.add_argument("--service-s", type=float, default=0.0)
     options = parser.parse_args()
-    pool = TokenizerPool([TokenizerProcess.fork(lambda: ByteRenderer(WINDOW_TOKENS))])
+    pool = TokenizerPool.fork(lambda: ByteRenderer(WINDOW_TOKENS))
 
     async def work() -> None:
         await serve({"start": Fleet(options, Rendering(pool, ByteRenderer(WINDOW_TOKENS))).start})

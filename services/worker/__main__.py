@@ -13,7 +13,7 @@ from services.worker.processes import children_die_with_us
 from services.worker.rendering import Rendering
 from services.worker.service import Parts, serve
 from services.worker.settings import WorkerSettings, load_arguments
-from services.worker.tokenizer import TokenizerPool, TokenizerProcess
+from services.worker.tokenizer import TokenizerPool
 
 
 def main() -> None:
@@ -47,11 +47,9 @@ def _simulated(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
 
     name, *aliases = settings.names()
     size = simulated_settings(name, tuple(aliases), engine_arguments)
-    processes = [
-        TokenizerProcess.fork(lambda: ByteRenderer(size.max_model_len)) for _ in range(settings.tokenizer_processes)
-    ]
+    pool = TokenizerPool.fork(lambda: ByteRenderer(size.max_model_len), settings.tokenizer_processes)
     own = ByteRenderer(size.max_model_len)
-    return Parts(lambda: SimulatedEngine(size), Rendering(TokenizerPool(processes), own))
+    return Parts(lambda: SimulatedEngine(size), Rendering(pool, own))
 
 
 def _vllm(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
@@ -59,10 +57,10 @@ def _vllm(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
 
     trusts = settings.trust_request_chat_template
     prepared = prepare(settings.model, settings.names(), engine_arguments, settings.tool_call_parser, trusts)
-    # The tokenizer is forked first: it must inherit neither the engine's connections nor its threads.
-    processes = [TokenizerProcess.fork(prepared.make_renderer) for _ in range(settings.tokenizer_processes)]
+    # The tokenizers and their nursery come first: they must inherit neither the engine's connections nor its threads.
+    pool = TokenizerPool.fork(prepared.make_renderer, settings.tokenizer_processes)
     engine = prepared.build(metrics_read=bool(settings.metrics_listen))
-    return Parts(lambda: engine, Rendering(TokenizerPool(processes), prepared.make_renderer_of(engine)))
+    return Parts(lambda: engine, Rendering(pool, prepared.make_renderer_of(engine)))
 
 
 if __name__ == "__main__":

@@ -104,6 +104,19 @@ class PromptSpec(Value):
             self.truncate_prompt_tokens, self.max_tokens, self.want_text, self.tools_json, self.tool_choice_json,
         )  # fmt: skip
 
+    @property
+    def characters(self) -> int:
+        """How much there is to render; a token id counts as one."""
+        return (
+            len(self.text or "")
+            + len(self.token_ids or ())
+            + len(self.messages_json or "")
+            + len(self.chat_template)
+            + len(self.chat_template_kwargs_json)
+            + len(self.tools_json)
+            + len(self.tool_choice_json)
+        )
+
 
 class Rendered(Value):
     """A rendered prompt; `text` is None unless it was asked for.
@@ -137,6 +150,16 @@ class Renderer(Protocol):
 
     def render(self, spec: PromptSpec) -> Rendered:
         """Render one prompt. Raises RequestRefusedError."""
+
+
+class Tokenizer(Protocol):
+    """Where prompts are rendered; the answers come to `Runner.tokenized`."""
+
+    def render(self, name: str, spec: PromptSpec) -> None:
+        """Queue a prompt."""
+
+    def forget(self, name: str) -> None:
+        """Leave a prompt out that nobody waits for any more; it may be answered all the same."""
 
 
 class TokenProbability(NamedTuple):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from services.worker.engine import PromptSpec, Renderer
-from services.worker.tokenizer import Answer, TokenizerPool, answer_to
+from services.worker.tokenizer import OnAnswer, OnDeath, TokenizerPool, answer_to, failed
 
 SHORT_CHARACTERS = 4096
 """Of a prompt with all that is rendered into it: about a thousand tokens, half a millisecond with a fast tokenizer."""
@@ -37,26 +37,27 @@ class Rendering:
         self._pool = pool
         self._own = own
         self._now_ns = now_ns
-        self._in_pool = 0
-        """Prompts that the processes have not answered."""
         self._lone: asyncio.Handle | None = None
         """The one that is about to be rendered here."""
         self._not_before_ns = 0
-        self._on_answer: Callable[[str, Answer], None]
-        self._on_death: Callable[[str], None]
+        self._on_answer: OnAnswer
+        self._on_death: OnDeath
 
-    async def start(self, on_answer: Callable[[str, Answer], None], on_death: Callable[[str], None]) -> None:
+    async def start(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
         """Begin to work on the running loop; `on_answer` gets each prompt's name and answer."""
         self._on_answer, self._on_death = on_answer, on_death
-        await self._pool.start(self._answered, on_death)
+        await self._pool.start(on_answer, on_death)
 
     def render(self, name: str, spec: PromptSpec) -> None:
         """Queue a prompt."""
-        if self._own is not None and self._is_alone() and characters(spec) <= SHORT_CHARACTERS:
+        if self._own is not None and self._is_alone() and spec.characters <= SHORT_CHARACTERS:
             self._lone = asyncio.get_running_loop().call_soon(self._render, self._own, name, spec)
         else:
-            self._in_pool += 1
             self._pool.render(name, spec)
+
+    def forget(self, name: str) -> None:
+        """Leave a prompt out that nobody waits for any more; one that is about to be rendered here is not worth it."""
+        self._pool.forget(name)
 
     async def close(self) -> None:
         """End the processes."""
@@ -65,36 +66,26 @@ class Rendering:
         await self._pool.close()
 
     def _is_alone(self) -> bool:
-        return not self._in_pool and self._lone is None and self._now_ns() >= self._not_before_ns
+        return not self._pool.busy and self._lone is None and self._now_ns() >= self._not_before_ns
 
     def _render(self, own: Renderer, name: str, spec: PromptSpec) -> None:
         self._lone = None
+        began_ns = self._now_ns()
         try:
-            began_ns = self._now_ns()
             answer = answer_to(own, name, spec)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as panic:  # of the tokenizer's Rust, which is no Exception; a process would end of it
+            log.exception("%s: rendering it failed", name)
+            answer = failed(f"the tokenizer failed at the prompt: {type(panic).__name__}: {panic}")
+            # What is tried again meanwhile is not tried with what may be broken.
+            self._not_before_ns = self._now_ns() + SLOW_PAUSE_NS
+        else:
             ended_ns = self._now_ns()
             if ended_ns - began_ns > SLOW_NS:
                 self._not_before_ns = ended_ns + SLOW_PAUSE_NS
+        try:
             self._on_answer(name, answer)
-        except BaseException as error:  # a panic of the tokenizer's Rust is no Exception; it ends a process, too
-            log.exception("a prompt could not be rendered, or its tokens not be taken")
-            self._on_death("a prompt could not be rendered, or its tokens not be taken")
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-
-    def _answered(self, name: str, answer: Answer) -> None:
-        self._in_pool -= 1
-        self._on_answer(name, answer)
-
-
-def characters(spec: PromptSpec) -> int:
-    """Return how much there is to render; a token id counts as one."""
-    return (
-        len(spec.text or "")
-        + len(spec.token_ids or ())
-        + len(spec.messages_json or "")
-        + len(spec.chat_template)
-        + len(spec.chat_template_kwargs_json)
-        + len(spec.tools_json)
-        + len(spec.tool_choice_json)
-    )
+        except Exception:
+            log.exception("%s: its tokens cannot be taken", name)
+            self._on_death("the tokenizer's answers cannot be taken")

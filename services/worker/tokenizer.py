@@ -1,34 +1,39 @@
 """Rendering and tokenization in a process of its own, off the event loop.
 
-The child is forked before the engine and before any gRPC, when the model's
-libraries are imported and nothing runs yet. Everything that waits goes over at
-once; the child answers what it has every few milliseconds.
+The processes are forked by a nursery, the first before the engine and before any gRPC; one that dies has a successor.
+Prompts wait here, in the worker, and go over as the process takes them; it answers what it has every few milliseconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import os
 import pickle
 import select
-import signal
 import socket
 import struct
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
+from services.worker.core.prompt_line import PromptLine
 from services.worker.engine import PromptSpec, Rendered, Renderer, RequestRefusedError
-from services.worker.processes import die_with_parent
+from services.worker.nursery import Child, Nursery, NurseryGoneError
 
 ANSWER_AFTER_NS = 4_000_000
 """How long prompts are rendered before the answers there are by then are sent: what is ready waits no longer for its
 neighbours, a part of an engine's step. A number of prompts would be too many where each takes a millisecond, and too
 few where each takes some microseconds: every batch of answers goes round worker, scheduler and queue by itself."""
+
+STALLED_AFTER_S = 60.0
+"""A process that has answered nothing for so long, though it has prompts, will not: a million tokens take a slow
+tokenizer 5 s. Loading does not count."""
+
+STALL_LOOKS = 10
+"""How often it is looked at in that time: where all processes were stopped for a minute, that is one look."""
 
 FRAME = struct.Struct("!Q")
 """Length in bytes of the pickle that follows."""
@@ -37,135 +42,213 @@ log = logging.getLogger("worker.tokenizer")
 
 
 class Refusal(NamedTuple):
-    """Why a prompt was refused."""
+    """Why a prompt was not rendered. Unless it `rejects` the request, the attempt failed and another may succeed."""
 
     code: str
     message: str
     param: str
+    rejects: bool = True
 
 
 Answer: TypeAlias = Rendered | Refusal
 
+PackedAnswer: TypeAlias = tuple[str, tuple[bytes, str | None] | Refusal]
+"""A prompt's name and its answer, as they cross to the worker."""
+
+OnAnswer: TypeAlias = Callable[[str, Answer], None]
+OnDeath: TypeAlias = Callable[[str], None]
+
+
+class NotLoadedError(Exception):
+    """A process has ended before it could render anything."""
+
+
+def failed(message: str) -> Refusal:
+    """Return the answer to a prompt that cost the tokenizer its life, or might have: it counts as an attempt."""
+    return Refusal("tokenizer_error", message, "prompt", rejects=False)
+
 
 class TokenizerProcess:
-    """One tokenizer process. Fork it with `fork`, then `start` it on the event loop."""
+    """A tokenizer process and those that follow it: one at a time, each until it dies or stalls."""
 
-    def __init__(self, pid: int, ours: socket.socket) -> None:
-        """Talk to the process `pid` over `ours`."""
-        self._pid = pid
-        self._socket = ours
-        self._waiting: list[tuple[str, PromptSpec]] = []
+    def __init__(self, nursery: Nursery) -> None:
+        """Have one forked, which begins to load; call it with no event loop running, then `start`."""
+        self._nursery = nursery
+        self._child = nursery.first()
+        self._prompts = PromptLine()
         self._ready = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._closing = False
-
-    @classmethod
-    def fork(cls, make_renderer: Callable[[], Renderer]) -> TokenizerProcess:
-        """Fork the process; `make_renderer` runs in it. Call it with no event loop running."""
-        ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            _child(theirs, make_renderer)
-        theirs.close()
-        return cls(pid, ours)
+        """Set when there may be something to send."""
+        self._loaded = False
+        self._stalled = False
+        self._task: asyncio.Task[None] | None = None
 
     @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._pid
+    def child(self) -> Child:
+        """The process that is there."""
+        return self._child
 
-    async def start(self, on_answer: Callable[[str, Answer], None], on_death: Callable[[str], None]) -> None:
-        """Begin to work on the running loop; `on_answer` gets each prompt's name and answer."""
-        reader, writer = await asyncio.open_connection(sock=self._socket)
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._write(writer, on_death), name="tokenizer-write"),
-            loop.create_task(self._read(reader, on_answer, on_death), name="tokenizer-read"),
-        ]
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt has no answer yet."""
+        return len(self._prompts) > 0
+
+    def start(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
+        """Begin to work on the running loop; `on_death` is told once that nothing will be rendered any more."""
+        self._task = asyncio.get_running_loop().create_task(self._run(on_answer, on_death), name="tokenizer")
 
     def render(self, name: str, spec: PromptSpec) -> None:
         """Queue a prompt."""
-        self._waiting.append((name, spec))
+        self._prompts.add(name, spec, spec.characters)
         self._ready.set()
 
-    async def close(self) -> None:
-        """End the process."""
-        self._closing = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.close()
-        end_process(self._pid)
+    def forget(self, name: str) -> None:
+        """Leave a prompt out; one that is not here, or has been answered, changes nothing."""
+        self._prompts.forget(name)
 
-    async def _write(self, writer: asyncio.StreamWriter, on_death: Callable[[str], None]) -> None:
+    async def close(self) -> None:
+        """Take no more answers; the nursery ends the process."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._child.socket.close()
+
+    async def _run(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
+        """Work with one process after another."""
+        try:
+            while True:
+                await self._work(on_answer, on_death)
+                await self._replace(on_answer)
+        except NurseryGoneError as error:
+            on_death(f"the tokenizer process is gone, and there can be no other: {error}")
+        except NotLoadedError as error:
+            on_death(str(error))
+        except Exception:
+            log.exception("the tokenizer's answers cannot be taken")
+            on_death("the tokenizer's answers cannot be taken")
+
+    async def _work(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
+        """Send prompts and take answers until the process is gone."""
+        reader, writer = await asyncio.open_connection(sock=self._child.socket)
+        loop = asyncio.get_running_loop()
+        beside = [
+            loop.create_task(self._write(writer, on_death), name="tokenizer-write"),
+            loop.create_task(self._watch(writer), name="tokenizer-watch"),
+        ]
+        try:
+            await self._read(reader, on_answer)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            writer.transport.abort()
+
+    async def _write(self, writer: asyncio.StreamWriter, on_death: OnDeath) -> None:
         try:
             while True:
                 await self._ready.wait()
                 self._ready.clear()
-                batch, self._waiting = self._waiting, []
-                plain = [(name, spec.packed()) for name, spec in batch]
-                body = pickle.dumps(plain, protocol=pickle.HIGHEST_PROTOCOL)
+                going = self._prompts.go_ahead() if self._loaded else []
+                if not going:
+                    continue
+                body = pickle.dumps([(name, spec.packed()) for name, spec in going], protocol=pickle.HIGHEST_PROTOCOL)
                 writer.write(FRAME.pack(len(body)))
                 writer.write(body)
                 await writer.drain()
         except ConnectionError as error:
-            # The reader sees the end of the stream as well, and reports the death.
+            # The reader sees the end of the stream as well, and a successor is asked for.
             log.debug("the tokenizer process does not listen: %s", error)
         except Exception:
             log.exception("prompts cannot be sent to the tokenizer process")
             on_death("prompts cannot be sent to the tokenizer process")
 
-    async def _read(
-        self,
-        reader: asyncio.StreamReader,
-        on_answer: Callable[[str, Answer], None],
-        on_death: Callable[[str], None],
-    ) -> None:
+    async def _read(self, reader: asyncio.StreamReader, on_answer: OnAnswer) -> None:
+        prompts = self._prompts
         try:
             while True:
                 (size,) = FRAME.unpack(await reader.readexactly(FRAME.size))
-                for name, answer in pickle.loads(await reader.readexactly(size)):
-                    on_answer(name, _unpacked(answer))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            if not self._closing:
-                on_death("the tokenizer process is gone")
-        except Exception:
-            log.exception("the tokenizer's answers cannot be taken")
-            on_death("the tokenizer's answers cannot be taken")
+                answers: list[PackedAnswer] = pickle.loads(await reader.readexactly(size))
+                self._loaded = True
+                for name, answer in answers:
+                    if prompts.answered(name):
+                        on_answer(name, _unpacked(answer))
+                if prompts.waits:
+                    self._ready.set()
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            log.debug("the tokenizer process is gone: %r", error)
+
+    async def _watch(self, writer: asyncio.StreamWriter) -> None:
+        """Give the process up when it has answered nothing for too long."""
+        looks, answered = 0, 0
+        while looks <= STALL_LOOKS:
+            await asyncio.sleep(STALLED_AFTER_S / STALL_LOOKS)
+            waits = self._prompts.is_ahead and self._prompts.answered_count == answered
+            looks = looks + 1 if waits else 0
+            answered = self._prompts.answered_count
+        self._stalled = True
+        writer.transport.abort()
+
+    async def _replace(self, on_answer: OnAnswer) -> None:
+        """Have a successor take over, but for the prompt that the process died of; that one's attempt has failed.
+
+        Raises NurseryGoneError, and NotLoadedError if the process had rendered nothing and was not asked to.
+        """
+        was_loaded, self._loaded = self._loaded, False
+        stalled, self._stalled = self._stalled, False
+        culprit = self._prompts.process_lost(self._child.counter[0])
+        self._child, how = await self._nursery.successor(self._child)
+        if not was_loaded:
+            raise NotLoadedError(f"the tokenizer process ended before it had loaded ({how})")
+        why = f"nothing was answered for {STALLED_AFTER_S:g} s" if stalled else how
+        if culprit is None or not culprit.wanted:
+            whose = f", while it rendered {culprit.name} in vain" if culprit is not None else ""
+            log.warning("a tokenizer process ended (%s)%s; another takes over", why, whose)
+        else:  # whoever takes the answer says so, too
+            on_answer(culprit.name, failed(f"the process that rendered the prompt ended ({why})"))
 
 
 class TokenizerPool:
-    """A few tokenizer processes, taken in turn."""
+    """A few tokenizer processes, taken in turn, and their nursery."""
 
-    def __init__(self, processes: list[TokenizerProcess]) -> None:
-        """Use `processes`, at least one."""
-        self._processes = deque(processes)
+    def __init__(self, nursery: Nursery, count: int = 1) -> None:
+        """Have `nursery` fork so many, at least one."""
+        self._nursery = nursery
+        self._processes = deque(TokenizerProcess(nursery) for _ in range(count))
 
-    async def start(self, on_answer: Callable[[str, Answer], None], on_death: Callable[[str], None]) -> None:
+    @classmethod
+    def fork(cls, make_renderer: Callable[[], Renderer], count: int = 1) -> TokenizerPool:
+        """Fork nursery and processes; `make_renderer` runs in each. Call it with no event loop running."""
+        return cls(Nursery.fork(partial(_serve, make_renderer)), count)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The nursery's process id, and those of the processes that are there."""
+        return [self._nursery.pid, *(process.child.pid for process in self._processes)]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt has no answer yet."""
+        return any(process.busy for process in self._processes)
+
+    async def start(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
         """Begin to work on the running loop."""
         for process in self._processes:
-            await process.start(on_answer, on_death)
+            process.start(on_answer, on_death)
 
     def render(self, name: str, spec: PromptSpec) -> None:
         """Queue a prompt with the next process."""
         self._processes[0].render(name, spec)
         self._processes.rotate(-1)
 
+    def forget(self, name: str) -> None:
+        """Leave a prompt out that nobody waits for any more."""
+        for process in self._processes:
+            process.forget(name)
+
     async def close(self) -> None:
         """End the processes."""
         for process in self._processes:
             await process.close()
-
-
-def end_process(pid: int) -> None:
-    """Kill a child and take its exit status."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    except (ProcessLookupError, ChildProcessError):
-        # It has died and its status has been taken already.
-        return
+        self._nursery.close()
 
 
 def _unpacked(answer: tuple[bytes, str | None] | Refusal) -> Answer:
@@ -175,27 +258,11 @@ def _unpacked(answer: tuple[bytes, str | None] | Refusal) -> Answer:
     return Rendered(array("I", packed), text)
 
 
-def _child(theirs: socket.socket, make_renderer: Callable[[], Renderer]) -> None:
-    """Render until the worker closes the socket. Never returns."""
-    status = 0
-    # What was inherited is the parent's, and in the state in which its other threads left it: to look at it for garbage
-    # would copy its memory, run its finalizers, or fail.
-    gc.freeze()
-    try:
-        die_with_parent()
-        # Ctrl-C reaches the whole group; the worker still needs answers while it drains.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _serve(theirs, make_renderer())
-    except BaseException:
-        logging.getLogger("worker.tokenizer").exception("the tokenizer process failed")
-        status = 1
-    finally:
-        os._exit(status)
-
-
-def _serve(theirs: socket.socket, renderer: Renderer) -> None:
-    stream = theirs.makefile("rwb")
+def _serve(make_renderer: Callable[[], Renderer], theirs: socket.socket, begun: memoryview) -> None:
+    """Render, in the process, until the worker closes the socket."""
+    renderer = make_renderer()
+    stream = cast(BinaryIO, theirs.makefile("rwb"))
+    _send(stream, [])  # what loads has nothing to answer
     todo: deque[tuple[str, PromptSpec]] = deque()
     while True:
         if not todo or select.select([theirs], [], [], 0)[0]:
@@ -204,21 +271,26 @@ def _serve(theirs: socket.socket, renderer: Renderer) -> None:
                 return
             asked = pickle.loads(stream.read(FRAME.unpack(header)[0]))
             todo.extend([(name, PromptSpec(*spec)) for name, spec in asked])
-        answers = some_answers(renderer, todo)
-        body = pickle.dumps(answers, protocol=pickle.HIGHEST_PROTOCOL)
-        stream.write(FRAME.pack(len(body)))
-        stream.write(body)
-        stream.flush()
+        _send(stream, some_answers(renderer, todo, begun))
 
 
-def some_answers(
-    renderer: Renderer, todo: deque[tuple[str, PromptSpec]]
-) -> list[tuple[str, tuple[bytes, str | None] | Refusal]]:
-    """Render prompts of `todo` in order, at least one, until it has taken ANSWER_AFTER_NS; those done leave it."""
+def _send(stream: BinaryIO, answers: list[PackedAnswer]) -> None:
+    body = pickle.dumps(answers, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.write(FRAME.pack(len(body)))
+    stream.write(body)
+    stream.flush()
+
+
+def some_answers(renderer: Renderer, todo: deque[tuple[str, PromptSpec]], begun: Any) -> list[PackedAnswer]:
+    """Render prompts of `todo` in order, at least one, until it has taken ANSWER_AFTER_NS; those done leave it.
+
+    The only number in `begun` counts them as they are begun: who dies of one has not answered those before it either.
+    """
     until_ns = time.monotonic_ns() + ANSWER_AFTER_NS
-    answers = []
+    answers: list[PackedAnswer] = []
     while todo:
         name, spec = todo.popleft()
+        begun[0] += 1
         answers.append((name, _packed(answer_to(renderer, name, spec))))
         if time.monotonic_ns() >= until_ns:
             break
@@ -226,7 +298,7 @@ def some_answers(
 
 
 def answer_to(renderer: Renderer, name: str, spec: PromptSpec) -> Answer:
-    """Return the rendered prompt, or why it is refused; never raises."""
+    """Return the rendered prompt, or why it is refused; raises only what is no Exception."""
     try:
         return renderer.render(spec)
     except RequestRefusedError as error:

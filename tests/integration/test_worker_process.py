@@ -258,20 +258,28 @@ async def test_after_the_grace_what_still_runs_is_handed_back(
     assert peers.scheduler.release_of("r1").cause == s.RELEASE_CAUSE_LEASE_LOST  # type: ignore[union-attr]
 
 
-async def test_the_tokenizers_death_ends_the_worker_with_70(
-    tmp_path: Path, peers: Peers, started: list[Service]
+@pytest.mark.parametrize("whole", [False], ids=["the tokenizer"])
+async def test_the_tokenizers_death_costs_the_worker_nothing(
+    tmp_path: Path, peers: Peers, started: list[Service], whole: bool
 ) -> None:
     service = await start(started, tmp_path, peers, SLOW)
     await until(lambda: peers.scheduler.opens and peers.queue.opens, "both opens")
     peers.queue.watched.add("r1")
     peers.scheduler.grant(peers.queue.add(request("r1", max_tokens=1900, ignore_eos=True)), blocks=128)
     await until(lambda: peers.queue.tokens, "tokens")
-    (tokenizer,) = descendants(service.pid)
-    os.kill(tokenizer, signal.SIGKILL)
-    await until(lambda: not service.running, "the exit")
-    assert service.process.returncode == 70  # type: ignore[union-attr]
-    (complete,) = peers.queue.completes
-    assert complete.failure.code == "engine_dead"
+    family = descendants(service.pid)
+    (nursery,) = (pid for pid in family if descendants(pid))
+    os.kill(nursery if whole else (family - {nursery}).pop(), signal.SIGKILL)
+    if whole:
+        await until(lambda: not service.running, "the exit")
+        assert service.process.returncode == 70  # type: ignore[union-attr]
+        assert [ref.request_id for ref in peers.queue.given_back] == ["r1"], "the engine lived: no attempt has failed"
+    else:
+        await until(lambda: descendants(service.pid) - family, "its successor")
+        peers.queue.cancel("r1", q.CANCEL_REASON_CLIENT)
+        await until(lambda: peers.queue.result("r1"), "the cancelled result")
+        peers.scheduler.grant(peers.queue.add(request("r2", "x" * 5000, max_tokens=1)), blocks=128)
+        assert (await until(lambda: peers.queue.result("r2"), "a result")).error.code == "context_length_exceeded"
 
 
 async def test_kill_9_leaves_no_process_behind(tmp_path: Path, peers: Peers, started: list[Service]) -> None:

@@ -10,7 +10,7 @@ import pytest_asyncio
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.rendering import SHORT_CHARACTERS, SLOW_NS, SLOW_PAUSE_NS, Rendering
 from services.worker.simulated_engine import ByteRenderer
-from services.worker.tokenizer import Refusal, TokenizerPool, TokenizerProcess
+from services.worker.tokenizer import Refusal, TokenizerPool
 from tests.support.answered import Answered
 from tests.support.rendered import bytewise
 
@@ -38,6 +38,13 @@ class Own(ByteRenderer):
         return super().render(spec)
 
 
+class Interrupted(ByteRenderer):
+    """Is rendering when the worker is interrupted."""
+
+    def render(self, spec: PromptSpec) -> Rendered:
+        raise KeyboardInterrupt
+
+
 class Started(Answered):
     """A rendering with its answers."""
 
@@ -50,7 +57,7 @@ class Started(Answered):
 @pytest_asyncio.fixture
 async def started() -> AsyncIterator[Started]:
     own = Own()
-    pool = TokenizerPool([TokenizerProcess.fork(lambda: ByteRenderer(1_000_000))])
+    pool = TokenizerPool.fork(lambda: ByteRenderer(1_000_000))
     started = Started(Rendering(pool, own, lambda: own.now_ns), own)
     await started.rendering.start(started.answer, started.died)
     yield started
@@ -156,14 +163,48 @@ async def test_an_answer_nobody_can_take_is_a_death_with_a_stack_trace(
     started.takes_answers = False
     started.rendering.render("p", PromptSpec(text="x"))
     await started.until(deaths=1)
-    assert started.deaths == ["a prompt could not be rendered, or its tokens not be taken"]
+    assert started.deaths == ["the tokenizer's answers cannot be taken"]
     assert "tuple object expected" in caplog.text
 
 
-async def test_a_panic_of_the_tokenizer_is_a_death_as_it_is_in_a_process(started: Started) -> None:
+async def test_a_panic_of_the_tokenizer_fails_its_prompt_and_the_processes_render_for_a_while(
+    started: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it may have broken is not what the next one is rendered with."""
     started.rendering.render("p", PromptSpec(text="panic"))
-    await started.until(deaths=1)
-    assert started.deaths == ["a prompt could not be rendered, or its tokens not be taken"]
+    await started.until(1)
+    assert started.answers["p"] == Refusal(
+        "tokenizer_error",
+        "the tokenizer failed at the prompt: PanicError: retry-limit-in-match over",
+        "prompt",
+        rejects=False,
+    )
+    assert "p: rendering it failed" in caplog.text
+    assert started.deaths == []
+    started.own.now_ns += SLOW_PAUSE_NS - 1
+    started.rendering.render("soon", PromptSpec(text="soon"))
+    await started.until(2)
+    started.own.now_ns += 1
+    started.rendering.render("later", PromptSpec(text="later"))
+    await started.until(3)
+    assert started.own.rendered == ["panic", "later"]
+
+
+async def test_what_ends_the_worker_ends_it(started: Started) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        started.rendering._render(Interrupted(100), "p", PromptSpec(text="x"))
+
+
+async def test_what_is_forgotten_is_not_rendered(started: Started) -> None:
+    started.rendering.render("first", PromptSpec(text="x" * 1_000_000))
+    for i in range(5):
+        started.rendering.render(f"p{i}", PromptSpec(text="y"))
+        started.rendering.forget(f"p{i}")
+    await started.until(1)
+    started.rendering.render("after", PromptSpec(text="z"))
+    await started.until(2)
+    assert list(started.answers) == ["first", "after"]
+    assert started.own.rendered == ["z"], "none of them keeps the processes busy"
 
 
 async def test_nothing_is_rendered_after_the_end(started: Started) -> None:
@@ -175,7 +216,7 @@ async def test_nothing_is_rendered_after_the_end(started: Started) -> None:
 
 async def test_without_a_renderer_of_its_own_the_processes_render_everything() -> None:
     own = Own()
-    rendering = Rendering(TokenizerPool([TokenizerProcess.fork(lambda: ByteRenderer(100))]), None)
+    rendering = Rendering(TokenizerPool.fork(lambda: ByteRenderer(100)), None)
     started = Started(rendering, own)
     await rendering.start(started.answer, started.died)
     rendering.render("p", PromptSpec(text="x"))
