@@ -24,7 +24,7 @@ COMPILED: dict[str, str] = {
         standing tiers waiting windows""",
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers prompt_line reservations session sizing
-        standing token_news values""",
+        standing token_news tokenizing values""",
     "services/worker": "alarm completions engine links outputs run runner wire",
 }
 """Modules by directory: those a request passes through. What is left out, and why:

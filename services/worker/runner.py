@@ -26,10 +26,10 @@ from services.worker.engine import (
     Engine,
     EngineDeadError,
     EngineStep,
-    PromptSpec,
     Rendered,
     RequestRefusedError,
     StepTokens,
+    Tokenizer,
 )
 from services.worker.gen_ai import RunSpans
 from services.worker.metrics import WorkerMetrics
@@ -48,13 +48,6 @@ class Identity(NamedTuple):
     worker_id: str
     instance_id: str
     capacity_blocks: int
-
-
-class Tokenizer(Protocol):
-    """Where prompts are rendered; the answers come to `Runner.tokenized`."""
-
-    def render(self, name: str, spec: PromptSpec) -> None:
-        """Queue a prompt."""
 
 
 class SchedulerStream(Protocol):
@@ -148,6 +141,7 @@ class Runner:
             m.SendRenew: lambda e, _: self._queue.send(wire.renew(e.leases)),
             m.SendGiveBack: lambda e, _: self._queue.send(wire.give_back(e.leases, e.reason)),
             m.Tokenize: self._tokenize,
+            m.DropPrompt: lambda e, _: self._tokenizer.forget(e.run_id),
             m.StartEngine: self._start_engine,
             m.TellAt: self._tell_at,
             m.AbortEngine: self._abort_engine,
@@ -240,15 +234,22 @@ class Runner:
             self.post(m.Tokenized(run_id, len(answer.token_ids)))
         else:
             self._spans.tokenized(run, answer.message)
-            self.post(m.TokenizeFailed(run_id, answer.code, answer.message, answer.param))
+            self.post(m.TokenizeFailed(run_id, answer.code, answer.message, answer.param, answer.rejects))
 
     def died(self, reason: str) -> None:
-        """Take the death of the engine or the tokenizer; whoever finds it out, the service ends (`dead`)."""
+        """Take the death of the engine; whoever finds it out, the service ends (`dead`)."""
+        self._end(reason, m.EngineDied(reason))
+
+    def tokenizer_died(self, reason: str) -> None:
+        """Take it that nothing will be rendered any more; the service ends."""
+        self._end(reason, m.TokenizerDied(reason))
+
+    def _end(self, reason: str, death: m.Message) -> None:
         if not self.dead_reason:
             self.dead_reason = reason
             self.dead.set()
             log.error("%s", reason)
-            self.post(m.EngineDied(reason))
+            self.post(death)
 
     # ---- effects: scheduler ----
 

@@ -113,7 +113,7 @@ class Service:
         stop = stop_on_signals()
         server = bind(self._settings.listen, [], _no_servicers, security_of(self._settings), self._settings.reflection)
         self._engine.start(self.runner.post, self.runner.died, self.runner.tokens_generated)
-        await self._tokenizer.start(self.runner.tokenized, self.runner.died)
+        await self._tokenizer.start(self.runner.tokenized, self.runner.tokenizer_died)
         await server.start()
         host = self._settings.listen.rpartition(":")[0]
         tell(f"ready: worker on {host}:{server.port}", announce)

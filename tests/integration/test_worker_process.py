@@ -258,8 +258,8 @@ async def test_after_the_grace_what_still_runs_is_handed_back(
     assert peers.scheduler.release_of("r1").cause == s.RELEASE_CAUSE_LEASE_LOST  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("whole", [False], ids=["the tokenizer"])
-async def test_the_tokenizers_death_costs_the_worker_nothing(
+@pytest.mark.parametrize("whole", [False, True], ids=["the tokenizer", "the nursery"])
+async def test_the_tokenizers_death_costs_the_worker_nothing_and_its_nurserys_ends_it(
     tmp_path: Path, peers: Peers, started: list[Service], whole: bool
 ) -> None:
     service = await start(started, tmp_path, peers, SLOW)

@@ -20,8 +20,8 @@ Cells = Counter[tuple[str, str]]
 REACHABLE: dict[str, tuple[str, ...]] = {**FAULTS, **HAPPENS}
 
 WHY_NOT = (
-    "A fault of a worker, of its engine or of its streams meets the requests that this worker holds: waiting ones are"
-    " at no worker, and of ended and dead ones it holds nothing any more.",
+    "A fault of a worker, of its engine, tokenizer or streams meets the requests that this worker holds: waiting ones"
+    " are at no worker, and of ended and dead ones it holds nothing any more.",
     "An engine fails, or preempts, what runs in it. Deleting is for outcomes that were read, requeueing for dead"
     " letters. A deadline that passes after the end changes nothing and is not looked at. A lease can only be lost"
     " while there is one.",

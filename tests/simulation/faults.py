@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SLOWNESS = 20
 """Times as long as usual a message takes on a slow network."""
 
+TOKENIZERS = 1 / 3
+"""Share of tokenizers among the engines and tokenizers that die."""
+
 
 class Faults:
     """Does the faults of a plan to one simulation."""
@@ -60,7 +63,7 @@ class Faults:
             "worker shut down": lambda f, w: w.shut_down(),
             "worker drained, restarted": lambda f, w: self._drain(f, w, False),
             "worker drained, taken back": lambda f, w: self._drain(f, w, True),
-            "engine dies": lambda f, w: w.engine_dies(),
+            "engine or tokenizer dies": lambda f, w: w.tokenizer_dies() if f.value < TOKENIZERS else w.engine_dies(),
             "Work stream dropped": lambda f, w: self._snap(w, self._sim.queue),
             "Credits stream dropped": lambda f, w: self._snap(w, self._sim.scheduler),
             "partition worker-queue": lambda f, w: self._cut(f, w, self._sim.queue, False),

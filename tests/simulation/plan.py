@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "worker shut down": AT_WORKER,
     "worker drained, restarted": AT_WORKER,
     "worker drained, taken back": AT_WORKER,
-    "engine dies": AT_WORKER,
+    "engine or tokenizer dies": AT_WORKER,
     "client crash": ANY_STATE,
     "client stalled": ANY_STATE,
     "Work stream dropped": AT_WORKER,
@@ -73,6 +73,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
 
 HAPPENS: dict[str, tuple[str, ...]] = {
     "engine failure": ("running",),
+    "prompt ends its tokenizer": ("leased",),
     "preemption": ("running",),
     "submit while loading": ("waiting",),
     "repeated submit": ("waiting", "granted", "leased", "running", "stopping", "completing", "ended", "dead"),

@@ -12,6 +12,7 @@ from services.queue.core.entry import Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome
 from services.scheduler.core import messages as sm
 from services.worker.core import messages as m
+from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 from tests.simulation.coverage import Coverage
@@ -27,6 +28,9 @@ RESTART_NS = 150 * MS
 SHUTDOWN_GRACE_NS = 300 * MS
 FLUSH_NS = 60 * MS
 """How long a worker that ends waits for its last words to be taken."""
+
+DEADLY_EVERY = 29
+"""A prompt with one token less than a multiple of this ends the process that renders it, at every attempt."""
 
 MAX_SEQUENCES = 16
 ACKS_REMEMBERED = 8
@@ -72,6 +76,8 @@ class WorkerActor(Process):
         self.epoch = 0
         self.old_epoch = 0
         self.runs: dict[str, tuple[LeaseRef, Any]] = {}
+        self.prompts: set[str] = set()
+        """Those that wait for the tokenizer."""
         self.acks: list[Any] = []
         """The last ACKs, for a worker that says everything twice."""
         self.leases: list[LeaseRef] = []
@@ -106,6 +112,7 @@ class WorkerActor(Process):
         """Lose everything."""
         self.work = self.credits = None
         self.runs.clear()
+        self.prompts.clear()
         self.acks.clear()
         self.leases.clear()
         self.invented = ()
@@ -138,6 +145,14 @@ class WorkerActor(Process):
             self.post(self.handle, m.EngineDied("killed"))
             self.post(self._flush, self.world.now_ns() + FLUSH_NS)
 
+    def tokenizer_dies(self) -> None:
+        """The tokenizer is gone, and what would start another: the worker hands back what it has and ends."""
+        if not self.ending:
+            self.ending = True
+            self.prompts.clear()
+            self.post(self.handle, m.TokenizerDied("killed"))
+            self.post(self._flush, self.world.now_ns() + FLUSH_NS)
+
     def _wind_down(self, until_ns: int) -> None:
         if self.session.idle or self.world.now_ns() >= until_ns:
             self.handle(m.GraceOver())
@@ -167,6 +182,8 @@ class WorkerActor(Process):
                 self.credits.up(message)
         if not self._grows and self.engine.trusts:
             demand(self.session.held_blocks <= self.options.capacity_blocks, f"{self.name} holds more than it has")
+        wanted = {entry.run_id for entry in self.session._held.in_states(State.TOKENIZING)}
+        demand(self.prompts <= wanted, f"prompts wait at {self.name} that nobody wants")
         due_ns = self.session.due_ns(self.world.now_ns())
         if due_ns is not None and not self.world.now_ns() < self._due_ns <= due_ns:
             self._due_ns = due_ns
@@ -340,10 +357,24 @@ class WorkerActor(Process):
     # ---- effects: tokenizer and engine ----
 
     def _tokenize(self, effect: m.Tokenize) -> None:
+        self.prompts.add(effect.run_id)
+        self.timer(self.world.draw_ns(self.options.tokenizer_ms * MS), self._tokenized, effect.run_id)
+
+    def _tokenized(self, run_id: str) -> None:
+        if run_id not in self.prompts:
+            return
+        self.prompts.discard(run_id)
         # The client's reference says how long its prompt really is.
-        _, meta = self.runs[effect.run_id]
-        message = m.Tokenized(effect.run_id, int(meta.client_reference))
-        self.timer(self.world.draw_ns(self.options.tokenizer_ms * MS), self.handle, message)
+        _, meta = self.runs[run_id]
+        tokens = int(meta.client_reference)
+        if (tokens + 1) % DEADLY_EVERY:
+            self.handle(m.Tokenized(run_id, tokens))
+        else:
+            self.coverage.at("prompt ends its tokenizer", "leased")
+            self.handle(m.TokenizeFailed(run_id, "tokenizer_error", "signal 9", "prompt", rejected=False))
+
+    def _drop_prompt(self, effect: m.DropPrompt) -> None:
+        self.prompts.discard(effect.run_id)
 
     def _start(self, effect: m.StartEngine) -> None:
         self.engine.start(effect)
@@ -380,6 +411,7 @@ class WorkerActor(Process):
         m.SendGiveBack: _give_back,
         m.SendComplete: _complete,
         m.Tokenize: _tokenize,
+        m.DropPrompt: _drop_prompt,
         m.StartEngine: _start,
         m.TellAt: _tell_at,
         m.AbortEngine: _abort,

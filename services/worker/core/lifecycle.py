@@ -116,6 +116,9 @@ TABLE: Final[dict[tuple[State, Input], tuple[State, Action]]] = {
     (State.FINISHING, Input.LOSE): (State.GONE, Action.FORGET),
 }
 
+UNRENDERED: Final = frozenset({Input.CANCEL, Input.LOSE, Input.HAND_BACK})
+"""What ends a tokenizing request whose prompt may still wait to be rendered."""
+
 ON_OFFER: Final = frozenset({State.OFFERED, State.WITHDRAWING})
 """States of a standing grant that the queue knows of."""
 

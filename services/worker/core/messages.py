@@ -11,11 +11,13 @@ from typing import NamedTuple, TypeAlias
 
 from services.core.value import Value
 from services.worker.core.standing import Met, SendGrantUsed, SendOffer, SendWithdraw, Standing
+from services.worker.core.tokenizing import DropPrompt, Tokenize, Tokenized, TokenizeFailed, TokenizerDied
 from services.worker.core.values import CancelCause, Cause, Credits, Ending, EndingKind, EngineReported, Holding, Lease
 
 __all__ = [
-    "CancelCause", "Cause", "Credits", "Ending", "EndingKind", "EngineReported", "Holding", "Lease", "Met",
-    "SendGrantUsed", "SendOffer", "SendWithdraw", "Standing",
+    "CancelCause", "Cause", "Credits", "DropPrompt", "Ending", "EndingKind", "EngineReported", "Holding", "Lease",
+    "Met", "SendGrantUsed", "SendOffer", "SendWithdraw", "Standing", "Tokenize", "TokenizeFailed", "Tokenized",
+    "TokenizerDied",
 ]  # fmt: skip
 """The values are part of this vocabulary: whoever speaks it needs no second module."""
 
@@ -132,23 +134,7 @@ class Watched(NamedTuple):
     watched: bool
 
 
-# ---- messages: tokenizer and engine ----
-
-
-class Tokenized(Value):
-    """The prompt's length in tokens."""
-
-    def __init__(self, run_id: str, prompt_tokens: int) -> None:
-        self.run_id, self.prompt_tokens = run_id, prompt_tokens
-
-
-class TokenizeFailed(NamedTuple):
-    """The prompt cannot be rendered; never retried."""
-
-    run_id: str
-    code: str
-    message: str
-    param: str
+# ---- messages: engine ----
 
 
 class EngineTokens(Value):
@@ -197,7 +183,7 @@ class EngineAborted(NamedTuple):
 
 
 class EngineDied(NamedTuple):
-    """The engine or the tokenizer is dead; every run in it is lost."""
+    """The engine is dead; every run in it is lost."""
 
     reason: str
 
@@ -237,6 +223,7 @@ Message: TypeAlias = (
     | Watched
     | Tokenized
     | TokenizeFailed
+    | TokenizerDied
     | EngineTokens
     | EngineProgress
     | EngineFinished
@@ -378,14 +365,7 @@ class SendGiveBack(NamedTuple):
     reason: str
 
 
-# ---- effects: tokenizer, engine, shell ----
-
-
-class Tokenize(Value):
-    """Render and count the prompt of a run."""
-
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
+# ---- effects: engine, shell ----
 
 
 class StartEngine(Value):
@@ -441,6 +421,7 @@ Effect: TypeAlias = (
     | SendRenew
     | SendGiveBack
     | Tokenize
+    | DropPrompt
     | StartEngine
     | TellAt
     | AbortEngine

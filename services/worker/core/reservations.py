@@ -7,7 +7,7 @@ from typing import Any
 from services.worker.core import messages as m
 from services.worker.core.engine_view import EngineView
 from services.worker.core.entry import Counters, Entry
-from services.worker.core.lifecycle import IN_ENGINE, ON_OFFER, TABLE, Action, Input, State
+from services.worker.core.lifecycle import IN_ENGINE, ON_OFFER, TABLE, UNRENDERED, Action, Input, State
 from services.worker.core.messages import Cause, Ending
 from services.worker.core.peers import Peers
 from services.worker.core.token_news import TokenNews
@@ -147,6 +147,8 @@ class Reservations:
         self.claiming += (after is State.CLAIMING) - (before is State.CLAIMING)
         if before is State.GRANTED:
             del self.unclaimed[entry.request_id]
+        elif before is State.TOKENIZING and what in UNRENDERED:
+            self._out.append(m.DropPrompt(entry.run_id))
         self._act(entry, action, now_ns)
         if was_in_engine and not self.in_engine:
             self._view.emptied(now_ns)

@@ -82,6 +82,7 @@ class Session:
             m.Watched: self._watched,
             m.Tokenized: self._tokenized,
             m.TokenizeFailed: self._tokenize_failed,
+            m.TokenizerDied: self._tokenizer_died,
             m.EngineTokens: self._engine_tokens,
             m.EngineProgress: self._engine_progress,
             m.EngineFinished: self._engine_finished,
@@ -324,8 +325,15 @@ class Session:
         if entry is None or entry.state is not State.TOKENIZING:
             self.counters.ignored += 1
             return
-        ending = Ending(EndingKind.REJECTED, message.code, message.message, message.param)
-        self._held.leave(entry, Input.END, Cause.REJECTED, now_ns, ending)
+        kind = EndingKind.REJECTED if message.rejected else EndingKind.FAILED
+        ending = Ending(kind, message.code, message.message, message.param)
+        self._held.leave(entry, Input.END, CAUSE_OF[kind], now_ns, ending)
+
+    def _tokenizer_died(self, message: m.TokenizerDied, now_ns: int) -> None:
+        """Hand everything back: the engine lives, so no attempt has failed."""
+        self._stopping = True
+        self._take_nothing_new(message.reason, now_ns)
+        self._hand_back(now_ns, State.TOKENIZING, State.RUNNING)
 
     def _engine_tokens(self, message: m.EngineTokens, _: int) -> None:
         entry = self._held.by_run.get(message.run_id)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.worker.core import messages as m
+from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 
@@ -47,6 +48,8 @@ class World(RuleBasedStateMachine):
         self.withdrawn: list[str] = []
         """Those that the session wants back."""
         self.tokenizing: list[str] = []
+        self.ahead: set[str] = set()
+        """Those that will be answered whatever happens."""
         self.engine: list[str] = []
         self.aborts: list[str] = []
         self.seq = 0
@@ -104,6 +107,10 @@ class World(RuleBasedStateMachine):
 
     def on_Tokenize(self, effect: m.Tokenize) -> None:
         self.tokenizing.append(effect.run_id)
+
+    def on_DropPrompt(self, effect: m.DropPrompt) -> None:
+        if effect.run_id in self.tokenizing and effect.run_id not in self.ahead:
+            self.tokenizing.remove(effect.run_id)
 
     def on_StartEngine(self, effect: m.StartEngine) -> None:
         name = effect.run_id.rpartition(".")[0]
@@ -258,9 +265,23 @@ class World(RuleBasedStateMachine):
         if self.tokenizing:
             run_id = self.tokenizing.pop(pick % len(self.tokenizing))
             if pick % 7 == 0:
-                self.tell(m.TokenizeFailed(run_id, "invalid_prompt", "no", "prompt"))
+                self.tell(m.TokenizeFailed(run_id, "invalid_prompt", "no", "prompt", bool(pick & 1)))
             else:
                 self.tell(m.Tokenized(run_id, 1 + pick % 550))
+
+    @precondition(lambda self: self.scheduler_up and self.queue_up)
+    @rule(pick=picks)
+    def one_starts(self, pick: int) -> None:
+        """Grant, deliver and tokenize one, which by chance alone follow each other seldom."""
+        self.granted_one(60, True, pick % 3)
+        if self.claims:
+            self.delivered(len(self.claims) - 1, 100, 1, False)
+            self.tokenized(pick)
+
+    @rule(pick=picks)
+    def goes_ahead(self, pick: int) -> None:
+        if self.tokenizing:
+            self.ahead.add(self.tokenizing[pick % len(self.tokenizing)])
 
     @rule(pick=picks)
     def finished(self, pick: int) -> None:
@@ -311,6 +332,11 @@ class World(RuleBasedStateMachine):
     # ---- what must hold ----
 
     @invariant()
+    def no_prompt_waits_that_nobody_wants(self) -> None:
+        wanted = {entry.run_id for entry in self.session._held.in_states(State.TOKENIZING)}
+        assert set(self.tokenizing) - self.ahead <= wanted
+
+    @invariant()
     def the_ledger_and_the_session_agree(self) -> None:
         if self.scheduler_up:
             told, held = sum(self.booked.values()), self.session.held_blocks
@@ -323,12 +349,14 @@ class World(RuleBasedStateMachine):
         assert not found, found
 
     def teardown(self) -> None:
-        """Stop the worker and answer everything: all must have come home."""
+        """Stop the worker and answer everything: all must have come home, and an engine that lives has failed none."""
         if not self.scheduler_up:
             self.scheduler_comes()
         if not self.queue_up:
             self.queue_comes()
-        self.tell(m.GraceOver())
+        completed = [lease for lease, how in self.leases.items() if how == "completed"]
+        cancelled = len(self.session._held.in_states(State.CANCELLING))
+        self.tell(m.TokenizerDied("killed") if self.now_ns % 2_000_000 else m.GraceOver())
         while self.claims:
             self.refused(0)
         while self.withdrawn:
@@ -339,6 +367,9 @@ class World(RuleBasedStateMachine):
         for lease, how in list(self.leases.items()):
             if how == "completed":
                 self.tell(m.Recorded(lease, True))
+        now_completed = [lease for lease, how in self.leases.items() if how == "completed"]
+        self.no_prompt_waits_that_nobody_wants()
+        assert len(now_completed) <= len(completed) + cancelled, "what ran is handed back"
         assert self.session.idle
         assert self.booked == {}
         assert all(self.leases.values()), f"a lease was never answered: {self.leases}"

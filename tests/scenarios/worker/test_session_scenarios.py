@@ -29,7 +29,8 @@ SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=
 
 def types_of_fields() -> dict[str, dict[str, Any]]:
     """Return the types of every message's fields, from the source: compiled classes do not know them all."""
-    nodes = [node for name in ("messages", "values") for node in ast.parse((CORE / f"{name}.py").read_text()).body]
+    trees = [ast.parse((CORE / f"{name}.py").read_text()) for name in ("messages", "tokenizing", "values")]
+    nodes = [node for tree in trees for node in tree.body]
     found: dict[str, dict[str, Any]] = {}
     for kind in [node for node in nodes if isinstance(node, ast.ClassDef)]:
         found[kind.name] = {name: eval(ast.unparse(hint), vars(m)) for name, hint in hints_of(kind) if hint}

@@ -37,13 +37,19 @@ from services.worker.metrics import WorkerMetrics
 from services.worker.runner import Identity, Runner
 from services.worker.service import Service, sizes_of
 from services.worker.settings import WorkerSettings
-from services.worker.tokenizer import answer_to
+from services.worker.tokenizer import answer_to, failed
 from tests.support.fake_peers import until
 
 SHAPE = EngineShape("test", 64, 16, 512, 8, 0, "tiny", ("alias", "poet"), adapters=("poet",))
 
 HALF = "half"
 """A prompt that the engine answers with half a surrogate pair."""
+
+HELD = "held"
+"""A prompt that the tokenizer does not come to."""
+
+DEADLY = "deadly"
+"""A prompt that its tokenizer dies of."""
 
 REFUSED = "refused"
 """A prompt whose refusal quotes half a surrogate pair."""
@@ -100,17 +106,25 @@ class Renderer:
 
 
 class Tokenizer:
-    """Renders at once."""
+    """Renders at once, but not one prompt, and fails at another."""
 
     def __init__(self) -> None:
         self.runner: Runner
+        self.asked: list[str] = []
+        self.forgotten: list[str] = []
 
     async def start(self, *_: object) -> None: ...
 
     async def close(self) -> None: ...
 
     def render(self, name: str, spec: PromptSpec) -> None:
-        self.runner.tokenized(name, answer_to(Renderer(), name, spec))
+        self.asked.append(name)
+        if spec.text != HELD:
+            answer = failed("signal 9") if spec.text == DEADLY else answer_to(Renderer(), name, spec)
+            self.runner.tokenized(name, answer)
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
 
 
 class Scheduler:
@@ -149,7 +163,7 @@ class Bench:
         self.registry = CollectorRegistry()
         self.queue = Queue()
         self.session = session = Session(sizes_of(SHAPE, 64))
-        tokenizer = Tokenizer()
+        self.tokenizer = tokenizer = Tokenizer()
         spans = RunSpans(telemetry or Telemetry(None), SHAPE, "w1")
         metrics = WorkerMetrics(session, 64, self.registry)
         who = Identity("w1", "i1", 64)
@@ -216,6 +230,21 @@ async def test_a_model_answers_by_its_first_name_and_an_adapter_by_its_own(bench
     completion = await bench.complete("r1", "well", model=asked)
     assert completion.result.model == said
     assert bench.engine.models == [asked]
+
+
+async def test_a_prompt_that_its_tokenizer_dies_of_fails_its_attempt_and_no_other(bench: Bench) -> None:
+    complete = await bench.complete("r1", DEADLY)
+    assert (complete.failure.code, complete.failure.message) == ("tokenizer_error", "signal 9")
+    assert (await bench.complete("r2", "well")).result.outcome == pb.OUTCOME_COMPLETED
+
+
+async def test_a_prompt_that_still_waits_leaves_the_tokenizers_line_with_its_run(bench: Bench) -> None:
+    lease = await bench.deliver("r1", HELD)
+    await until(lambda: bench.tokenizer.asked, "the prompt")
+    bench.runner.post(m.CancelRun(wire.lease_of(lease), m.CancelCause.CLIENT))
+    await until(lambda: bench.queue.completion("r1"), "its end")
+    assert (await bench.complete("r2", "well")).result.outcome == pb.OUTCOME_COMPLETED
+    assert bench.tokenizer.forgotten == ["r1.1"]
 
 
 @pytest.mark.parametrize("at_leaving", [False, True])
