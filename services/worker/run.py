@@ -14,6 +14,9 @@ from services.worker.core.messages import Credits, Ending, EndingKind, Lease
 from services.worker.engine import EngineRequest
 from services.worker.outputs import RunOutput
 
+UNWRITABLE = Ending(EndingKind.FAILED, "internal_error", "the result cannot be written; the worker's log says why")
+UNREADABLE = Ending(EndingKind.FAILED, "internal_error", "the result was lost; the worker's log says why")
+
 log = logging.getLogger("worker.run")
 
 

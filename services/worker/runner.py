@@ -33,11 +33,8 @@ from services.worker.engine import (
 )
 from services.worker.gen_ai import RunSpans
 from services.worker.metrics import WorkerMetrics
-from services.worker.run import Run
+from services.worker.run import UNREADABLE, UNWRITABLE, Run
 from services.worker.tokenizer import Answer
-
-UNWRITABLE = m.Ending(EndingKind.FAILED, "internal_error", "the result cannot be written; the worker's log says why")
-UNREADABLE = m.Ending(EndingKind.FAILED, "internal_error", "the result was lost; the worker's log says why")
 
 log = logging.getLogger("worker")
 

@@ -32,9 +32,9 @@ def _skip_a_refund(stack: ExitStack) -> None:
     """The first release after a second booking of one name is taken for a duplicate: its credits stay booked."""
     book, release = Ledger.book, Ledger.release
 
-    def book_and_note(self: Ledger, request_id: str, channel: str, blocks: int, sequences: int = 1) -> bool:
+    def book_and_note(self: Ledger, request_id: str, *arguments: Any, **options: Any) -> bool:
         again = request_id in self._last_seqs
-        booked = book(self, request_id, channel, blocks, sequences)
+        booked = book(self, request_id, *arguments, **options)
         if booked and again:
             self.__dict__.setdefault("regranted", set()).add(request_id)
         return booked

@@ -27,7 +27,7 @@ FOUND_BY = {
     "answer-before-sync": 0,
     "built-of-doubt": 3,
     "told-in-doubt": 155,
-    "looked-up-before-heal": 3,
+    "looked-up-before-heal": 1602,
     "grant-beyond-free": 3,
     "last-in-first-out": 2,
     "still-standing": 5,
