@@ -28,14 +28,11 @@ IDLE_S = 10.0
 """An idle stream is kept so long: opening one costs as much as a short request, and a client may ask again soon."""
 
 MAX_INBOX_BYTES = 4 * 1024 * 1024
-"""Of events that one reader has not taken. A person or a log that reads at any speed is never that far behind; one that
-is gets the rest of the tokens with the results, and of several results one after the other."""
+"""Of deltas that one reader has not taken, and of results. A person or a log that reads at any speed is never that far
+behind; one that is gets the rest of the tokens with the results, and of many results some at a time."""
 
 DELTA_BYTES = 512
 """What a waiting delta takes besides its text and tokens."""
-
-PUT_OFF_AT_ONCE = 16
-"""Results that a reader who was too far behind has sent again at once: no wait for each, and few are put off again."""
 
 MAX_NAMES = 10_000
 """Requests named in one frame: a frame stays well below gRPC's limit."""
@@ -54,11 +51,11 @@ class Inbox:
         self.tokens = tokens
         self._events: deque[pb.WatchEvent] = deque()
         self._seen = TokenPositions()
-        self._behind_bytes = 0
+        self._delta_bytes = self._result_bytes = 0
         self._cut_off: set[str] = set()
         """Requests of which a delta was left out, and so is all that follows it."""
-        self._put_off: deque[str] = deque()
-        """Requests whose result came while its reader was too far behind."""
+        self._put_off: deque[tuple[str, int]] = deque()
+        """Requests whose result came while its reader was too far behind, and the result's size."""
         self._failure: Exception | None = None
         self._news = asyncio.Event()
 
@@ -72,25 +69,26 @@ class Inbox:
             delta = event.tokens
             if not self.tokens or (self._cut_off and delta.request_id in self._cut_off):
                 return
-            if self._behind_bytes + size_bytes > MAX_INBOX_BYTES:
+            if self._delta_bytes + size_bytes > MAX_INBOX_BYTES:
                 self._cut_off.add(delta.request_id)
                 return
             if not self._seen.advance(delta):
                 return
-        elif not self._has_ended(event.result.result.request_id):
+            self._delta_bytes += size_bytes
+        elif not self._has_ended(event.result.result.request_id, size_bytes):
             return
         if self._events:
             # It may wait for long, and as it came off the wire it would hold on to its frame, with everybody's events.
             event = _own(event)
-        self._behind_bytes += size_bytes
         self._events.append(event)
         self._news.set()
 
-    def _has_ended(self, request_id: str) -> bool:
+    def _has_ended(self, request_id: str, size_bytes: int) -> bool:
         """Note the end of a request; return False if its result is put off."""
-        if self._behind_bytes > MAX_INBOX_BYTES and len(self.open) > 1:
-            self._put_off.append(request_id)
+        if self._result_bytes > MAX_INBOX_BYTES and len(self.open) > 1:
+            self._put_off.append((request_id, size_bytes))
             return False
+        self._result_bytes += size_bytes
         self.open.pop(request_id, None)
         self._cut_off.discard(request_id)
         self._seen.forget(request_id)
@@ -102,10 +100,17 @@ class Inbox:
         return not self.open and not self._events
 
     def take_put_off(self) -> list[str]:
-        """Return some of the requests whose results were put off: they are to be followed again."""
-        if not self._put_off:
-            return []
-        return [self._put_off.popleft() for _ in range(min(PUT_OFF_AT_ONCE, len(self._put_off)))]
+        """Return some of the requests whose results were put off: they are to be followed again.
+
+        They are as many as will be taken when they come, or everybody's stream would carry them for nothing.
+        """
+        taken: list[str] = []
+        room_bytes = MAX_INBOX_BYTES - self._result_bytes
+        while self._put_off and (not taken or self._put_off[0][1] <= room_bytes):
+            request_id, size_bytes = self._put_off.popleft()
+            taken.append(request_id)
+            room_bytes -= size_bytes
+        return taken
 
     def fail(self, error: Exception) -> None:
         """Have the reader raise `error` after what has come."""
@@ -121,7 +126,7 @@ class Inbox:
             await self._news.wait()
         events = list(self._events)
         self._events.clear()
-        self._behind_bytes = 0
+        self._delta_bytes = self._result_bytes = 0
         return events
 
 

@@ -30,7 +30,7 @@ from services.gateway.limits import CLIENT_CLOSED, KEEP_ALIVE_S
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import NO_RETRY, Problem, of_error, of_result
 from services.gateway.recent import Recent
-from services.gateway.reply import Reply
+from services.gateway.reply import Reply, encoded
 from services.gateway.served import Served, View
 from services.gateway.vigil import Vigil
 from services.logs import about
@@ -181,7 +181,8 @@ class _Exchange:
                     gathered.add(completed(event.result.result))
                 if gathered.whole:
                     break
-        await self._reply.json(200, gathered.body(self.request_id, wanted.shape))
+        content = await encoded(lambda: gathered.body(self.request_id, wanted.shape), gathered.size_bytes)
+        await self._reply.whole(200, content)
 
     def _told(self, tokens: bool) -> AsyncGenerator[list[queue_pb2.WatchEvent], None]:
         """Return what the queue tells of all that was submitted."""

@@ -99,7 +99,8 @@ class Gathered:
         self._kept: dict[str, bytes] = dict.fromkeys(request_ids, b"")
         """Encoded: as it came a result would hold on to its frame, with everybody's events."""
         self._missing = set(request_ids)
-        self._size_bytes = 0
+        self.size_bytes = 0
+        """Of those that have come, encoded."""
 
     @property
     def whole(self) -> bool:
@@ -109,7 +110,7 @@ class Gathered:
     def add(self, result: pb.Result) -> None:
         """Keep a result; raises Problem if all together are more than one answer can be."""
         content = result.SerializeToString()
-        self._size_bytes = check_answers(self._size_bytes + len(content), len(self._kept))
+        self.size_bytes = check_answers(self.size_bytes + len(content), len(self._kept))
         self._kept[result.request_id] = content
         self._missing.discard(result.request_id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.types import Send
@@ -18,6 +18,21 @@ EVENT_HEADERS = {
     # Proxies that buffer would hold back every chunk.
     "x-accel-buffering": "no",
 }
+
+
+LARGE_BYTES = 256 * 1024
+"""Of results, from which on their JSON is made beside the event loop: a MiB with log probabilities takes 70 ms."""
+
+
+async def encoded(make: Callable[[], Any], size_bytes: int) -> bytes:
+    """Return as JSON what `make` makes of results of this size."""
+    if size_bytes < LARGE_BYTES:
+        return _json(make())
+    return await asyncio.to_thread(lambda: _json(make()))
+
+
+def _json(body: Any) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class Reply:
@@ -37,7 +52,10 @@ class Reply:
 
     async def json(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
         """Send a whole response with a JSON body."""
-        data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        await self.whole(status, _json(body), headers)
+
+    async def whole(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Send a whole response with a JSON body that is encoded already."""
         fields = {**self.headers, **(headers or {}), "content-type": "application/json"}
         fields["content-length"] = str(len(data))
         self.ended = True

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from penstock.client import Client
 from penstock.errors import NotFound, PenstockError
@@ -18,6 +18,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.group import Group, body_of_all, check_answers
 from services.gateway.problem import of_error
+from services.gateway.reply import encoded
 
 LOOK_AHEAD = 16
 """Requests of one body looked up at once."""
@@ -30,14 +31,17 @@ class Requests:
         """Ask the queue through `client`."""
         self._client = client
 
-    async def get(self, request: Request) -> JSONResponse:
+    async def get(self, request: Request) -> Response:
         """Return the state of a request, with the response its asker got or will get.
 
         Raises Problem if that is larger than one answer can be, as it may be of several prompts.
         """
         name = request.path_params["request_id"]
         try:
-            return JSONResponse(described(name, await self._found(name, answers=True)))
+            found = await self._found(name, answers=True)
+            size_bytes = sum(one.result.ByteSize() for one in found)
+            content = await encoded(lambda: described(name, found), size_bytes)
+            return Response(content, media_type="application/json")
         except PenstockError as error:
             raise of_error(error) from None
 
@@ -97,7 +101,8 @@ def _state_of(one: queue_pb2.GetResponse) -> queue_pb2.GetResponse:
 def described(name: str, found: Sequence[queue_pb2.GetResponse]) -> dict[str, Any]:
     """Return a request as the gateway shows it; times in Unix seconds.
 
-    The requests of one body with several prompts are shown as one: it has ended when all of them have.
+    The requests of one body with several prompts are shown as one: it has ended when all of them have. Where one got no
+    answer the gateway has cancelled the others: the first that ended so is what the asker was told.
     """
     results = [one.result for one in found if one.HasField("result")]
     ended = len(results) == len(found)
@@ -105,7 +110,7 @@ def described(name: str, found: Sequence[queue_pb2.GetResponse]) -> dict[str, An
     return {
         "id": name,
         "object": "request",
-        "status": joined_status([status_of(one) for one in found]),
+        "status": joined_status([status_of(one) for one in sorted(found, key=_when_ended)]),
         "channel": found[0].channel,
         "attempts": max(one.attempts for one in found),
         "worker": next(filter(None, workers), None),
@@ -123,12 +128,16 @@ def joined_status(statuses: Sequence[str]) -> str:
     return "waiting" if set(statuses) == {"waiting"} else "running"
 
 
+def _when_ended(one: queue_pb2.GetResponse) -> int:
+    return one.result.timings.completed_unix_ns
+
+
 def _seconds(unix_ns: int) -> int | None:
     return unix_ns // 1_000_000_000 or None
 
 
 def _response(name: str, results: Sequence[pb.Result]) -> dict[str, Any]:
-    for result in results:
+    for result in sorted(results, key=lambda result: result.timings.completed_unix_ns):
         if result.outcome != pb.OUTCOME_COMPLETED:
             status, error = failure_of(result)
             return {"status_code": status, "body": {"error": error}}

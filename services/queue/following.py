@@ -120,6 +120,8 @@ class Following:
             unread = [seq for seq, result in ended.items() if result is None and seq not in lost]
             async for frame in self._results.ended(dict.fromkeys(unread)):
                 yield frame
+                for deltas in frames(delta_events(follower.watcher)):  # others' do not wait for all that is read
+                    yield deltas
             unknown = follower.take_unknown() + [request_id_of(self._store_id, seq) for seq in lost]
             if unknown:
                 yield queue_pb2.FollowResponse(unknown=unknown).SerializeToString()

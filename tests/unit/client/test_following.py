@@ -304,14 +304,26 @@ async def told_after(
         yield events
 
 
-def test_of_several_no_more_results_are_held_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_several_no_more_results_are_held_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
     inbox = following.Inbox(["a", "b", "c", "d"], False)
     for name in "abcd":
         result = request_pb2.Result(request_id=name)
         inbox.put(pb.WatchEvent(result=pb.WatchResult(result=result)), size_bytes=600)
     assert [event.result.result.request_id for event in inbox._events] == ["a", "b"]
-    assert inbox.take_put_off() == ["c", "d"]
+    await inbox.take()
+    assert inbox.take_put_off() == ["c"], "two are more than would be taken"
+    assert inbox.take_put_off() == ["d"]
+    assert inbox.take_put_off() == []
+
+
+async def test_large_results_of_some_do_not_silence_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
+    inbox = following.Inbox(["a", "b"], True)
+    inbox.put(pb.WatchEvent(result=pb.WatchResult(result=request_pb2.Result(request_id="a"))), size_bytes=5000)
+    inbox.put(pb.WatchEvent(tokens=delta("b", 0, "x")), 600)
+    inbox.put(pb.WatchEvent(tokens=delta("b", 1, "y")), 600)
+    assert [event.WhichOneof("event") for event in await inbox.take()] == ["result", "tokens"]
 
 
 def test_what_waits_does_not_hold_on_to_the_frames_it_came_in() -> None:

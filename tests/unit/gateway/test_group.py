@@ -17,7 +17,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.group import Gathered, Group, JoinedChunks
 from services.gateway.limits import MAX_TOGETHER_BYTES, SUBMIT_WINDOW_BYTES
-from services.gateway.requests import joined_status
+from services.gateway.requests import described, joined_status
 from tests.support.asgi import get, post
 from tests.support.fake_queue import completed, serving
 from tests.support.resident import resident_bytes
@@ -320,6 +320,18 @@ def test_names_and_keys() -> None:
 )  # fmt: skip
 def test_the_status_of_a_whole(statuses: list[str], whole: str) -> None:
     assert joined_status(statuses) == whole
+
+
+def test_what_ended_first_without_an_answer_is_what_all_are_shown_as() -> None:
+    """The others were cancelled by the gateway because of it."""
+    results = [
+        pb.Result(outcome=pb.OUTCOME_CANCELLED, timings=pb.Timings(completed_unix_ns=3)),
+        pb.Result(outcome=pb.OUTCOME_COMPLETED, timings=pb.Timings(completed_unix_ns=1)),
+        pb.Result(outcome=pb.OUTCOME_REJECTED, timings=pb.Timings(completed_unix_ns=2)),
+    ]
+    found = [queue_pb2.GetResponse(state=queue_pb2.REQUEST_STATE_DONE, result=result) for result in results]
+    shown = described("several", found)
+    assert (shown["status"], shown["response"]["status_code"]) == ("rejected", 400)
 
 
 @pytest.mark.parametrize("prompt", [[], ["a", ""], [[1], []], ["a", [1]], ["a", 1], ["a"] * (MAX_PROMPTS + 1)])
