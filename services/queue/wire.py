@@ -358,16 +358,29 @@ def scheduler_message(stream: int, message: queue_pb2.SchedulerToQueue, channels
     """Return the machine's form of a later message of a Backlog stream; raises BadInputError."""
     match message.WhichOneof("message"):
         case "window":
-            if message.window.channel not in channels:
-                known = ", ".join(sorted(channels))
-                raise BadInputError(f"messages.window.channel: {message.window.channel!r} is unknown; known: {known}")
-            return SetWindow(stream, message.window.channel, message.window.limit)
+            return _window(stream, message.window, channels)
         case "reject":
             return Reject(stream, message.reject.request_id, failure_of(message.reject.error))
         case "open":
             raise BadInputError("messages.open: only the first message of a stream may be `open`")
         case _:
             raise BadInputError("messages.message: none of the known messages is set")
+
+
+MAX_SERVED_MODELS: Final = 1024
+"""Names of one window, as the protocol says: more than a fleet serves, and each of them may have that window."""
+
+
+def _window(stream: int, window: queue_pb2.Window, channels: Collection[str]) -> SetWindow:
+    if window.channel not in channels:
+        known = ", ".join(sorted(channels))
+        raise BadInputError(f"messages.window.channel: {window.channel!r} is unknown; known: {known}")
+    served = tuple(window.served_models)
+    if len(served) > MAX_SERVED_MODELS:
+        raise BadInputError(f"messages.window.served_models: at most {MAX_SERVED_MODELS}, got {len(served)}")
+    if any(len(model.encode()) > MAX_NAME_BYTES for model in served):
+        raise BadInputError(f"messages.window.served_models: a name has at most {MAX_NAME_BYTES} bytes")
+    return SetWindow(stream, window.channel, window.limit, served)
 
 
 def announce(effect: Announce) -> bytes:

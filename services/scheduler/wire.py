@@ -272,7 +272,8 @@ def backlog_open(name: str) -> queue_pb2.SchedulerToQueue:
 
 def window(effect: m.SetWindow) -> queue_pb2.SchedulerToQueue:
     """Encode a channel's window."""
-    return queue_pb2.SchedulerToQueue(window=queue_pb2.Window(channel=effect.channel, limit=effect.limit))
+    told = queue_pb2.Window(channel=effect.channel, limit=effect.limit, served_models=effect.served)
+    return queue_pb2.SchedulerToQueue(window=told)
 
 
 def reject(effect: m.RejectRequest) -> queue_pb2.SchedulerToQueue:

@@ -208,8 +208,9 @@ async def test_a_request_is_granted_settled_and_released(rig: Rig) -> None:
     assert status.queue_connected
     await worker.release("r1", 2)
     await wait_for_async(lambda: all_home(rig), "the release", PATIENCE_S)
-    windows = {message.window.channel for message in rig.queue.heard if message.HasField("window")}
-    assert windows == {"interactive", "batch"}
+    windows = [message.window for message in rig.queue.heard if message.HasField("window")]
+    assert {window.channel for window in windows} == {"interactive", "batch"}
+    assert [list(window.served_models) for window in windows[-2:]] == [["", "tiny"]] * 2
 
 
 async def reported(rig: Rig) -> s.StatusResponse | None:

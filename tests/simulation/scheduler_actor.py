@@ -114,7 +114,7 @@ class SchedulerActor(Process):
 
     def _to_queue(self, effect: m.SetWindow | m.RejectRequest) -> qm.Message:
         if isinstance(effect, m.SetWindow):
-            return qm.SetWindow(self.backlog_number, effect.channel, effect.limit)
+            return qm.SetWindow(self.backlog_number, effect.channel, effect.limit, effect.served)
         failure = Failure(effect.code, effect.message, effect.param)
         return qm.Reject(self.backlog_number, effect.request_id, failure)
 

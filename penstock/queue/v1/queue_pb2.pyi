@@ -1451,19 +1451,28 @@ class Window(_message.Message):
 
     CHANNEL_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    SERVED_MODELS_FIELD_NUMBER: _builtins.int
     channel: _builtins.str
     """The channel."""
     limit: _builtins.int
     """Most requests for one model that may be announced and still waiting at once, in requests."""
+    @_builtins.property
+    def served_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that some worker serves, by each of their names, at most 1024 of at most 512 bytes; an empty one stands for
+        requests that name none, and is there if there is a worker. Requests for them are announced within `limit` whatever
+        waits for others; those others share a bound in each channel. None is named by a scheduler that does not tell.
+        """
+
     def __init__(
         self,
         *,
         channel: _builtins.str = ...,
         limit: _builtins.int = ...,
+        served_models: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "limit", b"limit", "served_models", b"served_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

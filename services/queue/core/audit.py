@@ -71,6 +71,8 @@ def _totals(book: Book) -> Iterator[str]:
     for channel, line in book.lines.items():
         if line.announced > len(line):
             yield f"channel {channel}: {line.announced} announced of {len(line)} waiting"
+        if not 0 <= line.bounded <= line.announced:
+            yield f"channel {channel}: {line.bounded} for models that are not served of {line.announced} announced"
 
 
 def faults_of(book: Book, entry: Entry) -> list[str]:

@@ -2,8 +2,9 @@
 
 Order is (priority, seq). A requeued request keeps its seq, and so returns to
 the front. Requests for different models do not compete for the same engines, so each
-model asked for has a part of the line, and a window, of its own: what waits for one
-that is busy, or that nobody serves, keeps nobody else from being announced.
+model asked for has a part of the line, and a window, of its own. Anybody can make up the
+names of models: those that the scheduler does not say somebody serves share a bound, and
+what waits for one that is served never waits for room there.
 
 Heaps are lazy: an element whose request has left is skipped when it
 comes up, and a heap that is mostly such elements is rebuilt.
@@ -12,35 +13,50 @@ comes up, and a heap that is mostly such elements is rebuilt.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 HEAP_SLACK = 64
 """Elements a heap may have beyond twice what it needs before it is rebuilt: keeps rebuilding O(1) per change."""
 
 MOST_WINDOWS = 8
-"""Models of one channel that may each have a whole window announced."""
+"""Models of one channel, of those nobody is known to serve, that may each have a whole window announced."""
 
 MOST_BESIDE = 16_384
-"""Requests beyond those windows that a channel may have announced over all models. Both bound what made-up names make
-the scheduler remember. Where they take it all, a model that makes progress keeps what it has, and the others have their
-turns by how long they have waited."""
+"""Requests beyond those windows that a channel may have announced over all such models. Both bound what made-up names
+make the scheduler remember. Where they take it all, a model that makes progress keeps what it has, and the others have
+their turns by how long they have waited: a scheduler that does not say what is served depends on that."""
 
 
 class Line:
     """Requests of one channel that are ready."""
 
-    __slots__ = ("_announced", "_due", "_length", "_limit", "_moved", "_parts")
+    __slots__ = (
+        "_announced",
+        "_bounded",
+        "_due",
+        "_length",
+        "_limit",
+        "_moved",
+        "_parts",
+        "_served",
+        "_sure",
+    )
 
     def __init__(self) -> None:
         """Make an empty line with closed windows."""
         self._limit = 0
+        self._served: dict[str, None] = {}
         self._parts: dict[str, Part] = {}
+        self._sure: dict[str, None] = {}
+        """Served models of which more may be announced now: they are, in the same step."""
         self._due: dict[str, None] = {}
-        """Models of which more may be announced now, the longest waiting first."""
+        """Models of which more may be announced if there is room, the longest waiting first."""
         self._moved: dict[str, None] = {}
         """Models of which an announced request has left: the room is theirs before anybody else's."""
         self._length = 0
         self._announced = 0
+        self._bounded = 0
+        """Announced requests for models that are not served."""
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -61,19 +77,41 @@ class Line:
         """Number of waiting requests that the scheduler knows."""
         return self._announced
 
+    @property
+    def bounded(self) -> int:
+        """Number of those that ask for models which are not served."""
+        return self._bounded
+
     def set_limit(self, limit: int) -> None:
         """Let at most `limit` requests for each model be announced and still waiting at once."""
         self._limit = limit
+        self._sure = {model: None for model in self._served if model in self._parts}
         self._due |= dict.fromkeys(self._parts)
+
+    def set_served(self, models: Iterable[str]) -> None:
+        """Let requests for these models be announced however many are for others; what is announced remains so."""
+        before, self._served = self._served, dict.fromkeys(models)
+        for model in before | self._served:
+            part = self._parts.get(model)
+            if part is None or part.served == (model in self._served):
+                continue
+            part.served = not part.served
+            if part.served:
+                self._bounded -= part.announced
+                self._sure[model] = None
+            else:
+                self._bounded += part.announced
+                self._sure.pop(model, None)
+                self._due[model] = None
 
     def enter(self, seq: int, priority: int, model: str) -> None:
         """Let request `seq` wait; it is not announced yet."""
         part = self._parts.get(model)
         if part is None:
-            part = self._parts[model] = Part()
+            part = self._parts[model] = Part(model in self._served)
         part.enter(seq, priority)
         self._length += 1
-        self._due[model] = None
+        (self._sure if part.served else self._due)[model] = None
 
     def leave(self, seq: int, model: str) -> bool:
         """Take request `seq` out; return whether it was announced."""
@@ -82,32 +120,35 @@ class Line:
         self._length -= 1
         if announced:
             self._announced -= 1
+            self._bounded -= not part.served
         if not part.waiting:
             del self._parts[model]
-            self._due.pop(model, None)
-            self._moved.pop(model, None)
+            for models in (self._sure, self._due, self._moved):
+                models.pop(model, None)
         elif announced:
-            self._moved[model] = None
+            (self._sure if part.served else self._moved)[model] = None
         return announced
 
     def forget_announcements(self) -> None:
-        """Start over with a scheduler that knows nothing: no window, nothing announced."""
+        """Start over with a scheduler that knows nothing: no window, nothing served, nothing announced."""
+        self.set_served(())
         self._limit = 0
-        self._announced = 0
+        self._announced = self._bounded = 0
         for part in self._parts.values():
             part.forget_announcements()
 
     def announce(self) -> Iterator[int]:
         """Yield the requests that the windows let through now, of each model in order, and mark them announced."""
         most = MOST_WINDOWS * self._limit + MOST_BESIDE
-        for models in (self._moved, self._due):
+        for models in (self._sure, self._moved, self._due):
             while models:
                 model = next(iter(models))
                 part = self._parts[model]
-                while self._announced < most and (seq := part.announce_one(self._limit)) is not None:
+                while (part.served or self._bounded < most) and (seq := part.announce_one(self._limit)) is not None:
                     self._announced += 1
+                    self._bounded += not part.served
                     yield seq
-                if self._announced >= most:
+                if not part.served and self._bounded >= most:
                     return
                 del models[model]
 
@@ -119,15 +160,21 @@ class Line:
 class Part:
     """Requests of a line that ask for one model; there is one at least."""
 
-    __slots__ = ("_announced", "_by_age", "_unannounced", "waiting")
+    __slots__ = ("_announced", "_by_age", "_unannounced", "served", "waiting")
 
-    def __init__(self) -> None:
-        """Make it empty; somebody enters at once."""
+    def __init__(self, served: bool) -> None:
+        """Make it empty; somebody enters at once. `served` is whether the scheduler says that somebody serves it."""
+        self.served = served
         self.waiting: dict[int, int] = {}
         """Priorities by request."""
         self._announced: set[int] = set()
         self._unannounced: list[tuple[int, int]] = []
         self._by_age: list[int] = []
+
+    @property
+    def announced(self) -> int:
+        """Number of requests that are announced."""
+        return len(self._announced)
 
     def enter(self, seq: int, priority: int) -> None:
         """Let request `seq` wait."""

@@ -318,6 +318,7 @@ class Machine:
     def _set_window(self, message: SetWindow, _now_ns: int) -> None:
         line = self.book.lines.get(message.channel)
         if message.stream == self.book.backlog_stream and line is not None:
+            line.set_served(message.served)
             line.set_limit(message.limit)
             self.book.touch(message.channel)
 

@@ -120,11 +120,12 @@ class BacklogClosed(NamedTuple):
 
 
 class SetWindow(NamedTuple):
-    """Absolute window of one channel, in requests."""
+    """Absolute window of one channel, in requests for each model; `served` are the models that somebody serves."""
 
     stream: int
     channel: str
     limit: int
+    served: tuple[str, ...] = ()
 
 
 class Reject(NamedTuple):

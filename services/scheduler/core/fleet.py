@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.messages import EngineReport, EngineShape, WorkerOpened
@@ -16,6 +17,9 @@ from services.scheduler.core.messages import EngineReport, EngineShape, WorkerOp
 MODELS_REMEMBERED = 1024
 """Model names whose groups are kept at hand: far more than a fleet serves, and what callers make up costs no more."""
 
+MOST_SERVED_MODELS = 1024
+"""Names the queue is told of as served, the protocol's bound. Each may have a window announced in every channel, so the
+scheduler's memory follows from it."""
 
 MOST_SEQUENCES = 1 << 20
 """Requests a fleet is believed to run at once. Windows, and so the scheduler's memory, follow from it."""
@@ -120,6 +124,7 @@ class Fleet:
         self._by_id: dict[str, Worker] = {}
         self._groups: dict[tuple[tuple[str, ...], EngineShape], Group] = {}
         self._serving: dict[str, list[Group]] = {}
+        self._models: tuple[str, ...] | None = ()
 
     def __iter__(self) -> Iterator[Worker]:
         """Iterate over the workers, those in their grace period included."""
@@ -168,7 +173,7 @@ class Fleet:
         group.measure()
         if not group.workers:
             del self._groups[group.models, token_geometry(group.shape)]
-            self._serving.clear()
+            self._groups_changed()
 
     def serving(self, model: str) -> list[Group]:
         """Return the groups that answer to the model, in the order they came; to be read and not changed."""
@@ -184,8 +189,22 @@ class Fleet:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(opened.models, opened.shape)
-            self._serving.clear()
+            self._groups_changed()
         return group
+
+    def _groups_changed(self) -> None:
+        self._serving.clear()
+        self._models = None
+
+    def models(self) -> tuple[str, ...]:
+        """Return what may be asked for and somebody serves, sorted: all names of every worker, and "" for any.
+
+        Of more than MOST_SERVED_MODELS they are those of the groups that came first.
+        """
+        if self._models is None:
+            names = dict.fromkeys(name for group in self._groups.values() for name in ("", *group.models))
+            self._models = tuple(sorted(islice(names, MOST_SERVED_MODELS)))
+        return self._models
 
     def sequences(self) -> int:
         """Return how many requests the connected engines can run at once, at most MOST_SEQUENCES."""

@@ -349,10 +349,14 @@ class EndStream(NamedTuple):
 
 
 class SetWindow(NamedTuple):
-    """To the queue: at most `limit` requests of the channel announced and still waiting."""
+    """To the queue: at most `limit` requests of the channel for each model announced and still waiting.
+
+    Those for the `served` models ("" stands for any) are to be announced however many wait for others.
+    """
 
     channel: str
     limit: int
+    served: tuple[str, ...] = ()
 
 
 class RejectRequest(NamedTuple):

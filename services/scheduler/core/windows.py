@@ -1,7 +1,8 @@
 """How many announced requests of each channel may wait here: a window onto the queue's lines.
 
 So that the scheduler's work and memory do not grow with what waits at the queue; the queue announces more as these
-leave.
+leave. What waits for a model that nobody serves does not leave, so the queue is told with each window which models
+somebody serves, and lets the others take none of their room.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Windows:
         """Size windows for `fleet`; the queue has no channel yet."""
         self._fleet = fleet
         self._channels: tuple[str, ...] = ()
-        self._told: dict[str, int] = {}
+        self._told: dict[str, SetWindow] = {}
 
     def opened(self, channels: Iterable[str]) -> None:
         """Note that a queue opened its stream, with these channels, and knows of no window."""
@@ -37,7 +38,7 @@ class Windows:
     def changed(self, channels: Iterable[str]) -> None:
         """Note which channels the queue has now; a line that is made anew there begins without a window."""
         self._channels = tuple(channels)
-        self._told = {name: limit for name, limit in self._told.items() if name in self._channels}
+        self._told = {name: window for name, window in self._told.items() if name in self._channels}
 
     def closed(self) -> None:
         """Note that the queue's stream ended."""
@@ -46,7 +47,8 @@ class Windows:
     def news(self) -> list[SetWindow]:
         """Return what the queue is to be told: windows that differ from those it knows."""
         limit = max(LEAST_REQUESTS, FACTOR * self._fleet.sequences())
-        news = [SetWindow(name, limit) for name in self._channels if self._told.get(name) != limit]
+        windows = [SetWindow(name, limit, self._fleet.models()) for name in self._channels]
+        news = [window for window in windows if self._told.get(window.channel) != window]
         for window in news:
-            self._told[window.channel] = limit
+            self._told[window.channel] = window
         return news

@@ -154,11 +154,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.announced.clear()
         self.see(self.queue.open_backlog(self.backlog, limit))
 
-    @rule(limit=st.integers(0, 5))
-    def set_window(self, limit: int) -> None:
+    @rule(limit=st.integers(0, 5), served=st.lists(st.sampled_from(["", "a", "b"]), unique=True))
+    def set_window(self, limit: int, served: list[str]) -> None:
         if self.backlog is not None:
             self.limit = limit
-            self.step(SetWindow(self.backlog, "batch", limit))
+            self.step(SetWindow(self.backlog, "batch", limit, tuple(served)))
 
     @rule()
     def close_backlog(self) -> None:

@@ -177,7 +177,7 @@ class Replay:
             case m.Met():
                 text = f"met {effect.worker_id}#{effect.epoch} {effect.request.request_id} {effect.booked_blocks}"
             case m.SetWindow():
-                text = f"window {effect.channel} {effect.limit}"
+                text = " ".join([f"window {effect.channel} {effect.limit}", *(name or "any" for name in effect.served)])
             case m.RejectRequest():
                 text = f"reject {effect.request_id} {effect.code}: {effect.message}"
             case m.Settled():

@@ -1,5 +1,7 @@
 """The waiting line: order, window, age, and heaps that do not grow."""
 
+import pytest
+
 from services.queue.core.lines import HEAP_SLACK, MOST_BESIDE, MOST_WINDOWS, Line
 
 
@@ -122,6 +124,100 @@ def test_a_model_that_makes_progress_keeps_its_room_beside_those_that_make_none(
         assert list(line.announce()) == [seq + 2]
 
 
+def full_of_made_up_names() -> tuple[Line, int]:
+    """Return a line that has announced all it may of models nobody serves, and the next request's number."""
+    line = Line()
+    line.set_limit(2)
+    most = 2 * MOST_WINDOWS + MOST_BESIDE
+    for seq in range(2 * most):
+        line.enter(seq, 0, f"made-up-{seq // 4}")
+    assert len(list(line.announce())) == line.bounded == most
+    return line, 2 * most
+
+
+@pytest.mark.parametrize("model", ["served", "alias", ""])
+def test_what_waits_for_a_served_model_is_announced_however_many_wait_for_made_up_ones(model: str) -> None:
+    line, seq = full_of_made_up_names()
+    line.set_served(("", "alias", "served"))
+    for late in range(seq, seq + 3):
+        line.enter(late, 0, model)
+    assert list(line.announce()) == [seq, seq + 1]
+    line.leave(seq, model)
+    assert list(line.announce()) == [seq + 2]
+    line.leave(seq + 1, model)
+    line.leave(seq + 2, model)
+    line.enter(seq + 3, 0, model)
+    assert list(line.announce()) == [seq + 3]
+    assert line.announced == line.bounded + 1
+
+
+def test_what_waits_is_announced_when_its_model_is_served_however_many_others_are_announced() -> None:
+    line, seq = full_of_made_up_names()
+    for late in range(seq, seq + 5):
+        line.enter(late, 0, "late")
+    assert list(line.announce()) == []
+    line.set_served(("late",))
+    line.set_limit(3)
+    assert list(line.announce())[:3] == [seq, seq + 1, seq + 2]
+    assert line.bounded == MOST_WINDOWS * 3 + MOST_BESIDE
+
+
+def test_a_model_that_is_served_no_more_counts_for_the_bound_and_one_that_is_again_does_not() -> None:
+    line, seq = full_of_made_up_names()
+    most = line.bounded
+    line.set_served(("m",))
+    for late in range(seq, seq + 4):
+        line.enter(late, 0, "m")
+    assert list(line.announce()) == [seq, seq + 1]
+    line.set_served(())
+    line.leave(seq, "m")
+    assert list(line.announce()) == []
+    assert (line.announced, line.bounded) == (most + 1, most + 1)
+    line.leave(0, "made-up-0")
+    line.leave(1, "made-up-0")
+    assert list(line.announce()) == [seq + 2], "one that makes progress goes first where there is room"
+    line.set_served(("m",))
+    assert list(line.announce()) == [2, 3], "the room that it took"
+    line.leave(seq + 1, "m")
+    assert list(line.announce()) == [seq + 3]
+    assert (line.announced, line.bounded) == (most + 2, most)
+
+
+def test_a_wider_window_is_a_served_models_at_once_however_many_others_could_use_it() -> None:
+    line, seq = full_of_made_up_names()
+    line.set_served(("m",))
+    for late in range(seq, seq + 4):
+        line.enter(late, 0, "m")
+    assert list(line.announce()) == [seq, seq + 1]
+    line.set_limit(4)
+    assert list(line.announce())[:2] == [seq + 2, seq + 3]
+
+
+def test_a_new_scheduler_says_anew_what_is_served() -> None:
+    line, seq = full_of_made_up_names()
+    most = line.bounded
+    line.set_served(("m",))
+    line.enter(seq, 0, "m")
+    assert list(line.announce()) == [seq]
+    line.forget_announcements()
+    line.set_limit(2)
+    assert len(list(line.announce())) == line.bounded == most
+    line.enter(seq + 1, 0, "late")
+    line.enter(seq + 2, 0, "late")
+    assert list(line.announce()) == []
+    line.set_served(("m", "late"))
+    assert list(line.announce())[:2] == [seq + 1, seq + 2]
+
+
+def test_served_models_have_their_turns_before_all_others() -> None:
+    line = Line()
+    line.set_limit(1)
+    line.enter(1, -9, "made-up")
+    line.enter(2, 0, "m")
+    line.set_served(("m",))
+    assert list(line.announce()) == [2, 1]
+
+
 def test_names_that_are_gone_are_not_kept_while_nothing_is_announced() -> None:
     line = Line()
     for seq in range(1000):
@@ -129,6 +225,10 @@ def test_names_that_are_gone_are_not_kept_while_nothing_is_announced() -> None:
         line.leave(seq, f"made-up-{seq}")
     assert not line._due
     assert not line._moved
+    line.set_served(("m",))
+    line.enter(1000, 0, "m")
+    line.leave(1000, "m")
+    assert not line._sure
 
 
 def test_a_request_that_left_unannounced_and_came_back_is_announced_once() -> None:

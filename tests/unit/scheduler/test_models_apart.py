@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from services.queue.core import lines
 from services.queue.core.lines import Line
 from services.scheduler.core import messages as m
+from services.scheduler.core.fleet import MOST_SERVED_MODELS
 from services.scheduler.core.share import Share
 from services.scheduler.core.waiting import MOST_UNSERVED_NAMES, OTHER_MODELS
 from tests.support.scheduling import Rig, announced, shape
@@ -20,9 +22,20 @@ class Fed(Rig):
         super().__init__({"batch": Share()}, policy)
         self.line = Line()
         self.models: dict[int, str] = {}
-        for effect in self.effects:
+        self.take_windows(self.effects)
+
+    def take_windows(self, effects: list[m.Effect]) -> None:
+        """Do as the queue does when it is told a window."""
+        for effect in effects:
             if isinstance(effect, m.SetWindow):
+                self.line.set_served(effect.served)
                 self.line.set_limit(effect.limit)
+
+    def tell(self, *messages: m.Input) -> list[m.Effect]:
+        effects = super().tell(*messages)
+        if hasattr(self, "line"):
+            self.take_windows(effects)
+        return effects
 
     def submit(self, model: str, count: int) -> None:
         for _ in range(count):
@@ -58,6 +71,61 @@ def test_a_backlog_for_one_model_leaves_the_workers_of_another_their_work(policy
     granted = [rig.models[int(name[1:])] for name in rig.granted]
     assert granted.count("b") == 10
     assert granted.index("b") <= 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", ["", "m", "alias"])
+def test_what_somebody_serves_is_granted_however_much_waits_for_made_up_models(
+    policy: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MOST_BESIDE", 100)
+    rig = Fed(policy)
+    for number in range(20):
+        rig.submit(f"made-up-{number}", 64)
+    rig.submit(model, 3)
+    most = lines.MOST_WINDOWS * 64 + 100
+    assert (rig.granted, rig.line.announced) == ([], most)
+    rig.open("w", shape(max_num_seqs=2), aliases=("alias",))
+    rig.feed()
+    rig.finish(rig.grants[0])
+    rig.line.forget_announcements()
+    rig.tell(m.QueueClosed(), m.QueueOpened(("batch",)))
+    rig.submit(model, 1)
+    rig.finish(rig.grants[1])
+    assert [rig.models[int(name[1:])] for name in rig.granted] == [model] * 4
+    assert rig.line.bounded == most
+
+
+def told(rig: Rig, *messages: m.Input) -> list[tuple[str, ...]]:
+    """Feed messages and return the served models of each window told."""
+    return [effect.served for effect in rig.tell(*messages) if isinstance(effect, m.SetWindow)]
+
+
+def test_the_queue_is_told_which_models_somebody_serves() -> None:
+    rig = Rig({"batch": Share()})
+    rig.open("a", shape(), model="a", aliases=("also",))
+    assert told(rig, m.QueueOpened(("batch", "chat"))) == [("", "a", "also")] * 2
+    epoch = rig.open("b", shape(max_num_seqs=1), model="b", aliases=("a",))
+    assert rig.effects[-1] == m.SetWindow("chat", 20_002, ("", "a", "also", "b"))
+    rig.open("c", shape(max_num_seqs=0), model="b", aliases=("a",))
+    assert not isinstance(rig.effects[-1], m.SetWindow), "nothing new"
+    assert told(rig, m.WorkerClosed(epoch)) == [("", "a", "also", "b")] * 2, "it may come back"
+    assert told(rig, m.WorkerClosed(3), m.WorkerClosed(1)) == [("", "a", "also", "b")] * 2
+    rig.wait(60_000)
+    assert told(rig, m.Tick()) == [()] * 2
+    assert told(rig, m.Tick()) == []
+    rig.open("d", shape(max_num_seqs=1), model="d")
+    assert rig.effects[-1] == m.SetWindow("chat", 64, ("", "d"))
+
+
+def test_the_names_that_a_window_tells_are_bounded() -> None:
+    rig = Rig({"batch": Share()})
+    for number in range(MOST_SERVED_MODELS // 50):
+        rig.open(f"w{number}", shape(), model=f"m{number:02}", aliases=tuple(f"m{number:02}-{n}" for n in range(60)))
+    (served,) = told(rig, m.QueueOpened(("batch",)))
+    assert len(served) == MOST_SERVED_MODELS
+    assert served == tuple(sorted(served))
+    assert {"", "m00", "m15-59"} <= set(served), "those that came first"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from penstock.limits import MAX_NAME_BYTES
-from penstock.queue.v1.queue_pb2 import Announce
+from penstock.queue.v1.queue_pb2 import Announce, SchedulerToQueue, Window
 from penstock.scheduler.v1 import scheduler_pb2 as pb
+from services.queue import wire as queue_wire
+from services.queue.core.messages import SetWindow
+from services.rpc.strict import BadInputError
 from services.scheduler import wire
 from services.scheduler.core import messages as m
-from services.scheduler.core.fleet import MOST_SEQUENCES, Fleet
+from services.scheduler.core.fleet import MOST_SEQUENCES, MOST_SERVED_MODELS, Fleet
 
 SHAPE: dict[str, Any] = {
     "worker_id": "w", "instance_id": "i", "model": "m", "role": pb.WORKER_ROLE_UNIFIED,
@@ -79,6 +82,19 @@ def test_holdings_beyond_belief() -> None:
     holding = pb.Holding(request_id="r", channel="batch", held_blocks=1 << 41)
     with pytest.raises(wire.InvalidFieldError, match=r"^open\.inventory\[0\]\.held_blocks: "):
         wire.worker_opened(pb.WorkerToScheduler(open=pb.CreditsOpen(**SHAPE, inventory=[holding])), 1)
+
+
+def test_a_window_tells_what_is_served_as_the_queue_understands_it() -> None:
+    told = wire.window(m.SetWindow("batch", 64, ("", "a")))
+    assert queue_wire.scheduler_message(1, told, ["batch"]) == SetWindow(1, "batch", 64, ("", "a"))
+    assert MOST_SERVED_MODELS <= queue_wire.MAX_SERVED_MODELS
+
+
+@pytest.mark.parametrize("served", [["m"] * (MOST_SERVED_MODELS + 1), ["m" * (MAX_NAME_BYTES + 1)]])
+def test_the_queue_refuses_served_models_beyond_belief(served: list[str]) -> None:
+    told = SchedulerToQueue(window=Window(channel="batch", limit=1, served_models=served))
+    with pytest.raises(BadInputError, match=r"^messages\.window\.served_models: "):
+        queue_wire.scheduler_message(1, told, ["batch"])
 
 
 def test_windows_of_a_fleet_of_liars_fit_the_wire() -> None:
