@@ -33,6 +33,7 @@ class Line:
     __slots__ = (
         "_announced",
         "_bounded",
+        "_by_age",
         "_due",
         "_length",
         "_limit",
@@ -53,6 +54,8 @@ class Line:
         """Models of which more may be announced if there is room, the longest waiting first."""
         self._moved: dict[str, None] = {}
         """Models of which an announced request has left: the room is theirs before anybody else's."""
+        self._by_age: list[tuple[int, str]] = []
+        """Heap of a request and its model for each part: of the oldest there, or of an older one that has left."""
         self._length = 0
         self._announced = 0
         self._bounded = 0
@@ -109,7 +112,9 @@ class Line:
         part = self._parts.get(model)
         if part is None:
             part = self._parts[model] = Part(model in self._served)
-        part.enter(seq, priority)
+        if part.enter(seq, priority):
+            heapq.heappush(self._by_age, (seq, model))
+            self._trim()
         self._length += 1
         (self._sure if part.served else self._due)[model] = None
 
@@ -154,7 +159,20 @@ class Line:
 
     def oldest(self) -> int | None:
         """Return the waiting request that was submitted first, or None."""
-        return min((part.oldest() for part in self._parts.values()), default=None)
+        while self._by_age:
+            seq, model = self._by_age[0]
+            part = self._parts.get(model)
+            if part is None:
+                heapq.heappop(self._by_age)
+            elif (oldest := part.oldest()) != seq:
+                heapq.heapreplace(self._by_age, (oldest, model))
+            else:
+                return seq
+        return None
+
+    def _trim(self) -> None:
+        if len(self._by_age) > 2 * len(self._parts) + HEAP_SLACK:
+            self._by_age = sorted((part.oldest(), model) for model, part in self._parts.items())
 
 
 class Part:
@@ -176,12 +194,14 @@ class Part:
         """Number of requests that are announced."""
         return len(self._announced)
 
-    def enter(self, seq: int, priority: int) -> None:
-        """Let request `seq` wait."""
+    def enter(self, seq: int, priority: int) -> bool:
+        """Let request `seq` wait; return whether it is older than all that `oldest` knew of."""
         self.waiting[seq] = priority
         heapq.heappush(self._unannounced, (priority, seq))
+        oldest = not self._by_age or seq < self._by_age[0]
         heapq.heappush(self._by_age, seq)
         self._trim()
+        return oldest
 
     def leave(self, seq: int) -> bool:
         """Take request `seq` out; return whether it was announced."""

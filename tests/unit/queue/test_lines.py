@@ -1,7 +1,11 @@
 """The waiting line: order, window, age, and heaps that do not grow."""
 
+import sys
+from types import FrameType
+
 import pytest
 
+from services.queue.core import lines
 from services.queue.core.lines import HEAP_SLACK, MOST_BESIDE, MOST_WINDOWS, Line
 
 
@@ -216,6 +220,39 @@ def test_served_models_have_their_turns_before_all_others() -> None:
     line.enter(2, 0, "m")
     line.set_served(("m",))
     assert list(line.announce()) == [2, 1]
+
+
+def test_the_oldest_is_found_without_a_look_at_every_model() -> None:
+    line = Line()
+    for seq in range(2000):
+        line.enter(seq, 0, f"made-up-{seq}")
+    calls = []
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename == lines.__file__:
+            calls.append(frame.f_code.co_name)
+
+    sys.setprofile(count)
+    try:
+        assert line.oldest() == 0
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 10
+    for seq in range(1999):
+        line.leave(seq, f"made-up-{seq}")
+        assert line.oldest() == seq + 1
+
+
+def test_the_heap_of_models_stays_small_while_they_come_and_go() -> None:
+    line = Line()
+    line.enter(1, 0, "stays")
+    for seq in range(2, 2000):
+        line.enter(seq, 0, f"made-up-{seq}")
+        line.leave(seq, f"made-up-{seq}")
+        line.enter(seq, 0, "stays")
+        line.leave(seq, "stays")
+    assert len(line._by_age) <= HEAP_SLACK + 3
+    assert line.oldest() == 1
 
 
 def test_names_that_are_gone_are_not_kept_while_nothing_is_announced() -> None:
