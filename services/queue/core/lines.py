@@ -87,9 +87,10 @@ class Line:
 
     def set_limit(self, limit: int) -> None:
         """Let at most `limit` requests for each model be announced and still waiting at once."""
-        self._limit = limit
-        self._sure = {model: None for model in self._served if model in self._parts}
-        self._due |= dict.fromkeys(self._parts)
+        wider, self._limit = limit > self._limit, limit
+        if wider:  # the same limit is told again when other models are served, and those asked for may be very many
+            self._sure = {model: None for model in self._served if model in self._parts}
+            self._due |= dict.fromkeys(self._parts)
 
     def set_served(self, models: Iterable[str]) -> None:
         """Let requests for these models be announced however many are for others; what is announced remains so."""

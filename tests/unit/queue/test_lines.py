@@ -197,6 +197,19 @@ def test_a_wider_window_is_a_served_models_at_once_however_many_others_could_use
     assert list(line.announce())[:2] == [seq + 2, seq + 3]
 
 
+def test_a_window_that_is_told_again_has_no_model_looked_at() -> None:
+    line = Line()
+    line.set_limit(2)
+    for seq in range(10):
+        line.enter(seq, 0, f"m{seq}")
+    assert len(list(line.announce())) == 10
+    for limit in (2, 1):
+        line.set_limit(limit)
+        assert not line._due
+    line.set_limit(2)
+    assert len(line._due) == 10
+
+
 def test_a_new_scheduler_says_anew_what_is_served() -> None:
     line, seq = full_of_made_up_names()
     most = line.bounded
