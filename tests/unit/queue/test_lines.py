@@ -226,6 +226,15 @@ def test_a_new_scheduler_says_anew_what_is_served() -> None:
     assert list(line.announce())[:2] == [seq + 1, seq + 2]
 
 
+def test_a_model_that_is_served_no_more_does_not_stand_before_one_that_is() -> None:
+    line, seq = full_of_made_up_names()
+    line.enter(seq, 0, "a")
+    line.enter(seq + 1, 0, "b")
+    line.set_served(("a",))
+    line.set_served(("b",))
+    assert list(line.announce()) == [seq + 1]
+
+
 def test_served_models_have_their_turns_before_all_others() -> None:
     line = Line()
     line.set_limit(1)
