@@ -86,7 +86,8 @@ def add_servicer(
     To gRPC every method is one that reads a stream, also where the API has one message: gRPC itself waits for that one
     without end and without telling, while here a call that says nothing is counted, and ended after a while.
     """
-    doorkeeper = doorkeeper or Doorkeeper()
+    if doorkeeper is None:  # one who counts no call yet is false
+        doorkeeper = Doorkeeper()
     guard = guard or Guard()
     handlers = {}
     for method in service.methods:

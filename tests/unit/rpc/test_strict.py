@@ -105,3 +105,9 @@ async def test_one_message_where_one_is_meant_and_all_of_a_stream() -> None:
                 await channel.stream_unary(f"/{SERVICE.full_name}/{path}")(messages)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert text in (refused.value.details() or "")
+
+
+async def test_the_doorkeeper_that_is_given_counts_also_if_no_call_is_open_yet() -> None:
+    async with serving(Doorkeeper(0)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="this host has 0 calls open already"):
+            await scheduler_pb2_grpc.SchedulerServiceStub(channel).Status(pb.StatusRequest())
