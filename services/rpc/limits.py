@@ -25,6 +25,13 @@ MAX_STREAMS = 1024
 MAX_CALLS_OF_HOST = 4096
 """Open calls of one host over all its connections; those beyond are refused."""
 
+MAX_KEYLESS_CALLS_OF_HOST = 256
+"""Open calls of one host to the health service, and as many to reflection, which ask for no key: more than the probes
+of any machine. With all its other calls a host stays below MAX_CALLS."""
+
+MAX_HEALTH_WATCHES_OF_HOST = 64
+"""Of those, watches of health, which stay open: the rest is left for checks, which are answered at once."""
+
 MAX_CALLS = 8192
 """Open calls of all hosts together, which bounds the memory they take: no one host can have them all."""
 

@@ -10,13 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from penstock.exits import EX_UNAVAILABLE
 from services.descriptors import raise_file_limit
-from services.rpc.limits import MAX_CALLS, SERVER_OPTIONS
+from services.rpc.health_servicer import SERVICE as HEALTH_SERVICE
+from services.rpc.health_servicer import HealthServicer
+from services.rpc.limits import MAX_CALLS, MAX_KEYLESS_CALLS_OF_HOST, SERVER_OPTIONS
+from services.rpc.strict import Doorkeeper, add_servicer
 from services.rpc.tls import PLAIN, Security
+
+REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 
 @dataclass
@@ -26,17 +30,17 @@ class Server:
     grpc_server: grpc.aio.Server
     port: int
     service_names: Sequence[str]
-    _health: health.aio.HealthServicer = field(repr=False)
+    _health: HealthServicer = field(repr=False)
 
     async def start(self) -> None:
         """Serve, and report every service as SERVING."""
         await self.grpc_server.start()
         for name in ("", *self.service_names):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            self._health.serve(name)
 
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, then end open calls after `grace_s` seconds."""
-        await self._health.enter_graceful_shutdown()
+        self._health.stop()  # no coroutine: nobody who asks how this process is can keep it from ending
         await self.grpc_server.stop(grace_s)
 
 
@@ -49,17 +53,20 @@ def bind(
 ) -> Server:
     """Make a server on `listen` ("HOST:PORT"), guarded by `security`; `add` registers the servicers.
 
-    With `reflected` it describes them to whoever asks.
+    With `reflected` it describes them to whoever asks. Neither that nor their health asks for a key.
 
     Prints the reason and raises SystemExit(69) if the port cannot be had.
     """
     raise_file_limit()
     server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     add(server)
-    health_servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    health = HealthServicer()
+    # Doorkeepers of their own: a probe is answered also where its host has all the calls open that it may have.
+    add_servicer(HEALTH_SERVICE, health, server, Doorkeeper(MAX_KEYLESS_CALLS_OF_HOST))
     if reflected:
-        reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        names = [*service_names, HEALTH_SERVICE.full_name, REFLECTION_SERVICE.full_name]
+        describer = reflection.aio.ReflectionServicer(names)
+        add_servicer(REFLECTION_SERVICE, describer, server, Doorkeeper(MAX_KEYLESS_CALLS_OF_HOST))
     address = listen if not listen.startswith(":") else f"0.0.0.0{listen}"
     try:
         _probe(address)
@@ -67,7 +74,7 @@ def bind(
     except (OSError, RuntimeError) as error:
         print(f"cannot listen on {listen}: {_reason(error)}", file=sys.stderr)
         raise SystemExit(EX_UNAVAILABLE) from None
-    return Server(server, port, service_names, health_servicer)
+    return Server(server, port, service_names, health)
 
 
 def _probe(address: str) -> None:

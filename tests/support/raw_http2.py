@@ -44,6 +44,8 @@ class RawConnection:
         """Use `RawConnection.open`."""
         self._reader = reader
         self._writer = writer
+        self.begun: set[int] = set()
+        """Streams that the peer has begun to answer."""
         self.ended: dict[int, bytes] = {}
         """Last HEADERS or RST_STREAM payload of each stream that the peer has ended."""
         self.closed = asyncio.Event()
@@ -89,6 +91,8 @@ class RawConnection:
                 head = await self._reader.readexactly(9)
                 payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
                 stream = int.from_bytes(head[5:], "big")
+                if head[3] == HEADERS:
+                    self.begun.add(stream)
                 if head[3] == RST_STREAM or (head[3] == HEADERS and head[4] & END_STREAM):
                     self.ended[stream] = payload
         except (asyncio.IncompleteReadError, ConnectionError):
