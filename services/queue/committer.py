@@ -35,7 +35,7 @@ from services.queue.payloads import read_payloads
 from services.queue.read_faults import ReadFaults
 from services.queue.store import Store, StoreError, StoreUnusableError
 from services.queue.store_health import StoreHealth
-from services.queue.submit_turns import SubmitTurns
+from services.queue.submit_turns import Source, SubmitTurns
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Committer:
         self.post(make(ticket))
         return answer
 
-    def submit(self, source: int, weight: int, make: Callable[[int], Item]) -> asyncio.Future[Submitted]:
+    def submit(self, source: Source, weight: int, make: Callable[[int], Item]) -> asyncio.Future[Submitted]:
         """Have the submit that `make` builds for a ticket committed when it is the turn of `source`.
 
         Its `weight` is in small requests. The future gets its durable answer, or RefusedError.

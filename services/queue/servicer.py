@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,10 +31,11 @@ from services.queue.metrics import QueueMetrics
 from services.queue.read_faults import code_of
 from services.queue.speaker import Greeting, Link, Speaker
 from services.queue.store import StoreError
-from services.queue.submit import Frame, Intake
-from services.queue.submit_turns import SUBMITS_AT_ONCE, weight_of
+from services.queue.submit import Frame, Intake, Taking
+from services.queue.submit_turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE, weight_of
 from services.queue.watch import WatchHub
 from services.queue.watching import Watching
+from services.queue.windows import SharedWindow, Window
 from services.rpc.reading import reading
 from services.rpc.strict import BadInputError
 
@@ -45,8 +46,14 @@ MAX_UNACKED = 20_000
 no further."""
 
 MAX_UNACKED_BYTES = 256 * 1024 * 1024
-"""Requests of all Submit streams together that may await their sync: large prompts are held in memory until then. An
-ack is small and holds none, so that who does not read its acks keeps nobody else waiting."""
+"""Requests of all streams and calls together that may await their sync: large prompts are held in memory until then.
+Each counts BYTES_LIKE_ONE_MORE more than it has: to check many small ones takes time too, in which nobody else is
+served, and they wait in memory as well. An ack is small and holds none, so that who does not read its acks keeps nobody
+else waiting."""
+
+CHECKED_AT_ONCE = 64
+"""Small requests that are checked before the loop looks for what else has come: half a millisecond. gRPC hands over a
+call each time it does, so that a call behind thousands of large ones is seen after as many short whiles."""
 
 MAX_UNARY_REQUESTS = 1000
 """As the API says; larger sets belong on a stream."""
@@ -82,7 +89,8 @@ class QueueServicer:
         """Serve with `parts`."""
         self._parts = parts
         self._streams = itertools.count(1)
-        self._bytes = _Window(MAX_UNACKED_BYTES)
+        self._bytes = SharedWindow(MAX_UNACKED_BYTES)
+        self._checks = SharedWindow(CHECKED_AT_ONCE)
         self._submits: set[asyncio.Queue[Frame | None]] = set()
         """Frames of the open Submit streams that are not acked yet; None after the last."""
         self._stopping = ""
@@ -106,7 +114,7 @@ class QueueServicer:
             )
         )
         frames: asyncio.Queue[Frame | None] = asyncio.Queue()
-        window = _Window(MAX_UNACKED)
+        window = Window(MAX_UNACKED)
         self._submits.add(frames)
         if self._stopping:
             frames.put_nowait(None)
@@ -129,20 +137,18 @@ class QueueServicer:
             frames.put_nowait(None)
 
     async def _read_submits(
-        self, requests: AsyncIterator[queue_pb2.SubmitRequest], frames: asyncio.Queue[Frame | None], window: _Window
+        self, requests: AsyncIterator[queue_pb2.SubmitRequest], frames: asyncio.Queue[Frame | None], window: Window
     ) -> None:
-        source = next(self._streams)
+        stream = next(self._streams)
         try:
             async for message in requests:
                 if message.WhichOneof("message") != "batch":
                     raise BadInputError("message: every message after the first must be `batch`")
                 await self._parts.committer.room()
-                for part, size_bytes in _parts(message.batch.requests):
+                for number, (part, size_bytes) in enumerate(_parts(message.batch.requests)):
                     await window.enter(_places(len(part)))
-                    await self._bytes.enter(size_bytes)
-                    frame = self._parts.intake.take(source, [(item.tag, item.request) for item in part])
-                    frame.on_durable(partial(self._bytes.leave, size_bytes))
-                    frames.put_nowait(frame)
+                    tagged = [(item.tag, item.request) for item in part]
+                    frames.put_nowait(await self._taken(stream, tagged, size_bytes, goes_on=number > 0))
         finally:
             frames.put_nowait(None)
 
@@ -154,7 +160,7 @@ class QueueServicer:
             raise BadInputError(f"requests: {len(request.requests)} given; at most {MAX_UNARY_REQUESTS} are allowed")
         if not request.requests:
             raise BadInputError("requests: at least one is needed")
-        frame = self._parts.intake.take(next(self._streams), list(enumerate(request.requests)), all_or_none=True)
+        frame = await self._taken_whole(next(self._streams), request)
         acks = await frame.acks()
         if acks[0].status == queue_pb2.SUBMIT_STATUS_UNAVAILABLE:
             full = acks[0].error.code == "disk_full"
@@ -166,6 +172,47 @@ class QueueServicer:
             error = acks[0].error
             await context.abort(beyond, error.message, ((ERROR_CODE, error.code),))
         return queue_pb2.SubmitUnaryResponse(acks=acks)
+
+    async def _taken(
+        self, call: int, tagged: Sequence[tuple[int, request_pb2.Request]], size_bytes: int, goes_on: bool
+    ) -> Frame:
+        """Take in a part of a frame, of `size_bytes`, once there is room; the next of its frame if it `goes_on`."""
+        async with self._room(len(tagged), size_bytes) as leave:
+            await self._turn(weight_of(len(tagged), size_bytes), goes_on)
+            frame = self._parts.intake.take(call, tagged)
+            frame.on_durable(leave)
+        return frame
+
+    async def _taken_whole(self, call: int, request: queue_pb2.SubmitUnaryRequest) -> Frame:
+        """Take in all requests of a call; raises BadInputError or NotAllowedError about the first bad one."""
+        taking = Taking(all_or_none=True)
+        size_bytes = request.ByteSize()
+        async with self._room(len(request.requests), size_bytes) as leave:
+            weight = weight_of(len(request.requests), size_bytes)
+            step = max(1, CHECKED_AT_ONCE * len(request.requests) // weight)
+            for first in range(0, len(request.requests), step):
+                await self._turn(min(weight, CHECKED_AT_ONCE), goes_on=first > 0)
+                self._parts.intake.check(taking, list(enumerate(request.requests[first : first + step], first)))
+            frame = self._parts.intake.post(call, taking)
+            frame.on_durable(leave)
+        return frame
+
+    @asynccontextmanager
+    async def _room(self, requests: int, size_bytes: int) -> AsyncIterator[Callable[[], None]]:
+        """Wait for room beside all that awaits its sync; what is yielded gives it back, as does a failure inside."""
+        counted = size_bytes + requests * BYTES_LIKE_ONE_MORE
+        await self._bytes.enter(CALLER.get().tenant, counted)
+        leave = partial(self._bytes.leave, counted)
+        try:
+            yield leave
+        except BaseException:
+            leave()
+            raise
+
+    async def _turn(self, weight: int, goes_on: bool = False) -> None:
+        """Wait until it is the caller's turn to have so many small requests checked."""
+        await self._checks.enter(CALLER.get().tenant, weight, goes_on)
+        asyncio.get_running_loop().call_soon(self._checks.leave, weight)
 
     # ---- reads and administration ----
 
@@ -195,6 +242,7 @@ class QueueServicer:
 
     async def Cancel(self, request: queue_pb2.CancelRequest, context: Context) -> queue_pb2.CancelResponse:
         """Cancel requests."""
+        await self._turn(1)  # what its tenant submitted before it, and waits to be checked, is stored first
         return await self._parts.admin.cancel(request, context)
 
     async def Delete(self, request: queue_pb2.DeleteRequest, context: Context) -> queue_pb2.DeleteResponse:
@@ -305,28 +353,6 @@ class QueueServicer:
         finally:
             del self._parts.speaker.links[stream]
             committer.post(closed or BacklogClosed(stream))
-
-
-class _Window:
-    """Counts what is unacked and makes the reader wait while it is too much."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._count = 0
-        self._room = asyncio.Event()
-        self._room.set()
-
-    async def enter(self, count: int) -> None:
-        while not self._room.is_set():
-            await self._room.wait()
-        self._count += count
-        if self._count >= self._most:
-            self._room.clear()
-
-    def leave(self, count: int) -> None:
-        self._count -= count
-        if self._count < self._most:
-            self._room.set()
 
 
 def _places(requests: int) -> int:

@@ -23,7 +23,7 @@ from services.queue.core.quotas import OVER_QUOTA
 from services.queue.items import Item, Lookup
 from services.queue.metrics import QueueMetrics
 from services.queue.store import Store, StoreError
-from services.queue.submit_turns import weight_of
+from services.queue.submit_turns import Source, weight_of
 from services.queue.validate import InvalidRequestError, check
 from services.rpc.strict import BadInputError
 from services.telemetry import Telemetry, names_trace_of, traceparent_of
@@ -41,6 +41,16 @@ class _Taken(Value):
 
     def __init__(self, tag: int, failure: Failure | None, span: Span | None) -> None:
         self.tag, self.failure, self.span = tag, failure, span
+
+
+class Taking:
+    """Requests of one frame or call that are being checked."""
+
+    def __init__(self, all_or_none: bool) -> None:
+        """Have none yet; with `all_or_none` they are stored together or not at all."""
+        self.all_or_none = all_or_none
+        self.taken: list[_Taken] = []
+        self.good: list[NewRequest] = []
 
 
 class Frame:
@@ -118,39 +128,48 @@ class Intake:
         self._channels = frozenset(channels)
         self._default_channel = default_channel
 
-    def take(self, source: int, tagged: Sequence[tuple[int, request_pb2.Request]], all_or_none: bool = False) -> Frame:
-        """Check the requests and post the good ones; those of one `source` are stored in the order they came in.
+    def take(self, call: int, tagged: Sequence[tuple[int, request_pb2.Request]]) -> Frame:
+        """Check the requests and post the good ones; those of one `call` are stored in the order they came in."""
+        taking = Taking(False)
+        self.check(taking, tagged)
+        return self.post(call, taking)
 
-        With `all_or_none`, raises BadInputError or NotAllowedError about the first bad one and posts nothing.
+    def check(self, taking: Taking, tagged: Sequence[tuple[int, request_pb2.Request]]) -> None:
+        """Add requests, checked, to what is being taken.
+
+        If that is all or none, raises BadInputError or NotAllowedError about the first bad one.
         """
         caller = CALLER.get()
         now_ns = self._clock.now_ns()
-        taken: list[_Taken] = []
-        good: list[NewRequest] = []
         for tag, request in tagged:
             try:
                 new = self._checked(request, caller)
             except InvalidRequestError as error:
                 self._metrics.refused_submits.labels("invalid").inc()
-                if error.failure.code == CHANNEL_DENIED and not all_or_none:
+                if error.failure.code == CHANNEL_DENIED and not taking.all_or_none:
                     # As the guard counts it when it ends a call for the same reason.
                     self._metrics.auth.refused.labels(Reason.CHANNEL).inc()
-                if all_or_none:
+                if taking.all_or_none:
                     raise _whole_refusal(error, tag) from None
-                taken.append(_Taken(tag, error.failure, None))
+                taking.taken.append(_Taken(tag, error.failure, None))
                 continue
             span = None
             if self._telemetry.enabled:
                 span = self._persist_span(new.meta, now_ns)
                 new = _traced(new, request, span)
-            good.append(new)
-            taken.append(_Taken(tag, None, span))
-        answer = self._post(source, tuple(good), all_or_none) if good else None
+            taking.good.append(new)
+            taking.taken.append(_Taken(tag, None, span))
+
+    def post(self, call: int, taking: Taking) -> Frame:
+        """Post the good ones of what was checked; those of one `call` are stored in the order they came in."""
+        good = taking.good
+        source = (CALLER.get().tenant, call)
+        answer = self._post(source, tuple(good), taking.all_or_none) if good else None
         if answer is not None:
             answer.add_done_callback(lambda done: self._count_refusal(done, len(good)))
-        return Frame(taken, answer, self._clock)
+        return Frame(taking.taken, answer, self._clock)
 
-    def _post(self, source: int, good: tuple[NewRequest, ...], all_or_none: bool) -> asyncio.Future[Submitted]:
+    def _post(self, source: Source, good: tuple[NewRequest, ...], all_or_none: bool) -> asyncio.Future[Submitted]:
         weight = weight_of(len(good), sum(len(new.payload) for new in good))
         return self._committer.submit(source, weight, lambda ticket: submit_item(ticket, good, all_or_none))
 

@@ -1,4 +1,4 @@
-"""Submits that wait for a commit: a line for each who submits, of which the first of each is taken in turn.
+"""Submits that wait for a commit: tenants take turns, and within its turn each one's calls, of which each has a line.
 
 And how many a commit takes in: more while one source alone gives any.
 """
@@ -6,10 +6,16 @@ And how many a commit takes in: more while one source alone gives any.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
-NOBODY = -1
-"""No source has this number."""
+Source: TypeAlias = tuple[str, int]
+"""Who submits: a tenant, and the number of its stream or call. Turns are its tenant's, for a tenant can open as many
+calls as it likes; a gateway names the tenant of each call. Between calls of one tenant there are turns too: without
+keys all who name none are one tenant, and nothing else tells them apart, for behind a host may be a gateway with all
+its users."""
+
+NOBODY: Source = ("", -1)
+"""No source is this one."""
 
 T = TypeVar("T")
 
@@ -37,6 +43,11 @@ SUBMITS_AT_MOST = 1024
 WRITES_KEPT = 16
 """Writes of which the shortest says how slow the disk is: the others had more to write, or waited for a processor."""
 
+TURN = 32
+"""Small requests that a turn of a tenant lets in. What its last submit weighs more, up to 1,000 requests of one call,
+the tenant makes good by as many turns without any: one that submits singly is not behind one that submits by the
+thousand."""
+
 BYTES_LIKE_ONE_MORE = 4096
 """Payload that takes a commit about as long to write as another request does."""
 
@@ -46,13 +57,45 @@ def weight_of(payloads: int, payload_bytes: int) -> int:
     return payloads + payload_bytes // BYTES_LIKE_ONE_MORE
 
 
+class _Tenant(Generic[T]):
+    """What waits of one tenant."""
+
+    def __init__(self) -> None:
+        """Have nothing, and a turn."""
+        self.lines: OrderedDict[int, deque[tuple[int, int, T]]] = OrderedDict()
+        """Of each call what waits, with its number and weight; the call whose turn is next is first."""
+        self.left = TURN
+        """What its turn has left, in small requests; below 0 after a large one."""
+
+    def put(self, call: int, number: int, weight: int, item: T) -> None:
+        """Have `item` wait behind what else `call` gave."""
+        line = self.lines.get(call)
+        if line is None:
+            line = self.lines[call] = deque()
+        line.append((number, weight, item))
+
+    def take(self) -> tuple[int, T]:
+        """Take the first item of the call whose turn it is; return its weight and it."""
+        call, line = self.lines.popitem(last=False)
+        _, weight, item = line.popleft()
+        if line:
+            self.lines[call] = line
+        self.left -= weight
+        return weight, item
+
+
 class SubmitTurns(Generic[T]):
-    """Items by source. Those of one source are taken in the order they came in; sources take turns, an item each."""
+    """Items by source. Those of one source are taken in the order they came in.
+
+    Tenants take turns by the weight of what is taken, and the calls of each in its turn, an item each.
+    """
 
     def __init__(self) -> None:
         """Start empty, with a disk of which nothing is known."""
-        self._lines: OrderedDict[int, deque[tuple[int, int, T]]] = OrderedDict()
-        """Of each source what waits, with its number and weight; the source whose turn is next is first."""
+        self._tenants: OrderedDict[str, _Tenant[T]] = OrderedDict()
+        """Of which something waits, or whose turns are not made good; the one whose turn is next is first."""
+        self._waiting = 0
+        """Items of all of them."""
         self._behind: deque[tuple[int, T]] = deque()
         """What must not overtake the items before its number."""
         self._next_number = 0
@@ -63,14 +106,16 @@ class SubmitTurns(Generic[T]):
 
     def __bool__(self) -> bool:
         """Return whether anything waits."""
-        return bool(self._lines or self._behind)
+        return bool(self._waiting or self._behind)
 
-    def put(self, source: int, weight: int, item: T) -> None:
-        """Have `item` wait behind what else `source` gave."""
-        line = self._lines.get(source)
-        if line is None:
-            line = self._lines[source] = deque()
-        line.append((self._next_number, weight, item))
+    def put(self, source: Source, weight: int, item: T) -> None:
+        """Have `item` wait behind what else `source` gave; `weight` is at least 1."""
+        name, call = source
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant()
+        tenant.put(call, self._next_number, weight, item)
+        self._waiting += 1
         self._next_number += 1
         if source != self._last_source:
             self._last_source = source
@@ -91,19 +136,29 @@ class SubmitTurns(Generic[T]):
         """
         taken: list[T] = []
         total = 0
-        if len(self._lines) > 1:
+        if sum([len(tenant.lines) for tenant in self._tenants.values()]) > 1:
             self._alone_for = 0  # what one has given before may wait for long
         most = self._most()
-        self._alone_for += bool(self._lines)
-        while self._lines and (total < most or all_of_it):
-            source, line = self._lines.popitem(last=False)
-            _, weight, item = line.popleft()
+        self._alone_for += bool(self._waiting)
+        while self._waiting and (total < most or all_of_it):
+            name = next(iter(self._tenants))
+            tenant = self._tenants[name]
+            if tenant.left <= 0:
+                tenant.left += TURN
+                self._tenants.move_to_end(name)
+                continue
+            if not tenant.lines:
+                del self._tenants[name]
+                continue
+            weight, item = tenant.take()
             taken.append(item)
             total += weight
-            if line:
-                self._lines[source] = line
+            self._waiting -= 1
+        if not self._waiting:
+            self._tenants.clear()  # nobody waits for what turns would be made good with
         if self._behind:
-            first = min((line[0][0] for line in self._lines.values()), default=self._next_number)
+            lines = [line for tenant in self._tenants.values() for line in tenant.lines.values()]
+            first = min([line[0][0] for line in lines], default=self._next_number)
             while self._behind and self._behind[0][0] <= first:
                 taken.append(self._behind.popleft()[1])
         return taken

@@ -110,7 +110,9 @@ class SimCommitter(Committer):
         self._answers[ticket] = answer  # type: ignore[assignment]
         item = make(ticket)
         if isinstance(item, m.Submit) or getattr(item, "submits", False):
-            self._submits.put(source, SUBMITS_AT_ONCE // 2, item)  # so heavy that often some wait for the next batch
+            self._submits.put(
+                ("t", source), SUBMITS_AT_ONCE // 2, item
+            )  # so heavy that often some wait for the next batch
         else:
             self.post(item)
 

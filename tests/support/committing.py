@@ -123,7 +123,7 @@ class Rig:
     def submit_from(self, source: int, count: int) -> list[asyncio.Future[Submitted]]:
         """Submit requests one by one, as of one who submits many."""
         new = (NewRequest(meta(), b"p"),)
-        return [self.committer.submit(source, 1, lambda ticket: Submit(ticket, new)) for _ in range(count)]
+        return [self.committer.submit(("t", source), 1, lambda ticket: Submit(ticket, new)) for _ in range(count)]
 
     async def settled(self, message: Message) -> None:
         """Have a message handled."""

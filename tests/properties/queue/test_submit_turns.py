@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, cycle, repeat
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,6 +15,7 @@ from services.queue.submit_turns import (
     SUBMITS_AT_MOST,
     SUBMITS_AT_ONCE,
     SUBMITS_WRITE_NS,
+    TURN,
     WRITES_KEPT,
     SubmitTurns,
     weight_of,
@@ -44,7 +45,7 @@ class Watched:
         if source != self.last_source:
             self.last_source, self.alone_for = source, 0
         item = (source, next(self.numbers))
-        self.turns.put(source, weight, item)
+        self.turns.put(("t", source), weight, item)
         if not any(other[0] == source for other in self.waiting):
             self.passed[item] = set()
         self.waiting[item] = weight
@@ -120,7 +121,7 @@ def test_more_are_taken_where_no_write_is_fast(writes_ns: list[int], taken: int)
     for took_ns in writes_ns:
         turns.wrote(took_ns)
     for number in range(2 * SUBMITS_AT_MOST):
-        turns.put(1, 1, number)
+        turns.put(("t", 1), 1, number)
     assert len(turns.take()) == taken
 
 
@@ -135,7 +136,7 @@ class OneAfterTheOther:
         found = []
         for _ in range(times):
             for number in range(SUBMITS_AT_MOST):
-                self.turns.put(1, 1, number)
+                self.turns.put(("t", 1), 1, number)
             found.append(len(self.turns.take()))
         return found
 
@@ -149,7 +150,7 @@ def test_nobody_is_alone_as_long_as_another_comes_back() -> None:
     one = OneAfterTheOther()
     one.taken(ALONE_AFTER)
     for source in range(2, 5):
-        one.turns.put(source, 1, 0)
+        one.turns.put(("t", source), 1, 0)
         assert set(one.taken(ALONE_AFTER)) == {SUBMITS_AT_ONCE}
     assert one.taken(1) == [SUBMITS_ALONE]
 
@@ -157,9 +158,9 @@ def test_nobody_is_alone_as_long_as_another_comes_back() -> None:
 def test_nobody_is_alone_while_another_waits() -> None:
     turns: SubmitTurns[int] = SubmitTurns()
     for number in range(2 * ALONE_AFTER * SUBMITS_AT_ONCE):
-        turns.put(1, 1, number)
+        turns.put(("t", 1), 1, number)
     for number in range(2 * ALONE_AFTER):
-        turns.put(2, 1, number)
+        turns.put(("t", 2), 1, number)
         assert len(turns.take()) == SUBMITS_AT_ONCE
 
 
@@ -168,8 +169,37 @@ def test_what_takes_nothing_makes_nobody_alone() -> None:
     for _ in range(2 * ALONE_AFTER):
         assert turns.take() == []
     for number in range(SUBMITS_AT_MOST):
-        turns.put(1, 1, number)
+        turns.put(("t", 1), 1, number)
     assert len(turns.take()) == SUBMITS_AT_ONCE
+
+
+def test_a_tenant_with_many_calls_has_one_turn() -> None:
+    turns: SubmitTurns[str] = SubmitTurns()
+    for call in range(100):
+        turns.put(("many", call), TURN, "many")
+    turns.put(("one", 100), 1, "one")
+    turns.put_behind("behind")
+    assert turns.take()[:3] == ["many", "one", "many"]
+    assert turns.take(all_of_it=True)[-2:] == ["many", "behind"]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(1, TURN))
+def test_tenants_that_always_wait_get_as_much_of_the_commits(large: list[int], small: int) -> None:
+    turns: SubmitTurns[tuple[str, int]] = SubmitTurns()
+    weights = {"large": cycle(large), "small": repeat(small)}
+    waiting = {"large": 0, "small": 0}
+    got = {"large": 0, "small": 0}
+    for call in range(50):
+        for name, of_name in weights.items():
+            while waiting[name] < 2 * SUBMITS_AT_ONCE:
+                weight = next(of_name)
+                turns.put((name, call), weight, (name, weight))
+                waiting[name] += weight
+        for name, weight in turns.take():
+            got[name] += weight
+            waiting[name] -= weight
+        assert abs(got["large"] - got["small"]) <= max(large) + 2 * TURN
 
 
 def test_large_payloads_weigh_more() -> None:

@@ -202,8 +202,8 @@ async def test_a_store_that_is_not_open_refuses_a_submit_with_a_key_and_ends_not
         patch.object(rig.store, "get_many", side_effect=error),
         pytest.raises(RefusedError, match="is being opened again"),
     ):
-        await rig.committer.submit(1, 1, lambda ticket: submit_item(ticket, new))
-    assert (await rig.committer.submit(1, 1, lambda ticket: submit_item(ticket, new))).acks[0][1]
+        await rig.committer.submit(("t", 1), 1, lambda ticket: submit_item(ticket, new))
+    assert (await rig.committer.submit(("t", 1), 1, lambda ticket: submit_item(ticket, new))).acks[0][1]
 
 
 async def test_a_failed_commit_refuses_its_submits_and_forgets_them(rig: Rig) -> None:

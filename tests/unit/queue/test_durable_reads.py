@@ -187,10 +187,10 @@ async def test_the_failed_sync_of_the_shelf_is_repaired_though_nobody_submits(st
 async def test_a_machine_is_not_built_of_what_is_in_doubt(store: DoubtfulStore) -> None:
     request = (NewRequest(meta(), b"p"),)
     async with committing_to(store, clock := HandClock()) as committer:
-        await committer.submit(1, 1, lambda ticket: submit_item(ticket, request))
+        await committer.submit(("t", 1), 1, lambda ticket: submit_item(ticket, request))
         store.syncs_fail = True
         with pytest.raises(RefusedError):
-            await committer.submit(1, 1, lambda ticket: submit_item(ticket, request))
+            await committer.submit(("t", 1), 1, lambda ticket: submit_item(ticket, request))
         with pytest.raises(RefusedError):
             await committer.ask(lambda ticket: Inspect(ticket, ()))
         store.syncs_fail = False
@@ -205,10 +205,10 @@ async def test_the_batch_that_heals_looks_nothing_up_before(store: DoubtfulStore
     async with committing_to(store, clock := HandClock()) as committer:
         store.syncs_fail = True
         with pytest.raises(RefusedError):
-            await committer.submit(1, 1, lambda ticket: submit_item(ticket, request))
+            await committer.submit(("t", 1), 1, lambda ticket: submit_item(ticket, request))
         store.syncs_fail = False
         clock.pass_ns(2_000_000_000)
         committer.post(Tick())
-        again = await committer.submit(1, 1, lambda ticket: submit_item(ticket, request))
+        again = await committer.submit(("t", 1), 1, lambda ticket: submit_item(ticket, request))
         assert again.acks[0][1], "the first one was lost with its sync"
         assert len(committer.machine.book.entries) == 1

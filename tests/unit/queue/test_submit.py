@@ -21,7 +21,7 @@ from services.queue.core.machine import Machine
 from services.queue.core.messages import Submit
 from services.queue.metrics import QueueMetrics
 from services.queue.recovery import recover
-from services.queue.submit import Intake
+from services.queue.submit import Intake, Taking
 from services.telemetry import Telemetry, parent_context
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID
@@ -43,7 +43,7 @@ async def test_a_channel_that_is_not_for_the_caller_counts_once_however_it_is_su
     asked = [(7, request_pb2.Request(text="x", channel="b"))]
     if all_or_none:
         with pytest.raises(NotAllowedError):  # which the guard counts
-            intake.take(1, asked, all_or_none)
+            intake.check(Taking(all_or_none), asked)
         assert not registry.get_sample_value(REFUSED, {"reason": "channel"})
         return
     (ack,) = await intake.take(1, asked).acks()

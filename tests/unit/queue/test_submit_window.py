@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
+from penstock.credentials import TENANT
 from penstock.queue.v1 import queue_pb2
+from services.auth.caller import CALLER, Caller, open_caller
 from services.queue.core import records
 from services.queue.core.effects import Write
+from services.queue.servicer import CHECKED_AT_ONCE
+from services.queue.submit import Intake
 from services.queue.submit_turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE
 from services.telemetry import Telemetry
 from tests.support.memory_store import MemoryStore
+from tests.support.modules import COMPILED
 from tests.support.serving import Peer, Request, serving
 from tests.support.waiting import wait_for_async
 
@@ -55,8 +60,8 @@ async def test_unsynced_submits_are_bounded_over_all_streams(monkeypatch: pytest
             assert (await call.read()).WhichOneof("message") == "open"
         await wait_for_async(lambda: _full(window), "the window to be full")
         for _ in range(100):
-            await peer.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=[Request()])).code()
-        assert window._count <= MOST_BYTES + streams * (FRAME_BYTES + 1000), "one frame of each stream beyond it"
+            await peer.stub.Identify(queue_pb2.IdentifyRequest())  # time to be read further
+        assert window._count <= MOST_BYTES + FRAME_BYTES + 1000 + BYTES_LIKE_ONE_MORE, "one frame beyond it"
         store.may_write.set()
         for call in calls:
             acked = 0
@@ -157,6 +162,72 @@ async def test_what_a_dropped_stream_submitted_is_cancelled_with_its_batch(monke
         await held_up
 
 
+async def test_a_tenant_with_many_calls_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    store = SlowStore()
+    async with serving(Telemetry(None), store) as peer:
+        held_up = asyncio.ensure_future(_unary(peer))
+        await asyncio.to_thread(store.writing.wait, 30)
+        many = [asyncio.ensure_future(_unary(peer, "many", SUBMITS_AT_ONCE)) for _ in range(10)]
+        await wait_for_async(lambda: _waiting(peer, 10), "many to wait")
+        single = asyncio.ensure_future(_unary(peer, "single"))
+        await wait_for_async(lambda: _waiting(peer, 11), "the single one to wait")
+        store.may_write.set()
+        await asyncio.gather(held_up, *many, single)
+        n = SUBMITS_AT_ONCE
+        assert store.batches == [1, n, 1 + n, *[n] * 8], "after what had the turn before it came"
+
+
+async def test_calls_wait_for_room_as_streams_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.servicer.MAX_UNACKED_BYTES", MOST_BYTES)
+    store = SlowStore()
+    async with serving(Telemetry(None), store) as peer:
+        window = peer.service.servicer._bytes
+        calls = [asyncio.ensure_future(_unary(peer, size=FRAME_BYTES)) for _ in range(FRAMES)]
+        await wait_for_async(lambda: _full(window), "the window to be full")
+        left = asyncio.ensure_future(_unary(peer, size=FRAME_BYTES))
+        for _ in range(100):
+            await peer.stub.Identify(queue_pb2.IdentifyRequest())
+        assert window._count <= MOST_BYTES + FRAME_BYTES + 1000 + BYTES_LIKE_ONE_MORE, "one call beyond it"
+        left.cancel()
+        store.may_write.set()
+        await asyncio.gather(*calls)
+        await wait_for_async(lambda: _empty(window), "everything to have left the window")
+
+
+async def test_a_call_that_is_refused_leaves_the_window() -> None:
+    async with serving(Telemetry(None), MemoryStore()) as peer:
+        await peer.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=[Request()])).code()
+        assert peer.service.servicer._bytes._count == 0
+
+
+@pytest.mark.skipif(COMPILED, reason="what a compiled class does cannot be watched")
+async def test_a_call_behind_many_large_ones_is_checked_after_a_few_of_their_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[str] = []
+    check = Intake._checked
+
+    def watched(self: Intake, request: Request, caller: Caller) -> Any:
+        checked.append(caller.tenant)
+        return check(self, request, caller)
+
+    monkeypatch.setattr(Intake, "_checked", watched)
+    async with serving(Telemetry(None), MemoryStore()) as peer:
+
+        async def submit(tenant: str, count: int) -> int:
+            CALLER.set(open_caller(tenant))
+            request = queue_pb2.SubmitUnaryRequest(requests=[Request(text="x")] * count)
+            answer = await peer.service.servicer.SubmitUnary(request, None)  # type: ignore[arg-type]
+            return len({ack.request_id for ack in answer.acks})
+
+        large = [asyncio.create_task(submit("large", 1000)) for _ in range(10)]
+        small = asyncio.create_task(submit("small", 1))
+        assert await small == 1
+        assert checked.index("small") <= 2 * CHECKED_AT_ONCE
+        assert await asyncio.gather(*large) == [1000] * 10
+
+
 async def _opened(peer: Peer) -> Any:
     call = peer.stub.Submit()
     await call.write(queue_pb2.SubmitRequest(open=queue_pb2.SubmitOpen(client_id="c")))
@@ -164,8 +235,9 @@ async def _opened(peer: Peer) -> Any:
     return call
 
 
-async def _unary(peer: Peer) -> None:
-    await peer.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=[Request(text="x")]))
+async def _unary(peer: Peer, tenant: str = "", count: int = 1, size: int = 1) -> None:
+    request = queue_pb2.SubmitUnaryRequest(requests=[Request(text="x" * size)] * count)
+    await peer.stub.SubmitUnary(request, metadata=((TENANT, tenant),) if tenant else ())
 
 
 def _batch(count: int, text_bytes: int = 1, batch: str = "") -> queue_pb2.SubmitRequest:
@@ -176,11 +248,16 @@ def _batch(count: int, text_bytes: int = 1, batch: str = "") -> queue_pb2.Submit
 
 async def _waiting(peer: Peer, items: int) -> bool:
     """Return whether so many parts of frames wait for their turn."""
-    return sum(len(line) for line in peer.service.committer._submits._lines.values()) == items
+    tenants = peer.service.committer._submits._tenants.values()
+    return sum(len(line) for tenant in tenants for line in tenant.lines.values()) == items
 
 
 async def _behind(peer: Peer) -> bool:
     return bool(peer.service.committer._submits._behind)
+
+
+async def _empty(window: object) -> bool:
+    return bool(window._count == 0)  # type: ignore[attr-defined]
 
 
 async def _full(window: object) -> bool:
