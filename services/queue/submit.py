@@ -75,7 +75,8 @@ class Frame:
         durable: list[Fate] = []
         if self._answer is not None:
             try:
-                answer = await self._answer
+                # What is to be stored is stored, and counted until then, also if the caller goes meanwhile.
+                answer = await asyncio.shield(self._answer)
                 durable = [(name, new, answer.refused.get(place)) for place, (name, new) in enumerate(answer.acks)]
             except RefusedError as error:
                 refusal = Failure("disk_full" if error.disk_full else "store_unavailable", str(error))

@@ -178,6 +178,28 @@ async def test_a_tenant_with_many_calls_keeps_no_other_waiting(monkeypatch: pyte
         assert store.batches == [1, n, 1 + n, *[n] * 8], "after what had the turn before it came"
 
 
+async def test_what_a_stream_that_is_left_submitted_counts_until_it_is_durable() -> None:
+    store = SlowStore()
+    async with serving(Telemetry(None), store) as peer:
+        window = peer.service.servicer._bytes
+        held_up = asyncio.ensure_future(_unary(peer))
+        await asyncio.to_thread(store.writing.wait, 30)
+        call = await _opened(peer)
+        await call.write(_batch(1, FRAME_BYTES))
+        await wait_for_async(lambda: _waiting(peer, 1), "the frame to wait")
+        call.cancel()
+
+        async def left() -> bool:
+            return not peer.service.servicer._submits
+
+        await wait_for_async(left, "the stream to be over")
+        assert window._count >= FRAME_BYTES
+        store.may_write.set()
+        await held_up
+        await _unary(peer)
+        assert window._count == 0
+
+
 async def test_calls_wait_for_room_as_streams_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.queue.servicer.MAX_UNACKED_BYTES", MOST_BYTES)
     store = SlowStore()
