@@ -162,6 +162,32 @@ async def test_what_a_dropped_stream_submitted_is_cancelled_with_its_batch(monke
         await held_up
 
 
+async def test_a_cancel_waits_for_what_of_its_tenant_is_not_checked_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    store = SlowStore()
+    async with serving(Telemetry(None), store) as peer:
+        held_up = asyncio.ensure_future(_unary(peer))
+        await asyncio.to_thread(store.writing.wait, 30)
+
+        async def requests() -> AsyncIterator[queue_pb2.SubmitRequest]:
+            yield queue_pb2.SubmitRequest(open=queue_pb2.SubmitOpen(client_id="c"))
+            yield _batch(5 * SUBMITS_AT_ONCE, batch="b")
+
+        servicer: Any = peer.service.servicer
+        acks = servicer.Submit(requests(), None)
+        await anext(acks)
+        reading = asyncio.ensure_future(anext(acks))
+        while not peer.service.committer._submits:
+            await asyncio.sleep(0)
+        assert await _waiting(peer, 1), "the others wait to be checked"
+        cancelling = asyncio.ensure_future(servicer.Cancel(queue_pb2.CancelRequest(batch="b"), None))
+        await wait_for_async(lambda: _behind(peer), "the cancel to wait")
+        store.may_write.set()
+        assert (await cancelling).cancelled == 5 * SUBMITS_AT_ONCE
+        await asyncio.gather(held_up, reading)
+        await acks.aclose()
+
+
 async def test_a_tenant_with_many_calls_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
     store = SlowStore()
