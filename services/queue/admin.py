@@ -111,8 +111,7 @@ class Admin:
             left = list(ids)
         for start in range(0, len(left), ENDED_AT_ONCE):
             names = tuple(left[start : start + ENDED_AT_ONCE])
-            goes_on = start > 0 or ids is None
-            make = partial(Cancel, request_ids=names, sees=caller.sees, goes_on=goes_on)
+            make = partial(Cancel, request_ids=names, sees=caller.sees)
             _add_cancelled(response, await self._ask(context, make))
         if ids is None:
             del response.not_cancelled[:]  # what ended by itself meanwhile

@@ -122,8 +122,8 @@ class Committer:
         """Have `item` handled in the next batch, a Tick at its end."""
         if isinstance(item, Tick):
             self._tick = item
-        elif isinstance(item, Cancel) and not item.goes_on and self._submits:
-            # What was submitted before it is stored first: it may be what is to be cancelled.
+        elif isinstance(item, Cancel) and item.request_ids is None and self._submits:
+            # What was submitted to the batch before is stored first; who knows a name was told it when it was stored.
             self._submits.put_behind(item)
         else:
             self._inbox.append(item)

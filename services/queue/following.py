@@ -206,6 +206,7 @@ class _Follower:
             if wanted is None:
                 continue
             self._hub.leave(self.watcher, seq)
+            self.watcher.ended.pop(seq, None)  # what does not read never comes to leave it out
             if wanted:
                 tokens.append(seq)
                 self.watcher.forget(request_id_of(self._store_id, seq))

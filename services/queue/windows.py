@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 
 class Window:
@@ -41,7 +41,7 @@ class SharedWindow:
         """Have room while less than `most` is under way."""
         self._most = most
         self._count = 0
-        self._lines: OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
+        self._lines: OrderedDict[str, OrderedDict[asyncio.Future[None], int]] = OrderedDict()
         """Who waits for how much, by tenant; the tenant whose turn is next is first."""
 
     async def enter(self, tenant: str, count: int, goes_on: bool = False) -> None:
@@ -53,15 +53,16 @@ class SharedWindow:
             self._count += count
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line = self._lines.setdefault(tenant, deque())
+        line = self._lines.setdefault(tenant, OrderedDict())
+        line[turn] = count
         if goes_on:
-            line.appendleft((count, turn))
-        else:
-            line.append((count, turn))
+            line.move_to_end(turn, last=False)
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it was let in, and went before it knew
+            if turn.cancelled():
+                self._forget(tenant, turn)
+            else:  # it was let in, and went before it knew
                 self.leave(count)
             raise
 
@@ -70,9 +71,19 @@ class SharedWindow:
         self._count -= count
         while self._lines and self._count < self._most:
             tenant, line = self._lines.popitem(last=False)
-            wanted, turn = line.popleft()
+            turn, wanted = line.popitem(last=False)
+            while turn.cancelled() and line:  # it has gone, which costs its tenant no turn
+                turn, wanted = line.popitem(last=False)
             if line:
                 self._lines[tenant] = line
             if not turn.cancelled():
                 self._count += wanted
                 turn.set_result(None)
+
+    def _forget(self, tenant: str, turn: asyncio.Future[None]) -> None:
+        """Keep nothing of one that went while it waited."""
+        line = self._lines.get(tenant)
+        if line is not None and turn in line:
+            del line[turn]
+            if not line:
+                del self._lines[tenant]

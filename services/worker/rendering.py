@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from services.worker.engine import PromptSpec, Renderer
-from services.worker.tokenizer import OnAnswer, OnDeath, TokenizerPool, answer_to, failed
+from services.worker.tokenizer import Answer, OnAnswer, OnDeath, Refusal, TokenizerPool, answer_to, failed
 
 SHORT_CHARACTERS = 4096
 """Of a prompt with all that is rendered into it: about a thousand tokens, half a millisecond with a fast tokenizer."""
@@ -23,6 +23,9 @@ SLOW_NS = 5_000_000
 
 SLOW_PAUSE_NS = 10_000_000_000
 """For so long the processes then render everything."""
+
+DEADLY_PAUSE_NS = 600_000_000_000
+"""And for so long after a process died of a prompt: its next attempts, which follow soon, are in a process too."""
 
 log = logging.getLogger("worker.rendering")
 
@@ -46,7 +49,7 @@ class Rendering:
     async def start(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
         """Begin to work on the running loop; `on_answer` gets each prompt's name and answer."""
         self._on_answer, self._on_death = on_answer, on_death
-        await self._pool.start(on_answer, on_death)
+        await self._pool.start(self._answered, on_death)
 
     def render(self, name: str, spec: PromptSpec) -> None:
         """Queue a prompt."""
@@ -64,6 +67,12 @@ class Rendering:
         if self._lone is not None:
             self._lone.cancel()
         await self._pool.close()
+
+    def _answered(self, name: str, answer: Answer) -> None:
+        """Pass on what a process answered; what it died of may be tried again, and not on this thread."""
+        if isinstance(answer, Refusal) and not answer.rejects:
+            self._not_before_ns = self._now_ns() + DEADLY_PAUSE_NS
+        self._on_answer(name, answer)
 
     def _is_alone(self) -> bool:
         return not self._pool.busy and self._lone is None and self._now_ns() >= self._not_before_ns

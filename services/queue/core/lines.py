@@ -13,6 +13,7 @@ comes up, and a heap that is mostly such elements is rebuilt.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 HEAP_SLACK = 64
@@ -48,11 +49,12 @@ class Line:
         self._limit = 0
         self._served: dict[str, None] = {}
         self._parts: dict[str, Part] = {}
-        self._sure: dict[str, None] = {}
+        # Ordered: a dict finds its first key by a scan over all that were taken from its front.
+        self._sure: OrderedDict[str, None] = OrderedDict()
         """Served models of which more may be announced now: they are, in the same step."""
-        self._due: dict[str, None] = {}
+        self._due: OrderedDict[str, None] = OrderedDict()
         """Models of which more may be announced if there is room, the longest waiting first."""
-        self._moved: dict[str, None] = {}
+        self._moved: OrderedDict[str, None] = OrderedDict()
         """Models of which an announced request has left: the room is theirs before anybody else's."""
         self._by_age: list[tuple[int, str]] = []
         """Heap of a request and its model for each part: of the oldest there, or of an older one that has left."""
@@ -89,7 +91,7 @@ class Line:
         """Let at most `limit` requests for each model be announced and still waiting at once."""
         wider, self._limit = limit > self._limit, limit
         if wider:  # the same limit is told again when other models are served, and those asked for may be very many
-            self._sure = {model: None for model in self._served if model in self._parts}
+            self._sure = OrderedDict((model, None) for model in self._served if model in self._parts)
             self._due |= dict.fromkeys(self._parts)
 
     def set_served(self, models: Iterable[str]) -> None:
@@ -145,6 +147,8 @@ class Line:
 
     def announce(self) -> Iterator[int]:
         """Yield the requests that the windows let through now, of each model in order, and mark them announced."""
+        if not self._limit:
+            return  # `set_limit` looks at every model
         most = MOST_WINDOWS * self._limit + MOST_BESIDE
         for models in (self._sure, self._moved, self._due):
             while models:

@@ -150,8 +150,6 @@ class Cancel(NamedTuple):
     batch: BatchKey = NO_BATCH
     sees: str | None = None
     """Tenant beside whose requests there are none for the caller; None: everybody's are."""
-    goes_on: bool = False
-    """Whether a step before it has begun with this: what was submitted before that one is stored."""
 
 
 class EndedRow(NamedTuple):

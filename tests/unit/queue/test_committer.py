@@ -113,9 +113,9 @@ async def test_a_cancel_does_not_overtake_what_was_submitted_before_it(rig: Rig)
     await asyncio.gather(*later)
 
 
-async def test_a_cancel_that_goes_on_waits_for_no_submits(rig: Rig) -> None:
+async def test_a_cancel_by_name_waits_for_no_submits(rig: Rig) -> None:
     many = rig.submit_from(1, 3 * SUBMITS_AT_ONCE)
-    cancelled = rig.committer.promise(lambda ticket: Cancel(ticket, ("nobody",), goes_on=True))
+    cancelled = rig.committer.promise(lambda ticket: Cancel(ticket, ("nobody",)))
     assert (await cancelled).not_cancelled == ("nobody",)
     assert not many[-1].done()
     await asyncio.gather(*many)

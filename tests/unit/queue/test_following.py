@@ -142,6 +142,18 @@ async def test_nothing_is_kept_of_a_request_that_is_left_while_it_runs(peer: Pee
     assert not follower.watcher._positions
 
 
+async def test_one_that_has_ended_and_is_left_is_not_kept_for_who_does_not_read(peer: Peer) -> None:
+    (name,) = await peer.submit(text())
+    stream = Stream(peer)
+    await stream.follow(name)
+    await stream.call.read()
+    (follower,) = peer.service._following._followers
+    (seq,) = follower._open
+    follower.watcher.ended[seq] = None  # as it is between two looks, which wait for the reader
+    follower._leave_seqs([seq])
+    assert not follower.watcher.ended
+
+
 async def test_a_name_that_is_too_long_for_one_is_refused_not_kept(peer: Peer) -> None:
     stream = Stream(peer)
     await stream.follow("x" * 513)

@@ -65,3 +65,17 @@ async def test_who_goes_while_it_waits_takes_no_room() -> None:
     assert late.cancelled()
     assert await waiters.drained() == ["a1", "b1"]
     assert waiters.window._count == 0
+
+
+async def test_those_who_went_cost_their_tenant_no_turn_and_are_not_kept() -> None:
+    waiters = Waiters()
+    await waiters.wait("a", "a1")
+    gone = [await waiters.wait("b", f"gone {number}") for number in range(50)]
+    await waiters.wait("b", "b1")
+    for number in range(2, 5):
+        await waiters.wait("a", f"a{number}")
+    for task in gone:
+        task.cancel()
+    await asyncio.wait(gone)
+    assert sum(len(line) for line in waiters.window._lines.values()) == 4
+    assert await waiters.drained() == ["a1", "b1", "a2", "a3", "a4"]

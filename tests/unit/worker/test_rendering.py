@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,7 +11,7 @@ import pytest_asyncio
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.rendering import SHORT_CHARACTERS, SLOW_NS, SLOW_PAUSE_NS, Rendering
 from services.worker.simulated_engine import ByteRenderer
-from services.worker.tokenizer import Refusal, TokenizerPool
+from services.worker.tokenizer import OnAnswer, OnDeath, Refusal, TokenizerPool, failed
 from tests.support.answered import Answered
 from tests.support.rendered import bytewise
 
@@ -70,6 +71,32 @@ async def test_a_short_prompt_alone_is_rendered_here_but_not_before_its_caller_h
     await started.until(1)
     assert started.answers["p"] == Rendered(bytewise(b"alone"), "alone")
     assert started.own.rendered == ["alone"]
+
+
+async def test_what_a_process_died_of_is_not_tried_again_here() -> None:
+    class Dying(TokenizerPool):
+        """Answers as one whose process died of the prompt."""
+
+        busy = True
+
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        async def start(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
+            self.answer = on_answer
+
+        def render(self, name: str, spec: PromptSpec) -> None:
+            self.asked.append(name)
+
+    own, pool, answered = Own(), Dying(), Answered()
+    rendering = Rendering(pool, own, lambda: own.now_ns)
+    await rendering.start(answered.answer, answered.died)
+    rendering.render("p.1", PromptSpec(text="deadly"))
+    pool.answer("p.1", failed("signal 11"))
+    pool.busy = False
+    rendering.render("p.2", PromptSpec(text="deadly"))
+    await asyncio.sleep(0)
+    assert (pool.asked, own.rendered, list(answered.answers)) == (["p.1", "p.2"], [], ["p.1"])
 
 
 async def test_of_several_at_once_the_first_alone_is_rendered_here(started: Started) -> None:
