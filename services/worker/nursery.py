@@ -148,6 +148,10 @@ def _run(work: Callable[[], None]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         work()
+    except ConnectionError as error:
+        # The worker ended while it was told something: what it had to say it has said itself.
+        log.debug("process %d has nobody to work for: %s", os.getpid(), error)
+        status = 1
     except BaseException:
         log.exception("process %d failed", os.getpid())
         status = 1

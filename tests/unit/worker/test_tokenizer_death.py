@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
 import uvloop
 
+from services.worker import nursery
 from services.worker.engine import PromptSpec, Rendered, Renderer
 from services.worker.simulated_engine import ByteRenderer
 from services.worker.tokenizer import Refusal, TokenizerPool
@@ -229,3 +231,22 @@ async def turns(count: int) -> None:
 
 async def _is(fact: bool) -> bool:
     return fact
+
+
+@pytest.mark.parametrize(("error", "tells"), [(BrokenPipeError("gone"), False), (RuntimeError("a defect"), True)])
+def test_a_process_whose_worker_has_ended_says_nothing_of_it(
+    error: Exception, tells: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    statuses: list[int] = []
+    monkeypatch.setattr("services.worker.nursery.os._exit", statuses.append)
+    monkeypatch.setattr("services.worker.nursery.gc.freeze", lambda: None)
+    monkeypatch.setattr("services.worker.nursery.signal.signal", lambda *_: None)
+    monkeypatch.setattr("services.worker.nursery.die_with_parent", lambda: None)
+
+    def work() -> None:
+        raise error
+
+    run: Any = nursery._run
+    run(work)
+    assert statuses == [1]
+    assert ("Traceback" in caplog.text) is tells
