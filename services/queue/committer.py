@@ -12,13 +12,14 @@ import asyncio
 import gc
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from services.clock import Clock
 from services.queue import wire
 from services.queue.core.effects import Deliver, Effect, PutResult, Submitted, Write
+from services.queue.core.entry import BatchKey
 from services.queue.core.machine import Machine
 from services.queue.core.messages import (
     Adopt,
@@ -124,7 +125,7 @@ class Committer:
             self._tick = item
         elif isinstance(item, Cancel) and item.request_ids is None and self._submits:
             # What was submitted to the batch before is stored first; who knows a name was told it when it was stored.
-            self._submits.put_behind(item)
+            self._submits.put_behind(item.batch, item)
         else:
             self._inbox.append(item)
         if len(self._inbox) >= MAX_INBOX:
@@ -145,13 +146,16 @@ class Committer:
         self.post(make(ticket))
         return answer
 
-    def submit(self, source: Source, weight: int, make: Callable[[int], Item]) -> asyncio.Future[Submitted]:
+    def submit(
+        self, source: Source, weight: int, make: Callable[[int], Item], batches: Collection[BatchKey] = ()
+    ) -> asyncio.Future[Submitted]:
         """Have the submit that `make` builds for a ticket committed when it is the turn of `source`.
 
-        Its `weight` is in small requests. The future gets its durable answer, or RefusedError.
+        Its `weight` is in small requests; `batches` are those that its requests belong to. The future gets its durable
+        answer, or RefusedError.
         """
         ticket, answer = self._expect()
-        self._submits.put(source, weight, make(ticket))
+        self._submits.put(source, weight, make(ticket), batches)
         self._ready.set()
         return answer
 

@@ -172,7 +172,8 @@ class Intake:
 
     def _post(self, source: Source, good: tuple[NewRequest, ...], all_or_none: bool) -> asyncio.Future[Submitted]:
         weight = weight_of(len(good), sum(len(new.payload) for new in good))
-        return self._committer.submit(source, weight, lambda ticket: submit_item(ticket, good, all_or_none))
+        batches = {new.meta.batch_key for new in good if new.meta.batch}
+        return self._committer.submit(source, weight, lambda ticket: submit_item(ticket, good, all_or_none), batches)
 
     def _checked(self, request: request_pb2.Request, caller: Caller) -> NewRequest:
         """Fill in the channel and the tenant, and return what is to be stored; raises InvalidRequestError."""

@@ -1,12 +1,15 @@
 """Submits that wait for a commit: tenants take turns, and within its turn each one's calls, of which each has a line.
 
-And how many a commit takes in: more while one source alone gives any.
+And how many a commit takes in: more while one source alone gives any. And what of a batch must not overtake them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Collection
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from services.queue.core.entry import BatchKey
 
 Source: TypeAlias = tuple[str, int]
 """Who submits: a tenant, and the number of its stream or call. Turns are its tenant's, for a tenant can open as many
@@ -57,31 +60,40 @@ def weight_of(payloads: int, payload_bytes: int) -> int:
     return payloads + payload_bytes // BYTES_LIKE_ONE_MORE
 
 
-class _Tenant(Generic[T]):
+class _Waiting(NamedTuple):
+    """A submit that waits."""
+
+    number: int
+    weight: int
+    item: Any
+    batches: Collection[BatchKey]
+
+
+class _Tenant:
     """What waits of one tenant."""
 
     def __init__(self) -> None:
         """Have nothing, and a turn."""
-        self.lines: OrderedDict[int, deque[tuple[int, int, T]]] = OrderedDict()
-        """Of each call what waits, with its number and weight; the call whose turn is next is first."""
+        self.lines: OrderedDict[int, deque[_Waiting]] = OrderedDict()
+        """Of each call what waits; the call whose turn is next is first."""
         self.left = TURN
         """What its turn has left, in small requests; below 0 after a large one."""
 
-    def put(self, call: int, number: int, weight: int, item: T) -> None:
-        """Have `item` wait behind what else `call` gave."""
+    def put(self, call: int, waiting: _Waiting) -> None:
+        """Have it wait behind what else `call` gave."""
         line = self.lines.get(call)
         if line is None:
             line = self.lines[call] = deque()
-        line.append((number, weight, item))
+        line.append(waiting)
 
-    def take(self) -> tuple[int, T]:
-        """Take the first item of the call whose turn it is; return its weight and it."""
+    def take(self) -> _Waiting:
+        """Take the first one of the call whose turn it is."""
         call, line = self.lines.popitem(last=False)
-        _, weight, item = line.popleft()
+        waiting = line.popleft()
         if line:
             self.lines[call] = line
-        self.left -= weight
-        return weight, item
+        self.left -= waiting.weight
+        return waiting
 
 
 class SubmitTurns(Generic[T]):
@@ -92,12 +104,14 @@ class SubmitTurns(Generic[T]):
 
     def __init__(self) -> None:
         """Start empty, with a disk of which nothing is known."""
-        self._tenants: OrderedDict[str, _Tenant[T]] = OrderedDict()
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         """Of which something waits, or whose turns are not made good; the one whose turn is next is first."""
         self._waiting = 0
         """Items of all of them."""
-        self._behind: deque[tuple[int, T]] = deque()
-        """What must not overtake the items before its number."""
+        self._of_batch: dict[BatchKey, OrderedDict[int, None]] = {}
+        """Numbers of the items with requests of a batch, in order."""
+        self._behind: deque[tuple[int, BatchKey, T]] = deque()
+        """What must not overtake the items of a batch before its number."""
         self._next_number = 0
         self._writes_ns: deque[int] = deque(maxlen=WRITES_KEPT)
         self._last_source = NOBODY
@@ -108,22 +122,24 @@ class SubmitTurns(Generic[T]):
         """Return whether anything waits."""
         return bool(self._waiting or self._behind)
 
-    def put(self, source: Source, weight: int, item: T) -> None:
-        """Have `item` wait behind what else `source` gave; `weight` is at least 1."""
+    def put(self, source: Source, weight: int, item: T, batches: Collection[BatchKey] = ()) -> None:
+        """Have `item` wait behind what else `source` gave; `weight` is at least 1, `batches` have requests in it."""
         name, call = source
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = _Tenant()
-        tenant.put(call, self._next_number, weight, item)
+        tenant.put(call, _Waiting(self._next_number, weight, item, batches))
+        for batch in batches:
+            self._of_batch.setdefault(batch, OrderedDict())[self._next_number] = None
         self._waiting += 1
         self._next_number += 1
         if source != self._last_source:
             self._last_source = source
             self._alone_for = 0
 
-    def put_behind(self, item: T) -> None:
-        """Have `item` wait until all that waits now, of whatever source, has been taken."""
-        self._behind.append((self._next_number, item))
+    def put_behind(self, batch: BatchKey, item: T) -> None:
+        """Have `item` wait until all that waits now with requests of `batch`, of whatever source, has been taken."""
+        self._behind.append((self._next_number, batch, item))
 
     def wrote(self, took_ns: int) -> None:
         """Note how long a commit has written."""
@@ -132,7 +148,7 @@ class SubmitTurns(Generic[T]):
     def take(self, all_of_it: bool = False) -> list[T]:
         """Take items in turn until they weigh what a commit should take in; the last may weigh more than is left.
 
-        What waits behind them follows, if nothing is left that it must not overtake.
+        What waits behind some follows, if none of these is left.
         """
         taken: list[T] = []
         total = 0
@@ -150,18 +166,34 @@ class SubmitTurns(Generic[T]):
             if not tenant.lines:
                 del self._tenants[name]
                 continue
-            weight, item = tenant.take()
-            taken.append(item)
-            total += weight
+            waiting = tenant.take()
+            taken.append(waiting.item)
+            total += waiting.weight
             self._waiting -= 1
+            self._leave(waiting)
         if not self._waiting:
             self._tenants.clear()  # nobody waits for what turns would be made good with
         if self._behind:
-            lines = [line for tenant in self._tenants.values() for line in tenant.lines.values()]
-            first = min([line[0][0] for line in lines], default=self._next_number)
-            while self._behind and self._behind[0][0] <= first:
-                taken.append(self._behind.popleft()[1])
+            taken += self._released()
         return taken
+
+    def _leave(self, taken: _Waiting) -> None:
+        for batch in taken.batches:
+            numbers = self._of_batch[batch]
+            del numbers[taken.number]
+            if not numbers:
+                del self._of_batch[batch]
+
+    def _released(self) -> list[T]:
+        """Take, in order, what waits for nothing any more."""
+        released: list[T] = []
+        behind, self._behind = self._behind, deque()
+        for number, batch, item in behind:
+            if next(iter(self._of_batch.get(batch, ())), number) < number:
+                self._behind.append((number, batch, item))
+            else:
+                released.append(item)
+        return released
 
     def _most(self) -> int:
         at_once = SUBMITS_ALONE if self._alone_for >= ALONE_AFTER else SUBMITS_AT_ONCE

@@ -123,7 +123,10 @@ class Rig:
     def submit_from(self, source: int, count: int) -> list[asyncio.Future[Submitted]]:
         """Submit requests one by one, as of one who submits many."""
         new = (NewRequest(meta(), b"p"),)
-        return [self.committer.submit(("t", source), 1, lambda ticket: Submit(ticket, new)) for _ in range(count)]
+        batches = (new[0].meta.batch_key,)
+        return [
+            self.committer.submit(("t", source), 1, lambda ticket: Submit(ticket, new), batches) for _ in range(count)
+        ]
 
     async def settled(self, message: Message) -> None:
         """Have a message handled."""

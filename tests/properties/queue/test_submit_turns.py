@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from services.queue.core.entry import BatchKey
 from services.queue.submit_turns import (
     ALONE_AFTER,
     BYTES_LIKE_ONE_MORE,
@@ -21,7 +22,9 @@ from services.queue.submit_turns import (
     weight_of,
 )
 
-puts = st.tuples(st.integers(0, 4), st.integers(1, SUBMITS_AT_ONCE // 2))
+batches = st.sets(st.tuples(st.just("t"), st.sampled_from("bcd")), max_size=2)
+puts = st.tuples(st.integers(0, 4), st.integers(1, SUBMITS_AT_ONCE // 2), batches)
+B, C = {("t", "b")}, {("t", "c")}
 BEHIND = -1
 """Source of what must not overtake; it is no source that takes turns."""
 
@@ -35,25 +38,27 @@ class Watched:
         self.turns: SubmitTurns[Name] = SubmitTurns()
         self.numbers = count()
         self.waiting: dict[Name, int] = {}
-        self.behind: list[Name] = []
+        self.of_batch: dict[Name, set[BatchKey]] = {}
+        self.behind: dict[Name, BatchKey] = {}
         self.passed: dict[Name, set[int]] = {}
         """Of each item that is the first of its source: who has had a turn since it became that."""
         self.last_source = BEHIND
         self.alone_for = 0
 
-    def put(self, source: int, weight: int) -> None:
+    def put(self, source: int, weight: int, batches: set[BatchKey]) -> None:
         if source != self.last_source:
             self.last_source, self.alone_for = source, 0
         item = (source, next(self.numbers))
-        self.turns.put(("t", source), weight, item)
+        self.turns.put(("t", source), weight, item, batches)
+        self.of_batch[item] = batches
         if not any(other[0] == source for other in self.waiting):
             self.passed[item] = set()
         self.waiting[item] = weight
 
-    def put_behind(self) -> None:
+    def put_behind(self, batch: BatchKey) -> None:
         item = (BEHIND, next(self.numbers))
-        self.turns.put_behind(item)
-        self.behind.append(item)
+        self.turns.put_behind(batch, item)
+        self.behind[item] = batch
         assert self.turns, "also if it waits for nothing"
 
     def take(self, all_of_it: bool = False) -> None:
@@ -69,10 +74,14 @@ class Watched:
         for item in submits:
             self.take_one(item)
         released = taken[len(submits) :]
-        first = min((number for _, number in self.waiting), default=1 << 60)
-        assert released == [item for item in self.behind if item[1] < first], "in order, last, and as soon as may be"
-        self.behind = self.behind[len(released) :]
+        free = [item for item, batch in self.behind.items() if not self.held(item, batch)]
+        assert released == free, "in order, last, and as soon as may be"
+        for item in released:
+            del self.behind[item]
         assert bool(self.turns) == bool(self.waiting or self.behind)
+
+    def held(self, behind: Name, batch: BatchKey) -> bool:
+        return any(item[1] < behind[1] and batch in self.of_batch[item] for item in self.waiting)
 
     def take_one(self, item: Name) -> None:
         source = item[0]
@@ -88,9 +97,10 @@ class Watched:
 
 
 @settings(max_examples=300)
-@given(st.lists(st.one_of(puts, st.just("take"), st.just("behind")), max_size=60))
-@example([(0, 32), (0, 32), (0, 32), (1, 1), "behind", "take", (1, 1), "behind", "take", "take"])
-def test_every_item_is_taken_once_and_in_turn(steps: list[tuple[int, int] | str]) -> None:
+@given(st.lists(st.one_of(puts, st.just("take"), st.sampled_from("bcd")), max_size=60))
+@example([(0, 32, B), (0, 32, B), (0, 32, B), (1, 1, B), "b", "take", (1, 1, B), "b", "take", "take"])
+@example([(0, 80, B), (0, 80, set()), (0, 80, B), (0, 80, C), "c", "b", "d", "take", "take", "take"])
+def test_every_item_is_taken_once_and_in_turn(steps: list[tuple[int, int, set[BatchKey]] | str]) -> None:
     watched = Watched()
     for step in steps:
         if isinstance(step, tuple):
@@ -98,7 +108,7 @@ def test_every_item_is_taken_once_and_in_turn(steps: list[tuple[int, int] | str]
         elif step == "take":
             watched.take()
         else:
-            watched.put_behind()
+            watched.put_behind(("t", step))
     watched.take(all_of_it=True)
     assert not watched.waiting
     assert not watched.behind
@@ -176,9 +186,9 @@ def test_what_takes_nothing_makes_nobody_alone() -> None:
 def test_a_tenant_with_many_calls_has_one_turn() -> None:
     turns: SubmitTurns[str] = SubmitTurns()
     for call in range(100):
-        turns.put(("many", call), TURN, "many")
+        turns.put(("many", call), TURN, "many", [("many", "b")])
     turns.put(("one", 100), 1, "one")
-    turns.put_behind("behind")
+    turns.put_behind(("many", "b"), "behind")
     assert turns.take()[:3] == ["many", "one", "many"]
     assert turns.take(all_of_it=True)[-2:] == ["many", "behind"]
 

@@ -113,6 +113,14 @@ async def test_a_cancel_does_not_overtake_what_was_submitted_before_it(rig: Rig)
     await asyncio.gather(*later)
 
 
+async def test_a_cancel_of_a_batch_waits_for_no_submits_of_others(rig: Rig) -> None:
+    many = rig.submit_from(1, 3 * SUBMITS_AT_ONCE)
+    cancelled = rig.committer.promise(lambda ticket: Cancel(ticket, None, (DEFAULT_TENANT, "another")))
+    assert (await cancelled).cancelled == 0
+    assert not many[-1].done()
+    await asyncio.gather(*many)
+
+
 async def test_a_cancel_by_name_waits_for_no_submits(rig: Rig) -> None:
     many = rig.submit_from(1, 3 * SUBMITS_AT_ONCE)
     cancelled = rig.committer.promise(lambda ticket: Cancel(ticket, ("nobody",)))
