@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.lifecycle.processes import Child
-from benchmarks.lifecycle.systems import FleetShape, missing, penstock
+from benchmarks.lifecycle.systems import FleetShape, penstock
 from benchmarks.options import POLICIES, count, some_of
 
 SERVICES = ("queue", "scheduler", "worker", "client")
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--policy", choices=POLICIES, default="predictive")
     options = parser.parse_args()
     for program in ("valgrind", "callgrind_control"):
-        if missing(program):
+        if shutil.which(program) is None:
             raise SystemExit(f"{program} is not installed (Debian: apt-get install valgrind)")
     RUN_DIRECTORY.mkdir(exist_ok=True)
     found = {}

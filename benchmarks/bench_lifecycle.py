@@ -4,8 +4,9 @@ Usage: python -m benchmarks.bench_lifecycle [--requests 20000] [--rounds 3] [--n
        python -m benchmarks.bench_lifecycle --parts compare --only penstock,penstock-compiled   (after `make compiled`)
 
 Durable submit, backlog, grant, claim, both ACKs, durable result, watch; 1 KiB prompts. The same lifecycle on Redis
-Streams (every write synced) and NATS JetStream alternates with it: submit, claim by a worker process, durable result,
-result seen by the client. Those two have no admission control, leases or cursors; they are the floor, not a twin.
+Streams (every write synced) and NATS JetStream (as it comes, and synced) alternates with it: submit, claim by a worker
+process, durable result, result seen by the client. These have no admission control, leases or cursors; they are the
+floor, not a twin.
 
 Then, for Penstock alone: how the figures grow with workers and with waiting requests, how well many workers are kept
 full, and how long a lone request takes while another client submits as fast as it can. Last line JSON.
@@ -30,6 +31,8 @@ from services.scheduler.core.policies import POLICIES
 
 RUN_DIRECTORY = Path(".run")
 
+COMPARED = "penstock,redis,nats,nats-synced"
+
 WORKERS = (1, 8, 64, 512)
 WAITING = (100, 1_000, 10_000, 150_000)
 
@@ -51,8 +54,8 @@ def main() -> None:
     parser.add_argument(
         "--policy", choices=["", *POLICIES], default="", help="the scheduler's policy; empty means its default"
     )
-    parser.add_argument("--nats-server", default="nats-server", help="program; its version decides whether it can sync")
-    parser.add_argument("--only", type=some_of(SYSTEMS), default="penstock,redis,nats", help="systems to compare")
+    parser.add_argument("--nats-server", default="nats-server", help="program, of whichever version")
+    parser.add_argument("--only", type=some_of(SYSTEMS), default=COMPARED, help="systems to compare")
     parser.add_argument("--workers", type=each(count), default=WORKERS, help="numbers of workers to compare")
     parser.add_argument("--waiting", type=each(count), default=WAITING, help="numbers of waiting requests to compare")
     parser.add_argument(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.lifecycle.processes import Child, cpu_s, loopback_bytes
 from benchmarks.lifecycle.systems import (
+    NATS_SYNCED,
     PENSTOCK,
     PENSTOCK_COMPILED,
+    REDIS,
     FleetShape,
+    MissingError,
     System,
     Under,
     jetstream,
-    missing,
     penstock,
     redis_streams,
 )
@@ -70,16 +72,19 @@ def opened_systems(
     with ExitStack() as stack:
         systems: list[System] = []
         for name in names:
-            if name in {PENSTOCK, PENSTOCK_COMPILED}:
-                ours = penstock(directory / name, FleetShape(), policy, name == PENSTOCK_COMPILED, under)
-                systems.append(stack.enter_context(ours))
-            elif missing(program := "redis-server" if name == "redis" else nats_server):
-                print(f"{name}: {program} is not installed (Debian: apt-get install {name}-server)", file=sys.stderr)
-            elif name == "redis":
-                systems.append(stack.enter_context(redis_streams(directory / name)))
-            else:
-                systems.append(stack.enter_context(jetstream(directory / name, nats_server)))
+            try:
+                systems.append(stack.enter_context(_system(name, directory / name, policy, nats_server, under)))
+            except MissingError as lacking:
+                print(f"{name}: {lacking}", file=sys.stderr)
         yield systems
+
+
+def _system(name: str, directory: Path, policy: str, nats_server: str, under: Under) -> AbstractContextManager[System]:
+    if name in {PENSTOCK, PENSTOCK_COMPILED}:
+        return penstock(directory, FleetShape(), policy, name == PENSTOCK_COMPILED, under)
+    if name == REDIS:
+        return redis_streams(directory)
+    return jetstream(directory, nats_server, synced=name == NATS_SYNCED)
 
 
 def alternate(systems: Sequence[System], requests: int, lone: int, rounds: int) -> dict[str, list[Round]]:

@@ -1,4 +1,4 @@
-"""The three systems of the benchmark, each as a set of processes that are up and idle."""
+"""The systems of the benchmark, each as a set of processes that are up and idle."""
 
 from __future__ import annotations
 
@@ -25,10 +25,21 @@ from benchmarks.lifecycle.processes import (
 PENSTOCK, PENSTOCK_COMPILED = "penstock", "penstock-compiled"
 """Names of Penstock's systems: from the sources, and from build/compiled."""
 
-SYSTEMS = (PENSTOCK, PENSTOCK_COMPILED, "redis", "nats")
+REDIS = "redis"
+
+NATS, NATS_SYNCED = "nats", "nats-synced"
+"""NATS JetStream: as it comes, which acknowledges before it syncs, and made to sync before it acknowledges."""
+
+SYSTEMS = (PENSTOCK, PENSTOCK_COMPILED, REDIS, NATS, NATS_SYNCED)
 """All there are to compare, by name."""
 
-NATS_SYNCED = "sync_interval: always"
+SYNCED = "sync_interval: always"
+"""What tells JetStream to sync before it acknowledges; versions before 2.10 do not know it."""
+
+
+class MissingError(Exception):
+    """What this machine lacks for one of the systems, in words."""
+
 
 Under: TypeAlias = Mapping[str, Sequence[str]]
 """Programs that processes run under, by process: the beginning of its command."""
@@ -139,55 +150,77 @@ def penstock(
 
 @contextmanager
 def redis_streams(directory: Path) -> Iterator[System]:
-    """Run Redis, every write synced before it is answered, with a client and a worker."""
+    """Run Redis, every write synced before it is answered, with a client and a worker.
+
+    Raises MissingError if there is none.
+    """
+    _installed("redis-server", "redis-server")
     directory.mkdir(parents=True)
     port = free_port()
     command = ["redis-server", "--port", str(port), "--dir", str(directory), "--save", "", "--bind", "127.0.0.1"]
     command += ["--appendonly", "yes", "--appendfsync", "always", "--logfile", str(directory / "redis.log")]
-    with _brokered("redis", command, port, directory) as system:
+    with _brokered(REDIS, command, port, directory) as system:
         yield system
 
 
 @contextmanager
-def jetstream(directory: Path, program: str) -> Iterator[System]:
-    """Run NATS JetStream, synced before it acks if this version can, with a client and a worker."""
-    directory.mkdir(parents=True)
+def jetstream(directory: Path, program: str, synced: bool) -> Iterator[System]:
+    """Run NATS JetStream with a client and a worker; `synced` makes it sync before it acknowledges.
+
+    Raises MissingError if there is no such program, or nothing that makes it sync.
+    """
+    _installed(program, "nats-server")
+    store = directory / "store"
+    store.mkdir(parents=True)
     port = free_port()
     config = directory / "nats.conf"
-    synced = _nats_config(config, port, directory, NATS_SYNCED, program)
+    how = _synced_by(config, port, store, program) if synced else ""
     if not synced:
-        _nats_config(config, port, directory, "", program)
-    with _brokered("nats", [program, "-c", str(config)], port, directory) as system:
-        system.note = "synced before each ack" if synced else "acks before it syncs: this version cannot do otherwise"
+        _accepted(config, port, store, program)
+    with _brokered(NATS_SYNCED if synced else NATS, [program, "-c", str(config)], port, directory) as system:
+        system.note = how or "acks before it syncs"
         yield system
 
 
-def _nats_config(path: Path, port: int, directory: Path, sync: str, program: str) -> bool:
+def _installed(program: str, package: str) -> None:
+    if shutil.which(program) is None:
+        raise MissingError(f"{program} is not installed (Debian: apt-get install {package})")
+
+
+def _synced_by(config: Path, port: int, store: Path, program: str) -> str:
+    """Have every write on disk before it is acknowledged, and return what sees to that."""
+    if _accepted(config, port, store, program, SYNCED):
+        return SYNCED
+    _accepted(config, port, store, program)
+    # Files made in such a directory have the attribute too: a write returns when it is on disk (open(2), O_SYNC).
+    done = subprocess.run(["chattr", "+S", str(store)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MissingError(f"neither {program} nor this file system can be told to sync: {done.stderr.strip()}")
+    return "every write synced (chattr +S): this version has no setting for it"
+
+
+def _accepted(path: Path, port: int, store: Path, program: str, sync: str = "") -> bool:
     """Write a configuration; return whether the server accepts it."""
-    path.write_text(f"listen: 127.0.0.1:{port}\njetstream {{ store_dir: {directory}/store\n {sync} }}\n")
+    path.write_text(f"listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store}\n {sync} }}\n")
     return subprocess.run([program, "-c", str(path), "-t"], capture_output=True, check=False).returncode == 0
 
 
 @contextmanager
 def _brokered(name: str, command: list[str], port: int, directory: Path) -> Iterator[System]:
     log = directory / "processes.log"
+    roles = f"{name.partition('-')[0]}_roles"
     children: list[Child] = []
     try:
         server = Child("server", command, log)
         children.append(server)
         # Neither server reads commands from its standard input or speaks JSON on its output.
         wait_for(name, lambda: listening(port))
-        client = role("client", f"{name}_roles", log, "client", str(port))
+        client = role("client", roles, log, "client", str(port))
         children.append(client)
-        worker = role("worker", f"{name}_roles", log, "worker", str(port))
+        worker = role("worker", roles, log, "worker", str(port))
         children.append(worker)
         worker.ask(do="start")
         yield System(name, client, children)
     finally:
         for child in reversed(children):
             child.stop()
-
-
-def missing(program: str) -> bool:
-    """Return whether a program cannot be found."""
-    return shutil.which(program) is None
