@@ -131,8 +131,8 @@ def test_http_ports_let_in_nobody_else_either(fleet: Fleet, directory: Path) -> 
     assert "Traceback" not in fleet.queue.log()
 
 
-def test_files_that_do_not_fit_are_refused_at_once(directory: Path, tmp_path: Path) -> None:
-    good, other = the_client(directory), issued(tmp_path, "other")
+def test_files_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
+    good, other = issued(tmp_path, "client"), issued(tmp_path, "other")
     for files, name in (
         (TlsFiles(good.ca, good.cert, other.key), "client.pem"),
         (TlsFiles(good.ca, good.cert), "together"),
