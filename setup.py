@@ -16,8 +16,11 @@ COMPILED: dict[str, str] = {
     "services/core": "value",
     "services/rpc": "backoff encoding outbox streams",
     "services/queue/core": "audit book effects entry lifecycle lines machine messages offers quotas records workers",
-    "services/queue": """batch_log committer file_changes file_rows items listing loading outlet payloads rights
-        rocksdb_store shelf speaker spot_check store store_health submit submit_turns synced validate watch wire""",
+    "services/queue": "committer items outlet payloads rights speaker wire",
+    "services/queue/files": "changes listing rows shelf",
+    "services/queue/storage": "health loading rocksdb_store spot_check store synced",
+    "services/queue/submits": "intake turns validate",
+    "services/queue/watch": "batch_log hub",
     "services/scheduler/core": """arbiter aside audit backlog bids bookings channel counters drains estimate fleet
         forecast guarantees hold_time holds largest lately lead ledger lengths line machine margin messages openings
         places policies policy precedence predictive prompts reach recompute roster rules savings share snapshot standby
@@ -30,7 +33,7 @@ COMPILED: dict[str, str] = {
 """Modules by directory: those a request passes through. What is left out, and why:
 
 - async generators, which mypyc leaves to the interpreter: servicers, `strict`, `watching`, `following`, `reading`,
-  `watch_frames`, `reader`, and `windows`, of which the servicers are made;
+  `frames`, `reader`, and `windows`, of which the servicers are made;
 - pydantic models and what only reads them: `settings`, `services/config*`;
 - code that runs at the start, at the end, or for an operator: `__main__`, `service`, `admin`, `backup`, `recovery`,
   `migration`, `verify`, `metrics`, `tracing`;

@@ -31,9 +31,9 @@ import numpy.typing as npt
 from benchmarks.devices import CPU, CUDA, DECODE_GRAPHS, Device
 from benchmarks.models import make_model
 from penstock.tiny_model import Shape, make_tiny_model
-from services.worker.simulated_batch import Batch, Rules
-from services.worker.simulated_profile import PROFILES, Fitted, Profile
-from services.worker.simulated_sequence import Sequence, StepResult
+from services.worker.simulated.batch import Batch, Rules
+from services.worker.simulated.profile import PROFILES, Fitted, Profile
+from services.worker.simulated.sequence import Sequence, StepResult
 
 
 class Subject(NamedTuple):

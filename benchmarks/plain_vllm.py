@@ -69,7 +69,7 @@ def make_engine() -> tuple[Any, Any]:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from services.worker.processes import yield_to_engine
-    from services.worker.vllm_stats import no_metrics
+    from services.worker.vllm.stats import no_metrics
 
     on_cpu = bool(current_platform.is_cpu())
     if on_cpu:

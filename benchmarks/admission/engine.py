@@ -9,9 +9,9 @@ from benchmarks.admission.clock import SECOND_NS, Clock
 from benchmarks.admission.meter import Life, Meter
 from benchmarks.admission.workloads import Item, Shape
 from services.worker.core.messages import EngineReported
-from services.worker.simulated_batch import Batch, Rules
-from services.worker.simulated_profile import PROFILES
-from services.worker.simulated_sequence import Sequence
+from services.worker.simulated.batch import Batch, Rules
+from services.worker.simulated.profile import PROFILES
+from services.worker.simulated.sequence import Sequence
 
 
 class Step(NamedTuple):

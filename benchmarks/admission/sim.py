@@ -28,7 +28,7 @@ from benchmarks.admission.workloads import Workload
 from benchmarks.options import at_least, count, each, some_of
 from services.scheduler.core.policies import POLICIES
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
-from services.worker.simulated_profile import PROFILES
+from services.worker.simulated.profile import PROFILES
 
 HOP_NS = 3 * MS // 2
 """One message between two processes; a pair there and back was measured at 3 ms on a loaded machine."""

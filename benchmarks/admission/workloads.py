@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import traces
-from services.worker.simulated_profile import PROFILES
+from services.worker.simulated.profile import PROFILES
 
 MOONCAKE_FILE = "mooncake_conversation.jsonl"
 MOONCAKE_BLOCK_TOKENS = 512

@@ -14,7 +14,7 @@ from penstock import Client
 from penstock.request.v1 import request_pb2 as pb
 from services.rpc.loop import run
 from services.worker.engine import EngineRequest, PromptSpec
-from services.worker.simulated_engine import ByteRenderer
+from services.worker.simulated.engine import ByteRenderer
 
 
 class Commands:

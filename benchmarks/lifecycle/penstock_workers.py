@@ -24,7 +24,7 @@ from services.worker.metrics import WorkerMetrics
 from services.worker.rendering import Rendering
 from services.worker.runner import Identity, Runner
 from services.worker.service import sizes_of
-from services.worker.simulated_engine import ByteRenderer
+from services.worker.simulated.engine import ByteRenderer
 from services.worker.tokenizer import Answer, TokenizerPool
 
 

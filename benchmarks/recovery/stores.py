@@ -15,8 +15,8 @@ from services.queue.core.entry import Recovered
 from services.queue.core.machine import Machine
 from services.queue.core.messages import NewRequest, Submit
 from services.queue.core.workers import Rules
-from services.queue.recovery import store_id_of
-from services.queue.rocksdb_store import RocksdbStore
+from services.queue.storage.recovery import store_id_of
+from services.queue.storage.rocksdb_store import RocksdbStore
 
 PROMPT_BYTES = 1024
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import QueueOption, SchedulerOption, call
 from penstock.cli.frame import frame
-from penstock.cli.keys import key_pressed
+from penstock.cli.keyboard import key_pressed
 from penstock.cli.status import PLAIN_WIDTH, need_both, refuse_silence
 from penstock.client import Client
 from penstock.live.history import History

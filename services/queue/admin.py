@@ -23,11 +23,11 @@ from services.queue.core.machine import ENDED_AT_ONCE
 from services.queue.core.messages import Cancel, Delete, EndedRow, Inspect, InspectQueue, RequeueDead
 from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics, age_ns
-from services.queue.read_faults import code_of, decoded
-from services.queue.reader import Reader
 from services.queue.speaker import Speaker
-from services.queue.store import Store, StoreDamagedError, StoreError
-from services.queue.validate import check_name
+from services.queue.storage.read_faults import code_of, decoded
+from services.queue.storage.reader import Reader
+from services.queue.storage.store import Store, StoreDamagedError, StoreError
+from services.queue.submits.validate import check_name
 from services.rpc.strict import BadInputError
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

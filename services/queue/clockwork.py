@@ -10,13 +10,13 @@ from services.clock import SystemClock
 from services.queue.admin import Admin
 from services.queue.committer import Committer, RefusedError
 from services.queue.core.messages import Message, Tick
+from services.queue.files.shelf import Shelf, ShelfRefusedError
 from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics
 from services.queue.settings import QueueSettings
-from services.queue.shelf import Shelf, ShelfRefusedError
-from services.queue.spot_check import SpotCheck
-from services.queue.store import Store, StoreError
-from services.queue.watch import WatchHub
+from services.queue.storage.spot_check import SpotCheck
+from services.queue.storage.store import Store, StoreError
+from services.queue.watch.hub import WatchHub
 
 log = logging.getLogger(__name__)
 

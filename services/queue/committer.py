@@ -30,13 +30,13 @@ from services.queue.core.messages import (
 )
 from services.queue.core.open_class import mypyc_attr
 from services.queue.items import Item, Lookup
-from services.queue.loading import Loading
 from services.queue.outlet import ANSWERS, EARLY, FOR_SCHEDULER, FOR_WORKERS, Early, Outlet, Released
 from services.queue.payloads import read_payloads
-from services.queue.read_faults import ReadFaults
-from services.queue.store import Store, StoreError, StoreUnusableError
-from services.queue.store_health import StoreHealth
-from services.queue.submit_turns import Source, SubmitTurns
+from services.queue.storage.health import StoreHealth
+from services.queue.storage.loading import Loading
+from services.queue.storage.read_faults import ReadFaults
+from services.queue.storage.store import Store, StoreError, StoreUnusableError
+from services.queue.submits.turns import Source, SubmitTurns
 
 log = logging.getLogger(__name__)
 

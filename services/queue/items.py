@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from services.queue.core.messages import Message
-from services.queue.store import Store
+from services.queue.storage.store import Store
 
 
 class Lookup(NamedTuple):

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from penstock.exits import EX_UNAVAILABLE, EX_USAGE
 from services.descriptors import raise_file_limit
-from services.queue.backup import BackupError, BackupNameError, backups_of, make_backup, restore
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY
-from services.queue.migration import MIGRATED_VERSIONS
-from services.queue.rocksdb_store import RocksdbStore, written_by_older
-from services.queue.store import StoreError, StoreUnreadableError, StoreUnusableError
-from services.queue.verify import Verifier, Violation
+from services.queue.storage.backup import BackupError, BackupNameError, backups_of, make_backup, restore
+from services.queue.storage.migration import MIGRATED_VERSIONS
+from services.queue.storage.rocksdb_store import RocksdbStore, written_by_older
+from services.queue.storage.store import StoreError, StoreUnreadableError, StoreUnusableError
+from services.queue.storage.verify import Verifier, Violation
 
 EX_FOUND = 1
 """A verification found something."""

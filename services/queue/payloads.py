@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.queue.core import records
-from services.queue.store import Store, StoreError
+from services.queue.storage.store import Store, StoreError
 
 PAYLOADS_AT_ONCE = 16
 """Requests read between two looks at their size: 192 MiB of the largest there can be."""

@@ -18,8 +18,6 @@ from services.auth.setup import guard_of, keyring_of
 from services.clock import SystemClock
 from services.descriptors import raise_file_limit
 from services.queue.admin import Admin
-from services.queue.backup import backups_of
-from services.queue.backup_call import BackupCall
 from services.queue.clockwork import Clockwork
 from services.queue.committer import Committer
 from services.queue.core import records
@@ -27,23 +25,25 @@ from services.queue.core.machine import Machine
 from services.queue.core.messages import Reconfigure, SetQuotas
 from services.queue.core.quotas import Quota
 from services.queue.core.workers import Rules
-from services.queue.files_servicer import FilesServicer
-from services.queue.following import Following
-from services.queue.loading import Loading
+from services.queue.files.servicer import FilesServicer
+from services.queue.files.shelf import Shelf, ShelfRefusedError
 from services.queue.metrics import QueueMetrics
-from services.queue.read_faults import ReadFaults
-from services.queue.reader import Reader
-from services.queue.recovery import Recovery, recover, store_id_of
 from services.queue.rights import RIGHTS
-from services.queue.rocksdb_store import RocksdbStore
 from services.queue.servicer import Parts, QueueServicer
 from services.queue.settings import QueueSettings
-from services.queue.shelf import Shelf, ShelfRefusedError
 from services.queue.speaker import Greeting, Speaker
-from services.queue.store import Store, StoreError, StoreUnusableError
-from services.queue.submit import Intake
-from services.queue.watch import WatchHub
-from services.queue.watching import Watching
+from services.queue.storage.backup import backups_of
+from services.queue.storage.backup_call import BackupCall
+from services.queue.storage.loading import Loading
+from services.queue.storage.read_faults import ReadFaults
+from services.queue.storage.reader import Reader
+from services.queue.storage.recovery import Recovery, recover, store_id_of
+from services.queue.storage.rocksdb_store import RocksdbStore
+from services.queue.storage.store import Store, StoreError, StoreUnusableError
+from services.queue.submits.intake import Intake
+from services.queue.watch.following import Following
+from services.queue.watch.hub import WatchHub
+from services.queue.watch.watching import Watching
 from services.reload import Reloader
 from services.rpc.server import Server, bind, stop_on_signals
 from services.rpc.strict import Doorkeeper, add_servicer

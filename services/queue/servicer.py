@@ -19,23 +19,23 @@ from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, OPEN_ROLE
 from services.queue import wire
 from services.queue.admin import Admin
-from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer
 from services.queue.core.messages import (
     BacklogClosed,
     BacklogOpened,
     WorkerClosed,
 )
-from services.queue.following import Following
 from services.queue.metrics import QueueMetrics
-from services.queue.read_faults import code_of
 from services.queue.speaker import Greeting, Link, Speaker
-from services.queue.store import StoreError
-from services.queue.submit import Frame, Intake, Taking
-from services.queue.submit_turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE, weight_of
-from services.queue.watch import WatchHub
-from services.queue.watching import Watching
-from services.queue.windows import SharedWindow, Window
+from services.queue.storage.backup_call import BackupCall
+from services.queue.storage.read_faults import code_of
+from services.queue.storage.store import StoreError
+from services.queue.submits.intake import Frame, Intake, Taking
+from services.queue.submits.turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE, weight_of
+from services.queue.submits.windows import SharedWindow, Window
+from services.queue.watch.following import Following
+from services.queue.watch.hub import WatchHub
+from services.queue.watch.watching import Watching
 from services.rpc.reading import reading
 from services.rpc.strict import BadInputError
 

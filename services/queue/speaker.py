@@ -22,8 +22,8 @@ from services.queue.core.lifecycle import Outcome
 from services.queue.core.machine import Machine
 from services.queue.metrics import QueueMetrics
 from services.queue.outlet import Early, Released
-from services.queue.store import StoreDamagedError, StoreError
-from services.queue.watch import WatchHub
+from services.queue.storage.store import StoreDamagedError, StoreError
+from services.queue.watch.hub import WatchHub
 from services.rpc.limits import MAX_UNSENT_BYTES, MAX_UNSENT_PAYLOAD_BYTES
 from services.rpc.names import name_taken
 from services.rpc.outbox import Outbox

@@ -42,8 +42,8 @@ def reserve_stdout() -> TextIO:
 
 
 def _simulated(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
-    from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
-    from services.worker.simulated_settings import simulated_settings
+    from services.worker.simulated.engine import ByteRenderer, SimulatedEngine
+    from services.worker.simulated.settings import simulated_settings
 
     name, *aliases = settings.names()
     size = simulated_settings(name, tuple(aliases), engine_arguments)
@@ -53,7 +53,7 @@ def _simulated(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
 
 
 def _vllm(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     trusts = settings.trust_request_chat_template
     prepared = prepare(settings.model, settings.names(), engine_arguments, settings.tool_call_parser, trusts)

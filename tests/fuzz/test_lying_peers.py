@@ -19,8 +19,8 @@ from services.queue.core.records import PAYLOADS, seq_key
 from services.queue.metrics import QueueMetrics
 from services.queue.outlet import EARLY, FOR_SCHEDULER, FOR_WORKERS, Early, Released
 from services.queue.speaker import Greeting, Link, Speaker
-from services.queue.verify import Verifier
-from services.queue.watch import WatchHub
+from services.queue.storage.verify import Verifier
+from services.queue.watch.hub import WatchHub
 from services.rpc.outbox import Outbox
 from services.rpc.strict import BadInputError
 from services.scheduler import wire as scheduler_wire

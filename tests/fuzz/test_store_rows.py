@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.recovery import recover
-from services.queue.store import StoreUnusableError
-from services.queue.verify import Verifier
+from services.queue.storage.recovery import recover
+from services.queue.storage.store import StoreUnusableError
+from services.queue.storage.verify import Verifier
 from tests.support.arbitrary import fuzzed
 from tests.unit.queue.test_verify import one_of_each
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
-from services.queue import validate
 from services.queue import wire as queue_wire
 from services.queue.admin import ids_of, subject_ids
+from services.queue.submits import validate
 from services.rpc.strict import BadInputError, _checked, _decoder
 from services.scheduler import wire as scheduler_wire
 from services.worker import wire as worker_wire

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.worker.simulated_batch import Rules
+from services.worker.simulated.batch import Rules
 from tests.support.replay import Arrival, Workload, first_difference, through_model
 from tests.support.vllm_engine_replay import BLOCK_SIZE, BLOCKS, packed, unpacked_steps
 

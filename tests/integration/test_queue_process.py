@@ -20,7 +20,7 @@ from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
 from penstock.request.v1 import request_pb2
 from services.queue.core.effects import Write
 from services.queue.core.records import META, SCHEMA_KEY
-from services.queue.rocksdb_store import RocksdbStore
+from services.queue.storage.rocksdb_store import RocksdbStore
 
 pytestmark = pytest.mark.processes
 

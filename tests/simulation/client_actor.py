@@ -14,7 +14,7 @@ from services.queue.admin import _delete_item
 from services.queue.core.entry import DEFAULT_TENANT, RequestMeta, parse_request_id
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import Cancel, Inspect, NewRequest, RequeueDead
-from services.queue.submit import submit_item
+from services.queue.submits.intake import submit_item
 from tests.simulation.durable import STORE_ID
 from tests.simulation.network import DOWN, Network, Stream
 from tests.simulation.plan import Plan, Wanted

@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from services.queue import recovery, store
 from services.queue.committer import Committer
 from services.queue.core import effects as e
 from services.queue.core.messages import Complete
 from services.queue.core.workers import Workers
 from services.queue.items import Item
 from services.queue.outlet import Released
+from services.queue.storage import recovery, store
 from services.scheduler.core import channel, line
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Worker

@@ -15,13 +15,13 @@ from services.queue.core.entry import Entry, Recovered
 from services.queue.core.lifecycle import Input, Outcome
 from services.queue.core.machine import Machine
 from services.queue.core.workers import Rules
-from services.queue.loading import Loading
 from services.queue.outlet import Early, Released
-from services.queue.reader import Reader
-from services.queue.recovery import Recovery, recover, store_id_of
-from services.queue.store import StoreError, StoreUnusableError
-from services.queue.submit_turns import SUBMITS_AT_ONCE
-from services.queue.watch import WatchHub
+from services.queue.storage.loading import Loading
+from services.queue.storage.reader import Reader
+from services.queue.storage.recovery import Recovery, recover, store_id_of
+from services.queue.storage.store import StoreError, StoreUnusableError
+from services.queue.submits.turns import SUBMITS_AT_ONCE
+from services.queue.watch.hub import WatchHub
 from tests.simulation.coverage import Coverage
 from tests.simulation.durable import STORE_ID, Durable
 from tests.simulation.network import UP, Network, Stream

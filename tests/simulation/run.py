@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 from unittest.mock import patch
 
-from services.queue import loading, recovery
 from services.queue.core.lifecycle import State
+from services.queue.storage import loading, recovery
 from tests.simulation.client_actor import ClientActor
 from tests.simulation.coverage import Coverage
 from tests.simulation.faults import Faults

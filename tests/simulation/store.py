@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from services.queue.core.effects import Write
-from services.queue.store import Row, StoreError
+from services.queue.storage.store import Row, StoreError
 from tests.support.memory_store import MemoryStore
 
 PLENTY_BYTES = 1 << 40

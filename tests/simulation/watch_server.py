@@ -6,12 +6,12 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.queue import store
-from services.queue.batch_log import BatchLog
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey
 from services.queue.core.messages import WatchTokens
-from services.queue.reader import Page
-from services.queue.store import StoreError
+from services.queue.storage import store
+from services.queue.storage.reader import Page
+from services.queue.storage.store import StoreError
+from services.queue.watch.batch_log import BatchLog
 from services.queue.wire import StoredResult
 from tests.simulation.network import Stream
 from tests.simulation.world import MS

@@ -14,8 +14,8 @@ from services.queue.core.effects import Effect, Submitted, Write
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Inspect, Message, NewRequest, Submit
 from services.queue.outlet import Early, Released
-from services.queue.recovery import recover
-from services.queue.store import StoreError
+from services.queue.storage.recovery import recover
+from services.queue.storage.store import StoreError
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID, meta
 

@@ -7,7 +7,7 @@ import os
 from array import array
 
 from services.worker.engine import PromptSpec, Rendered
-from services.worker.simulated_engine import ByteRenderer
+from services.worker.simulated.engine import ByteRenderer
 
 
 class Gate:

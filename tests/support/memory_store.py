@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES
-from services.queue.store import Row, StoreError
+from services.queue.storage.store import Row, StoreError
 
 
 class MemoryStore:

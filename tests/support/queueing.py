@@ -22,8 +22,8 @@ from services.queue.core.messages import (
     WorkerOpened,
 )
 from services.queue.core.workers import Rules
-from services.queue.recovery import recover
-from services.queue.store import Store
+from services.queue.storage.recovery import recover
+from services.queue.storage.store import Store
 from tests.support.memory_store import MemoryStore
 
 STORE_ID = "0a1b2c3d"

@@ -6,9 +6,9 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.worker.simulated_batch import Batch, Rules
-from services.worker.simulated_blocks import prompt_keys
-from services.worker.simulated_sequence import Sequence
+from services.worker.simulated.batch import Batch, Rules
+from services.worker.simulated.blocks import prompt_keys
+from services.worker.simulated.sequence import Sequence
 
 
 class Arrival(NamedTuple):

@@ -26,10 +26,10 @@ from penstock.tiny_model import END_ID
 from services.worker.core.messages import Credits, Ending, EndingKind, Lease
 from services.worker.engine import PromptSpec
 from services.worker.run import Run
-from services.worker.vllm_checks import Parsers
-from services.worker.vllm_parsing import MessageRun, parser_class
-from services.worker.vllm_renderer import VllmRenderer
-from services.worker.vllm_sampling import engine_step
+from services.worker.vllm.checks import Parsers
+from services.worker.vllm.parsing import MessageRun, parser_class
+from services.worker.vllm.renderer import VllmRenderer
+from services.worker.vllm.sampling import engine_step
 from services.worker.wire import prompt_spec
 from tests.support.chat_streams import joined
 

@@ -17,8 +17,8 @@ from services.scheduler.core.share import Share
 from services.worker.core.messages import Ending
 from services.worker.core.sizing import Sizes, covered_tokens, need_blocks, size
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
-from services.worker.simulated_batch import Batch, Rules
-from services.worker.simulated_sequence import Sequence
+from services.worker.simulated.batch import Batch, Rules
+from services.worker.simulated.sequence import Sequence
 from tests.support.scheduling import SECOND_NS, announced
 
 BYTES_PER_TOKEN = 5

@@ -6,7 +6,7 @@ import random
 from collections import deque
 from typing import Any
 
-from services.worker.simulated_batch import Rules
+from services.worker.simulated.batch import Rules
 from tests.support.replay import Workload
 from tests.support.vllm_scheduler import make_scheduler
 

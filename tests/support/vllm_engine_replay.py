@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from services.worker.simulated_batch import Rules
+from services.worker.simulated.batch import Rules
 from tests.support.replay import Arrival, Step, Timetable, Workload, name_of
 from tests.support.vllm_scheduler import apply_rules, step_of
 

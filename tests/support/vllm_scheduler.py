@@ -36,7 +36,7 @@ def make_scheduler(config: Any, workload: Workload) -> Any:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from services.worker.vllm_scheduling import let_guaranteed_pass
+    from services.worker.vllm.scheduling import let_guaranteed_pass
 
     apply_rules(config.scheduler_config, workload)
     config.scheduler_config.scheduler_cls = None

@@ -23,7 +23,7 @@ SCHEMA_VERSION: Final = 3
 """Of the whole store; a store with a higher one is refused at start-up, one with a lower one is brought up to it.
 
 1: requests. 2: the families of files and records besides. 3: everything has a tenant, requests have the size of
-their payload, and the completion log is in order of tenant and batch (`services/queue/migration.py`)."""
+their payload, and the completion log is in order of tenant and batch (`services/queue/storage/migration.py`)."""
 
 REQUESTS: Final = "requests"
 PAYLOADS: Final = "payloads"
@@ -43,7 +43,7 @@ REQUEST_FAMILIES: Final = (REQUESTS, PAYLOADS, READY, LEASES, RESULTS, COMPLETIO
 """Written by the committer, with META."""
 
 FILE_FAMILIES: Final = (FILES, PARTS, RECORDS)
-"""Written by the shelf (`services/queue/shelf.py`)."""
+"""Written by the shelf (`services/queue/files/shelf.py`)."""
 
 FAMILIES: tuple[str, ...] = (*REQUEST_FAMILIES, META, *FILE_FAMILIES)
 

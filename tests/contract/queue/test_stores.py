@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES, META, READY, RECORDS, REQUESTS, SCHEMA_KEY
-from services.queue.rocksdb_options import CACHE_BYTES
-from services.queue.rocksdb_store import RocksdbStore
-from services.queue.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
-from services.queue.synced import read_mark
+from services.queue.storage.rocksdb_options import CACHE_BYTES
+from services.queue.storage.rocksdb_store import RocksdbStore
+from services.queue.storage.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
+from services.queue.storage.synced import read_mark
 from tests.support.memory_store import MemoryStore
 
 

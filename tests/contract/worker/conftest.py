@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from services.worker.core.messages import EngineReported
 from services.worker.engine import ENGINE_SCHEDULING, Engine, PromptSpec, Rendered, Renderer, StepTokens
-from services.worker.simulated_batch import Rules
-from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
-from services.worker.simulated_settings import SimulatedSettings
+from services.worker.simulated.batch import Rules
+from services.worker.simulated.engine import ByteRenderer, SimulatedEngine
+from services.worker.simulated.settings import SimulatedSettings
 from services.worker.tokenizer import answer_to
 from tests.support.fleet import penstock
 
@@ -75,7 +75,7 @@ def vllm_engine(model: Path) -> tuple[Engine, Renderer]:
     assert penstock("tiny-model", str(model)).returncode == 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     prepared = prepare(str(model), ("tiny", "alias"), VLLM_ARGUMENTS)
     # The core is no fork, so it cannot be told as in `stay_eager`.

@@ -15,13 +15,13 @@ import pytest
 from services.config_check import _is_secret
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 from services.worker.settings import SHORT_OPTIONS
-from services.worker.vllm_checks import Parsers
+from services.worker.vllm.checks import Parsers
 from tests.support.fleet import penstock
 
 
 @pytest.mark.vllm
 def test_newcomers_leave_growth_its_blocks_unless_told_otherwise() -> None:
-    from services.worker.vllm_arguments import parse_engine_arguments
+    from services.worker.vllm.arguments import parse_engine_arguments
 
     assert parse_engine_arguments(["--model", "m"], True).watermark == ENGINE_WATERMARK > 0
     assert parse_engine_arguments(["--model", "m"], True).disable_hybrid_kv_cache_manager is True
@@ -38,7 +38,7 @@ def test_newcomers_leave_growth_its_blocks_unless_told_otherwise() -> None:
     [("1", {}, None), ("999", {}, "nobind"), ("999", {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, "0|1")],
 )
 def test_more_ranks_than_memory_nodes_are_bound_to_none(ranks: str, given: dict[str, str], binding: str | None) -> None:
-    from services.worker.vllm_arguments import parse_engine_arguments
+    from services.worker.vllm.arguments import parse_engine_arguments
 
     with patch.dict(os.environ):
         os.environ.pop("VLLM_CPU_OMP_THREADS_BIND", None)
@@ -63,7 +63,7 @@ def test_vllms_own_schedulers_alone_let_what_is_guaranteed_pass(
     from vllm.config import SchedulerConfig
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    from services.worker.vllm_scheduling import let_guaranteed_pass
+    from services.worker.vllm.scheduling import let_guaranteed_pass
 
     made = SchedulerConfig.default_factory(policy=policy, scheduler_cls=asked, async_scheduling=ahead)
     let_guaranteed_pass(SimpleNamespace(scheduler_config=made))
@@ -76,7 +76,7 @@ def test_a_scheduler_of_somebody_elses_is_warned_of_and_not_relied_on(caplog: py
     from vllm.config import SchedulerConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from services.worker.vllm_scheduling import goes_by_priority, let_guaranteed_pass
+    from services.worker.vllm.scheduling import goes_by_priority, let_guaranteed_pass
 
     class OfVllms(Scheduler):  # type: ignore[misc]
         """Keeps its order."""
@@ -98,7 +98,7 @@ def test_a_scheduler_of_somebody_elses_is_warned_of_and_not_relied_on(caplog: py
 @pytest.mark.vllm
 @pytest.mark.parametrize(("trusts", "is_fast"), [(True, True), (False, False)])
 def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thread(trusts: bool, is_fast: bool) -> None:
-    from services.worker.vllm_engine import Prepared, VllmEngine
+    from services.worker.vllm.engine import Prepared, VllmEngine
 
     engine = SimpleNamespace(vllm_renderer=SimpleNamespace(tokenizer=SimpleNamespace(is_fast=is_fast)))
     prepared = Prepared(SimpleNamespace(model_config=None), ("tiny",), True, Parsers(), trusts)
@@ -123,7 +123,7 @@ def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thre
 def test_an_argument_that_does_not_fit_is_named_with_the_reason_on_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert penstock("tiny-model", str(tmp_path / "tiny")).returncode == 0
@@ -147,7 +147,7 @@ def test_an_argument_that_does_not_fit_is_named_with_the_reason_on_one_line(
 def test_a_parser_that_vllm_does_not_have_is_named(
     capsys: pytest.CaptureFixture[str], arguments: list[str], tools: str, said: str
 ) -> None:
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     with pytest.raises(SystemExit) as ending:
         prepare("org/name", ("tiny",), arguments, tools)
@@ -168,7 +168,7 @@ def test_a_reasoning_parser_may_be_named_in_either_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     """The engine is told of it as well: structured outputs begin where the reasoning ends."""
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert penstock("tiny-model", str(tmp_path / "tiny")).returncode == 0
@@ -216,7 +216,7 @@ def test_the_short_options_are_known_by_their_long_names() -> None:
 @pytest.mark.vllm
 def test_a_model_may_have_a_reasoning_parser_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM writes it where that of the arguments would be; it is not the worker's to read with."""
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))

@@ -17,7 +17,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.worker.core.sizing import Sizes, need_blocks
 from services.worker.engine import EngineRequest, EngineStep, PromptSpec, RequestRefusedError
 from services.worker.outputs import RunOutput
-from services.worker.simulated_engine import ByteRenderer, SimulatedEngine
+from services.worker.simulated.engine import ByteRenderer, SimulatedEngine
 from services.worker.untrusted import TOKENIZING
 from tests.contract.worker.conftest import BLOCKS, UnderTest
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from penstock.request.v1 import request_pb2 as pb
 from penstock.tiny_model import Shape, make_tiny_model
 from services.worker.engine import Engine, EngineRequest
-from services.worker.vllm_checks import NotServedError
+from services.worker.vllm.checks import NotServedError
 from services.worker.wire import reported_model
 from tests.support.adapter import make_adapter
 
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(model: Path) -> AsyncIterator[Engine]:
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     modules = [f"{name}={make_adapter(model.parent / name, seed)}" for seed, name in enumerate(("poet", "clerk"))]
     prepared = prepare(str(model), ("tiny", "alias"), [*ARGUMENTS, "--lora-modules", *modules])
@@ -84,7 +84,7 @@ async def test_an_adapter_answers_under_its_own_name_alone(engine: Engine) -> No
 async def test_an_adapter_that_cannot_be_served_is_named(
     model: Path, capsys: pytest.CaptureFixture[str], modules: list[str], flags: list[str], said_of_it: str
 ) -> None:
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     make_adapter(model.parent / "small")
     make_adapter(model.parent / "big", rank=64)
@@ -105,7 +105,7 @@ async def test_on_a_cpu_a_place_is_left_empty_for_who_asks_for_no_adapter(
     from vllm.config import LoRAConfig
     from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 
-    from services.worker.vllm_adapters import adapters_of
+    from services.worker.vllm.adapters import adapters_of
 
     config = SimpleNamespace(
         lora_config=LoRAConfig(max_loras=places),
@@ -123,7 +123,7 @@ async def test_on_a_cpu_a_place_is_left_empty_for_who_asks_for_no_adapter(
 async def test_an_adapter_whose_weights_do_not_fit_is_named_before_a_request_meets_it(engine: Any, model: Path) -> None:
     from vllm.lora.request import LoRARequest
 
-    from services.worker.vllm_adapters import load
+    from services.worker.vllm.adapters import load
 
     other = make_adapter(model.parent / "other", shape=Shape(hidden_size=256))
     with pytest.raises(RuntimeError, match="--lora-modules other cannot be loaded"):
@@ -132,7 +132,7 @@ async def test_an_adapter_whose_weights_do_not_fit_is_named_before_a_request_mee
 
 
 async def test_the_watch_over_the_engine_tells_of_what_cannot_be_loaded() -> None:
-    from services.worker.vllm_engine import VllmEngine
+    from services.worker.vllm.engine import VllmEngine
 
     async def refuse(_: Any) -> bool:
         raise ValueError("shapes differ")

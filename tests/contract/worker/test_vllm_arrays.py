@@ -18,7 +18,7 @@ MOST = 80
 def bounded(schema: Any) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm_arrays import bound_arrays
+    from services.worker.vllm.arrays import bound_arrays
 
     wanted = StructuredOutputsParams(json=json.dumps(schema))
     bound_arrays(wanted, MAX_TOKENS)
@@ -51,7 +51,7 @@ def test_only_what_a_run_cannot_reach_is_changed(given: Any, wanted: Any) -> Non
 def test_a_schema_that_needs_no_change_stays_letter_by_letter() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm_arrays import bound_arrays
+    from services.worker.vllm.arrays import bound_arrays
 
     text = '{ "type":"array",  "maxItems": 3 }'
     wanted = StructuredOutputsParams(json=text)
@@ -62,7 +62,7 @@ def test_a_schema_that_needs_no_change_stays_letter_by_letter() -> None:
 def test_schemas_within_a_structural_tag_are_bounded_and_what_is_no_json_is_left() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm_arrays import MOST_ITEMS, bound_arrays
+    from services.worker.vllm.arrays import MOST_ITEMS, bound_arrays
 
     tag = json.dumps({"structures": [{"begin": "<f>", "schema": {"minItems": 10**9}, "end": "</f>"}], "triggers": []})
     wanted = StructuredOutputsParams(structural_tag=tag)
@@ -79,7 +79,7 @@ def test_schemas_within_a_structural_tag_are_bounded_and_what_is_no_json_is_left
 def test_many_large_arrays_are_refused_with_both_numbers() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm_arrays import bound_arrays
+    from services.worker.vllm.arrays import bound_arrays
 
     arrays = {f"a{number}": {"type": "array", "maxItems": 200_000} for number in range(6)}
     wanted = StructuredOutputsParams(json={"type": "object", "properties": arrays})
@@ -131,7 +131,7 @@ def test_a_value_is_a_value_where_references_are_plain(reference: str) -> None:
 def test_what_a_reference_may_make_a_schema_of_counts() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm_arrays import bound_arrays
+    from services.worker.vllm.arrays import bound_arrays
 
     schema = {"examples": [{"maxItems": 200_000}] * 6, "items": {"$ref": "#/examples/0"}}
     with pytest.raises(RequestRefusedError, match="may have 1200000 items in all;"):
@@ -150,7 +150,7 @@ def test_what_a_reference_may_make_a_schema_of_counts() -> None:
 def test_schemas_within_a_grammar_count(grammar: str) -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm_arrays import bound_arrays
+    from services.worker.vllm.arrays import bound_arrays
 
     with pytest.raises(RequestRefusedError, match="items in all; at most 1000000") as refused:
         bound_arrays(StructuredOutputsParams(grammar=grammar), MAX_TOKENS)
@@ -161,7 +161,7 @@ def test_schemas_within_a_grammar_count(grammar: str) -> None:
 def test_other_grammars_stay(grammar: str) -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm_arrays import bound_arrays
+    from services.worker.vllm.arrays import bound_arrays
 
     wanted = StructuredOutputsParams(grammar=grammar)
     bound_arrays(wanted, MAX_TOKENS)

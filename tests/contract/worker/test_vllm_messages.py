@@ -27,7 +27,7 @@ def test_what_was_thought_is_shown_under_either_name(tmp_path: Path) -> None:
     model = tmp_path / "tiny"
     assert penstock("tiny-model", str(model)).returncode == 0
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     renderer = prepare(str(model), ("tiny",), VLLM_ARGUMENTS, trusts_templates=True).make_renderer()
 
@@ -46,7 +46,7 @@ def test_a_history_is_not_checked_again_for_its_calls() -> None:
     """vLLM's model of a body notes each wrong message many times over, and it is made where every run is told of."""
     from vllm.parser.utils import count_history_tool_calls
 
-    from services.worker.vllm_parsing import chat_request
+    from services.worker.vllm.parsing import chat_request
 
     call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [*[{"role": "user", "name": 1}] * 2000, {**SAID, "tool_calls": [call, call]}, SAID]
@@ -59,7 +59,7 @@ def test_a_history_is_not_checked_again_for_its_calls() -> None:
 def test_mistrals_tokenizer_gets_ids_of_calls_as_vllms_server_cuts_them() -> None:
     from vllm.tokenizers.mistral import truncate_tool_call_ids
 
-    from services.worker.vllm_renderer import shorten_call_ids
+    from services.worker.vllm.renderer import shorten_call_ids
 
     calls = [{"id": "call_abcdefghijklmnop", "function": {}}, {"id": "123456789", "function": {}}]
     answers = [{"role": "tool", "tool_call_id": call["id"], "content": "7"} for call in calls]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import ChoiceStep, EngineRequest, EngineStep, Part, RequestRefusedError
-from services.worker.vllm_checks import Parsers
+from services.worker.vllm.checks import Parsers
 from tests.support.thinking_model import make_thinking_model
 
 pytestmark = pytest.mark.vllm
@@ -64,7 +64,7 @@ PARSERS = {
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """vLLM's configuration of a model that knows the marks of thinking."""
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     model = make_thinking_model(tmp_path_factory.mktemp("model") / "thinking")
     with pytest.MonkeyPatch.context() as patched:
@@ -134,7 +134,7 @@ def read_by(config: Any, parsers: Parsers, chat: pb.ChatPrompt, *texts: str) -> 
     """Return the steps of a run whose output is these texts, as its worker hands them on."""
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    from services.worker.vllm_parsing import MessageRun, parser_class
+    from services.worker.vllm.parsing import MessageRun, parser_class
 
     tokenizer = cached_tokenizer_from_config(config.model_config)
     asked = EngineRequest("r-1", [0, 3, 70], 64, pb.SamplingParams(), chat=chat)

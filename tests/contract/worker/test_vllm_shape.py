@@ -34,7 +34,7 @@ def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("ahead", [False, True], ids=["one step after the other", "a step ahead"])
 @pytest.mark.parametrize("accepts", [0.0, 0.5, 1.0])
 def test_no_sequence_holds_more_than_its_peak_as_booked(config: Any, ahead: bool, accepts: float) -> None:
-    from services.worker.vllm_shape import lookahead_tokens
+    from services.worker.vllm.shape import lookahead_tokens
 
     config.scheduler_config.async_scheduling = ahead
     sizes = Sizes(4096, 4096, 1, WINDOW, lookahead_tokens(config))

@@ -59,7 +59,7 @@ async def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 def started(model: Path, mode: str) -> Engine:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from services.worker.vllm_engine import prepare
+    from services.worker.vllm.engine import prepare
 
     arguments = [
         # How states are kept: the newest alone, or one at the end of a block as well, for other prompts to go on from.

@@ -7,10 +7,10 @@ import asyncio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.queue.batch_log import BatchLog
 from services.queue.core.entry import DEFAULT_TENANT
-from services.queue.reader import Page
-from services.queue.watch import RESULT_BYTES, WatchHub
+from services.queue.storage.reader import Page
+from services.queue.watch.batch_log import BatchLog
+from services.queue.watch.hub import RESULT_BYTES, WatchHub
 from services.queue.wire import StoredResult
 
 BATCH = (DEFAULT_TENANT, "b")

@@ -26,8 +26,8 @@ from services.queue.core.messages import (
     WorkerClosed,
     WorkerOpened,
 )
-from services.queue.spot_check import differences
-from services.queue.verify import Verifier
+from services.queue.storage.spot_check import differences
+from services.queue.storage.verify import Verifier
 from tests.support.queueing import LEASE_NS, RULES, Queue, meta
 
 INDEX = st.integers(0, 30)

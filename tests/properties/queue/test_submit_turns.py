@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.queue.core.entry import BatchKey
-from services.queue.submit_turns import (
+from services.queue.submits.turns import (
     ALONE_AFTER,
     BYTES_LIKE_ONE_MORE,
     SUBMITS_ALONE,

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.core.sizing import Sizes, need_blocks
-from services.worker.simulated_batch import Batch
-from services.worker.simulated_sequence import Sequence
+from services.worker.simulated.batch import Batch
+from services.worker.simulated.sequence import Sequence
 
 BLOCK_SIZE = 16
 BLOCKS = 40

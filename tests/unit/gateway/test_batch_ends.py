@@ -27,7 +27,7 @@ from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import Claim, Complete, SetQuotas, WorkerOpened
 from services.queue.core.quotas import Quota
 from services.queue.core.records import PARTS
-from services.queue.file_rows import part_key
+from services.queue.files.rows import part_key
 from tests.support.batch_lines import completion
 from tests.support.waiting import wait_for_async
 from tests.unit.gateway import test_drive

@@ -20,8 +20,8 @@ from services.gateway.served import Served
 from services.gateway.shelf import UnreadableError
 from services.queue.core.effects import Write
 from services.queue.core.records import RECORDS
-from services.queue.file_rows import record_key
-from services.queue.store import Row, Store, StoreDamagedError
+from services.queue.files.rows import record_key
+from services.queue.storage.store import Row, Store, StoreDamagedError
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import wait_for_async
 from tests.unit.gateway.test_drive import Rig, no_fleet, rig

@@ -37,7 +37,7 @@ def test_log_probabilities_are_written_as_vllms_server_does(top: int, as_ids: bo
     from vllm.outputs import CompletionOutput, RequestOutput
 
     from services.worker.outputs import RunOutput
-    from services.worker.vllm_sampling import engine_step
+    from services.worker.vllm.sampling import engine_step
 
     positions = [
         {token_id: Logprob(value, rank, TOKENS[token_id]) for token_id, (value, rank) in entries.items()}

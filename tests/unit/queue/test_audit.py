@@ -13,8 +13,8 @@ from services.queue.core.effects import AuditFailed, Write
 from services.queue.core.entry import DEFAULT_TENANT, Entry, Failure
 from services.queue.core.lifecycle import State
 from services.queue.core.messages import Cancel, Complete, Inspect, WorkerOpened
-from services.queue.spot_check import REQUESTS_PER_LOOK, SpotCheck, differences
-from services.queue.store import StoreError
+from services.queue.storage.spot_check import REQUESTS_PER_LOOK, SpotCheck, differences
+from services.queue.storage.store import StoreError
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import Queue, meta
 

@@ -15,8 +15,6 @@ from typing import cast
 import pytest
 
 from penstock.queue.v1 import queue_pb2
-from services.queue.backup import BackupError, backups_of, make_backup, restore
-from services.queue.backup_call import BackupCall, Context
 from services.queue.committer import Committer
 from services.queue.core import records as r
 from services.queue.core.effects import Deliver, Ended, Recorded, StopReason, StopRun, Write
@@ -25,10 +23,12 @@ from services.queue.core.lifecycle import State
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Claim, WorkerOpened
 from services.queue.offline import main
-from services.queue.recovery import recover
-from services.queue.rocksdb_store import BACKUP_MARK, RocksdbStore
-from services.queue.store import StoreUnusableError
-from services.queue.verify import Verifier
+from services.queue.storage.backup import BackupError, backups_of, make_backup, restore
+from services.queue.storage.backup_call import BackupCall, Context
+from services.queue.storage.recovery import recover
+from services.queue.storage.rocksdb_store import BACKUP_MARK, RocksdbStore
+from services.queue.storage.store import StoreUnusableError
+from services.queue.storage.verify import Verifier
 from tests.support.committing import Ear, HandClock
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID, Queue, meta

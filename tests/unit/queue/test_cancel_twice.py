@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 from penstock.queue.v1 import queue_pb2
-from services.queue.reader import Reader
-from services.queue.store import StoreError
+from services.queue.storage.reader import Reader
+from services.queue.storage.store import StoreError
 from services.telemetry import Telemetry
 from tests.support.serving import ids, serving, text
 

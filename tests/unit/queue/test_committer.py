@@ -29,9 +29,9 @@ from services.queue.core.messages import (
     WorkerOpened,
 )
 from services.queue.items import Lookup
-from services.queue.store import StoreError
-from services.queue.submit import submit_item
-from services.queue.submit_turns import SUBMITS_AT_ONCE, SUBMITS_WRITE_NS
+from services.queue.storage.store import StoreError
+from services.queue.submits.intake import submit_item
+from services.queue.submits.turns import SUBMITS_AT_ONCE, SUBMITS_WRITE_NS
 from tests.support.committing import WATERMARK_BYTES, Rig, committing
 from tests.support.queueing import RULES, meta
 
@@ -77,7 +77,7 @@ async def test_many_submits_hold_up_neither_other_messages_nor_others_submits(ri
 
 
 async def test_between_two_short_commits_of_submits_others_go_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_AT_ONCE", 1)
+    monkeypatch.setattr("services.queue.submits.turns.SUBMITS_AT_ONCE", 1)
     await rig.submit()
     begun = len(rig.store.batches)
     answers = rig.submit_from(1, 4)

@@ -11,19 +11,19 @@ import pytest
 
 from penstock.files.v1 import files_pb2 as pb
 from services.clock import SystemClock
-from services.queue import file_changes
 from services.queue.committer import Committer, RefusedError
 from services.queue.core import records
 from services.queue.core.effects import Write
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Inspect, NewRequest, Tick
-from services.queue.file_changes import UnknownError
-from services.queue.file_rows import file_key
-from services.queue.reader import Reader
-from services.queue.recovery import recover
-from services.queue.shelf import Shelf, ShelfRefusedError
-from services.queue.store import StoreError
-from services.queue.submit import submit_item
+from services.queue.files import changes
+from services.queue.files.changes import UnknownError
+from services.queue.files.rows import file_key
+from services.queue.files.shelf import Shelf, ShelfRefusedError
+from services.queue.storage.reader import Reader
+from services.queue.storage.recovery import recover
+from services.queue.storage.store import StoreError
+from services.queue.submits.intake import submit_item
 from tests.support.committing import WATERMARK_BYTES, Ear, HandClock
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID, meta
@@ -167,14 +167,14 @@ async def test_a_change_that_was_not_synced_is_not_found_made_when_it_is_asked_f
         store.syncs_fail = True
         for _ in range(2):
             with pytest.raises(ShelfRefusedError, match="Input/output error"):
-                await shelf.change(lambda draft: file_changes.create(draft, pb.CreateFileRequest(file_id="file-2")))
+                await shelf.change(lambda draft: changes.create(draft, pb.CreateFileRequest(file_id="file-2")))
 
 
 async def test_the_failed_sync_of_the_shelf_is_repaired_though_nobody_submits(store: DoubtfulStore) -> None:
     async with committing_to(store, HandClock()) as committer, shelving(store) as shelf:
         store.syncs_fail = True
         with pytest.raises(ShelfRefusedError):
-            await shelf.change(lambda draft: file_changes.create(draft, pb.CreateFileRequest(file_id="file-2")))
+            await shelf.change(lambda draft: changes.create(draft, pb.CreateFileRequest(file_id="file-2")))
         store.syncs_fail = False
         committer.post(Tick())
         await committer.ask(lambda ticket: Inspect(ticket, ()))

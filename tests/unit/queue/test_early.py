@@ -14,8 +14,8 @@ from services.queue.committer import SHORT_READ_BYTES, SHORT_WRITE_NS, RefusedEr
 from services.queue.core import records
 from services.queue.core.effects import Accepted, Announce, Deliver, Gone, Write
 from services.queue.core.messages import BacklogOpened, Claim, NewRequest, Offer, SetWindow, Submit, Tick, WorkerOpened
-from services.queue.recovery import NUMBERS_SKIPPED, Recovery, recover, store_id_of
-from services.queue.store import StoreDamagedError, StoreError
+from services.queue.storage.recovery import NUMBERS_SKIPPED, Recovery, recover, store_id_of
+from services.queue.storage.store import StoreDamagedError, StoreError
 from tests.support.committing import Rig, SlowStore, committing
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import STORE_ID, Queue, meta

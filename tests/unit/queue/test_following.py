@@ -12,9 +12,9 @@ import pytest
 
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
-from services.queue import following
 from services.queue.core.effects import Write
-from services.queue.store import StoreError
+from services.queue.storage.store import StoreError
+from services.queue.watch import following
 from services.telemetry import Telemetry
 from tests.support.serving import Peer, ids, refused, serving, text
 from tests.support.waiting import wait_for_async

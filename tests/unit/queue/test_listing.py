@@ -11,10 +11,10 @@ from penstock.files.v1 import files_pb2 as pb
 from services.clock import SystemClock
 from services.queue.core import records as r
 from services.queue.core.effects import Write
-from services.queue.file_rows import after_records, file_key, record_key
-from services.queue.listing import FEW_RECORDS, LOOK_BYTES, LOOK_ROWS, Listing
-from services.queue.shelf import READ_THREADS, Shelf
-from services.queue.store import Row
+from services.queue.files.listing import FEW_RECORDS, LOOK_BYTES, LOOK_ROWS, Listing
+from services.queue.files.rows import after_records, file_key, record_key
+from services.queue.files.shelf import READ_THREADS, Shelf
+from services.queue.storage.store import Row
 from tests.support.memory_store import MemoryStore
 
 FILES = 40 * LOOK_ROWS

@@ -26,11 +26,11 @@ from services.queue.core.messages import (
     Tick,
     WorkerOpened,
 )
-from services.queue.loading import Loading
 from services.queue.outlet import Early, Released
-from services.queue.recovery import Recovery, recover
-from services.queue.store import Row, StoreError, StoreUnusableError
-from services.queue.submit import submit_item
+from services.queue.storage.loading import Loading
+from services.queue.storage.recovery import Recovery, recover
+from services.queue.storage.store import Row, StoreError, StoreUnusableError
+from services.queue.submits.intake import submit_item
 from services.telemetry import Telemetry
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID, Queue, meta
@@ -125,8 +125,8 @@ class Start:
 
 @pytest.fixture
 async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    monkeypatch.setattr("services.queue.recovery.PAGE_ROWS", PAGE_ROWS)
-    monkeypatch.setattr("services.queue.loading.FIRST_REQUESTS", FIRST_REQUESTS)
+    monkeypatch.setattr("services.queue.storage.recovery.PAGE_ROWS", PAGE_ROWS)
+    monkeypatch.setattr("services.queue.storage.loading.FIRST_REQUESTS", FIRST_REQUESTS)
     start = Start()
     start.loop = asyncio.create_task(start.committer.run())
     yield start
@@ -299,7 +299,7 @@ class SlowlyReadStore(MemoryStore):
 
 
 async def test_a_batch_that_is_being_loaded_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.queue.loading.FIRST_REQUESTS", 0)
+    monkeypatch.setattr("services.queue.storage.loading.FIRST_REQUESTS", 0)
     store = SlowlyReadStore()
     before = Queue()
     before.store = store

@@ -12,11 +12,11 @@ from services.queue.core import records as r
 from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT, RequestMeta
 from services.queue.core.messages import Cancel, Claim, Delete, EndedRow, WorkerOpened
-from services.queue.migration import migrate
-from services.queue.recovery import recover
-from services.queue.rocksdb_store import RocksdbStore
-from services.queue.store import Store, StoreError, StoreUnusableError
-from services.queue.verify import Verifier
+from services.queue.storage.migration import migrate
+from services.queue.storage.recovery import recover
+from services.queue.storage.rocksdb_store import RocksdbStore
+from services.queue.storage.store import Store, StoreError, StoreUnusableError
+from services.queue.storage.verify import Verifier
 from tests.support.queueing import PAYLOAD, Queue, meta
 
 

@@ -14,8 +14,8 @@ from penstock.files.v1.files_pb2_grpc import FilesServiceStub
 from penstock.queue.v1 import queue_pb2
 from services.queue.core.effects import Write
 from services.queue.core.records import PAYLOADS, RECORDS, RESULTS, seq_key
-from services.queue.file_rows import record_key
-from services.queue.store import StoreDamagedError, StoreError
+from services.queue.files.rows import record_key
+from services.queue.storage.store import StoreDamagedError, StoreError
 from services.telemetry import Telemetry
 from tests.support.serving import Peer, ids, refused, serving, text
 

@@ -28,7 +28,7 @@ from services.queue.core.messages import (
     WorkerClosed,
     WorkerOpened,
 )
-from services.queue.recovery import recover
+from services.queue.storage.recovery import recover
 from services.queue.wire import read_result
 from tests.support.queueing import LEASE_NS, STORE_ID, Queue, dead_letter, meta, only, working
 

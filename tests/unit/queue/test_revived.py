@@ -15,10 +15,10 @@ from services.queue import wire
 from services.queue.core.effects import Deliver, Ended
 from services.queue.core.entry import Failure
 from services.queue.core.messages import Cancel, Claim, Complete, RequeueDead, Tick, WorkerOpened
-from services.queue.following import Following
-from services.queue.reader import Reader
-from services.queue.watch import WatchHub
-from services.queue.watching import Watching
+from services.queue.storage.reader import Reader
+from services.queue.watch.following import Following
+from services.queue.watch.hub import WatchHub
+from services.queue.watch.watching import Watching
 from tests.support.committing import Rig, committing
 from tests.support.queueing import RULES, STORE_ID
 from tests.support.waiting import wait_for_async

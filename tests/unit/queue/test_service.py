@@ -17,8 +17,8 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue.core.effects import Write
 from services.queue.core.records import REQUESTS, seq_key
-from services.queue.store import StoreError
-from services.queue.submit_turns import SUBMITS_AT_ONCE
+from services.queue.storage.store import StoreError
+from services.queue.submits.turns import SUBMITS_AT_ONCE
 from services.telemetry import Telemetry
 from tests.support.serving import COMPLETED, Peer, ids, refused, serving, text
 from tests.support.waiting import wait_for_async

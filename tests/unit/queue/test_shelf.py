@@ -15,18 +15,18 @@ from penstock.files.v1 import files_pb2_grpc
 from penstock.limits import PART_BYTES
 from penstock.queue.v1 import queue_pb2
 from services.clock import SystemClock
-from services.queue import file_changes as changes
-from services.queue import rocksdb_store
 from services.queue.core import records as r
 from services.queue.core.effects import Write
 from services.queue.core.lifecycle import State
-from services.queue.file_rows import file_key, part_key, read_file, record_key
-from services.queue.files_servicer import MAX_VALUE_BYTES
-from services.queue.recovery import recover
-from services.queue.rocksdb_store import RocksdbStore
-from services.queue.shelf import MAX_WAITING_BYTES, RECORDS_AT_ONCE, Shelf, ShelfRefusedError
-from services.queue.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
-from services.queue.verify import Verifier
+from services.queue.files import changes
+from services.queue.files.rows import file_key, part_key, read_file, record_key
+from services.queue.files.servicer import MAX_VALUE_BYTES
+from services.queue.files.shelf import MAX_WAITING_BYTES, RECORDS_AT_ONCE, Shelf, ShelfRefusedError
+from services.queue.storage import rocksdb_store
+from services.queue.storage.recovery import recover
+from services.queue.storage.rocksdb_store import RocksdbStore
+from services.queue.storage.store import Row, Store, StoreDamagedError, StoreError, StoreUnusableError
+from services.queue.storage.verify import Verifier
 from services.telemetry import Telemetry
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import Queue, meta

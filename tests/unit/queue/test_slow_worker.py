@@ -19,8 +19,8 @@ from services.queue.metrics import QueueMetrics
 from services.queue.outlet import Early
 from services.queue.payloads import MAX_PAYLOADS_BYTES, PAYLOADS_AT_ONCE, read_payloads
 from services.queue.speaker import Greeting, Link, Speaker
-from services.queue.store import StoreDamagedError, StoreError
-from services.queue.watch import WatchHub
+from services.queue.storage.store import StoreDamagedError, StoreError
+from services.queue.watch.hub import WatchHub
 from services.rpc.limits import MAX_UNSENT_PAYLOAD_BYTES
 from services.telemetry import Telemetry
 from services.worker import wire as worker_wire

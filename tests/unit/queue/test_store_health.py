@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.queue.core.messages import BacklogClosed, Cancel, Inspect, Tick
-from services.queue.store import StoreError
-from services.queue.store_health import HEAL_PAUSE_NS, StoreHealth
+from services.queue.storage.health import HEAL_PAUSE_NS, StoreHealth
+from services.queue.storage.store import StoreError
 from tests.support.committing import HandClock
 from tests.support.memory_store import MemoryStore
 

@@ -20,8 +20,8 @@ from services.queue.committer import Committer
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Submit
 from services.queue.metrics import QueueMetrics
-from services.queue.recovery import recover
-from services.queue.submit import Intake, Taking
+from services.queue.storage.recovery import recover
+from services.queue.submits.intake import Intake, Taking
 from services.telemetry import Telemetry, parent_context
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID

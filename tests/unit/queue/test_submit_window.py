@@ -15,8 +15,8 @@ from services.auth.caller import CALLER, Caller, open_caller
 from services.queue.core import records
 from services.queue.core.effects import Write
 from services.queue.servicer import CHECKED_AT_ONCE
-from services.queue.submit import Intake
-from services.queue.submit_turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE
+from services.queue.submits.intake import Intake
+from services.queue.submits.turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE
 from services.telemetry import Telemetry
 from tests.support.memory_store import MemoryStore
 from tests.support.modules import COMPILED
@@ -99,7 +99,7 @@ async def test_a_client_that_does_not_read_its_acks_is_read_no_further(
 
 
 async def test_one_who_submits_much_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    monkeypatch.setattr("services.queue.submits.turns.SUBMITS_WRITE_NS", NEVER_NS)
     store = SlowStore()
     async with serving(Telemetry(None), store) as peer:
         held_up = asyncio.ensure_future(_unary(peer))
@@ -120,7 +120,7 @@ async def test_one_who_submits_much_keeps_no_other_waiting(monkeypatch: pytest.M
 
 
 async def test_large_requests_take_turns_for_what_they_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    monkeypatch.setattr("services.queue.submits.turns.SUBMITS_WRITE_NS", NEVER_NS)
     store = SlowStore()
     async with serving(Telemetry(None), store) as peer:
         held_up = asyncio.ensure_future(_unary(peer))
@@ -146,7 +146,7 @@ async def test_a_frame_is_taken_in_parts_by_weight() -> None:
 
 
 async def test_what_a_dropped_stream_submitted_is_cancelled_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    monkeypatch.setattr("services.queue.submits.turns.SUBMITS_WRITE_NS", NEVER_NS)
     store = SlowStore()
     async with serving(Telemetry(None), store) as peer:
         held_up = asyncio.ensure_future(_unary(peer))
@@ -163,7 +163,7 @@ async def test_what_a_dropped_stream_submitted_is_cancelled_with_its_batch(monke
 
 
 async def test_a_cancel_waits_for_what_of_its_tenant_is_not_checked_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    monkeypatch.setattr("services.queue.submits.turns.SUBMITS_WRITE_NS", NEVER_NS)
     store = SlowStore()
     async with serving(Telemetry(None), store) as peer:
         held_up = asyncio.ensure_future(_unary(peer))
@@ -189,7 +189,7 @@ async def test_a_cancel_waits_for_what_of_its_tenant_is_not_checked_yet(monkeypa
 
 
 async def test_a_tenant_with_many_calls_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.queue.submit_turns.SUBMITS_WRITE_NS", NEVER_NS)
+    monkeypatch.setattr("services.queue.submits.turns.SUBMITS_WRITE_NS", NEVER_NS)
     store = SlowStore()
     async with serving(Telemetry(None), store) as peer:
         held_up = asyncio.ensure_future(_unary(peer))

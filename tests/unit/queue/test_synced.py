@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.queue.backup import BackupError, backups_of, make_backup, restore
 from services.queue.core import records as r
 from services.queue.core.effects import Write
 from services.queue.offline import main
-from services.queue.rocksdb_store import RocksdbStore
-from services.queue.store import StoreUnusableError
-from services.queue.synced import MARK_FILE, MarkError, SyncedMark, read_mark
+from services.queue.storage.backup import BackupError, backups_of, make_backup, restore
+from services.queue.storage.rocksdb_store import RocksdbStore
+from services.queue.storage.store import StoreUnusableError
+from services.queue.storage.synced import MARK_FILE, MarkError, SyncedMark, read_mark
 
 NOW_NS = 1_800_000_000_000_000_000
 ROWS = 400

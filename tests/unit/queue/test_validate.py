@@ -6,8 +6,9 @@ from contextlib import suppress
 import pytest
 
 from penstock.request.v1 import request_pb2
-from services.queue import validate, wire
-from services.queue.validate import InvalidRequestError
+from services.queue import wire
+from services.queue.submits import validate
+from services.queue.submits.validate import InvalidRequestError
 from tests.support.json_depth import levels_around_the_limit
 
 EARLIEST_NS = 10**17

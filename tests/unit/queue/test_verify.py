@@ -13,8 +13,8 @@ from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT, Entry, Failure
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import Cancel, Complete, Delete, EndedRow, WorkerOpened
-from services.queue.store import Store
-from services.queue.verify import Verifier
+from services.queue.storage.store import Store
+from services.queue.storage.verify import Verifier
 from tests.support.queueing import Queue, meta
 
 READY, LEASED, DEAD, DONE = (r.seq_key(seq) for seq in (1, 2, 3, 4))

@@ -11,15 +11,15 @@ import grpc
 
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
 from penstock.request.v1 import request_pb2
-from services.queue.batch_log import PAGE_RESULTS
 from services.queue.core import records
 from services.queue.core.effects import Ended, Write
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import NO_BATCH, WorkerOpened
-from services.queue.reader import MOST_CHUNK, Reader
-from services.queue.watch import MAX_BEHIND_BYTES, MERGED_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
-from services.queue.watch_frames import Results, events_in_turn, frames
+from services.queue.storage.reader import MOST_CHUNK, Reader
+from services.queue.watch.batch_log import PAGE_RESULTS
+from services.queue.watch.frames import Results, events_in_turn, frames
+from services.queue.watch.hub import MAX_BEHIND_BYTES, MERGED_BYTES, PENDING_BYTES, PIECE_BYTES, Watcher, WatchHub
 from services.queue.wire import MAX_TOLD_BYTES, StoredResult, told_result
 from services.telemetry import Telemetry
 from tests.support.memory_store import MemoryStore

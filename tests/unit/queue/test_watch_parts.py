@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.request.v1 import request_pb2 as pb
 from services.queue.core.messages import NO_BATCH
-from services.queue.watch import WatchHub
+from services.queue.watch.hub import WatchHub
 
 REASONING = pb.ToolPart(text="Hm.", reasoning=True)
 CONTENT = pb.ToolPart(text="Seven.")

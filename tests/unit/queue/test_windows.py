@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.queue.windows import SharedWindow
+from services.queue.submits.windows import SharedWindow
 
 
 class Waiters:

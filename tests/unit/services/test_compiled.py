@@ -78,7 +78,7 @@ FEW = {
     "services/queue/core/quotas.py": {"Held"},
     "services/queue/core/workers.py": {"Worker"},
     "services/queue/speaker.py": {"Link", "Greeting"},
-    "services/queue/watch.py": {"_Position", "_Pending"},
+    "services/queue/watch/hub.py": {"_Position", "_Pending"},
     "services/scheduler/core/counters.py": {"Counters"},
     "services/scheduler/core/fleet.py": {"Group", "Worker"},
     "services/scheduler/core/lately.py": {"Lately"},

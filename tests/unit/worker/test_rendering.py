@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.rendering import SHORT_CHARACTERS, SLOW_NS, SLOW_PAUSE_NS, Rendering
-from services.worker.simulated_engine import ByteRenderer
+from services.worker.simulated.engine import ByteRenderer
 from services.worker.tokenizer import OnAnswer, OnDeath, Refusal, TokenizerPool, failed
 from tests.support.answered import Answered
 from tests.support.rendered import bytewise

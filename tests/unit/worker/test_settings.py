@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.worker.settings import load_arguments, split_arguments
-from services.worker.simulated_profile import PROFILES
-from services.worker.simulated_settings import simulated_settings
+from services.worker.simulated.profile import PROFILES
+from services.worker.simulated.settings import simulated_settings
 
 
 def test_what_the_worker_does_not_know_goes_to_the_engine_in_order() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker.simulated_blocks import BlockPool, prompt_keys
+from services.worker.simulated.blocks import BlockPool, prompt_keys
 
 
 def publish(pool: BlockPool, *keys: int) -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import EngineRequest, EngineStep
-from services.worker.simulated_engine import SimulatedEngine
-from services.worker.simulated_settings import SimulatedSettings
+from services.worker.simulated.engine import SimulatedEngine
+from services.worker.simulated.settings import SimulatedSettings
 
 
 class Hands:

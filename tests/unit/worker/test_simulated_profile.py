@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from services.worker.simulated_profile import (
+from services.worker.simulated.profile import (
     BANDWIDTH_EFFICIENCY,
     COMPUTE_EFFICIENCY,
     H100_80GB,

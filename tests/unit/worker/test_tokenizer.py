@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from services.worker.core.prompt_line import AHEAD_CHARACTERS
 from services.worker.engine import PromptSpec, Rendered
-from services.worker.simulated_engine import ByteRenderer
+from services.worker.simulated.engine import ByteRenderer
 from services.worker.tokenizer import ANSWER_AFTER_NS, Answer, Refusal, TokenizerPool, some_answers
 from tests.support.answered import Answered
 from tests.support.gate import Gate, Gated

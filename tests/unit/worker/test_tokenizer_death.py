@@ -14,7 +14,7 @@ import uvloop
 
 from services.worker import nursery
 from services.worker.engine import PromptSpec, Rendered, Renderer
-from services.worker.simulated_engine import ByteRenderer
+from services.worker.simulated.engine import ByteRenderer
 from services.worker.tokenizer import Refusal, TokenizerPool
 from tests.support.answered import Answered
 from tests.support.fleet import alive

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.vllm_checks import NotServedError, asked_reasoning_parser, check_arguments, check_started
+from services.worker.vllm.checks import NotServedError, asked_reasoning_parser, check_arguments, check_started
 
 
 def arguments(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.vllm_shape import lookahead_tokens, state_blocks
+from services.worker.vllm.shape import lookahead_tokens, state_blocks
 
 
 def speculating(drafted: int, written: int, ahead: bool) -> Any:

@@ -1,0 +1,1 @@
+"""Files and small records for gateways."""

@@ -1,0 +1,156 @@
+"""Backups: a consistent copy of a store beside it, and a data directory made of one.
+
+A backup is a RocksDB checkpoint: its files are links to the store's where these no longer change, so that it takes
+little time and at first no space. A mark tells it from a data directory, because a queue must not run on it as it is:
+it would give out once more the numbers that were given out after the backup was made, and a client would find the
+result of another's request under the name of its own. `restore` moves the numbers on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from services.queue.core import records
+from services.queue.core.effects import Write
+from services.queue.core.entry import Counters
+from services.queue.storage.rocksdb_store import BACKUP_MARK, RocksdbStore
+from services.queue.storage.store import Store, StoreError, StoreUnusableError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Names of backups: nothing that leads out of their directory."""
+
+NUMBERS_SKIPPED = 1 << 40
+"""Least that a restore moves every counter on: more than any store hands out between a backup and its use. The time in
+nanoseconds is usually far beyond it, and keeps two restores of one backup apart."""
+
+FORMAT = 1
+
+
+class BackupError(Exception):
+    """The backup cannot be made or used; the text says why."""
+
+
+class Backup(NamedTuple):
+    """A backup on disk."""
+
+    path: Path
+    store_id: str
+    made_ns: int
+    """When it was begun, Unix time."""
+
+
+def backups_of(data_dir: Path) -> Path:
+    """Return the directory of the backups of a data directory: beside it, so on the same file system."""
+    named = _named(data_dir)
+    return named.with_name(f"{named.name}-backups")
+
+
+def _named(directory: Path) -> Path:
+    """Return the same directory under a path that ends with its name: "." has none."""
+    return Path(os.path.realpath(directory)) if directory.name in {"", ".."} else directory
+
+
+def name_of(made_ns: int) -> str:
+    """Return the name of a backup that was given none: its time in UTC."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(made_ns // 1_000_000_000))
+
+
+def make_backup(store: Store, directory: Path, name: str, now_ns: int) -> Backup:
+    """Write a backup of `store` to `directory`; it appears under its name when it is whole and on disk.
+
+    Raises BackupError if the name cannot be used or the copy cannot be written.
+    """
+    name = name or name_of(now_ns)
+    if not NAME.fullmatch(name):
+        raise BackupNameError(f"name: {name!r} must be letters, digits, dots, dashes and underscores, at most 100")
+    path, partial = directory / name, directory / f".{name}.partial"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            raise BackupExistsError(f"name: there is a backup {path} already")
+        shutil.rmtree(partial, ignore_errors=True)
+        store.checkpoint(partial)
+        named = store.get(records.META, records.STORE_ID_KEY)
+        backup = Backup(path, named.decode() if named else "", now_ns)
+        mark = {"format": FORMAT, "store_id": backup.store_id, "made_unix_ns": now_ns}
+        (partial / BACKUP_MARK).write_text(json.dumps(mark) + "\n")
+        _sync(partial)
+        partial.rename(path)
+        _sync_directory(directory)
+    except (OSError, StoreError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise BackupError(f"the backup cannot be written: {error}") from None
+    return backup
+
+
+class BackupNameError(BackupError):
+    """The name cannot be one."""
+
+
+class BackupExistsError(BackupNameError):
+    """The name is taken."""
+
+
+def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
+    """Make the data directory `data_dir`, which must be missing or empty, of `backup`; return its counters.
+
+    Every counter goes on far beyond anything given out before: names, cursors and fencing tokens that only the lost
+    life of the store gave out stay unknown for ever. Raises BackupError, with nothing left behind.
+    """
+    data_dir = _named(data_dir)
+    if not (backup / BACKUP_MARK).is_file():
+        raise BackupError(f"{backup} is not a backup: it has no {BACKUP_MARK}")
+    if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
+        raise BackupError(f"{data_dir} is not empty; a backup is restored to a new place")
+    partial = data_dir.with_name(f".{data_dir.name}.restoring")
+    try:
+        data_dir.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        # Copied and not linked: what damages the one directory must not reach the other.
+        shutil.copytree(backup, partial, ignore=shutil.ignore_patterns(BACKUP_MARK, "LOCK"))
+        counters = _move_on(partial, now_ns)
+        _sync(partial)
+        partial.rename(data_dir)
+        _sync_directory(data_dir.parent)
+    except (BackupError, OSError, shutil.Error, ValueError, StoreError, StoreUnusableError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        text = str(error).replace(str(partial), str(backup))  # the copy is gone, and its files are the backup's
+        raise BackupError(f"{backup} cannot be restored: {text}") from None
+    return counters
+
+
+def _move_on(path: Path, now_ns: int) -> Counters:
+    store = RocksdbStore(path)
+    try:
+        for family, key, text in store.damage():
+            raise BackupError(f"it is damaged: {family} after key {key.hex() or '-'}: {text}")
+        row = store.get(records.META, records.COUNTERS_KEY)
+        counters = Counters() if row is None else records.decode_counters(row)
+        counters.seq = max(now_ns, counters.seq + NUMBERS_SKIPPED)
+        counters.fencing_token = max(now_ns, counters.fencing_token + NUMBERS_SKIPPED)
+        counters.completion_seq = max(now_ns, counters.completion_seq + NUMBERS_SKIPPED)
+        store.write([Write(records.META, records.COUNTERS_KEY, records.encode_counters(counters))])
+    finally:
+        store.close()
+    return counters
+
+
+def _sync(directory: Path) -> None:
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    _sync_directory(directory)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,118 @@
+"""Whether the store can be written, and why not: a write that failed, or a disk too full."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from services.clock import Clock
+from services.queue.core import records
+from services.queue.core.effects import Write
+from services.queue.core.messages import BacklogClosed, Inspect, InspectQueue, WatchTokens, WorkerClosed
+from services.queue.items import Item
+from services.queue.storage.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+DISK_CHECK_NS: Final = 200_000_000
+"""Least time between looks at the free disk space: no disk writes the watermark's margin in less."""
+
+HEAL_PAUSE_NS: Final = 1_000_000_000
+"""Between attempts to write again after the store failed."""
+
+READ_ONLY = (Inspect, InspectQueue, WatchTokens, WorkerClosed, BacklogClosed)
+"""Messages that are served while the store cannot write."""
+
+UNANSWERED = (WatchTokens, WorkerClosed, BacklogClosed)
+"""Those of them that are answered with nothing: served even by a machine that may know what the disk does not."""
+
+
+class StoreHealth:
+    """What is known of the store's ability to write. One owner, the committer; others read."""
+
+    def __init__(self, store: Store, clock: Clock, disk_free_min_bytes: int) -> None:
+        """Take the store for able to write; of its disk nothing is known yet."""
+        self._store = store
+        self._clock = clock
+        self._disk_free_min_bytes = disk_free_min_bytes
+        self.broken = ""
+        """Why the store cannot write; empty if it can."""
+        self.in_doubt = False
+        """Whether the machine may know what the disk does not: it could not be built anew after a failed write."""
+        self.disk_free_bytes = 0
+        self._disk_checked_ns = 0
+        self._probe_at_ns = 0
+
+    def check_disk(self) -> None:
+        """Look at the free disk space, unless that was done a moment ago."""
+        now_ns = self._clock.now_ns()
+        if now_ns - self._disk_checked_ns < DISK_CHECK_NS:
+            return
+        self._disk_checked_ns = now_ns
+        try:
+            self.disk_free_bytes = self._store.disk_free_bytes()
+        except StoreError as error:
+            log.error("cannot tell the free disk space: %s", error)
+            self.disk_free_bytes = 0
+
+    def refusal(self) -> str:
+        """Return why submits are refused for now; empty if they are not."""
+        if self.broken:
+            return self.broken
+        if self.disk_free_bytes < self._disk_free_min_bytes and self._disk_checked_ns:
+            return (
+                f"the queue's disk has {self.disk_free_bytes} bytes free, less than the watermark of "
+                f"{self._disk_free_min_bytes}; submits are refused until there is room"
+            )
+        return ""
+
+    def serves(self, item: Item) -> bool:
+        """Return whether `item` can be served as things are; what changes nothing in the store can."""
+        if not self.broken:
+            return True
+        return isinstance(item, UNANSWERED if self.in_doubt else READ_ONLY)
+
+    def failed(self, error: StoreError) -> None:
+        """Note that a batch could not be written."""
+        log.error("the store cannot write, refusing all changes: %s", error)
+        self.still_fails(error)
+        self._probe_at_ns = self._clock.now_ns() + HEAL_PAUSE_NS
+
+    def notice_failure(self) -> None:
+        """Be broken, to be probed at once, where another writer's write or sync failed: files and records have one."""
+        if not self.broken and (failure := self._store.write_failure()):
+            log.error("a write to the store failed, refusing all changes: %s", failure)
+            self.still_fails(failure)
+            self._probe_at_ns = 0
+
+    def still_fails(self, error: StoreError | str) -> None:
+        """Note why the store cannot write now."""
+        self.broken = f"the queue's store cannot write: {error}"
+
+    def is_probe_due(self) -> bool:
+        """Return whether to try a write again now; the next time is a pause later."""
+        now_ns = self._clock.now_ns()
+        if now_ns < self._probe_at_ns:
+            return False
+        self._probe_at_ns = now_ns + HEAL_PAUSE_NS
+        return True
+
+    def probe(self) -> None:
+        """Write something harmless; if that fails though the disk has room, or in doubt, open the store and retry.
+
+        Raises StoreError if it cannot be written.
+        """
+        rows: Sequence[Write] = [Write(records.META, b"probe", b"")]
+        try:
+            self._store.write(rows)
+        except StoreError:
+            if not self._store.doubt() and self._store.disk_free_bytes() < self._disk_free_min_bytes:
+                raise
+            self._store.reopen()
+            self._store.write(rows)
+
+    def mended(self) -> None:
+        """Note that the store writes again, and that the machine knows what it holds."""
+        self.broken = ""
+        log.warning("the store writes again")

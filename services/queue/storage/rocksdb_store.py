@@ -1,0 +1,444 @@
+"""The durable store: RocksDB through rocksdict, one write batch with one fsync per commit."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import rocksdict
+
+from services.queue.core.effects import Write
+from services.queue.core.records import FAMILIES, META, SCHEMA_KEY, SCHEMA_VERSION
+from services.queue.storage.migration import MIGRATED_VERSIONS, migrate
+from services.queue.storage.rocksdb_options import CACHE_BYTES, database_options, family_options
+from services.queue.storage.store import Row, StoreDamagedError, StoreError, StoreUnreadableError, StoreUnusableError
+from services.queue.storage.synced import MARK_FILE, MarkError, SyncedMark, read_mark, write_mark
+
+log = logging.getLogger(__name__)
+
+BACKUP_MARK = "PENSTOCK_BACKUP.json"
+"""The file that tells a backup from a data directory."""
+
+DAMAGE = "Corruption"
+"""How RocksDB begins an error about bytes that are not what was written."""
+
+NOT_OF_THE_DISK = re.compile("Too many open files|Cannot allocate memory")
+"""In errors that say nothing of what the disk holds."""
+
+TABLE_FILE = re.compile(r"\d+\.sst")
+"""The name of a table file, as RocksDB's errors have it."""
+
+
+class RocksdbStore:
+    """A store in one directory. The directory belongs to one process at a time."""
+
+    def __init__(self, path: Path, read_only: bool = False) -> None:
+        """Open or create the store in `path`; with `read_only` one that exists, of whatever schema, and change nothing.
+
+        Raises StoreUnusableError if the directory is locked, cannot be written, has lost
+        writes that were synced, or has a schema this program does not know.
+        """
+        self._path = path
+        self._lock: IO[bytes] | None = None
+        self._read_only = read_only
+        self._synced = 0
+        """Number of the last write that is known to be synced."""
+        self._sync_failed = ""
+        """Why a sync failed: what it was to make durable may be on the disk or not until the store is opened anew."""
+        self._write_failed = ""
+        """Why the last write failed. One that did keeps RocksDB from all others until the store is opened anew."""
+        self._sync_ended = threading.Condition()
+        self._writing = threading.RLock()
+        """Held while a batch is written and synced, and to open and close: the binding cannot close what syncs."""
+        self._mark: SyncedMark | None = None
+        self._mark_fails = False
+        if read_only:
+            self._open_to_read()
+            return
+        if (path / BACKUP_MARK).exists():
+            raise StoreUnusableError(f"{path} is a backup: `penstock restore` makes a data directory of it")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnusableError(f"data directory {path}: {error.strerror}") from None
+        self._open()
+        try:
+            self._check_schema()
+        except StoreUnusableError:
+            self.close()
+            raise
+
+    def _open_to_read(self) -> None:
+        if not (self._path / "CURRENT").is_file():
+            raise StoreUnusableError(f"there is no store in {self._path}")
+        self._lock = _keep_writers_away(self._path)
+        self._open()
+
+    def _open(self) -> None:
+        if not self._read_only:
+            _refuse_lost_writes(self._path)
+        access = rocksdict.AccessType.read_only() if self._read_only else rocksdict.AccessType.read_write()
+        try:
+            cache = rocksdict.Cache(CACHE_BYTES)
+            families = {name: family_options(name, cache) for name in FAMILIES}
+            options = database_options()
+            self._db: Any = rocksdict.Rdict(str(self._path), options, column_families=families, access_type=access)
+            self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
+            self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+            self._cache = cache  # it must live as long as the database
+        except Exception as error:  # rocksdict raises plain Exception for every failure
+            kind = StoreUnreadableError if str(error).startswith(DAMAGE) else StoreUnusableError
+            raise kind(_open_reason(self._path, str(error))) from None
+        with self._sync_ended:
+            # To open replays the log into table files, which are synced.
+            self._synced, self._sync_failed, self._write_failed = self._db.latest_sequence_number(), "", ""
+            self._sync_ended.notify_all()
+        if not self._read_only:
+            self._begin_mark()
+
+    def _begin_mark(self) -> None:
+        try:
+            self._mark = SyncedMark(self._path, self._synced)
+        except OSError as error:
+            self.close()
+            raise StoreUnusableError(f"{self._path / MARK_FILE}: {error.strerror}") from None
+
+    def lost_writes(self) -> str:
+        """Return what is missing at the end of the log, in words; empty if nothing is."""
+        return _lost_writes(self._path, self._db.latest_sequence_number())
+
+    def _check_schema(self) -> None:
+        found = self.get(META, SCHEMA_KEY)
+        if found is None:
+            self.write([Write(META, SCHEMA_KEY, str(SCHEMA_VERSION).encode())])
+            return
+        if found in MIGRATED_VERSIONS:
+            log.info("data directory %s is brought up to schema version %d", self._path, SCHEMA_VERSION)
+            try:
+                migrate(self)
+            except (StoreError, ValueError, TypeError) as error:
+                raise StoreUnusableError(f"data directory {self._path} cannot be brought up to date: {error}") from None
+            log.info("data directory %s is now of schema version %d", self._path, SCHEMA_VERSION)
+            return
+        if not found.isdigit() or int(found) != SCHEMA_VERSION:
+            raise StoreUnusableError(
+                f"data directory {self._path} has schema version {found.decode(errors='replace')}; "
+                f"this program knows version {SCHEMA_VERSION}"
+            )
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """Return the row of `key`, or None."""
+        with _STORE_ERRORS:
+            value: bytes | None = self._families[family].get(key)
+            return value
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the rows of `keys`, in order, None where there is none."""
+        if not keys:
+            return []
+        with _STORE_ERRORS:
+            values: list[bytes | None] = self._families[family].get(list(keys))
+            return values
+
+    def may_hold(self, family: str, key: bytes) -> bool:
+        """Return False only if there is no row of `key`, by memtables, bloom filters and what is cached."""
+        with _STORE_ERRORS:
+            return bool(self._families[family].key_may_exist(key))
+
+    def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Return at most `limit` rows with start <= key < end, by key; an empty `end` means to the last."""
+        rows: list[Row] = []
+        with _STORE_ERRORS:
+            options = rocksdict.ReadOptions()
+            if end:
+                options.set_iterate_upper_bound(end)
+            cursor = self._families[family].iter(options)
+            cursor.seek(start)
+            while len(rows) < limit and cursor.valid():
+                rows.append((cursor.key(), cursor.value()))
+                if len(rows) < limit:  # what nobody asked for may be damaged
+                    cursor.next()
+            cursor.status()
+        return rows
+
+    def scan_back(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
+        """Return at most `limit` rows with start <= key < end, from the last downwards."""
+        rows: list[Row] = []
+        with _STORE_ERRORS:
+            options = rocksdict.ReadOptions()
+            if end:
+                options.set_iterate_upper_bound(end)
+            cursor = self._families[family].iter(options)
+            cursor.seek_to_last()
+            while len(rows) < limit and cursor.valid() and cursor.key() >= start:
+                rows.append((cursor.key(), cursor.value()))
+                if len(rows) < limit:  # on its way back RocksDB itself looks at one row more
+                    cursor.prev()
+            cursor.status()
+        return rows
+
+    def damage(self) -> Iterator[tuple[str, bytes, str]]:
+        """Read every row of every family, against its checksum; yield what cannot be read.
+
+        Each time the family, the last key before it, and what is wrong there and how far.
+        """
+        for family in FAMILIES:
+            start: bytes | None = b""
+            while start is not None:
+                last, error = self._read_from(family, start)
+                if error is None:
+                    break
+                if NOT_OF_THE_DISK.search(str(error)):
+                    raise error
+                start = self._end_of_file_in(error, max(last, start))
+                until = "the end of the family" if start is None else start[:-1].hex()
+                yield family, last, f"what follows, up to {until} at most, cannot be read: {error}"
+
+    def _read_from(self, family: str, start: bytes) -> tuple[bytes, StoreError | None]:
+        """Read rows from `start` on; return the last key that could be read, and what ended it before the end."""
+        last = b""
+        try:
+            with _STORE_ERRORS:
+                options = rocksdict.ReadOptions()
+                options.fill_cache(False)
+                cursor = self._families[family].iter(options)
+                cursor.seek(start)
+                while cursor.valid():
+                    last = cursor.key()
+                    cursor.next()
+                cursor.status()
+        except StoreError as error:
+            return last, error
+        return last, None
+
+    def _end_of_file_in(self, error: StoreError, after: bytes) -> bytes | None:
+        """Return the first key behind the table file that an error names; None if none is named, or lies behind."""
+        named = TABLE_FILE.search(str(error))
+        ends = [file["end_key"] for file in self._db.live_files() if named and file["name"] == f"/{named.group()}"]
+        return ends[0] + b"\0" if ends and ends[0] >= after else None
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Apply all writes in one batch and fsync it.
+
+        In two steps: the binding keeps the interpreter's lock while it writes, also while such a write syncs, and lets
+        go of it for a sync of its own, so that the event loop goes on meanwhile. In between reads find what the disk
+        may not have; `wait_durable` is there for that.
+        """
+        with self._writing, _STORE_ERRORS:
+            self._refuse_in_doubt()
+            batch = rocksdict.WriteBatch(raw_mode=True)
+            put, delete, handles = batch.put, batch.delete, self._handles
+            for write in writes:
+                if write.value is None:
+                    delete(write.key, handles[write.family])
+                else:
+                    put(write.key, write.value, handles[write.family])
+            try:
+                self._db.write(batch)
+                self._sync(self._db.latest_sequence_number())
+            except BaseException as error:  # a panic of the binding is no Exception
+                self._write_failed = str(error) or type(error).__name__
+                raise
+            self._write_failed = ""
+
+    def _sync(self, number: int) -> None:
+        """Sync the log, up to the write `number`. After an error the store is in doubt: what the kernel could not write
+        back it forgets, so that another sync of the file may succeed with a hole before it."""
+        try:
+            self._db.flush_wal(True)
+        except BaseException as error:  # a panic of the binding is no Exception
+            with self._sync_ended:
+                self._sync_failed = str(error) or type(error).__name__
+                self._sync_ended.notify_all()
+            raise
+        with self._sync_ended:
+            self._synced = number
+            self._sync_ended.notify_all()
+        self._note_synced(number)
+
+    def doubt(self) -> str:
+        """Return why the last sync failed; empty if it did not."""
+        return self._sync_failed
+
+    def write_failure(self) -> str:
+        """Return why the last write failed; empty if it did not."""
+        return self._write_failed
+
+    def _refuse_in_doubt(self) -> None:
+        if self._sync_failed:
+            raise StoreError(f"a sync failed, so the store has to be opened again: {self._sync_failed}")
+
+    def wait_durable(self) -> None:
+        """Return once every write that reads could find so far is synced; raises StoreError if a sync failed."""
+        with _STORE_ERRORS:
+            seen = self._db.latest_sequence_number()
+        with self._sync_ended:
+            self._sync_ended.wait_for(lambda: self._sync_failed or self._synced >= seen)
+            self._refuse_in_doubt()
+
+    def _note_synced(self, number: int) -> None:
+        try:
+            if self._mark is not None:
+                self._mark.note(number)
+        except OSError as error:
+            if not self._mark_fails:
+                log.error("%s stays behind, so damage of what is written from now on may go unnoticed: %s",
+                          self._path / MARK_FILE, error.strerror)  # fmt: skip
+            self._mark_fails = True
+
+    def checkpoint(self, path: Path) -> None:
+        """Write a consistent copy to `path`: links where files no longer change, copies on another file system."""
+        with _STORE_ERRORS:
+            number = self._db.latest_sequence_number()
+            rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
+            write_mark(path, number)
+
+    def disk_free_bytes(self) -> int:
+        """Return the bytes an unprivileged process may still write."""
+        try:
+            stats = os.statvfs(self._path)
+        except OSError as error:
+            raise StoreError(f"statvfs: {error.strerror}") from None
+        return stats.f_bavail * stats.f_frsize
+
+    def reopen(self) -> None:
+        """Close and open again; raises StoreError if that fails."""
+        with self._writing:
+            self.close()
+            try:
+                self._open()
+            except StoreUnusableError as error:
+                raise StoreError(str(error)) from None
+
+    def close(self) -> None:
+        """Flush and release the directory; never raises, and a second call does nothing."""
+        with self._writing:
+            self._close()
+
+    def _close(self) -> None:
+        # The lock goes when the last handle does, so these go first; cleared, for a frame that an error keeps, as the
+        # one of a write that failed, may hold the dictionaries.
+        self._families.clear()
+        self._handles.clear()
+        try:
+            self._db.close()
+        except rocksdict.DbClosedError:
+            pass
+        except Exception as error:  # what cannot be flushed, say after a full disk, is in the log all the same
+            log.warning("closed without a flush: %s", error)
+        if self._mark is not None:
+            self._mark.close()
+            self._mark = None
+        if self._lock is not None:
+            self._lock.close()
+
+
+class _StoreErrors:
+    """Turns what rocksdict raises into a StoreError. A class, because every request's rows pass here: a generator that
+    is a context manager costs more than a look-up."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise the StoreError that `error` is about."""
+        if not isinstance(error, Exception) or isinstance(error, StoreError):
+            return
+        if isinstance(error, KeyError):
+            raise StoreError("the store is closed; it is being opened again") from error
+        text = str(error) or type(error).__name__  # rocksdict raises plain Exception and DbClosedError
+        raise (StoreDamagedError if text.startswith(DAMAGE) else StoreError)(text) from error
+
+
+_STORE_ERRORS: Final = _StoreErrors()
+"""It has no state."""
+
+
+def _keep_writers_away(path: Path) -> IO[bytes] | None:
+    """Take the lock of a store that is only read; raises StoreUnusableError if a queue has it.
+
+    RocksDB reads beside a writer without asking, and sees rows of different moments.
+    """
+    lock = path / "LOCK"
+    if not lock.exists():
+        return None
+    file = lock.open("r+b")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StoreUnusableError(_open_reason(path, f"{lock}: {error.strerror}")) from None
+    return file
+
+
+def _refuse_lost_writes(path: Path) -> None:
+    """Raise StoreUnusableError if writes are missing that were synced; only reads.
+
+    Opening to write would make what the log still says the truth, and delete what is behind the damage.
+    """
+    if not (path / MARK_FILE).exists():
+        return  # new, or written by a version that kept no mark
+    try:
+        refusal = _lost_writes(path, _last_write(path))
+    except Exception as error:  # rocksdict raises plain Exception for every failure
+        refusal = str(error)
+        if not refusal.startswith(DAMAGE):
+            raise StoreUnusableError(_open_reason(path, refusal)) from None
+    if not refusal:
+        return
+    # Beside a writer a log may look torn. The lock is looked at only now, because to let go of it would take it from
+    # another store of this process.
+    lock = _keep_writers_away(path)
+    if lock is not None:
+        lock.close()
+    raise StoreUnusableError(
+        f"data directory {path} is damaged: {refusal}. Acknowledged requests would be lost silently: restore a backup,"
+        f" or see docs/operations.md on how to go on with what is left"
+    )
+
+
+def _last_write(path: Path) -> int:
+    """Return the number of the last write in the store, by reading its log; 0 if there is no store."""
+    if not (path / "CURRENT").exists():
+        return 0
+    # The default family alone: the whole log is read for its numbers, and no row of it kept.
+    access = rocksdict.AccessType.read_only()
+    db: Any = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True), access_type=access)
+    number: int = db.latest_sequence_number()
+    db.close()
+    return number
+
+
+def _lost_writes(path: Path, found: int) -> str:
+    try:
+        marked = read_mark(path)
+    except MarkError as error:
+        return str(error)
+    if marked is None or found >= marked:
+        return ""
+    return f"its log ends after write {found}, and write {marked} had reached the disk"
+
+
+def written_by_older(path: Path) -> str:
+    """Return what to say of a store whose rows only a migration can read."""
+    if (path / BACKUP_MARK).exists():
+        what, remedy = "backup", "`penstock restore` makes a data directory of it, which its queue migrates"
+    else:
+        what, remedy = "data directory", "starting its queue migrates it; the version that wrote it can back it up"
+    return f"{what} {path} was written by an older version of this program; {remedy}"
+
+
+def _open_reason(path: Path, text: str) -> str:
+    if f"{path / 'LOCK'}:" in text or "lock hold by current process" in text:
+        return f"data directory {path} is locked: another queue service uses it"
+    if "Column family not found" in text:
+        return written_by_older(path)
+    if "Column families not opened" in text:
+        return f"data directory {path} was written by a newer version of this program ({text})"
+    return f"data directory {path} cannot be opened: {text}"

@@ -1,0 +1,1 @@
+"""Submits on their way to the disk: checked, bounded, in turns."""

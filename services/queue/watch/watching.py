@@ -1,0 +1,154 @@
+"""Watch streams: pages of durable results after a cursor, progress, and token deltas in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, TypeAlias
+
+import grpc
+
+from penstock.queue.v1 import queue_pb2
+from services.auth.caller import CALLER
+from services.queue.admin import ids_of
+from services.queue.committer import Committer, RefusedError
+from services.queue.core.effects import Inspected
+from services.queue.core.entry import NO_SEQ, BatchKey, parse_request_id, request_id_of
+from services.queue.core.lifecycle import State
+from services.queue.core.messages import NO_BATCH, Inspect, WatchTokens
+from services.queue.storage.read_faults import code_of
+from services.queue.storage.reader import Reader
+from services.queue.storage.store import StoreError
+from services.queue.submits.validate import check_name
+from services.queue.watch.batch_log import BatchLog
+from services.queue.watch.frames import Results, delta_events, events_in_turn, frames
+from services.queue.watch.hub import Watcher, WatchHub
+from services.queue.wire import StoredResult
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class Watching:
+    """Serves Watch."""
+
+    def __init__(self, committer: Committer, reader: Reader, hub: WatchHub, store_id: str) -> None:
+        """Read results with `reader`, and wait for news from `hub`."""
+        self._committer = committer
+        self._reader = reader
+        self._results = Results(reader)
+        self._hub = hub
+        self._store_id = store_id
+        self._interests: dict[int, WatchTokens] = {}
+
+    def renew_interests(self) -> None:
+        """Tell a rebuilt machine whose tokens are watched."""
+        for interest in self._interests.values():
+            self._committer.post(interest)
+
+    async def watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[bytes]:
+        """Yield frames of events; raises BadInputError if the request is wrong."""
+        # A batch of which nothing has been loaded yet would look as if it had ended.
+        await self._committer.loaded.wait()
+        try:
+            if request.WhichOneof("subject") == "request_ids":
+                ids = ids_of(request.request_ids)
+                async for frame in self._watch_requests(ids, request.tokens, context):
+                    yield frame
+            else:  # no subject at all is the batch without a name
+                check_name("batch", request.batch)
+                async for frame in self._watch_batch(request):
+                    yield frame
+        except (StoreError, RefusedError) as error:
+            await context.abort(code_of(error), str(error))
+
+    async def _watch_batch(self, request: queue_pb2.WatchRequest) -> AsyncIterator[bytes]:
+        batch = (CALLER.get().tenant, request.batch)
+        told: tuple[int, int] | None = None
+        with self._hub.batch(batch, request.tokens) as watcher, self._interest(request.tokens, watcher, None, batch):
+            log = BatchLog(self._reader, watcher, batch, request.cursor)
+            while True:
+                watcher.clear()
+                # Read before the log: what ends after this is seen by another round.
+                progress = self._hub.progress(batch)
+                results = await log.read()
+                events = chain(delta_events(watcher), events_in_turn(results))
+                if told is None or ((results or request.until_now) and told != progress):
+                    events = chain(events, [_progress_event(progress)])
+                    told = progress
+                for frame in frames(events):
+                    yield frame
+                if not log.at_end:
+                    continue
+                if request.until_now or not (request.follow or any(progress)):
+                    return
+                await watcher.wait()
+
+    async def _watch_requests(self, ids: Sequence[str], tokens: bool, context: Context) -> AsyncIterator[bytes]:
+        seqs = {parse_request_id(self._store_id, request_id) for request_id in ids}
+        if NO_SEQ in seqs:
+            await self._unknown(ids, context)
+        with self._hub.requests(seqs, tokens) as watcher, self._interest(tokens, watcher, tuple(sorted(seqs))):
+            running = await self._live(ids)
+            ended = await self._reader.in_order(sorted(seqs - running), CALLER.get().sees)
+            if len(ended) < len(seqs) - len(running):
+                lost = seqs - running - set(ended)
+                await self._unknown([request_id_of(self._store_id, seq) for seq in sorted(lost)], context)
+            async for frame in self._results.stored(ended):
+                yield frame
+            if running:
+                # Nothing else may be said for hours, and a watcher that has come back is to know that the queue is too.
+                yield b""
+            while running:
+                await watcher.wait()
+                watcher.clear()
+                for frame in frames(delta_events(watcher)):
+                    yield frame
+                now = {seq: result for seq, result in watcher.take_ended().items() if seq in running}
+                if watcher.started_over:
+                    watcher.started_over = False
+                    live = await self._live(ids)
+                    now |= dict.fromkeys(running - live - now.keys())
+                now = await self._without_revived(now)
+                running -= now.keys()
+                async for frame in self._results.ended(now):
+                    yield frame
+
+    async def _without_revived(self, ended: dict[int, StoredResult | None]) -> dict[int, StoredResult | None]:
+        """Return `ended` without the dead letters that were requeued before their result was read: they go on."""
+        unread = [request_id_of(self._store_id, seq) for seq, result in ended.items() if result is None]
+        revived = await self._live(unread) if unread else set()
+        return {seq: result for seq, result in ended.items() if seq not in revived}
+
+    async def _live(self, ids: Sequence[str]) -> set[int]:
+        """Return those of the requests that have not ended, as of what is durable."""
+        sees = CALLER.get().sees
+        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, tuple(ids), sees))
+        return {view.seq for view in found.views if view is not None and view.state is not State.DEAD}
+
+    async def _unknown(self, ids: Sequence[str], context: Context) -> None:
+        known = (name for name in ids if parse_request_id(self._store_id, name) == NO_SEQ)
+        name = next(known, ids[0])
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"request_ids: {name!r} is unknown")
+
+    @contextmanager
+    def _interest(
+        self, tokens: bool, watcher: Watcher, seqs: tuple[int, ...] | None, batch: BatchKey = NO_BATCH
+    ) -> Iterator[None]:
+        """Have workers send tokens, if they are wanted, while the stream is open."""
+        if not tokens:
+            yield
+            return
+        interest = self._interests[watcher.number] = WatchTokens(True, watcher.number, seqs, batch)
+        self._committer.post(interest)
+        try:
+            yield
+        finally:
+            del self._interests[watcher.number]
+            self._committer.post(interest._replace(on=False))
+
+
+def _progress_event(progress: tuple[int, int]) -> bytes:
+    waiting, running = progress
+    event = queue_pb2.WatchEvent(progress=queue_pb2.WatchProgress(waiting=waiting, running=running))
+    return event.SerializeToString()

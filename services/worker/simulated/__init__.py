@@ -1,0 +1,1 @@
+"""The simulated engine: vLLM's scheduling and block arithmetic without a model."""

@@ -1,0 +1,1 @@
+"""vLLM as the worker's engine; nothing outside this folder imports vLLM."""

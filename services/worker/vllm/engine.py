@@ -1,0 +1,367 @@
+"""vLLM's AsyncLLM in this process, its engine core in a child process. vLLM is imported in this folder alone.
+
+`prepare` reads the engine's arguments and the model's configuration, before
+anything is forked; `build` starts the engine, before any gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.exits import EX_CONFIG, EX_SOFTWARE
+from services.worker.core.messages import EngineReported
+from services.worker.engine import (
+    EngineDeadError,
+    EngineRequest,
+    EngineShape,
+    EngineStep,
+    StepTokens,
+    priority_of,
+)
+from services.worker.processes import guard_process_group, yield_to_engine
+from services.worker.vllm.arguments import asked_parsers, check_model_path, fail, first_line, parse_engine_arguments
+from services.worker.vllm.checks import NotServedError, Parsers, check_arguments, check_started
+from services.worker.vllm.pace import Pace
+from services.worker.vllm.shape import lookahead_tokens, state_blocks
+from services.worker.vllm.stats import EngineStats, RunPreemptions, no_metrics
+
+HEALTH_INTERVAL_S = 0.5
+"""How often an engine that runs nothing is asked whether it lives; one that runs something says so at once."""
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Defaults for vLLM, set only where the user has set nothing."""
+
+
+class Prepared:
+    """A checked configuration, from which the renderer and the engine are made."""
+
+    def __init__(
+        self,
+        config: Any,
+        names: tuple[str, ...],
+        on_cpu: bool,
+        parsers: Parsers,
+        trusts: bool,
+        adapters: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Keep vLLM's `config`, the `names` of the model, its `parsers`, whether it `trusts` templates, `adapters`."""
+        self._config = config
+        self._names = names
+        self._adapters = adapters
+        self._on_cpu = on_cpu
+        self._parsers, self._trusts_templates = parsers, trusts
+
+    def make_renderer(self) -> Any:
+        """Return a renderer for the model; runs in the tokenizer's process."""
+        from services.worker.vllm.renderer import VllmRenderer
+
+        if self._on_cpu:
+            yield_to_engine()
+        renderer = VllmRenderer(self._config, bool(self._parsers.tools), self._trusts_templates)
+        renderer.warm_up()
+        return renderer
+
+    def make_renderer_of(self, engine: VllmEngine) -> Any:
+        """Return a renderer that shares the tokenizer of the engine's front-end, for the thread of its event loop.
+
+        None where clients' templates are run, for how long one takes is nobody's to foresee, and for a tokenizer that
+        is slow.
+        """
+        if self._trusts_templates or not getattr(engine.vllm_renderer.tokenizer, "is_fast", False):
+            return None
+        from services.worker.vllm.renderer import VllmRenderer
+
+        renderer = VllmRenderer(self._config, bool(self._parsers.tools), False, engine.vllm_renderer)
+        renderer.warm_up()
+        return renderer
+
+    def build(self, metrics_read: bool = True, forks: bool = True) -> VllmEngine:
+        """Start the engine core; vLLM keeps its own metrics if they are read. Raises SystemExit(70) on failure.
+
+        On CPU the core is a fork unless `forks` is false, as it must be where other code has run in this process: a
+        fork finds locks taken, and waits for threads, of which it has none.
+        """
+        from vllm.envs import enable_envs_cache
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        if self._on_cpu:
+            # vLLM has set `spawn`; a fork has everything imported already, and dies with us.
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if forks else "spawn"
+            if self._config.model_config.enforce_eager:
+                stay_eager()
+        else:
+            guard_process_group()
+        stats = EngineStats(self._config)
+        window_tokens = self._config.model_config.max_model_len
+        loggers = [stats.logger] if metrics_read else [stats.logger, no_metrics()]
+        try:
+            llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=loggers, disable_log_stats=True)
+        except Exception as error:
+            fail(f"the engine did not start: {first_line(error)} (its own lines are above)", EX_SOFTWARE)
+        try:
+            check_started(llm.vllm_config, window_tokens)
+        except NotServedError as error:
+            llm.shutdown()
+            fail(str(error), EX_CONFIG)
+        # The front-end reads a variable of the environment for every token of every request otherwise.
+        enable_envs_cache()
+        if self._on_cpu:
+            yield_to_engine()
+        try:
+            return VllmEngine(llm, self._names, stats, self._parsers, self._adapters)
+        except TypeError as error:
+            llm.shutdown()
+            fail(first_line(error), EX_CONFIG)
+
+
+def stay_eager() -> None:
+    """Keep torch from compiling helper functions at their first use; engine cores forked later inherit this.
+
+    vLLM leaves a few of them (the ranks of log probabilities, for one) to torch.compile whatever
+    `--enforce-eager` says. On CPU that means a C++ compiler running for half a minute inside the first
+    request that asks for log probabilities, while every other request waits.
+    """
+    import torch
+
+    torch.compiler.set_stance("force_eager")
+
+
+def prepare(
+    model: str, names: tuple[str, ...], arguments: list[str], tool_parser: str = "", trusts_templates: bool = False
+) -> Prepared:
+    """Read the engine's arguments with vLLM's own parser, and the model's configuration.
+
+    Raises SystemExit(78) for wrong arguments, 70 for a model that cannot be loaded.
+    """
+    check_model_path(model)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        from vllm.platforms import current_platform
+    except ModuleNotFoundError as error:
+        fail(f"vLLM cannot be imported ({error}): install penstock[worker-cpu] or penstock[worker-cuda]", EX_CONFIG)
+    on_cpu = bool(current_platform.is_cpu())
+    if on_cpu:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    found = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu)
+    parsers = asked_parsers(tool_parser, found)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    try:
+        config = AsyncEngineArgs.from_cli_args(found).create_engine_config()
+    except (OSError, RuntimeError) as error:
+        fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
+    except KeyError as error:  # a parser's name
+        fail(f"the engine's arguments do not fit: {error.args[0] if error.args else error}", EX_CONFIG)
+    except ValueError as error:
+        text = str(error)
+        unknown_model = "repo" in text.lower() or "local directory" in text
+        if unknown_model:
+            fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
+        fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
+    from services.worker.vllm.adapters import adapters_of
+
+    try:
+        check_arguments(config, parsers.reasoning)
+        adapters = adapters_of(config, found.lora_modules, names)
+    except NotServedError as error:
+        fail(f"the engine's arguments do not fit: {error}", EX_CONFIG)
+    from services.worker.vllm.scheduling import let_guaranteed_pass
+
+    let_guaranteed_pass(config)
+    if config.model_config.is_hybrid:
+        # Layers with a state cannot share the blocks of those with attention: vLLM would not start.
+        config.scheduler_config.disable_hybrid_kv_cache_manager = False
+    return Prepared(config, names, on_cpu, parsers, trusts_templates, adapters)
+
+
+class VllmEngine:
+    """AsyncLLM behind the worker's engine protocol."""
+
+    def __init__(
+        self, llm: Any, names: tuple[str, ...], stats: EngineStats, parsers: Parsers, adapters: Mapping[str, Any]
+    ) -> None:
+        """Serve `llm` and its `adapters`. Raises TypeError if the `parsers` cannot work with its tokenizer."""
+        self._llm = llm
+        self._adapters = adapters
+        self._stats = stats
+        self._pace = Pace(llm)
+        self._defaults: dict[str, Any] = llm.vllm_config.model_config.get_diff_sampling_param()
+        self._shape = self._describe(names, bool(parsers.reasoning))
+        self._parser = self._parser_class(parsers)
+        config = llm.vllm_config
+        self._loads = bool(config.kv_transfer_config or config.ec_transfer_config)
+        self._watch: asyncio.Task[None] | None = None
+
+    def _parser_class(self, parsers: Parsers) -> Any:
+        if not any(parsers):
+            return None
+        from services.worker.vllm.parsing import parser_class
+
+        return parser_class(*parsers, self._llm.get_tokenizer())
+
+    @property
+    def vllm_renderer(self) -> Any:
+        """vLLM's own renderer of the front-end."""
+        return self._llm.renderer
+
+    @property
+    def shape(self) -> EngineShape:
+        """What the engine can hold."""
+        return self._shape
+
+    def _describe(self, names: tuple[str, ...], tells_reasoning: bool) -> EngineShape:
+        from services.worker.vllm.renderer import byte_bound
+        from services.worker.vllm.scheduling import goes_by_priority
+
+        config = self._llm.vllm_config
+        model_config = config.model_config
+        bounded, special = byte_bound(self._llm.get_tokenizer())
+        default = self._defaults.get("max_tokens")
+        from_directory = model_config.generation_config not in {"auto", "vllm"}
+        override = getattr(model_config, "override_generation_config", None) or {}
+        return EngineShape(
+            engine="vllm",
+            blocks_total=self._stats.blocks_total,
+            block_size=config.cache_config.block_size,
+            max_model_len=model_config.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            # A block that does not grow is booked as one more that does: the tokens of it are ahead of the output.
+            lookahead_tokens=lookahead_tokens(config) + state_blocks(config) * config.cache_config.block_size,
+            model=names[0],
+            model_aliases=(*names[1:], *self._adapters),
+            byte_bounded_tokenizer=bounded,
+            special_tokens=special,
+            default_max_tokens=default,
+            ceiling_max_tokens=default if from_directory else override.get("max_new_tokens"),
+            tells_reasoning=tells_reasoning,
+            guaranteed_first=goes_by_priority(config),
+            adapters=tuple(self._adapters),
+        )
+
+    def start(
+        self,
+        on_stats: Callable[[EngineReported], None],
+        on_death: Callable[[str], None],
+        on_tokens: Callable[[StepTokens], None],
+    ) -> None:
+        """Begin to work on the running loop."""
+        self._stats.sink = on_stats
+        self._stats.token_sink = on_tokens
+        self._watch = asyncio.get_running_loop().create_task(self._watch_health(on_death), name="engine-health")
+
+    async def _watch_health(self, on_death: Callable[[str], None]) -> None:
+        """Load the adapters, then notice the death of an engine that runs nothing; a running one fails its requests."""
+        from services.worker.vllm.adapters import load
+
+        try:
+            await load(self._llm, self._adapters)
+        except RuntimeError as error:
+            on_death(first_line(error))
+            return
+        while True:
+            try:
+                await self._llm.check_health()
+            except Exception as error:
+                on_death(f"the engine core is dead: {first_line(error)}")
+                return
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
+        """Run a request."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        from services.worker.vllm.sampling import engine_step, refusal, refuse_dead_end
+
+        run_id = request.run_id
+        params, message = self._understood(request)
+        said: dict[str, Any] = {} if message is None else message.of_engine()
+        said["priority"] = priority_of(request.guaranteed)
+        said["lora_request"] = self._adapters.get(request.model)
+        interval = self._pace.begin(run_id, request.tell_at_tokens)
+        if interval is not None:
+            params.stream_interval = interval
+        outputs = self._llm.generate(tokens_input(list(request.prompt_ids)), params, run_id, **said)
+        decode = self._llm.get_tokenizer().decode
+        preemptions = RunPreemptions(getattr(self._llm, "output_processor", None), run_id)
+        first = True
+        try:
+            async for output in outputs:
+                if first and self._pace.wanted(run_id) != request.tell_at_tokens:
+                    # It changed before vLLM knew the run.
+                    self._pace.apply(run_id)
+                step = engine_step(output, params.logprobs, params.prompt_logprobs, decode, preemptions.count(output))
+                if first:
+                    refuse_dead_end(step, params, self._loads)
+                first = False
+                yield step if message is None else message.read(step)
+        except VllmDeadError as error:
+            raise EngineDeadError(first_line(error)) from error
+        except VLLMClientError as error:
+            raise refusal(error) from error
+        except EngineGenerateError as error:
+            if self._llm.errored:
+                # What ended vLLM's own loop is raised in every run, whichever of them it came of.
+                raise EngineDeadError(first_line(error.__cause__ or error)) from error
+            # vLLM wraps what its own checks of the parameters raise as ValueError.
+            if isinstance(error.__cause__, ValueError | TypeError):
+                raise refusal(error.__cause__) from error
+            raise
+        finally:
+            self._pace.end(run_id)
+            await outputs.aclose()
+
+    def _understood(self, request: EngineRequest) -> tuple[Any, Any]:
+        """Return vLLM's parameters, and what reads the output if the answer is to be read as a message."""
+        from services.worker.vllm.arrays import bound_arrays
+        from services.worker.vllm.sampling import sampling_params
+
+        params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
+        message = None if request.chat is None else self._message_run(request)
+        if message is not None:
+            message.constrain(params)
+        if params.structured_outputs is not None:
+            bound_arrays(params.structured_outputs, request.max_tokens)
+        return params, message
+
+    def _message_run(self, request: EngineRequest) -> Any:
+        from services.worker.vllm.parsing import MessageRun
+
+        config = self._llm.vllm_config.model_config
+        return MessageRun(self._parser, self._llm.get_tokenizer(), config, request)
+
+    def tell_at(self, run_id: str, tokens: int) -> None:
+        """Change how often a run is handed over."""
+        self._pace.change(run_id, tokens)
+
+    async def abort(self, run_id: str) -> None:
+        """Abort a run."""
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        try:
+            await self._llm.abort(run_id)
+        except VllmDeadError as error:
+            raise EngineDeadError(first_line(error)) from error
+
+    async def close(self) -> None:
+        """Stop the engine core."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        # vLLM's output loop takes the end of its core for a crash and logs a traceback; end the loop first.
+        outputs = getattr(self._llm, "output_handler", None)
+        if outputs is not None:
+            outputs.cancel()
+        await asyncio.to_thread(self._llm.shutdown)
