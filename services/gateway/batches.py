@@ -17,8 +17,9 @@ from penstock.errors import PenstockError
 from penstock.keys import DEFAULT_TENANT
 from penstock.openai.bodies import MODELS
 from penstock.queue.v1 import queue_pb2
-from services.gateway.batch_output import Output
-from services.gateway.batch_records import BatchRecords, DamagedError, damaged, new_batch_id
+from services.gateway.batch.output import Output
+from services.gateway.batch.records import BatchRecords, DamagedError, damaged, new_batch_id
+from services.gateway.batch.reruns import Reruns
 from services.gateway.core.batch import Batch, Event, MoveError, Status
 from services.gateway.doorman import Doorman
 from services.gateway.expiry import read_expiry
@@ -26,7 +27,6 @@ from services.gateway.extras import DEADLINE, KEEP, Extras, read_extras
 from services.gateway.files import checked_query, page_of, read_after, read_limit, unknown
 from services.gateway.intake import Intake
 from services.gateway.problem import Problem
-from services.gateway.reruns import Reruns
 from services.gateway.shelf import Shelf
 from services.gateway.upload import PURPOSE
 

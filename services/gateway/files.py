@@ -13,14 +13,14 @@ from starlette.routing import Route
 from penstock.credentials import act_for
 from penstock.errors import NotFound, PenstockError
 from penstock.files.v1 import files_pb2 as pb
-from services.gateway.batch_output import Output
-from services.gateway.batch_records import BatchRecords, DamagedError, damaged
+from services.gateway.batch.output import Output
+from services.gateway.batch.records import BatchRecords, DamagedError, damaged
+from services.gateway.batch.reruns import Reruns
 from services.gateway.core.batch import Batch
 from services.gateway.download import Download
 from services.gateway.limits import CLIENT_CLOSED
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import NO_RETRY, Problem, of_error
-from services.gateway.reruns import Reruns
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
 from services.gateway.vigil import Vigil

@@ -19,12 +19,12 @@ from penstock.telling import tell
 from services.descriptors import raise_file_limit
 from services.gateway.admission import Admission
 from services.gateway.app import Front, make_app
-from services.gateway.batch_output import Output
-from services.gateway.batch_records import BatchRecords
+from services.gateway.batch.driver import Driver
+from services.gateway.batch.output import Output
+from services.gateway.batch.records import BatchRecords
 from services.gateway.batches import Batches
 from services.gateway.console.life import ConsoleLife
 from services.gateway.doorman import Doorman
-from services.gateway.driver import Driver
 from services.gateway.files import Files
 from services.gateway.generation import Parts
 from services.gateway.intake import Intake

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock as public
-from services.gateway.batch_records import BatchRecords
+from services.gateway.batch.records import BatchRecords
 from services.gateway.core.batch import Status
 from services.gateway.shelf import Shelf
 from tests.integration.conftest import SIMULATED_FLAGS

@@ -7,7 +7,7 @@ import asyncio
 from starlette.routing import Route
 
 from penstock.client import Client
-from services.gateway.batch_records import BatchRecords
+from services.gateway.batch.records import BatchRecords
 from services.gateway.console.guard import host_name
 from services.gateway.console.lookout import Lookout
 from services.gateway.console.routes import Console

@@ -18,7 +18,7 @@ from penstock.live.rates import Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading
 from penstock.live.view import View, view_of
-from services.gateway.batch_records import BatchRecords
+from services.gateway.batch.records import BatchRecords
 from services.gateway.core.batch import Batch
 from services.gateway.recent import Recent
 

@@ -15,8 +15,8 @@ from penstock.batch.reader import LINE_LIMIT_BYTES
 from penstock.batch.reader import LineError as WrongLine
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.batch_lines import LineSplitter, RawLine, Reference, ask_of, request_of
-from services.gateway.batch_output import counted, line_of
+from services.gateway.batch.lines import LineSplitter, RawLine, Reference, ask_of, request_of
+from services.gateway.batch.output import counted, line_of
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import (
     ENDS,

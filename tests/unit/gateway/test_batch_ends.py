@@ -13,13 +13,16 @@ import pytest
 from penstock.queue.v1.queue_pb2 import GetRequest, IdempotencyKey
 from penstock.request.v1 import request_pb2
 from penstock.request.v1.request_pb2 import Request
-from services.gateway import batch_output, drive
-from services.gateway.batch_lines import ask_of, read_lines, request_of
-from services.gateway.batch_output import Output
-from services.gateway.batch_records import ChangedError, LostError
+from services.gateway.batch import ending, submitting
+from services.gateway.batch import output as batch_output
+from services.gateway.batch.drive import Drive
+from services.gateway.batch.lines import ask_of, read_lines, request_of
+from services.gateway.batch.output import Output
+from services.gateway.batch.records import ChangedError, LostError
+from services.gateway.batch.submitting import Submitting
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import Batch, Counts, Refusal, Status
-from services.gateway.drive import Drive
+from services.gateway.shelf import Shelf
 from services.queue import wire
 from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT, LeaseRef
@@ -74,13 +77,13 @@ async def test_a_cancel_in_the_moment_of_the_end_leaves_files_of_the_size_they_s
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files of an expired batch are there, and a client cancels before the batch says so."""
-    put = Drive._put_view
+    put = batch_output.put_view
 
-    async def put_and_cancel(self: Drive, batch: Batch, file_id: str, kind: str, size_bytes: int) -> None:
-        await put(self, batch, file_id, kind, size_bytes)
+    async def put_and_cancel(shelf: Shelf, batch: Batch, file_id: str, kind: str, size_bytes: int) -> None:
+        await put(shelf, batch, file_id, kind, size_bytes)
         await rig.records.change(batch.batch_id, cancelled)
 
-    monkeypatch.setattr(Drive, "_put_view", put_and_cancel)
+    monkeypatch.setattr(ending, "put_view", put_and_cancel)
     now_s = int(time.time())
     batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES), expires_at=now_s - 1)
     async with asyncio.timeout(5):
@@ -172,12 +175,12 @@ async def test_a_gateway_that_was_frozen_leaves_nothing_behind_in_a_cancelled_ba
     """It goes on when another gateway has taken its batch and ended it; what it was about to submit is not wanted."""
     batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
     first = await rig.take(batch, "first")
-    name = "_send" if frozen == "before its window" else "_send_once"
-    send, submitted = getattr(Drive, name), 0
+    name = "send" if frozen == "before its window" else "_send_once"
+    send, submitted = getattr(Submitting, name), 0
 
-    async def freeze(self: Drive, *args: Any) -> Any:
+    async def freeze(self: Submitting, *args: Any) -> Any:
         nonlocal submitted
-        monkeypatch.setattr(Drive, name, send)
+        monkeypatch.setattr(Submitting, name, send)
         await rig.records.change(batch.batch_id, cancelled)
         await rig.drive(await rig.take(batch, "second", ahead_s=11)).run()
         first.now_s = lambda: time.time() + 11
@@ -186,7 +189,7 @@ async def test_a_gateway_that_was_frozen_leaves_nothing_behind_in_a_cancelled_ba
         finally:
             submitted = len(rig.keys())
 
-    monkeypatch.setattr(Drive, name, freeze)
+    monkeypatch.setattr(Submitting, name, freeze)
     with pytest.raises(LostError):
         await rig.drive(first).run()
     assert submitted == (0 if frozen == "before its window" else LINES)
@@ -196,7 +199,7 @@ async def test_a_gateway_that_was_frozen_leaves_nothing_behind_in_a_cancelled_ba
 
 async def test_what_was_refused_once_is_not_submitted_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line is larger than its quota; the gateway dies while others wait for room, and the quota is lifted."""
-    monkeypatch.setattr(drive, "QUOTA_PAUSE_S", 0.05)
+    monkeypatch.setattr(submitting, "QUOTA_PAUSE_S", 0.05)
 
     def line(name: str, text: str) -> dict[str, Any]:
         return completion(name, "x" * 2000 if name == "line-0" else text)

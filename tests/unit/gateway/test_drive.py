@@ -16,11 +16,12 @@ from starlette.applications import Starlette
 from penstock.client import Client
 from penstock.files.v1 import files_pb2
 from penstock.scheduler.v1 import scheduler_pb2
-from services.gateway import drive
 from services.gateway.app import _problem
-from services.gateway.batch_lines import ask_of, read_lines, request_of
-from services.gateway.batch_output import Output
-from services.gateway.batch_records import (
+from services.gateway.batch import drive, reading, submitting
+from services.gateway.batch.drive import Drive
+from services.gateway.batch.lines import ask_of, read_lines, request_of
+from services.gateway.batch.output import Output
+from services.gateway.batch.records import (
     BATCHES,
     BatchRecords,
     ChangedError,
@@ -29,16 +30,15 @@ from services.gateway.batch_records import (
     LostError,
     new_batch_id,
 )
+from services.gateway.batch.turns import Turns
 from services.gateway.batches import Batches, cancelled
 from services.gateway.core.batch import Batch, Counts, Event, Status
 from services.gateway.doorman import Doorman
-from services.gateway.drive import Drive
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
-from services.gateway.turns import Turns
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.messages import SetQuotas
 from services.queue.core.quotas import Quota
@@ -129,7 +129,7 @@ async def test_a_client_that_cancels_is_noticed_by_the_holder(rig: Rig) -> None:
 
 
 async def test_two_that_drive_one_batch_submit_each_line_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive, "WINDOW_LINES", 4)
+    monkeypatch.setattr(submitting, "WINDOW_LINES", 4)
     batch = await rig.batch()
     first = await rig.take(batch, "first")
     await first.save(replace(first.batch, counts=Counts(LINES)).moved(Event.VALID, 1))
@@ -196,13 +196,13 @@ def refuse_lines(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
             made.channel = "nowhere"
         return made
 
-    monkeypatch.setattr(drive, "request_of", request)
+    monkeypatch.setattr(reading, "request_of", request)
 
 
 async def test_a_line_the_queue_refuses_is_in_the_error_file_and_the_others_go_on(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drive, "WINDOW_LINES", 10)
+    monkeypatch.setattr(submitting, "WINDOW_LINES", 10)
     refuse_lines(monkeypatch, 3, 17)
     batch = await rig.batch()
     driving = asyncio.create_task(rig.drive(await rig.take(batch, "me")).run())
@@ -230,15 +230,15 @@ async def test_a_refused_line_counts_once_and_does_not_hide_those_after_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A window is submitted again after a crash; the batch is then cancelled before it is whole."""
-    monkeypatch.setattr(drive, "WINDOW_LINES", 10)
+    monkeypatch.setattr(submitting, "WINDOW_LINES", 10)
     refuse_lines(monkeypatch, 3)
     batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
     held = await rig.take(batch, "me")
     driven = rig.drive(held)
     for _ in range(2):
-        async for window, _ in driven._windows(held.batch.progress):
+        async for window, _ in driven._submitting.windows():
             async with Turns().to_read() as turn:
-                await driven._send(window, turn)
+                await driven._submitting.send(window, turn)
             break
     assert [one.line for one in held.batch.refusals] == [3]
     await rig.records.change(batch.batch_id, cancelled)
@@ -249,8 +249,8 @@ async def test_a_refused_line_counts_once_and_does_not_hide_those_after_it(
 
 
 async def test_a_queue_that_refuses_line_after_line_fails_the_batch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive, "WINDOW_LINES", 10)
-    monkeypatch.setattr(drive, "MAX_REFUSALS", LINES - 1)
+    monkeypatch.setattr(submitting, "WINDOW_LINES", 10)
+    monkeypatch.setattr(submitting, "MAX_REFUSALS", LINES - 1)
     batch = await rig.batch(channel="nowhere")
     await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
@@ -260,7 +260,7 @@ async def test_a_queue_that_refuses_line_after_line_fails_the_batch(rig: Rig, mo
 
 async def test_refusals_that_outgrow_the_record_fail_the_batch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = await rig.batch(channel="nowhere")
-    monkeypatch.setattr(drive, "MAX_ROW_BYTES", len(batch.to_row()) + 2000)
+    monkeypatch.setattr(submitting, "MAX_ROW_BYTES", len(batch.to_row()) + 2000)
     await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.errors[0].line, done.refusals) == (Status.FAILED, 1, [])
@@ -307,7 +307,7 @@ async def test_an_error_nobody_expected_in_a_line_fails_the_batch(
             raise RuntimeError("a defect")
         return request_of(ask, batch)
 
-    monkeypatch.setattr(drive, "request_of", fail_at_3)
+    monkeypatch.setattr(reading, "request_of", fail_at_3)
     batch = await rig.batch(status=status, counts=Counts(LINES))
     await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
@@ -318,16 +318,16 @@ async def test_an_error_nobody_expected_in_a_line_fails_the_batch(
 
 
 async def test_counts_grow_while_lines_are_still_submitted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive, "WINDOW_LINES", 10)
+    monkeypatch.setattr(submitting, "WINDOW_LINES", 10)
     monkeypatch.setattr(drive, "SAVE_S", 0.0)
     go_on = asyncio.Event()
-    reached = Drive._reached
+    progress = Held.progress
 
-    async def wait(self: Drive, raw: Any) -> None:
-        await reached(self, raw)
+    async def wait(self: Held, **fields: Any) -> None:
+        await progress(self, **fields)
         await go_on.wait()
 
-    monkeypatch.setattr(Drive, "_reached", wait)
+    monkeypatch.setattr(Held, "progress", wait)
     batch = await rig.batch()
     driving = asyncio.create_task(rig.drive(await rig.take(batch, "me")).run())
     await wait_for_async(lambda: _true_of(lambda: len(rig.keys()) == 10), "the first window")
@@ -373,7 +373,7 @@ async def test_a_damaged_batch_is_named_among_the_others(rig: Rig) -> None:
 
 
 async def test_lines_that_a_quota_does_not_let_in_wait_for_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive, "QUOTA_PAUSE_S", 0.02)
+    monkeypatch.setattr(submitting, "QUOTA_PAUSE_S", 0.02)
     rig.service.committer.post(SetQuotas({DEFAULT_TENANT: Quota(requests=4)}))
     batch = await rig.batch()
     driving = asyncio.create_task(rig.drive(await rig.take(batch, "me")).run())

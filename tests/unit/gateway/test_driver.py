@@ -12,9 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.files.v1 import files_pb2
-from services.gateway.batch_records import BATCHES, OPEN
+from services.gateway.batch.driver import Driver
+from services.gateway.batch.records import BATCHES, OPEN
 from services.gateway.core.batch import Batch
-from services.gateway.driver import Driver
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import UnreadableError

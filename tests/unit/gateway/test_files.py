@@ -11,8 +11,8 @@ from penstock.credentials import acting_for
 from penstock.errors import PenstockError
 from penstock.files.v1 import files_pb2
 from services.gateway.app import _penstock, _problem
-from services.gateway.batch_output import Output
-from services.gateway.batch_records import BATCHES, new_batch_id
+from services.gateway.batch.output import Output
+from services.gateway.batch.records import BATCHES, new_batch_id
 from services.gateway.batches import BATCHES_URL, Batches
 from services.gateway.doorman import Doorman
 from services.gateway.files import FILES_URL, Files

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from services.gateway import driver
-from services.gateway.batch_records import Held, LostError, Stillness
+from services.gateway.batch import driver
+from services.gateway.batch.records import Held, LostError, Stillness
 from services.gateway.core.batch import MOST_LEASE_S, Batch, Status
 from tests.unit.gateway.test_drive import Rig, rig
 from tests.unit.gateway.test_driver import searching, until_ended

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
-from services.gateway.batch_lines import ask_of, read_lines, request_of
-from services.gateway.batch_output import Output
+from services.gateway.batch.lines import ask_of, read_lines, request_of
+from services.gateway.batch.output import Output
 from services.gateway.batches import BATCHES_URL
 from services.gateway.console.lookout import _summary
 from services.gateway.core.batch import Batch, Counts, Status

@@ -16,15 +16,15 @@ from penstock.client import Client
 from penstock.credentials import Credentials, acting_for
 from penstock.files.v1 import files_pb2
 from penstock.tls import Access, TlsFiles
-from services.gateway import drive
-from services.gateway.batch_records import BatchRecords, new_batch_id
+from services.gateway.batch import submitting
+from services.gateway.batch.driver import Driver
+from services.gateway.batch.records import BatchRecords, new_batch_id
+from services.gateway.batch.turns import Turns
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import Batch, Status
-from services.gateway.driver import Driver
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
-from services.gateway.turns import Turns
 from services.telemetry import Telemetry
 from tests.support.batch_lines import completion
 from tests.support.keyed import Keyfile
@@ -73,7 +73,7 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
-    monkeypatch.setattr(drive, "QUOTA_PAUSE_S", 0.02)
+    monkeypatch.setattr(submitting, "QUOTA_PAUSE_S", 0.02)
     keyfile = Keyfile(tmp_path / "keys.toml", head=f"[tenants.small]\nmax_waiting_requests = {QUOTA}\n\n")
     key = keyfile.put("service", 'role = "service"')
     keyfile.write()

@@ -13,9 +13,9 @@ from penstock.openai.convert import to_request
 from penstock.openai.shape import MARK, Shape
 from penstock.openai.spelling import as_spelt
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.batch_errors import refused
-from services.gateway.batch_lines import Reference
-from services.gateway.batch_output import line_of
+from services.gateway.batch.errors import refused
+from services.gateway.batch.lines import Reference
+from services.gateway.batch.output import line_of
 from services.gateway.problem import of_result
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.gateway.batch_output import Output
-from services.gateway.batch_records import BatchRecords
+from services.gateway.batch.output import Output
+from services.gateway.batch.records import BatchRecords
 from services.gateway.core.batch import UNCOUNTED, Batch, Status
 
 

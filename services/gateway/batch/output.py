@@ -16,8 +16,8 @@ from penstock.files.v1 import files_pb2
 from penstock.openai.answers import body_of, error_object, failure_of
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.batch_lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
-from services.gateway.batch_records import KEPT_S
+from services.gateway.batch.lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
+from services.gateway.batch.records import KEPT_S
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
 from services.gateway.shelf import Shelf
 

@@ -15,12 +15,12 @@ from contextlib import suppress
 from penstock.client import Client
 from penstock.credentials import act_for
 from penstock.errors import PenstockError, ServiceError
-from services.gateway.batch_records import BatchRecords, DamagedError, Held, LostError, Stillness
-from services.gateway.drive import Drive
+from services.gateway.batch.drive import Drive
+from services.gateway.batch.records import BatchRecords, DamagedError, Held, LostError, Stillness
+from services.gateway.batch.turns import Turns
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
-from services.gateway.turns import Turns
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2 as pb
@@ -221,6 +222,11 @@ class Held:
             return None
         return held
 
+    @property
+    def late(self) -> bool:
+        """Whether the batch's time is over."""
+        return self.now_s() >= self.batch.expires_at
+
     async def save(self, batch: Batch | None = None) -> None:
         """Put `batch`, or what was put last, and renew the lease. Raises LostError or ChangedError."""
         await self.change(lambda last: batch or last)
@@ -236,6 +242,10 @@ class Held:
             except ConflictError:
                 await self._look_again()
             self.batch = leased
+
+    async def progress(self, **fields: Any) -> None:
+        """Put how far the batch is; what else changes it meanwhile stays."""
+        await self.change(lambda batch: replace(batch, progress=replace(batch.progress, **fields)))
 
     async def beat(self) -> None:
         """Renew the lease when a third of it has gone, or when the clock was set back: others look for its renewals."""

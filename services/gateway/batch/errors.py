@@ -9,11 +9,20 @@ from penstock.errors import NotFound
 from penstock.openai.spelling import as_spelt
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import RequestError
-from services.gateway.batch_lines import InputDamagedError, Reference
+from services.gateway.batch.lines import InputDamagedError, Reference
 from services.gateway.core.batch import Batch, LineError, Refusal
 
 MAX_MESSAGE = 500
 """Characters kept of what is wrong with a line, and of the name of the field: a hundred of each are in one record."""
+
+
+class RefusedError(Exception):
+    """A line or the whole input cannot be asked."""
+
+    def __init__(self, *errors: LineError) -> None:
+        """Say why."""
+        super().__init__()
+        self.errors = list(errors)
 
 
 def lost_input(error: NotFound) -> LineError:

@@ -1,0 +1,1 @@
+"""Batches of the gateway from their input file to their output files, whichever gateway drives them."""

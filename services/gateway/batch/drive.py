@@ -1,0 +1,204 @@
+"""One batch on its way: a step for each status that is not an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any
+
+from penstock.client import Client
+from services.gateway.batch.ending import Ending
+from services.gateway.batch.errors import RefusedError
+from services.gateway.batch.output import BREATHE_EVERY, counted, is_line, is_output
+from services.gateway.batch.reading import count_lines
+from services.gateway.batch.records import ChangedError, Held, LostError
+from services.gateway.batch.submitting import Submitting
+from services.gateway.batch.turns import Turns
+from services.gateway.core.batch import Batch, Counts, Event, Status
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.served import Served
+from services.gateway.shelf import Shelf
+
+BEAT_S = 0.25
+"""Between two looks at whether the lease wants renewing."""
+
+SAVE_S = 1.0
+"""Between two writes of counts: what progress may be late by."""
+
+UNWANTED = {Status.CANCELLING, Status.CANCELLED, Status.FAILED}
+"""In which no line of a batch is wanted any more; one that expired has deadlines."""
+
+
+class Drive:
+    """Drives the batch of one lease."""
+
+    def __init__(
+        self,
+        client: Client,
+        shelf: Shelf,
+        served: Served,
+        metrics: GatewayMetrics,
+        held: Held,
+        turns: Turns,
+    ) -> None:
+        """Drive what is `held`; read its input when it is its turn among `turns`."""
+        self._client = client
+        self._shelf = shelf
+        self._served = served
+        self._metrics = metrics
+        self._held = held
+        self._turns = turns
+        self._submitting = Submitting(client, shelf, metrics, held)
+        self._ending = Ending(client, shelf)
+        self._unsaved: tuple[Counts, int] | None = None
+        """Counts and cursor that are not in the record yet."""
+
+    @property
+    def _batch(self) -> Batch:
+        return self._held.batch
+
+    async def run(self) -> None:
+        """Return when the batch has ended. Raises LostError, and the client's errors."""
+        steps = {
+            Status.VALIDATING: self._validate,
+            Status.IN_PROGRESS: self._go_on,
+            Status.CANCELLING: self._cancel,
+            Status.FINALIZING: self._finalize,
+        }
+        while not self._batch.ended:
+            self._unsaved = None
+            try:
+                with suppress(ChangedError):
+                    await first_of(steps[self._batch.status](), self._beat())
+            except LostError:
+                await self._withdraw()
+                raise
+
+    async def _withdraw(self) -> None:
+        """End what this gateway, frozen for longer than its lease, submitted when another had ended what there was."""
+        if (await self._held.found()).status in UNWANTED:
+            await self._client.cancel(batch=self._batch.batch_id)
+
+    async def _beat(self) -> None:
+        """Renew the lease in time, and show how far the counting is."""
+        saved_s = self._held.now_s()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if self._unsaved is not None and self._held.now_s() - saved_s >= SAVE_S:
+                saved_s = self._held.now_s()
+                unsaved, self._unsaved = self._unsaved, None
+                await self._count(*unsaved)
+            await self._held.beat()
+
+    async def _move(self, event: Event, batch: Batch | None = None) -> None:
+        await self._held.save((batch or self._batch).moved(event, self._held.now_s()))
+
+    # ---- validating ----
+
+    async def _validate(self) -> None:
+        """Read every line; nothing is submitted unless all are good."""
+        try:
+            async with self._turns.to_read():
+                total = await count_lines(self._shelf, self._batch, await self._served.names())
+        except RefusedError as error:
+            await self._fail(error)
+            return
+        if self._held.late:
+            await self._end(Event.LATE, replace(self._batch, counts=Counts(total)))
+        else:
+            await self._move(Event.VALID, replace(self._batch, counts=Counts(total)))
+
+    async def _fail(self, error: RefusedError) -> None:
+        # Nobody is shown the refusals of a batch that failed; in its record the errors have their place.
+        await self._move(Event.REFUSED, replace(self._batch, errors=error.errors, refusals=[]))
+
+    # ---- in progress ----
+
+    async def _go_on(self) -> None:
+        """Submit what is left, then wait for the end of all that was submitted."""
+        try:
+            if not self._batch.progress.submitted:
+                await self._submit_in_turn()
+        except RefusedError as error:
+            await self._client.cancel(batch=self._batch.batch_id)
+            await self._fail(error)
+            return
+        await self._tally(follow=False)
+        if self._batch.counts.expired or self._batch.progress.cut:
+            await self._end(Event.LATE, self._batch)
+        else:
+            await self._move(Event.ENDED)
+
+    async def _submit_in_turn(self) -> None:
+        """Submit when it is this batch's turn, and count meanwhile; nothing more if its time is over before that."""
+        if self._held.late:  # nothing of the input is wanted any more, be it there or not
+            await self._held.progress(submitted=True, cut=True)
+            return
+        timeout = asyncio.timeout(self._batch.expires_at - self._held.now_s())
+        try:
+            async with timeout, self._turns.to_submit(self._batch.tenant) as turn:
+                timeout.reschedule(None)
+                await first_of(self._submitting.run(turn), self._tally(follow=True))
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            await self._held.progress(submitted=True, cut=True)
+        if self._unsaved is not None:
+            await self._count(*self._unsaved)
+            self._unsaved = None
+
+    async def _tally(self, follow: bool) -> None:
+        """Count results until every request of the batch has ended; with `follow` for ever, while more are submitted.
+
+        What is counted goes into the record now and then, by the beat; without `follow` all of it at the end.
+        """
+        counts, cursor = self._batch.counts, self._batch.progress.cursor
+        read = 0
+        async with aclosing(self._client.wire_results(self._batch.batch_id, cursor, follow)) as results:
+            async for watched in results:
+                cursor = watched.cursor
+                if is_line(self._batch, watched.result):
+                    counts = counted(counts, watched.result)
+                    self._metrics.batch_lines.labels("completed" if is_output(watched.result) else "failed").inc()
+                self._unsaved = (counts, cursor)
+                read += 1
+                if read % BREATHE_EVERY == 0:
+                    await asyncio.sleep(0)
+        self._unsaved = None
+        await self._count(counts, cursor)
+
+    async def _count(self, counts: Counts, cursor: int) -> None:
+        def counted_in(batch: Batch) -> Batch:
+            total = replace(counts, total=batch.counts.total)
+            return replace(batch, counts=total, progress=replace(batch.progress, cursor=cursor))
+
+        await self._held.change(counted_in)
+
+    # ---- the ends ----
+
+    async def _cancel(self) -> None:
+        """End what was submitted, down to the engines, and count what had ended before."""
+        await self._client.cancel(batch=self._batch.batch_id)
+        await self._tally(follow=False)
+        await self._end(Event.WRITTEN, self._batch)
+
+    async def _finalize(self) -> None:
+        await self._end(Event.WRITTEN, self._batch)
+
+    async def _end(self, event: Event, batch: Batch) -> None:
+        await self._move(event, await self._ending.of(batch, event, self._held.now_s()))
+
+
+async def first_of(working: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None]) -> None:
+    """Run `working` to its end; cancel it and raise what `beside` raises, if that comes first."""
+    tasks = [asyncio.create_task(working), asyncio.create_task(beside)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,71 @@
+"""The end of a batch: its output and error files get their names, and its counts their last lines."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, suppress
+from dataclasses import replace
+
+from penstock.client import Client
+from penstock.errors import NotFound
+from penstock.queue.v1 import queue_pb2
+from services.gateway.batch.lines import key_of, read_lines
+from services.gateway.batch.output import Output, put_view, refusal_line
+from services.gateway.core.batch import Batch, Counts, Event, Progress
+from services.gateway.shelf import Shelf
+
+
+class Ending:
+    """Puts the files of batches that end."""
+
+    def __init__(self, client: Client, shelf: Shelf) -> None:
+        """Ask the queue what it has of a batch; put files on the shelf."""
+        self._client = client
+        self._shelf = shelf
+        self._output = Output(client, shelf)
+
+    async def of(self, batch: Batch, event: Event, now_s: float) -> Batch:
+        """Put the output and error files where they have lines; return the batch, about to end, with their names."""
+        batch = replace(batch, progress=await self._settled(batch))
+        batch = replace(batch, scattered=await self._output.scattered(batch))
+        ended = replace(batch, counts=await self._counts(batch, event, now_s))
+        counts = ended.counts
+        if counts.completed:
+            await put_view(self._shelf, ended, ended.output_file_name, "output", counts.output_bytes)
+            ended = replace(ended, output_file_id=ended.output_file_name)
+        if counts.failed:
+            await put_view(self._shelf, ended, ended.error_file_name, "error", counts.error_bytes)
+            ended = replace(ended, error_file_id=ended.error_file_name)
+        return ended
+
+    async def _counts(self, batch: Batch, event: Event, now_s: float) -> Counts:
+        """Return its counts with the lines that have no result: not submitted, or refused by the queue."""
+        left_bytes = left = 0
+        async with aclosing(self._output.unsubmitted(batch, late=event is Event.LATE)) as lines:
+            async for line in lines:
+                left_bytes += len(line)
+                left += 1
+        refusals = [refusal_line(batch, one) for one in batch.refusals]
+        left_bytes += sum(len(line) for line in refusals)
+        left += len(refusals)
+        counts = batch.counts
+        counts = replace(counts, failed=counts.failed + left, error_bytes=counts.error_bytes + left_bytes)
+        if counts.completed + counts.failed > counts.total:
+            # A dead letter that was requeued has ended twice; only its last end is in the files.
+            failed, error_bytes = await self._output.size(batch.moved(event, now_s), errors=True)
+            counts = replace(counts, failed=failed, error_bytes=error_bytes)
+        return counts
+
+    async def _settled(self, batch: Batch) -> Progress:
+        """Return how far the batch was submitted, with the part of a last window that was submitted before its end."""
+        done = batch.progress
+        if done.submitted and not done.cut:
+            return done
+        with suppress(NotFound):
+            async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
+                async for raw in lines:
+                    if raw.number in {one.line for one in batch.refusals}:
+                        continue
+                    key = queue_pb2.IdempotencyKey(key=key_of(batch.batch_id, raw.number))
+                    await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
+                    done = replace(done, line=raw.number, offset=raw.end)
+        return done
