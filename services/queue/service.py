@@ -18,6 +18,7 @@ from services.auth.setup import guard_of, keyring_of
 from services.clock import SystemClock
 from services.descriptors import raise_file_limit
 from services.queue.admin import Admin
+from services.queue.backup_call import BackupCall
 from services.queue.clockwork import Clockwork
 from services.queue.committer import Committer
 from services.queue.core import records
@@ -33,7 +34,6 @@ from services.queue.servicer import Parts, QueueServicer
 from services.queue.settings import QueueSettings
 from services.queue.speaker import Greeting, Speaker
 from services.queue.storage.backup import backups_of
-from services.queue.storage.backup_call import BackupCall
 from services.queue.storage.loading import Loading
 from services.queue.storage.read_faults import ReadFaults
 from services.queue.storage.reader import Reader

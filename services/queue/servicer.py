@@ -19,6 +19,7 @@ from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, OPEN_ROLE
 from services.queue import wire
 from services.queue.admin import Admin
+from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer
 from services.queue.core.messages import (
     BacklogClosed,
@@ -27,7 +28,6 @@ from services.queue.core.messages import (
 )
 from services.queue.metrics import QueueMetrics
 from services.queue.speaker import Greeting, Link, Speaker
-from services.queue.storage.backup_call import BackupCall
 from services.queue.storage.read_faults import code_of
 from services.queue.storage.store import StoreError
 from services.queue.submits.intake import Frame, Intake, Taking

@@ -15,6 +15,7 @@ from typing import cast
 import pytest
 
 from penstock.queue.v1 import queue_pb2
+from services.queue.backup_call import BackupCall, Context
 from services.queue.committer import Committer
 from services.queue.core import records as r
 from services.queue.core.effects import Deliver, Ended, Recorded, StopReason, StopRun, Write
@@ -24,7 +25,6 @@ from services.queue.core.machine import Machine
 from services.queue.core.messages import Claim, WorkerOpened
 from services.queue.offline import main
 from services.queue.storage.backup import BackupError, backups_of, make_backup, restore
-from services.queue.storage.backup_call import BackupCall, Context
 from services.queue.storage.recovery import recover
 from services.queue.storage.rocksdb_store import BACKUP_MARK, RocksdbStore
 from services.queue.storage.store import StoreUnusableError
