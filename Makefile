@@ -132,11 +132,11 @@ fuzz: $(READY) ## Feed arbitrary bytes and lies to wire, services, batch reader 
 
 .PHONY: bench-main
 bench-main: $(PARTS) ## 2,000 requests with production lengths through the whole stack on real vLLM
-	@$(MODULES) $(BIN)/python -m benchmarks.bench_main
+	@$(MODULES) $(BIN)/python -m benchmarks.bench_main $(ARGS)
 
 .PHONY: bench-ratio
 bench-ratio: $(PARTS) ## The same requests through plain vLLM and through Penstock, alternating
-	@$(MODULES) $(BIN)/python -m benchmarks.bench_ratio
+	@$(MODULES) $(BIN)/python -m benchmarks.bench_ratio $(ARGS)
 
 # What the control plane costs is said of what ships: compiled services, unless COMPILED says otherwise.
 LIFECYCLE := $(if $(filter undefined,$(origin COMPILED)),1,$(COMPILED))
@@ -160,7 +160,7 @@ bench-admission-sim: $(PARTS) ## Admission policies and fleets on simulated engi
 
 .PHONY: bench-keys
 bench-keys: $(READY) ## What API keys and a quota cost the queue, alternating with a queue without
-	@$(BIN)/python -m benchmarks.bench_keys
+	@$(BIN)/python -m benchmarks.bench_keys $(ARGS)
 
 .PHONY: bench-recovery
 bench-recovery: $(READY) ## Time until submits, grants and lost requests go on after a kill -9; up to a million waiting

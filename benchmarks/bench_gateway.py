@@ -36,6 +36,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 from benchmarks.bench_first_byte import first_byte_s
 from benchmarks.devices import CPU
 from benchmarks.models import MODELS, make_model
+from benchmarks.options import above, at_least, count
 
 BASE_PORT = 17510
 GATEWAY_PORT = BASE_PORT + 5
@@ -48,6 +49,9 @@ INPUT_TOKENS, OUTPUT_TOKENS = 128, 32
 """Middle of the lengths; both vary by half of it."""
 
 WINDOW_TOKENS = 1024
+
+WARM_UP = 4
+"""A warm-up has so many times fewer requests than a run."""
 
 OVERLOAD = 3
 """Times the sustained rate."""
@@ -161,11 +165,11 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--requests", type=int, default=300, help="of a run at the sustained rate; three times that above"
+        "--requests", type=at_least(WARM_UP), default=300, help="of a run at the sustained rate; three times that above"
     )
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--sustained", type=float, default=0.5, help="offered, as a share of what vLLM can serve")
-    parser.add_argument("--alone", type=int, default=100, help="streams of a round, one at a time; 0 for none")
+    parser.add_argument("--rounds", type=count, default=4)
+    parser.add_argument("--sustained", type=above(0), default=0.5, help="offered, as a share of what vLLM can serve")
+    parser.add_argument("--alone", type=at_least(0), default=100, help="streams of a round, one at a time; 0 for none")
     parser.add_argument("--models", nargs="+", choices=HERE, default=["m512", "tiny"])
     options = parser.parse_args()
     answer: dict[str, Any] = {"benchmark": "gateway", "sustained": options.sustained, "models": {}}
@@ -188,7 +192,7 @@ def compare(directory: Path, model_name: str, options: argparse.Namespace) -> di
             for name, command, port in (("vllm", plain, PLAIN_PORT), ("gateway", up, GATEWAY_PORT))
         }
         for run in sides.values():
-            run(Load(options.requests // 4, "inf", 1))
+            run(Load(options.requests // WARM_UP, "inf", 1))
         most = sides["vllm"](Load(options.requests, "inf", 2))["request_throughput"]
         print(f"model {model_name}")
         answer = {}

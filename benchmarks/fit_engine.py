@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from benchmarks.devices import CPU, CUDA, DECODE_GRAPHS, Device
 from benchmarks.models import make_model
+from benchmarks.options import count
 from penstock.tiny_model import Shape, make_tiny_model
 from services.worker.simulated.batch import Batch, Rules
 from services.worker.simulated.profile import PROFILES, Fitted, Profile
@@ -256,7 +257,7 @@ def main() -> None:
     """Measure, fit, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", choices=SUBJECTS, default="cpu-tiny")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=count, default=2)
     parser.add_argument("--samples", type=Path, help="also write every step as a line of CSV")
     arguments = parser.parse_args()
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})

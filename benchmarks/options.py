@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 POLICIES = ("worst-case", "tokenizer-ack", "virtual-channels", "predictive")
 """Of the scheduler. Whoever imports `services` to ask it has chosen gRPC's I/O, also for the clients he starts."""
@@ -28,16 +31,26 @@ count = at_least(1)
 """A type for numbers of things, of which there is one."""
 
 
-def above(least: float) -> Callable[[str], float]:
-    """Return a type for finite numbers above `least`."""
+def above(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return a type for finite numbers above `least`, `most` being the largest."""
+    bounds = f"above {least:g}" + (f", up to {most:g}" if most < math.inf else "")
+    return _number(lambda value: least < value <= most, bounds)
 
+
+def from_on(least: float, below: float = math.inf) -> Callable[[str], float]:
+    """Return a type for finite numbers from `least` on, below `below`."""
+    bounds = f"from {least:g} on" + (f", below {below:g}" if below < math.inf else "")
+    return _number(lambda value: least <= value < below, bounds)
+
+
+def _number(fits: Callable[[float], bool], bounds: str) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
-            value = least
-        if not least < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"must be a number above {least:g}, not {text!r}")
+            value = math.nan
+        if not (math.isfinite(value) and fits(value)):
+            raise argparse.ArgumentTypeError(f"must be a number {bounds}, not {text!r}")
         return value
 
     return read
@@ -61,3 +74,27 @@ def some_of(names: Collection[str], every: str = "") -> Callable[[str], list[str
         return found
 
     return read
+
+
+def push_first(names: Collection[str]) -> Callable[[str], list[str]]:
+    """Return a type for some of these policies, of which `push` is the first: the others are compared with it."""
+
+    def read(text: str) -> list[str]:
+        found = some_of(names, "all")(text)
+        if found[0] != "push":
+            raise argparse.ArgumentTypeError(f"the first has to be push, not {found[0]!r}")
+        return found
+
+    return read
+
+
+def folder(text: str) -> Path:
+    """Return a directory that can be written to, made if it is missing: before the work whose outcome goes there."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot be made: {error}") from None
+    if not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written to")
+    return path

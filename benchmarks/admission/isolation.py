@@ -1,13 +1,15 @@
 """What a flood of one channel costs another, on a simulated engine: waits for a grant and for the first token.
 
 Usage: python -m benchmarks.admission.isolation [--policies predictive,virtual-channels] [--share 0.1]
-       [--seconds 240] [--seeds 0,1,2]
+       [--per-second 10] [--seconds 240] [--seeds 0,1,2]
 
 `interactive` (weight 4, a guarantee of 0.1 as the default configuration has it) has ten short requests a second, which
 hold about a fiftieth of the cache. `batch` has a backlog that never ends, of outputs that are long and differ: `flood`,
 with a hundred of them in the cache at once, or `whales`, with two dozen. `alone` is `interactive` on a worker as large
 as its share. Nothing is known at first; the first quarter of the time, in which the policy learns, is told apart
-(`cold`). Batch throughput is relative to a run without `interactive`. Last line of each is JSON.
+(`cold`). What `interactive` has booked on the worker is told as a part of its guarantee, in the mean and at most: it is
+isolated while it stays within that. Batch throughput is relative to a run without `interactive`. Last line of each is
+JSON.
 """
 
 from __future__ import annotations
@@ -23,17 +25,23 @@ from benchmarks.admission.clock import MS, SECOND_NS
 from benchmarks.admission.meter import quantile
 from benchmarks.admission.report import spread
 from benchmarks.admission.stage import Stage
-from benchmarks.options import above, at_least, count, each, some_of
+from benchmarks.options import above, at_least, each, from_on, some_of
 from services.scheduler.core.policies import POLICIES
 from services.scheduler.core.share import Share
 
 INTERACTIVE, BATCH = "interactive", "batch"
 SHARE = 0.1
 PER_SECOND = 10.0
+LEAST_SECONDS = 60
+"""The shortest of the outputs of `whales` take a sixth of it, and the requests of a quarter of it have a p99."""
+
 BACKLOG = 300
 """Batch requests that wait at any moment: a hundred or so for each interactive one in the cache."""
 
 TOP_UP_NS = 50 * MS
+LOOK_NS = 100 * MS
+"""Between two looks at what is booked."""
+
 COLD = 0.25
 """Part of the time that counts as cold."""
 
@@ -50,31 +58,48 @@ LOADS = {"flood": Load((300, 1200), 2000, 6000), "whales": Load((1000, 6000), 80
 
 
 class Waits(NamedTuple):
-    """Of one run: waits in ms by what for, cold and later; batch tokens/s, preemptions per 1,000, and usage."""
+    """Of one run: waits in ms by what for, cold and later; batch tokens/s, preemptions per 1,000, and usage.
+
+    `booked` is what `interactive` had booked after the cold part, of what it is guaranteed: the mean and the most.
+    """
 
     waits_ms: dict[str, float]
     batch_tokens_per_s: float
     preemptions_per_1000: float
     usage: float
+    booked: tuple[float, float]
 
 
 class Run:
     """One run of `seconds`, with or without either channel."""
 
     def __init__(
-        self, policy: str, load: Load, seconds: float, seed: int, channels: Sequence[str], share: float = SHARE
+        self,
+        policy: str,
+        load: Load,
+        seconds: float,
+        seed: int,
+        channels: Sequence[str],
+        share: float = SHARE,
+        per_second: float = PER_SECOND,
     ) -> None:
-        """Submit for these channels; `interactive` is guaranteed `share`, or alone on a worker of that size."""
+        """Submit for these channels, `per_second` for `interactive`, which is guaranteed `share`.
+
+        Without `batch` it is alone on a worker of that size.
+        """
         alone = BATCH not in channels
         blocks = max(int(load.blocks * share), 512) if alone else load.blocks
         shares = {INTERACTIVE: Share(4.0, 0.0 if alone else share), BATCH: Share()}
         self._stage = Stage(policy, shares, blocks)
-        self._load, self._seconds = load, seconds
+        self._load, self._seconds, self._per_second = load, seconds, per_second
+        self._guaranteed_blocks = load.blocks * share
+        self._booked: list[float] = []
         self._draws = {channel: random.Random(f"{seed} {channel}") for channel in channels}
         if INTERACTIVE in channels:
             self._stage.clock.after(0, self._come)
         if BATCH in channels:
             self._stage.clock.after(0, self._top_up)
+        self._stage.clock.after(int(seconds * COLD * SECOND_NS), self._look)
 
     def waits(self) -> Waits:
         """Run to the end and return what was seen."""
@@ -93,12 +118,13 @@ class Run:
         lives, meter = stage.meter.lives, stage.meter
         batch = sum(lives[number].tokens for number in stage.of(BATCH) if lives[number].done_ns >= warm_ns)
         preemptions = 1000 * meter.preemptions / max(meter.finished, 1)
-        return Waits(found, batch * SECOND_NS / (end_ns - warm_ns), preemptions, meter.backlog_usage)
+        booked = (statistics.mean(self._booked), max(self._booked))
+        return Waits(found, batch * SECOND_NS / (end_ns - warm_ns), preemptions, meter.backlog_usage, booked)
 
     def _come(self) -> None:
         draw = self._draws[INTERACTIVE]
         self._stage.ask(INTERACTIVE, draw.randint(30, 60), draw.randint(30, 90), 100)
-        self._stage.clock.after(int(draw.expovariate(PER_SECOND) * SECOND_NS), self._come)
+        self._stage.clock.after(int(draw.expovariate(self._per_second) * SECOND_NS), self._come)
 
     def _top_up(self) -> None:
         draw, load = self._draws[BATCH], self._load
@@ -106,29 +132,39 @@ class Run:
             self._stage.ask(BATCH, draw.randint(100, 300), draw.randint(*load.outputs), load.max_tokens)
         self._stage.clock.after(TOP_UP_NS, self._top_up)
 
+    def _look(self) -> None:
+        blocks = sum(worker.ledger.held_by(INTERACTIVE) for worker in self._stage.penstock.machine.fleet)
+        self._booked.append(blocks / self._guaranteed_blocks)
+        self._stage.clock.after(LOOK_NS, self._look)
+
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", type=some_of(POLICIES), default="predictive,virtual-channels")
     parser.add_argument("--loads", type=some_of(LOADS), default="flood,whales")
-    parser.add_argument("--share", type=above(0), default=SHARE, help="what `interactive` is guaranteed")
-    parser.add_argument("--seconds", type=count, default=240)
+    parser.add_argument("--share", type=above(0, 1), default=SHARE, help="what `interactive` is guaranteed")
+    parser.add_argument("--per-second", type=from_on(1), default=PER_SECOND, help="requests of `interactive`")
+    parser.add_argument("--seconds", type=at_least(LEAST_SECONDS), default=240)
     parser.add_argument("--seeds", type=each(at_least(0)), default="0,1,2")
     options = parser.parse_args()
     for load in options.loads:
         for policy in options.policies:
-            compare(load, policy, options.share, options.seconds, options.seeds)
+            compare(load, policy, options)
 
 
-def compare(load: str, policy: str, share: float, seconds: float, seeds: Sequence[int]) -> None:
+def compare(load: str, policy: str, options: argparse.Namespace) -> None:
     """Run alone, beside the flood, and the flood alone; print the waits and a line of JSON."""
+    share, per_second = options.share, options.per_second
     ways = {"alone": (INTERACTIVE,), "beside": (INTERACTIVE, BATCH), "batch alone": (BATCH,)}
     runs = {
-        way: [Run(policy, LOADS[load], seconds, seed, channels, share).waits() for seed in seeds]
+        way: [
+            Run(policy, LOADS[load], options.seconds, seed, channels, share, per_second).waits()
+            for seed in options.seeds
+        ]
         for way, channels in ways.items()
     }
-    print(f"{load}, {policy}, guaranteed {share:g}:")
+    print(f"{load}, {policy}, guaranteed {share:g}, {per_second:g} a second:")
     for way in ("alone", "beside"):
         waits = [run.waits_ms for run in runs[way]]
         row = "  ".join(f"{name} {spread([found[name] for found in waits], 1)}" for name in waits[0])
@@ -137,9 +173,11 @@ def compare(load: str, policy: str, share: float, seconds: float, seeds: Sequenc
     throughput = [beside.batch_tokens_per_s / alone.batch_tokens_per_s for beside, alone in pairs]
     preemptions = [run.preemptions_per_1000 for run in runs["beside"]]
     usage = [run.usage for run in runs["beside"]]
+    booked = [[run.booked[which] for run in runs["beside"]] for which in (0, 1)]
     print(
         f"  batch tokens/s of what it does alone {spread(throughput, 3)}, "
-        f"preemptions per 1,000 {spread(preemptions, 0)}, KV usage {spread(usage, 3)}",
+        f"preemptions per 1,000 {spread(preemptions, 0)}, KV usage {spread(usage, 3)}\n"
+        f"  booked of the guarantee: mean {spread(booked[0])}, most {spread(booked[1])}",
         flush=True,
     )
     medians = {
@@ -147,7 +185,8 @@ def compare(load: str, policy: str, share: float, seconds: float, seeds: Sequenc
         for way, (found, *_) in runs.items()
         if way != "batch alone"
     }
-    line = {"benchmark": "isolation", "load": load, "policy": policy, "share": share, **medians}
+    line = {"benchmark": "isolation", "load": load, "policy": policy, "share": share, "per_second": per_second}
+    line |= {**medians, "booked": [round(statistics.median(values), 3) for values in booked]}
     print(json.dumps({**line, "batch_throughput": round(statistics.median(throughput), 3)}), flush=True)
 
 

@@ -20,7 +20,10 @@ MOST_SAMPLES = 4000
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of one policy. Times in seconds, usage 0 to 1; `latencies` by name, e.g. `ttft_p99_s`."""
+    """One run of one policy. Times in seconds, usage 0 to 1; `latencies` by name, e.g. `ttft_p99_s`.
+
+    `recomputed_share` is None where it cannot be told.
+    """
 
     workload: str
     policy: str
@@ -31,7 +34,7 @@ class Outcome:
     usage_overall: float
     usage_after_steps: float
     preemptions_per_1000: float
-    recomputed_share: float
+    recomputed_share: float | None
     latencies: dict[str, float]
     cpu_s: float = 0.0
     samples: list[tuple[float, int, float, bool]] = field(default_factory=list)
@@ -130,9 +133,14 @@ def _row(policy: str, runs: list[Outcome], base: list[Outcome]) -> tuple[str, ..
         spread([run.usage for run in runs], 3),
         f"{statistics.median(run.usage_overall for run in runs):.3f}",
         spread([run.preemptions_per_1000 for run in runs], 1),
-        f"{statistics.median(run.recomputed_share for run in runs):.1%}",
+        _recomputed(runs),
         *(relative(what) for what in COLUMNS[1:]),
     )
+
+
+def _recomputed(runs: list[Outcome]) -> str:
+    shares = [run.recomputed_share for run in runs if run.recomputed_share is not None]
+    return f"{statistics.median(shares):.1%}" if shares else "–"
 
 
 def _line(policy: str, runs: list[Outcome], base: list[Outcome]) -> dict[str, Any]:
@@ -149,8 +157,7 @@ def _line(policy: str, runs: list[Outcome], base: list[Outcome]) -> dict[str, An
 
 
 def _write(outcomes: list[Outcome], out: Path) -> None:
-    """Write every outcome as JSON, and the first run of each policy as one picture."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Write every outcome as JSON, and the first run of each policy as one picture, to a directory that is there."""
     for outcome in outcomes:
         path = out / f"{outcome.workload}-{outcome.policy}-{outcome.seed}.json"
         path.write_text(json.dumps(outcome.__dict__))

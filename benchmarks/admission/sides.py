@@ -44,6 +44,8 @@ class PushedPolicy(NamedTuple):
 
 PUSHED = {
     "push": PushedPolicy(()),
+    "watermark-0.2": PushedPolicy(("--watermark", "0.2")),
+    "watermark-0.15": PushedPolicy(("--watermark", "0.15")),
     "watermark": PushedPolicy(("--watermark", "0.1")),
     "watermark-0.05": PushedPolicy(("--watermark", "0.05")),
     "watermark-0.02": PushedPolicy(("--watermark", "0.02")),  # what Penstock's own engines have

@@ -4,7 +4,7 @@ Usage: python -m benchmarks.admission.sim [--workload kv-bound ...] [--policies 
        [--scale cpu] [--seeds 0,1,2] [--engine-watermark 0.02] [--out build/bench]
 
 Penstock's policies run the production scheduler and worker cores. One JSON line per workload and policy ends the
-report; the first policy is what the others are compared with.
+report; the first policy, `push`, is what the others are compared with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from benchmarks.admission import workloads
@@ -25,7 +24,7 @@ from benchmarks.admission.penstock_side import Penstock
 from benchmarks.admission.pushing import Aimd, Push, Windowed, round_robin
 from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.workloads import Workload
-from benchmarks.options import at_least, count, each, some_of
+from benchmarks.options import at_least, count, each, folder, from_on, push_first
 from services.scheduler.core.policies import POLICIES
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 from services.worker.simulated.profile import PROFILES
@@ -78,6 +77,8 @@ def _penstock(policy: str) -> Callable[[Stage], Side]:
 
 SIDES: dict[str, Callable[[Stage], Side]] = {
     "push": _push,
+    "watermark-0.2": lambda stage: _push(stage, 0.2),
+    "watermark-0.15": lambda stage: _push(stage, 0.15),
     "watermark": lambda stage: _push(stage, 0.1),
     "watermark-0.05": lambda stage: _push(stage, 0.05),
     "watermark-0.02": lambda stage: _push(stage, ENGINE_WATERMARK),
@@ -136,17 +137,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", choices=[*workloads.WORKLOADS, "all"], default=["kv-bound"])
     parser.add_argument(
-        "--policies", type=some_of(SIDES, "all"), default="push,predictive", help="comma-separated, or all"
-    )
+        "--policies", type=push_first(SIDES), default="push,predictive",
+        help="comma-separated, or all; the first has to be push",
+    )  # fmt: skip
     parser.add_argument("--requests", type=count, default=1000)
     parser.add_argument("--scale", choices=sorted(workloads.SCALES), default="cpu")
     parser.add_argument("--profile", choices=sorted(PROFILES), help="another engine than the scale's own")
     parser.add_argument("--seeds", type=each(at_least(0)), default="0")
-    parser.add_argument("--out", type=Path, help="directory for every outcome as JSON and the cache over time as PNG")
-    parser.add_argument("--pool-windows", type=float, help="pool in windows; 0 is what the profile's GPU holds")
+    parser.add_argument("--out", type=folder, help="directory for every outcome as JSON and the cache over time as PNG")
+    parser.add_argument("--pool-windows", type=from_on(0), help="pool in windows; 0 is what the profile's GPU holds")
     parser.add_argument(
-        "--engine-watermark", type=float, default=ENGINE_WATERMARK, help="of the engines behind Penstock's policies"
-    )
+        "--engine-watermark", type=from_on(0, 1), default=ENGINE_WATERMARK,
+        help="of the engines behind Penstock's policies",
+    )  # fmt: skip
     options = parser.parse_args()
     names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
     scale = workloads.SCALES[options.scale]
@@ -154,7 +157,9 @@ def main() -> None:
         scale = replace(scale, pool_windows=options.pool_windows)
     if options.profile:
         scale = replace(scale, profile=options.profile)
-    if scale.pool_windows <= 0 and not PROFILES[scale.profile].num_blocks:
+    if 0 < scale.pool_windows < 1:
+        parser.error(f"--pool-windows: the longest request does not fit {scale.pool_windows:g} of a window")
+    if not scale.pool_windows and not PROFILES[scale.profile].num_blocks:
         parser.error(f"--pool-windows: the profile {scale.profile} does not say how many blocks its GPU has")
     # All of them first: a trace that is too short for one ends nothing in the middle.
     made = {name: workloads.of_seeds(name, options.requests, scale, options.seeds) for name in names}

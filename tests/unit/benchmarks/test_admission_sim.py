@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from benchmarks.admission import makespan, real, sim, workloads
+from benchmarks.admission import isolation, makespan, real, sim, workloads
 from benchmarks.admission.meter import Meter
 from benchmarks.admission.report import Outcome, print_table
+from benchmarks.admission.sides import Done, Pushed
 from benchmarks.admission.workloads import Workload
 
 SMALL = replace(workloads.SCALES["cpu"], factor=1 / 16, block_size=16, pool_windows=2)
@@ -87,6 +90,15 @@ def test_a_fleet_divides_the_work(way: str) -> None:
     assert meter.elapsed_s >= makespan.bound_s(batch, shapes) * 0.95
 
 
+def test_what_a_channel_has_booked_follows_its_load() -> None:
+    load = isolation.LOADS["flood"]
+    channels = (isolation.INTERACTIVE,)
+    runs = [isolation.Run("predictive", load, 8, 0, channels, per_second=rate).waits() for rate in (10.0, 40.0)]
+    (mean, most), (mean_of_more, _) = (run.booked for run in runs)
+    assert 0 < mean < most < 1
+    assert mean_of_more == pytest.approx(4 * mean, rel=0.5)
+
+
 def test_the_closing_lines_have_their_form(capsys: pytest.CaptureFixture[str]) -> None:
     workload = small("kv-bound")
     outcomes = [Outcome.of("kv-bound", policy, 0, workload, sim.run(policy, workload)) for policy in ("push", "aimd")]
@@ -98,6 +110,38 @@ def test_the_closing_lines_have_their_form(capsys: pytest.CaptureFixture[str]) -
         outcomes[1].requests_per_s / outcomes[0].requests_per_s, abs=1e-3
     )
     assert "aimd" in capsys.readouterr().out
+
+
+def test_what_cannot_be_told_is_not_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    workload = small("kv-bound")
+    outcome = Outcome.of("kv-bound", "push", 0, workload, sim.run("push", workload))
+    print_table([replace(outcome, recomputed_share=None)])
+    row = capsys.readouterr().out.splitlines()[1]
+    assert " – " in row
+    assert "%" not in row
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_what_preemptions_cost_is_not_told_beside_a_prefix_cache(
+    prefix_caching: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = small("kv-bound", 1)
+    shape = replace(made.shape, prefix_caching=prefix_caching)
+    workload = replace(made, shape=shape, items=[workloads.Item(8, 1, 8)])
+    step = {"scheduled_ns": 1, "updated_ns": 2, "held": 1, "held_after": 0, "running": 1, "preempted": 0}
+
+    class Ran(Pushed):
+        """A side whose engine computed ten tokens for a prompt of eight."""
+
+        async def run(self, *_arguments: Any) -> Done:
+            line = {**step, "computed": 10, "entered": [0], "tokens": [(0, 1, True)]}
+            self.trace.write_text(json.dumps(line) + "\n")
+            return Done(0, 3, 1)
+
+    monkeypatch.setattr(real, "batch_lines", lambda *_arguments: [])
+    bench = real.Bench({"push": Ran([], tmp_path, 1)}, tmp_path, tmp_path)
+    outcome = asyncio.run(bench.run("push", workload, 0, 0.0))
+    assert outcome.recomputed_share == (None if prefix_caching else 2 / 8)
 
 
 def test_each_seed_has_its_own_stretch_of_the_mooncake_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from benchmarks.admission import sim
 from benchmarks.options import POLICIES
 from services.scheduler.core import policies
 
 MAINS = {
     "batch_files": "bench_batch_files", "first_byte": "bench_first_byte", "keys": "bench_keys",
-    "isolation": "bench_isolation",
+    "isolation": "bench_isolation", "gateway": "bench_gateway", "fit": "fit_engine",
     "lifecycle": "bench_lifecycle", "main": "bench_main", "overload": "bench_overload", "ratio": "bench_ratio",
     "recovery": "bench_recovery", "makespan": "admission.makespan", "real": "admission.real", "sim": "admission.sim",
+    "waits": "admission.isolation",
 }  # fmt: skip
+
+MAKEFILE = (Path(__file__).parents[3] / "Makefile").read_text()
 
 
 @pytest.mark.parametrize(
@@ -26,6 +32,11 @@ MAINS = {
         "batch_files --line-bytes 120",
         "first_byte --rounds 0",
         "first_byte --streams 0",
+        "fit --rounds 0",
+        "gateway --alone -1",
+        "gateway --requests 3",
+        "gateway --rounds 0",
+        "gateway --sustained 0",
         "isolation --seconds 0",
         "keys --rounds 0",
         "lifecycle --only penstock,rediss",
@@ -46,11 +57,22 @@ MAINS = {
         "makespan --seeds x",
         "real --policies push,predictve",
         "real --policies predictive,push",
+        "real --out /dev/null/bench",
         "real --rounds 0",
+        "sim --engine-watermark nan",
+        "sim --engine-watermark 2",
+        "sim --out /dev/null/bench",
+        "sim --policies old-pull,predictive",
         "sim --policies push,predictve",
         "sim --requests 0",
         "sim --seeds x",
         "sim --pool-windows 0",
+        "sim --pool-windows 0.5",
+        "sim --pool-windows nan",
+        "waits --per-second 0.5",
+        "waits --seconds 2",
+        "waits --share 0",
+        "waits --share 1.5",
     ],
 )
 def test_a_value_that_cannot_be_is_refused(
@@ -63,6 +85,21 @@ def test_a_value_that_cannot_be_is_refused(
         module.main()
     assert ended.value.code == 2
     assert option in capsys.readouterr().err
+
+
+def test_a_directory_for_outcomes_is_there_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "a" / "b"
+    monkeypatch.setattr(sys, "argv", ["sim", "--requests", "5", "--out", str(out)])
+    monkeypatch.setattr(sim, "compare", lambda *_arguments: out.is_dir() or pytest.fail("it is not there"))
+    monkeypatch.setattr(sim, "print_table", lambda *_arguments: [])
+    sim.main()
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", re.findall(r"^(bench-[a-z-]+):", MAKEFILE, re.MULTILINE))
+def test_a_target_takes_the_options_of_its_benchmark(target: str) -> None:
+    recipe = MAKEFILE[MAKEFILE.index(f"\n{target}:") :].split("\n\n")[0]
+    assert "ARGS" in recipe.partition("\n\t")[2]
 
 
 @pytest.mark.parametrize("name", MAINS)
