@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 
 from benchmarks.admission import isolation, makespan, real, sim, workloads
-from benchmarks.admission.meter import Meter
+from benchmarks.admission.clock import SECOND_NS
+from benchmarks.admission.meter import Life, Meter
 from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.sides import Done, Pushed
 from benchmarks.admission.workloads import Workload
+from services.worker.engine import ENGINE_WATERMARK
 
 SMALL = replace(workloads.SCALES["cpu"], factor=1 / 16, block_size=16, pool_windows=2)
 
@@ -87,7 +90,38 @@ def test_a_fleet_divides_the_work(way: str) -> None:
     meter = makespan.run(way, batch, shapes)
     check(meter, workload)
     assert {index for _, index, _, _ in meter.samples} == {0, 1}
-    assert meter.elapsed_s >= makespan.bound_s(batch, shapes) * 0.95
+    least = makespan.Alone(batch).least(shapes)
+    assert 0 < least.steady_s <= least.as_one_s
+    assert meter.elapsed_s >= least.as_one_s * 0.95
+
+
+def test_the_rivals_of_penstock_have_its_watermark_too() -> None:
+    for name, way in makespan.WAYS.items():
+        assert (way.watermark == ENGINE_WATERMARK) == (name == "penstock" or name.endswith("-0.02"))
+    assert {name.removesuffix("-0.02") for name in makespan.WAYS if name.endswith("-0.02")} == {
+        name for name, way in makespan.WAYS.items() if way.router and not way.watermark
+    }
+
+
+def test_a_steady_speed_is_that_of_the_middle() -> None:
+    # A request of ten tokens ends every second, but for the last, which ends after as long again.
+    lives = [Life(arrived_ns=0, done_ns=second * SECOND_NS) for second in (*range(1, 10), 20)]
+    items = [workloads.Item(6, 4, 8)] * len(lives)
+    assert makespan.steady_tokens_per_s(Meter(lives), items) == pytest.approx(10 * 8 / (0.7 * 20))
+
+
+def test_every_way_is_told_relative_to_both_times(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["makespan", "--requests", "60", "--seeds", "0,1"])
+    monkeypatch.setattr(makespan, "FLEETS", {"2 equal": (1.0, 1.0)})
+    makespan.main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [line["policy"] for line in lines] == list(makespan.WAYS)
+    for line in lines:
+        for what in ("as_one", "steady"):
+            assert line[f"over_{what}"] == pytest.approx(statistics.median(line[f"{what}_ratios"]), abs=1e-3)
+            assert len(line[f"{what}_ratios"]) == 2
 
 
 def test_what_a_channel_has_booked_follows_its_load() -> None:
