@@ -173,20 +173,23 @@ def compare(load: str, policy: str, options: argparse.Namespace) -> None:
     throughput = [beside.batch_tokens_per_s / alone.batch_tokens_per_s for beside, alone in pairs]
     preemptions = [run.preemptions_per_1000 for run in runs["beside"]]
     usage = [run.usage for run in runs["beside"]]
-    booked = [[run.booked[which] for run in runs["beside"]] for which in (0, 1)]
+    booked = {way: [[run.booked[which] for run in runs[way]] for which in (0, 1)] for way in ("alone", "beside")}
     print(
         f"  batch tokens/s of what it does alone {spread(throughput, 3)}, "
-        f"preemptions per 1,000 {spread(preemptions, 0)}, KV usage {spread(usage, 3)}\n"
-        f"  booked of the guarantee: mean {spread(booked[0])}, most {spread(booked[1])}",
-        flush=True,
+        f"preemptions per 1,000 {spread(preemptions, 0)}, KV usage {spread(usage, 3)}"
     )
+    for way, (mean, most) in booked.items():
+        print(f"  {way:7} booked, of the guarantee: mean {spread(mean)}, most {spread(most)}", flush=True)
     medians = {
         way: {name: round(statistics.median(run.waits_ms[name] for run in runs[way]), 2) for name in found.waits_ms}
         for way, (found, *_) in runs.items()
         if way != "batch alone"
     }
     line = {"benchmark": "isolation", "load": load, "policy": policy, "share": share, "per_second": per_second}
-    line |= {**medians, "booked": [round(statistics.median(values), 3) for values in booked]}
+    line |= {
+        **medians,
+        "booked": {way: [round(statistics.median(of), 3) for of in both] for way, both in booked.items()},
+    }
     print(json.dumps({**line, "batch_throughput": round(statistics.median(throughput), 3)}), flush=True)
 
 
