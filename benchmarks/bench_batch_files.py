@@ -14,21 +14,19 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 
-from benchmarks.lifecycle.processes import Child
+from benchmarks.gateway import ENDS, RUN_DIRECTORY, fleet, write_input
 from benchmarks.options import at_least, count
 
-RUN_DIRECTORY = Path(".run")
 LIMIT_MIB = 300
 """What the gateway may take at any moment."""
 
@@ -37,9 +35,6 @@ BLOCKS, SEQUENCES, STEP_TOKENS = 20_001, 256, 262_144
 
 ENGINE = ["--max-num-seqs", str(SEQUENCES), "--num-gpu-blocks-override", str(BLOCKS)]
 ENGINE += ["--max-num-batched-tokens", str(STEP_TOKENS)]
-
-AROUND_PROMPT_BYTES = 120
-"""Of a line, about."""
 
 LEAST_LINE_BYTES = 150
 
@@ -52,8 +47,6 @@ IDLE_S = 5.0
 RESET_PEAK = "5"
 """Written to clear_refs: VmHWM begins again at what is resident now (Linux, proc(5))."""
 
-ENDS = {"completed", "failed", "expired", "cancelled"}
-
 
 def main() -> None:
     """Run the benchmark; exit with 1 if the gateway took more than it may, or a line is missing."""
@@ -64,7 +57,6 @@ def main() -> None:
     )
     parser.add_argument("--in-order", type=at_least(0), default=2000, help="lines read in the order of the input")
     options = parser.parse_args()
-    # Not the system's place for such things, which may be memory: syncing would cost nothing there.
     RUN_DIRECTORY.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="batch-files-", dir=RUN_DIRECTORY) as name:
         directory = Path(name).resolve()
@@ -79,38 +71,6 @@ def main() -> None:
     print(json.dumps({"benchmark": "batch_files", **answer}))
     if not (answer["within_limit"] and answer["every_line_once"]):
         raise SystemExit(1)
-
-
-def write_input(path: Path, lines: int, line_bytes: int) -> Path:
-    """Write a batch file of short completions with long prompts."""
-    with path.open("w") as file:
-        for number in range(lines):
-            prompt = f"{number} " + "river gate water " * (line_bytes // 17)
-            body = {"model": "tiny", "prompt": prompt[: line_bytes - AROUND_PROMPT_BYTES], "max_tokens": 1}
-            line = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
-            file.write(json.dumps(line) + "\n")
-    return path
-
-
-@contextmanager
-def fleet(directory: Path, engine: Sequence[str]) -> Iterator[tuple[str, Child]]:
-    """Yield the gateway's address and process, before a simulated engine; all processes end with the block."""
-    children: list[Child] = []
-
-    def start(name: str, *flags: str) -> str:
-        command = [sys.executable, "-m", f"services.{name}", "--listen", "127.0.0.1:0", *flags]
-        children.append(Child(name, command, directory / f"{name}.log"))
-        return children[-1].ready_on()
-
-    try:
-        queue = start("queue", "--data-dir", str(directory / "queue"))
-        scheduler = start("scheduler", "--queue-address", queue)
-        both = ["--queue-address", queue, "--scheduler-address", scheduler]
-        start("worker", "--worker-id", "w1", *both, "--engine", "simulated", "--served-model-name", "tiny", *engine)
-        yield start("gateway", *both), children[-1]
-    finally:
-        for child in reversed(children):
-            child.stop()
 
 
 class Probe:

@@ -14,7 +14,6 @@ ratio.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import statistics
 import tempfile
@@ -25,18 +24,11 @@ from typing import Any
 
 import openai
 
-from benchmarks.bench_batch_files import ENDS, RUN_DIRECTORY, fleet, write_input
+from benchmarks.gateway import ENDS, RUN_DIRECTORY, first_byte_s, fleet, write_input
 from benchmarks.options import count
 
 ENGINE = ["--profile", "cpu-tiny", "--max-num-seqs", "16", "--num-gpu-blocks-override", "2001"]
 LINE_BYTES = 300
-BODY: dict[str, Any] = {
-    "model": "tiny",
-    "prompt": "the gate feeds the wheel",
-    "max_tokens": 2,
-    "ignore_eos": True,
-    "stream": True,
-}
 PHASES = ("validating", "in_progress")
 """Of a batch: its lines are only read; they are submitted, wait, and fill the engine."""
 
@@ -91,26 +83,6 @@ def _round(client: openai.OpenAI, address: str, path: Path, streams: int) -> dic
         }
     print(json.dumps(found), flush=True)
     return found
-
-
-def first_byte_s(address: str, body: dict[str, Any] = BODY) -> float:
-    """Return how long the first token of a streamed completion took to come, in seconds; the stream is read out."""
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=600)
-    try:
-        began_s = time.monotonic()
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        response = connection.getresponse()
-        if response.status != 200:
-            raise SystemExit(f"a stream was answered with {response.status}")
-        line = response.readline()
-        while not line.startswith(b"data: "):  # comments keep a silent stream alive
-            line = response.readline()
-        took_s = time.monotonic() - began_s
-        response.read()
-        return took_s
-    finally:
-        connection.close()
 
 
 if __name__ == "__main__":

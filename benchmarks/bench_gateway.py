@@ -33,8 +33,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
-from benchmarks.bench_first_byte import first_byte_s
 from benchmarks.devices import CPU
+from benchmarks.gateway import first_byte_s
 from benchmarks.models import MODELS, make_model
 from benchmarks.options import above, at_least, count
 

@@ -21,9 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_main import engine_flags, penstock
-from benchmarks.bench_ratio import BASE_PORT, through_penstock
 from benchmarks.options import count
+from benchmarks.stack import BASE_PORT, engine_flags, penstock, through_penstock
 from penstock.sync_client import SyncClient
 
 WAYS: dict[str, list[str]] = {"priority": [], "fcfs": ["--scheduling-policy", "fcfs"]}

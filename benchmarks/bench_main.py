@@ -10,47 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import traces, workload
 from benchmarks.options import POLICIES, count
-
-WINDOW_TOKENS = 1024
-"""`max_model_len` of the run."""
-
-FACTOR = 0.2
-"""Scales the trace to the window: its 99th percentile, 4142 + 601 tokens, becomes 949."""
-
-MOST_OUTPUT = 200
-"""The trace's longest output, 1,000 tokens, times FACTOR; every request asks for this as max_tokens."""
-
-BLOCKS = 257
-"""256 usable blocks of 32 tokens: eight whole windows, so that KV-cache blocks are what is scarce."""
-
-
-def engine_flags(model: Path) -> list[str]:
-    """Return the worker's engine arguments."""
-    flags = {
-        "--model": str(model),
-        "--served-model-name": "tiny",
-        "--dtype": "float32",
-        "--max-model-len": str(WINDOW_TOKENS),
-        "--block-size": "32",
-        "--num-gpu-blocks-override": str(BLOCKS),
-        "--logits-processors": "benchmarks.force_length:ForceLength",
-    }
-    return ["--enforce-eager", *(part for pair in flags.items() for part in pair)]
-
-
-def penstock(*arguments: str, environment: dict[str, str] | None = None) -> None:
-    """Run the `penstock` command; raises CalledProcessError if it fails."""
-    command = [sys.executable, "-m", "penstock", *arguments]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})})
+from benchmarks.stack import FACTOR, MOST_OUTPUT, WINDOW_TOKENS, engine_flags, penstock
 
 
 def main() -> None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -23,10 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import traces, workload
-from benchmarks.bench_main import FACTOR, MOST_OUTPUT, WINDOW_TOKENS, engine_flags, penstock
 from benchmarks.options import POLICIES, count
-
-BASE_PORT = 17410
+from benchmarks.stack import FACTOR, MOST_OUTPUT, WINDOW_TOKENS, engine_flags, penstock, through_penstock
 
 
 @contextmanager
@@ -54,34 +50,6 @@ def answer(stdout: Any) -> dict[str, Any]:
         if line.startswith("{"):
             return dict(json.loads(line))
     raise SystemExit("plain vLLM ended early")
-
-
-@contextmanager
-def through_penstock(directory: Path, flags: list[str], policy: str) -> Iterator[Any]:
-    """Yield a function that runs a batch file through a running Penstock."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PENSTOCK_SCHEDULER_POLICY": policy}
-    command = [sys.executable, "-m", "penstock", "up", "--data-dir", str(directory / "data")]
-    command += ["--base-port", str(BASE_PORT), *flags]
-    with (directory / "up.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    rounds = 0
-
-    def run(path: Path) -> dict[str, Any]:
-        nonlocal rounds
-        rounds += 1
-        summary = directory / f"summary-{rounds}.json"
-        penstock(
-            "run-batch", "--fresh", "--queue", f"127.0.0.1:{BASE_PORT}", "--scheduler", f"127.0.0.1:{BASE_PORT + 10}",
-            "--wait-s", "120", "-i", str(path), "-o", str(directory / f"out-{rounds}.jsonl"),
-            "--summary-json", str(summary),
-        )  # fmt: skip
-        return dict(json.loads(summary.read_text()))
-
-    try:
-        yield run
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
 
 
 def main() -> None:

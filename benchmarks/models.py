@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks.bench_main import penstock
 from benchmarks.devices import CPU, CUDA, Device
+from benchmarks.stack import penstock
 
 BFLOAT16_BYTES = 2
 

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.admission.clock import MS, SECOND_NS
-from benchmarks.admission.meter import quantile
 from benchmarks.admission.report import spread
 from benchmarks.admission.stage import Stage
 from benchmarks.options import above, at_least, each, from_on, some_of
+from benchmarks.quantile import quantile
 from services.scheduler.core.policies import POLICIES
 from services.scheduler.core.share import Share
 

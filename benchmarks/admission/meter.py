@@ -97,9 +97,3 @@ class Meter:
         """Seconds from the first arrival to the last end, or as long as the client says."""
         first, last = min(life.arrived_ns for life in self.lives), max(life.done_ns for life in self.lives)
         return (self.elapsed_ns or last - first) / SECOND_NS
-
-
-def quantile(values: list[int] | array[int], share: float) -> float:
-    """Return the value below which `share` of the values lie; 0 of none."""
-    ordered = sorted(values)
-    return float(ordered[min(int(share * len(ordered)), len(ordered) - 1)]) if ordered else 0.0

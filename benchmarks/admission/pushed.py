@@ -15,13 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.admission.aimd import AdaptiveWindow
 from benchmarks.plain_vllm import make_engine
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.05, 1.0
 """A refused client comes again after pauses that double between these, each with chance in it."""
-
-AIMD_FIRST_WINDOW = 4
-"""Requests an AIMD client begins with; it knows nothing of the engine."""
 
 
 class Order(NamedTuple):
@@ -36,35 +34,30 @@ class Window:
     """How many requests a client lets in; AIMD changes it by the engine's preemptions."""
 
     def __init__(self, size: int, preemptions: Callable[[], int]) -> None:
-        """Begin with `size` places; -1 adapts."""
-        self._adapts = size < 0
-        self._size = float(AIMD_FIRST_WINDOW if size < 0 else size or sys.maxsize)
+        """Begin with `size` places; 0 has one for everybody, -1 adapts."""
+        self._adaptive = AdaptiveWindow() if size < 0 else None
+        self._size = size or sys.maxsize
         self._preemptions, self._seen = preemptions, preemptions()
-        self._inside, self._protected, self._growing = 0, 0, True
+        self._inside = 0
         self._changed = asyncio.Condition()
 
     async def enter(self) -> None:
         """Wait for a place."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._inside < max(int(self._size), 1))
+            await self._changed.wait_for(lambda: self._inside < self._places())
             self._inside += 1
 
     async def leave(self) -> None:
-        """Give the place back and adapt: as TCP's congestion avoidance, RFC 5681 section 3.1."""
+        """Give the place back and adapt."""
         async with self._changed:
             self._inside -= 1
-            if self._adapts:
-                self._adapt()
+            if self._adaptive is not None:
+                preempted, self._seen = self._preemptions() > self._seen, self._preemptions()
+                self._adaptive.adapt(1, self._inside, preempted)
             self._changed.notify_all()
 
-    def _adapt(self) -> None:
-        preempted, self._seen = self._preemptions() > self._seen, self._preemptions()
-        self._protected = max(self._protected - 1, 0)
-        if not preempted:
-            self._size += 1.0 if self._growing else 1.0 / self._size
-        elif not self._protected:
-            self._growing, self._protected = False, self._inside
-            self._size = max(self._size / 2, 1.0)
+    def _places(self) -> int:
+        return self._size if self._adaptive is None else int(self._adaptive.size)
 
 
 class Client:

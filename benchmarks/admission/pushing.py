@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from benchmarks.admission.aimd import AdaptiveWindow
 from benchmarks.admission.clock import Clock
 from benchmarks.admission.engine import Engine, Step
 from benchmarks.admission.workloads import Item
@@ -88,21 +89,13 @@ class Windowed:
 
 
 class Aimd(Windowed):
-    """A window that grows by one for every window's worth of answers and is halved by a preemption or a refusal.
-
-    As TCP's congestion avoidance (RFC 5681, section 3.1), halved at most once for the requests that were inside when
-    it last was: they may still be preempted for the same reason.
-    """
-
-    FIRST_WINDOW = 4
-    """Requests to begin with; a client knows nothing of the engine."""
+    """A window that adapts to the engine's preemptions."""
 
     def __init__(self, clock: Clock, engine: Engine, items: Sequence[Item], hop_ns: int) -> None:
         """Begin with a small window."""
-        super().__init__(clock, engine, items, self.FIRST_WINDOW, hop_ns)
+        self._adaptive = AdaptiveWindow()
+        super().__init__(clock, engine, items, self._adaptive.size, hop_ns)
         self._preemptions = 0
-        self._protected = 0
-        self._growing = True
 
     def wants(self, step: Step) -> bool:
         """Hear of preemptions at once."""
@@ -112,11 +105,5 @@ class Aimd(Windowed):
         """Halve for a preemption, else grow."""
         preempted = step.report.preemptions > self._preemptions
         self._preemptions = max(self._preemptions, step.report.preemptions)
-        self._protected = max(self._protected - len(step.ended), 0)
-        if preempted and not self._protected:
-            self._growing = False
-            self._protected = self._inside
-            self.window = max(self.window / 2, 1.0)
-        elif not preempted:
-            # Slow start doubles the window in its own round trip; afterwards a window's worth of answers adds one.
-            self.window += len(step.ended) * (1.0 if self._growing else 1.0 / max(self.window, 1.0))
+        self._adaptive.adapt(len(step.ended), self._inside, preempted)
+        self.window = self._adaptive.size

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.admission.clock import SECOND_NS
-from benchmarks.admission.meter import Meter, quantile
+from benchmarks.admission.meter import Meter
 from benchmarks.admission.plot import plot
 from benchmarks.admission.workloads import Workload
+from benchmarks.quantile import quantile
 
 MOST_SAMPLES = 4000
 """Points kept of the cache over time; a plot has fewer pixels."""

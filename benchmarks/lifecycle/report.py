@@ -10,6 +10,7 @@ from benchmarks.lifecycle.beside import Beside
 from benchmarks.lifecycle.growth import Growth, Usage, mean_held
 from benchmarks.lifecycle.measure import Cost, Round
 from benchmarks.lifecycle.systems import PENSTOCK, PENSTOCK_COMPILED
+from benchmarks.quantile import quantile
 
 
 def comparison(rounds: Mapping[str, list[Round]], notes: Mapping[str, str]) -> dict[str, Any]:
@@ -133,9 +134,3 @@ def beside(rounds: Sequence[Beside]) -> dict[str, Any]:
     for what, figure in answer.items():
         print(f"  {what:17} {figure['median']:.2f} [{figure['least']:.2f}, {figure['most']:.2f}]")
     return answer
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """Return the `q` quantile of `values`, 0 if there are none."""
-    ordered = sorted(values)
-    return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else 0.0
