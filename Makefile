@@ -192,7 +192,7 @@ bench-soak: $(READY) ## Memory of every process while clients do for minutes all
 
 .PHONY: fit-engine
 fit-engine: $(READY) ## Fit the engine model's step time to real vLLM on this machine: PROFILE=cpu-tiny or cpu-small
-	@$(BIN)/python -m benchmarks.fit_engine --profile $(or $(PROFILE),cpu-tiny)
+	@$(BIN)/python -m benchmarks.fit_engine --profile $(or $(PROFILE),cpu-tiny) $(ARGS)
 
 # Packaging needs no vLLM: a small environment of its own.
 SETUPTOOLS := $(shell sed -n 's/^setuptools==//p' requirements/worker-cpu.txt)

@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from benchmarks.devices import CPU, CUDA, DECODE_GRAPHS, Device
 from benchmarks.models import make_model
-from benchmarks.options import count
-from penstock.tiny_model import Shape, make_tiny_model
+from benchmarks.options import count, file
+from penstock.tiny_model import Dtype, Shape, make_tiny_model
 from services.worker.simulated.batch import Batch, Rules
 from services.worker.simulated.profile import PROFILES, Fitted, Profile
 from services.worker.simulated.sequence import Sequence, StepResult
@@ -51,10 +51,14 @@ class Subject(NamedTuple):
 SUBJECTS = {
     # Enough blocks for 256 sequences of 200 tokens; few enough that the held-out requests are short of them.
     "cpu-tiny": Subject(CPU, Shape(), 32, 1600, 2048, 2048),
-    "cpu-small": Subject(CPU, Shape(layers=4, hidden_size=512, heads=8), 32, 1600, 2048, 2048),
+    "cpu-small": Subject(
+        CPU._replace(dtype=Dtype.BFLOAT16.value),
+        Shape(layers=4, hidden_size=512, heads=8, dtype=Dtype.BFLOAT16),
+        32, 1600, 2048, 2048,
+    ),
     "h100-llama-8b": Subject(CUDA, None, 16, None, 8192, 16_384),
     "h200-llama-8b": Subject(CUDA, None, 16, None, 8192, 16_384),
-}
+}  # fmt: skip
 """By profile."""
 
 MAX_NUM_SEQS = 256
@@ -172,7 +176,7 @@ class Bench:
             result = step()
             seconds, wall_s = time.thread_time() - started, time.perf_counter() - wall
             # While a GPU computes, the thread of the engine does nothing.
-            self._seconds.append((seconds if self._subject.device is CPU else wall_s, wall_s))
+            self._seconds.append((seconds if self._subject.device is not CUDA else wall_s, wall_s))
             return result
 
         def counted(*arguments: Any) -> Any:
@@ -258,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", choices=SUBJECTS, default="cpu-tiny")
     parser.add_argument("--rounds", type=count, default=2)
-    parser.add_argument("--samples", type=Path, help="also write every step as a line of CSV")
+    parser.add_argument("--samples", type=file, help="also write every step as a line of CSV")
     arguments = parser.parse_args()
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     subject = SUBJECTS[arguments.profile]

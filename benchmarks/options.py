@@ -88,6 +88,15 @@ def push_first(names: Collection[str]) -> Callable[[str], list[str]]:
     return read
 
 
+def file(text: str) -> Path:
+    """Return a file's path whose directory can be written to, made if it is missing."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a directory")
+    folder(str(path.parent))
+    return path
+
+
 def folder(text: str) -> Path:
     """Return a directory that can be written to, made if it is missing: before the work whose outcome goes there."""
     path = Path(text)

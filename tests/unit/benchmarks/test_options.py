@@ -33,6 +33,8 @@ MAKEFILE = (Path(__file__).parents[3] / "Makefile").read_text()
         "first_byte --rounds 0",
         "first_byte --streams 0",
         "fit --rounds 0",
+        "fit --samples .",
+        "fit --samples /dev/null/steps.csv",
         "gateway --alone -1",
         "gateway --requests 3",
         "gateway --rounds 0",
