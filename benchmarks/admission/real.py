@@ -4,8 +4,8 @@ Usage: python -m benchmarks.admission.real [--workload kv-bound ...] [--policies
        [--model tiny] [--scale cpu] [--out build/bench]
 
 Every policy has an engine of its own with the same flags (`push`, `old-pull` and `aimd` share one); idle ones stay
-up. A warm-up comes first, then rounds in which every policy runs once, in an order that rotates. All figures come
-from the engine's scheduler (recorder.py), requests/s from the client.
+up. A warm-up comes first, then rounds in which every policy runs once, in an order that changes so that none always
+follows the same other. All figures come from the engine's scheduler (recorder.py), requests/s from the client.
 """
 
 from __future__ import annotations
@@ -103,6 +103,15 @@ def _check(policy: str, workload: Workload, by_engine: list[int], by_client: int
         raise SystemExit(f"{policy}: the client has {by_client} output tokens of {sum(wanted)}")
 
 
+def order(policies: Sequence[str], number: int) -> list[str]:
+    """Return the order of a round. In twice as many rounds as policies each follows each other as often (Williams)."""
+    count_of = len(policies)
+    zigzag = [(at + 1) // 2 if at % 2 else -(at // 2) for at in range(count_of)]
+    found = [policies[(at + number) % count_of] for at in zigzag]
+    # Of an odd number of them a round and its mirror image make the balance.
+    return found[::-1] if count_of % 2 and number % 2 else found
+
+
 async def compare(
     made: Sequence[Workload], options: argparse.Namespace, policies: list[str], directory: Path
 ) -> list[Outcome]:
@@ -126,8 +135,7 @@ async def compare(
             )
             push_rps = push_rps or outcome.requests_per_s
         for number, workload in enumerate(rounds):
-            turn = number % len(policies)
-            for policy in (*policies[turn:], *policies[:turn]):
+            for policy in order(policies, number):
                 outcomes.append(await bench.run(policy, workload, number, push_rps))
                 print(f"  round {number}, {policy}: done", flush=True)
     return sorted(outcomes, key=lambda outcome: (policies.index(outcome.policy), outcome.seed))

@@ -6,7 +6,9 @@ import asyncio
 import json
 import statistics
 import sys
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -176,6 +178,17 @@ def test_what_preemptions_cost_is_not_told_beside_a_prefix_cache(
     bench = real.Bench({"push": Ran([], tmp_path, 1)}, tmp_path, tmp_path)
     outcome = asyncio.run(bench.run("push", workload, 0, 0.0))
     assert outcome.recomputed_share == (None if prefix_caching else 2 / 8)
+
+
+@pytest.mark.parametrize("policies", ["ab", "abc", "abcd", "abcde", "abcdefg"])
+def test_no_policy_always_follows_the_same_other(policies: str) -> None:
+    rounds = [real.order(list(policies), number) for number in range(2 * len(policies))]
+    assert all(sorted(one) == list(policies) for one in rounds)
+    places = Counter((policy, at) for one in rounds for at, policy in enumerate(one))
+    assert set(places.values()) == {2}
+    followed = Counter(pair for one in rounds for pair in pairwise(one))
+    assert set(followed.values()) == {2}
+    assert len(followed) == len(policies) * (len(policies) - 1)
 
 
 def test_each_seed_has_its_own_stretch_of_the_mooncake_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
