@@ -23,6 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# What the cache has is named in blocks: without this vLLM also wants nearly all of the machine's memory to be free.
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 PR_SET_PDEATHSIG = 1
 
