@@ -7,14 +7,10 @@ worker, and then that of the next one.
 
 from __future__ import annotations
 
-import json
-import re
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
-from vllm.sampling_params import StructuredOutputsParams
-
-from services.worker.engine import RequestRefusedError
+from services.worker.vllm.schemas import PLAIN, REFERENCES, refused
 
 ITEMS_PER_TOKEN = 8
 """More than are in a token of any vocabulary, but for those made of nothing else."""
@@ -31,93 +27,31 @@ VALUES = frozenset({"const", "enum", "default", "examples"})
 NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
 """Keywords whose values are schemas by names, which may be any: a property can be called `default`."""
 
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
-PLAIN = re.compile(r"#(/(\$defs|definitions)/[^/%~]+)?")
-"""References that lead to schemas, however they are read: to the whole, or to one that is named for it. Readers differ
-in the others: in what they decode, and whether an empty part counts."""
-
-INLINE = re.compile(r"%json[ \t\r\n]*")
-"""What a schema follows in a Lark grammar."""
-
-DECODER = json.JSONDecoder()
-
-
-def bound_arrays(wanted: StructuredOutputsParams, max_tokens: int) -> None:
+def bound_arrays(schema: Any, max_tokens: int) -> bool:
     """Change what a schema says of the size of its arrays where `max_tokens` of output cannot come so far.
 
     No output changes by that: an array that must be longer is not ended before the output is, and one that may be
-    longer is never so long. Raises RequestRefusedError for what is too much in all even so.
+    longer is never so long. Returns whether anything was changed. Raises RequestRefusedError for what is too much in
+    all even so.
     """
-    most = min((max_tokens + 1) * ITEMS_PER_TOKEN, MOST_ITEMS)
-    _check_total(_inline_items(wanted.grammar or ""))
-    for name in ("json", "structural_tag"):
-        given = getattr(wanted, name)
-        if given is None:
-            continue
-        try:
-            schema = json.loads(given) if isinstance(given, str) else given
-        except (ValueError, RecursionError):
-            continue  # vLLM's own check says what is wrong with it
-        if name == "json":
-            _check_says_something(schema)
-        changed, items = _bound(schema, most)
-        _check_total(items)
-        if changed:
-            setattr(wanted, name, json.dumps(schema) if isinstance(given, str) else schema)
+    changed, items = _bound(schema, min((max_tokens + 1) * ITEMS_PER_TOKEN, MOST_ITEMS))
+    _check_total(items)
+    return changed
 
 
-def _check_says_something(schema: Any) -> None:
-    """Raise RequestRefusedError if a schema refers to itself before it says anything: nothing could be written."""
-    left, seen = [schema], {id(schema)}
-    while left:
-        parts = _parts(left.pop(), schema)
-        if not parts:
-            return
-        left += [part for part in parts if id(part) not in seen]
-        seen.update(map(id, parts))
-    text = "the schema refers only to itself: there is nothing that could be written"
-    raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
-
-
-def _parts(node: Any, schema: Any) -> list[Any]:
-    """Return the schemas of which a schema is made where it stands; empty if it says something of its own."""
-    if not isinstance(node, dict):
-        return []
-    reference = node.get("$ref")
-    if isinstance(reference, str):
-        return _named(reference, schema)
-    given = [node.get(keyword) for keyword in ("allOf", "anyOf", "oneOf")]
-    return [part for parts in given if isinstance(parts, list) for part in parts]
-
-
-def _named(reference: str, schema: dict[str, Any]) -> list[Any]:
-    """Return what a plain reference leads to; empty if it leads nowhere, or is not plain."""
-    if not PLAIN.fullmatch(reference):
-        return []
-    if reference == "#":
-        return [schema]
-    _, keyword, name = reference.split("/")
-    named = schema.get(keyword)
-    return [named[name]] if isinstance(named, dict) and name in named else []
+def check_inline_arrays(schemas: Sequence[Any]) -> None:
+    """Raise RequestRefusedError for schemas in a grammar whose arrays are too much in all, as they are written."""
+    _check_total(_items(schemas))
 
 
 def _check_total(items: int) -> None:
     if items > MOST_ITEMS_IN_ALL:
         text = f"the arrays of the schema may have {items} items in all; at most {MOST_ITEMS_IN_ALL} can be compiled"
-        raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+        raise refused(text)
 
 
-def _inline_items(grammar: str) -> int:
-    """Return the sum of all sizes in the schemas of a grammar, those in its strings and comments as well."""
-    items = 0
-    for found in INLINE.finditer(grammar):
-        with suppress(ValueError, RecursionError):  # the compiler reads no more than Python does
-            items += _items([DECODER.raw_decode(grammar, found.end())[0]])
-    return items
-
-
-def _items(values: list[Any]) -> int:
+def _items(values: Sequence[Any]) -> int:
     """Return the sum of all sizes anywhere in `values`; one that is beyond all bounds counts as just that."""
     items = 0
     left = list(values)
@@ -189,7 +123,7 @@ def _hidden(values: list[Any], most: int, reference: str) -> int:
             found = _sizes(node)
             if any(size > most for size in found):
                 text = f"a value of the schema has an array of {max(found)} items; to it {reference[:99]!r} may lead"
-                raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+                raise refused(text)
             items += int(sum(found))
             left += node.values()
     return items

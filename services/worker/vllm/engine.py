@@ -325,15 +325,15 @@ class VllmEngine:
 
     def _understood(self, request: EngineRequest) -> tuple[Any, Any]:
         """Return vLLM's parameters, and what reads the output if the answer is to be read as a message."""
-        from services.worker.vllm.arrays import bound_arrays
         from services.worker.vllm.sampling import sampling_params
+        from services.worker.vllm.structured import bound
 
         params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
         message = None if request.chat is None else self._message_run(request)
         if message is not None:
             message.constrain(params)
         if params.structured_outputs is not None:
-            bound_arrays(params.structured_outputs, request.max_tokens)
+            bound(params.structured_outputs, request.max_tokens)
         return params, message
 
     def _message_run(self, request: EngineRequest) -> Any:

@@ -18,10 +18,10 @@ MOST = 80
 def bounded(schema: Any) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm.arrays import bound_arrays
+    from services.worker.vllm.structured import bound
 
     wanted = StructuredOutputsParams(json=json.dumps(schema))
-    bound_arrays(wanted, MAX_TOKENS)
+    bound(wanted, MAX_TOKENS)
     assert isinstance(wanted.json, str)
     return json.loads(wanted.json)
 
@@ -51,42 +51,43 @@ def test_only_what_a_run_cannot_reach_is_changed(given: Any, wanted: Any) -> Non
 def test_a_schema_that_needs_no_change_stays_letter_by_letter() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm.arrays import bound_arrays
+    from services.worker.vllm.structured import bound
 
     text = '{ "type":"array",  "maxItems": 3 }'
     wanted = StructuredOutputsParams(json=text)
-    bound_arrays(wanted, MAX_TOKENS)
+    bound(wanted, MAX_TOKENS)
     assert wanted.json == text
 
 
 def test_schemas_within_a_structural_tag_are_bounded_and_what_is_no_json_is_left() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm.arrays import MOST_ITEMS, bound_arrays
+    from services.worker.vllm.arrays import MOST_ITEMS
+    from services.worker.vllm.structured import bound
 
     tag = json.dumps({"structures": [{"begin": "<f>", "schema": {"minItems": 10**9}, "end": "</f>"}], "triggers": []})
     wanted = StructuredOutputsParams(structural_tag=tag)
-    bound_arrays(wanted, 10**9)
+    bound(wanted, 10**9)
     assert json.loads(wanted.structural_tag or "")["structures"][0]["schema"] == {"minItems": MOST_ITEMS}
     broken = StructuredOutputsParams(json="{")
-    bound_arrays(broken, MAX_TOKENS)
+    bound(broken, MAX_TOKENS)
     assert broken.json == "{"
     pattern = StructuredOutputsParams(regex="a{1000000000}")
-    bound_arrays(pattern, MAX_TOKENS)
+    bound(pattern, MAX_TOKENS)
     assert pattern.regex == "a{1000000000}"
 
 
 def test_many_large_arrays_are_refused_with_both_numbers() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm.arrays import bound_arrays
+    from services.worker.vllm.structured import bound
 
     arrays = {f"a{number}": {"type": "array", "maxItems": 200_000} for number in range(6)}
     wanted = StructuredOutputsParams(json={"type": "object", "properties": arrays})
     with pytest.raises(RequestRefusedError, match="may have 1200000 items in all; at most 1000000") as refused:
-        bound_arrays(wanted, 10**6)
+        bound(wanted, 10**6)
     assert refused.value.code == "invalid_parameter"
-    bound_arrays(wanted, MAX_TOKENS)  # what cannot be reached does not count
+    bound(wanted, MAX_TOKENS)  # what cannot be reached does not count
 
 
 @pytest.mark.parametrize(
@@ -131,11 +132,11 @@ def test_a_value_is_a_value_where_references_are_plain(reference: str) -> None:
 def test_what_a_reference_may_make_a_schema_of_counts() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm.arrays import bound_arrays
+    from services.worker.vllm.structured import bound
 
     schema = {"examples": [{"maxItems": 200_000}] * 6, "items": {"$ref": "#/examples/0"}}
     with pytest.raises(RequestRefusedError, match="may have 1200000 items in all;"):
-        bound_arrays(StructuredOutputsParams(json=schema), 10**6)
+        bound(StructuredOutputsParams(json=schema), 10**6)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +151,10 @@ def test_what_a_reference_may_make_a_schema_of_counts() -> None:
 def test_schemas_within_a_grammar_count(grammar: str) -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm.arrays import bound_arrays
+    from services.worker.vllm.structured import bound
 
     with pytest.raises(RequestRefusedError, match="items in all; at most 1000000") as refused:
-        bound_arrays(StructuredOutputsParams(grammar=grammar), MAX_TOKENS)
+        bound(StructuredOutputsParams(grammar=grammar), MAX_TOKENS)
     assert refused.value.param == "sampling.structured_outputs"
 
 
@@ -161,10 +162,10 @@ def test_schemas_within_a_grammar_count(grammar: str) -> None:
 def test_other_grammars_stay(grammar: str) -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
-    from services.worker.vllm.arrays import bound_arrays
+    from services.worker.vllm.structured import bound
 
     wanted = StructuredOutputsParams(grammar=grammar)
-    bound_arrays(wanted, MAX_TOKENS)
+    bound(wanted, MAX_TOKENS)
     assert wanted.grammar == grammar
 
 
