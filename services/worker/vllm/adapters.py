@@ -10,6 +10,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_adapter_absolute_path
 
+from services.worker.engine import RequestRefusedError
 from services.worker.vllm.checks import NotServedError
 
 FLAG = "--lora-modules"
@@ -51,6 +52,18 @@ def adapters_of(config: Any, modules: Sequence[Any], names: Sequence[str]) -> di
             module.name, number, path, module.base_model_name, is_3d_lora_weight=module.is_3d_lora_weight
         )
     return adapters
+
+
+def refuse_prompt_logprobs(config: Any, asked: bool, by_echo: bool) -> None:
+    """Raise RequestRefusedError if log probabilities of the prompt are asked of an engine that would end of it.
+
+    vLLM's operators for adapters on a CPU take the rows of a prompt for those of the running requests, and find more.
+    They do so for every model of an engine with `--enable-lora`, that without an adapter as well.
+    """
+    if asked and config.lora_config is not None and config.device_config.device_type == "cpu":
+        what = "echo with logprobs" if by_echo else "prompt_logprobs"
+        text = f"{what}: vLLM on a CPU cannot give the log probabilities of a prompt with --enable-lora"
+        raise RequestRefusedError("unsupported_parameter", text, "echo" if by_echo else "sampling.prompt_logprobs")
 
 
 async def load(llm: Any, adapters: Mapping[str, LoRARequest]) -> None:

@@ -18,8 +18,9 @@ MOST_BYTES = 64 * 1024
 """Of choices, of a regex or a grammar, and of what a schema says of the output: values, names of properties, patterns.
 A constant or an enumeration of 100 KB takes 2 s, one of 1 MB more than 40 s."""
 
-MOST_SCHEMA_BYTES = 1024 * 1024
-"""Of a whole schema or structural tag, what describes it and is not compiled as well."""
+MOST_SCHEMA_BYTES = 256 * 1024
+"""Of a whole schema or structural tag, what describes it and is not compiled as well: to look at one takes up to half a
+second of the worker's event loop."""
 
 MOST_ALTERNATIVES = 10_000
 """Choices, values of enumerations and members of `anyOf` and the like, in all; some 0.1 s where they are short."""

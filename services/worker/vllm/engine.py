@@ -325,10 +325,13 @@ class VllmEngine:
 
     def _understood(self, request: EngineRequest) -> tuple[Any, Any]:
         """Return vLLM's parameters, and what reads the output if the answer is to be read as a message."""
+        from services.worker.vllm.adapters import refuse_prompt_logprobs
         from services.worker.vllm.sampling import sampling_params
         from services.worker.vllm.structured import bound
 
         params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
+        by_echo = not request.sampling.HasField("prompt_logprobs")
+        refuse_prompt_logprobs(self._llm.vllm_config, params.prompt_logprobs is not None, by_echo)
         message = None if request.chat is None else self._message_run(request)
         if message is not None:
             message.constrain(params)

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from penstock.request.v1 import request_pb2 as pb
 from penstock.tiny_model import Shape, make_tiny_model
-from services.worker.engine import Engine, EngineRequest
+from services.worker.engine import Engine, EngineRequest, RequestRefusedError
 from services.worker.vllm.checks import NotServedError
 from services.worker.wire import reported_model
 from tests.support.adapter import make_adapter
@@ -69,6 +69,26 @@ async def test_an_adapter_answers_under_its_own_name_alone(engine: Engine) -> No
     assert answers["tiny"] == answers["alias"] == answers[""]
     assert len(set(answers.values())) == 3
     assert await said(engine, "poet") == answers["poet"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "echo", "param"),
+    [
+        ({"prompt_logprobs": 1}, False, "sampling.prompt_logprobs"),
+        ({"prompt_logprobs": 0, "logprobs": 1}, True, "sampling.prompt_logprobs"),
+        ({"logprobs": 1}, True, "echo"),
+    ],
+)
+@pytest.mark.parametrize("name", ["tiny", "poet"])
+async def test_what_would_end_the_engine_beside_others_is_refused(
+    engine: Engine, name: str, fields: dict[str, int], echo: bool, param: str
+) -> None:
+    request = EngineRequest("run-probed", range(2, 40), 4, pb.SamplingParams(**fields), echo, model=name)  # type: ignore[arg-type]
+    with pytest.raises(RequestRefusedError, match="on a CPU cannot give the log probabilities") as refused:
+        await anext(aiter(engine.generate(request)))
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", param)
+    plain = EngineRequest("run-echoed", range(2, 40), 4, pb.SamplingParams(logprobs=1), model=name)
+    assert [step async for step in engine.generate(plain)][-1].finished
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ BEYOND: dict[str, tuple[dict[str, Any], str]] = {
         {"structural_tag": json.dumps({"format": {"type": "regex", "pattern": "(" * 2000}})},
         "a pattern of the schema has 2000 opening brackets",
     ),
-    "a long schema": ({"json": json.dumps({"title": "x" * 2**20})}, "json has 1048589 bytes; at most 1048576"),
+    "a long schema": ({"json": json.dumps({"title": "x" * 2**18})}, "json has 262157 bytes; at most 262144"),
     "brackets": ({"regex": "(" * 2000}, "regex has 2000 opening brackets"),
     "white space": ({"json": {}, "whitespace_pattern": "(" * 2000}, "whitespace_pattern has 2000 opening brackets"),
 }
