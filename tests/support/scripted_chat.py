@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from services.worker.vllm.checks import Parsers
 from services.worker.vllm.parsing import MessageRun, parser_class
 from services.worker.vllm.renderer import VllmRenderer
 from services.worker.vllm.sampling import engine_step
+from services.worker.vllm.templates import ChatDefaults
 from services.worker.wire import prompt_spec
 from tests.support.chat_streams import joined
 
@@ -49,11 +50,12 @@ class Script:
 class Both:
     """vLLM's server and a worker, with the same model and parsers."""
 
-    def __init__(self, config: Any, parsers: Parsers) -> None:
-        """Take vLLM's configuration of the model."""
+    def __init__(self, config: Any, parsers: Parsers, variables: Mapping[str, Any] | None = None) -> None:
+        """Take vLLM's configuration of the model, and what templates have by default."""
         self._config = config
+        self._variables = dict(variables or {})
         self._parsers = parsers
-        self._renderer = VllmRenderer(config, bool(parsers.tools))
+        self._renderer = VllmRenderer(config, bool(parsers.tools), defaults=ChatDefaults(None, self._variables))
         self._tokenizer = self._renderer._renderer.get_tokenizer()
         self._parser = parser_class(*parsers, self._tokenizer)
 
@@ -63,7 +65,7 @@ class Both:
         serving: Any = object.__new__(OpenAIServingChat)
         serving.__dict__.update(
             response_role="assistant", parser_cls=self._parser, model_config=self._config.model_config,
-            chat_template=None, chat_template_content_format="auto", default_chat_template_kwargs={},
+            chat_template=None, chat_template_content_format="auto", default_chat_template_kwargs=self._variables,
             enable_auto_tools=bool(self._parsers.tools), enable_prompt_tokens_details=False,
             _include_reasoning_tokens_details=bool(self._parsers.reasoning), enable_force_include_usage=False,
             enable_log_outputs=False, request_logger=None, enable_per_request_metrics=False, system_fingerprint=None,
@@ -111,7 +113,7 @@ class Both:
         engine: dict[str, Any] = {}
         asked = run.for_engine(64)
         if asked.chat is not None:
-            reader = MessageRun(self._parser, self._tokenizer, self._config.model_config, asked)
+            reader = MessageRun(self._parser, self._tokenizer, self._config.model_config, asked, self._variables)
             params = SamplingParams()
             reader.constrain(params)
             shape, skips = params.structured_outputs, params.skip_special_tokens

@@ -63,7 +63,7 @@ def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from services.worker.vllm.adapters import add_flag
+    from services.worker.vllm import adapters, templates
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
         """vLLM's parser, with errors on one line."""
@@ -72,7 +72,8 @@ def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
             fail(f"engine arguments: {message}", EX_CONFIG)
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="worker", add_help=False, allow_abbrev=False))
-    add_flag(parser)
+    adapters.add_flag(parser)
+    templates.add_flags(parser)
     # A request is booked as many blocks as one kind of KV cache takes: sliding windows are then cached whole.
     parser.set_defaults(
         watermark=ENGINE_WATERMARK, scheduling_policy=ENGINE_SCHEDULING, disable_hybrid_kv_cache_manager=True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from penstock.exits import EX_CONFIG, EX_SOFTWARE
@@ -51,9 +50,14 @@ class Prepared:
         on_cpu: bool,
         parsers: Parsers,
         trusts: bool,
-        adapters: Mapping[str, Any] = MappingProxyType({}),
+        adapters: Mapping[str, Any],
+        defaults: Any,
     ) -> None:
-        """Keep vLLM's `config`, the `names` of the model, its `parsers`, whether it `trusts` templates, `adapters`."""
+        """Keep vLLM's `config`, the `names` of the model, its `parsers`, whether it `trusts` templates, `adapters`.
+
+        Chats are rendered with the `defaults`.
+        """
+        self._defaults = defaults
         self._config = config
         self._names = names
         self._adapters = adapters
@@ -66,7 +70,9 @@ class Prepared:
 
         if self._on_cpu:
             yield_to_engine()
-        renderer = VllmRenderer(self._config, bool(self._parsers.tools), self._trusts_templates)
+        renderer = VllmRenderer(
+            self._config, bool(self._parsers.tools), self._trusts_templates, defaults=self._defaults
+        )
         renderer.warm_up()
         return renderer
 
@@ -80,7 +86,7 @@ class Prepared:
             return None
         from services.worker.vllm.renderer import VllmRenderer
 
-        renderer = VllmRenderer(self._config, bool(self._parsers.tools), False, engine.vllm_renderer)
+        renderer = VllmRenderer(self._config, bool(self._parsers.tools), False, engine.vllm_renderer, self._defaults)
         renderer.warm_up()
         return renderer
 
@@ -117,7 +123,7 @@ class Prepared:
         if self._on_cpu:
             yield_to_engine()
         try:
-            return VllmEngine(llm, self._names, stats, self._parsers, self._adapters)
+            return VllmEngine(llm, self._names, stats, self._parsers, self._adapters, self._defaults.variables)
         except TypeError as error:
             llm.shutdown()
             fail(first_line(error), EX_CONFIG)
@@ -169,8 +175,10 @@ def prepare(
             fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
         fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
     from services.worker.vllm.adapters import adapters_of
+    from services.worker.vllm.templates import chat_defaults
 
     try:
+        defaults = chat_defaults(found)
         check_arguments(config, parsers.reasoning)
         adapters = adapters_of(config, found.lora_modules, names)
     except NotServedError as error:
@@ -181,16 +189,26 @@ def prepare(
     if config.model_config.is_hybrid:
         # Layers with a state cannot share the blocks of those with attention: vLLM would not start.
         config.scheduler_config.disable_hybrid_kv_cache_manager = False
-    return Prepared(config, names, on_cpu, parsers, trusts_templates, adapters)
+    return Prepared(config, names, on_cpu, parsers, trusts_templates, adapters, defaults)
 
 
 class VllmEngine:
     """AsyncLLM behind the worker's engine protocol."""
 
     def __init__(
-        self, llm: Any, names: tuple[str, ...], stats: EngineStats, parsers: Parsers, adapters: Mapping[str, Any]
+        self,
+        llm: Any,
+        names: tuple[str, ...],
+        stats: EngineStats,
+        parsers: Parsers,
+        adapters: Mapping[str, Any],
+        variables: Mapping[str, Any],
     ) -> None:
-        """Serve `llm` and its `adapters`. Raises TypeError if the `parsers` cannot work with its tokenizer."""
+        """Serve `llm` and its `adapters`; templates of chats have the `variables` by default.
+
+        Raises TypeError if the `parsers` cannot work with its tokenizer.
+        """
+        self._variables = variables
         self._llm = llm
         self._adapters = adapters
         self._stats = stats
@@ -343,7 +361,7 @@ class VllmEngine:
         from services.worker.vllm.parsing import MessageRun
 
         config = self._llm.vllm_config.model_config
-        return MessageRun(self._parser, self._llm.get_tokenizer(), config, request)
+        return MessageRun(self._parser, self._llm.get_tokenizer(), config, request, self._variables)
 
     def tell_at(self, run_id: str, tokens: int) -> None:
         """Change how often a run is handed over."""

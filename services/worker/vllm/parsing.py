@@ -4,8 +4,9 @@ parsers, and calls offered and forced by them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from vllm import SamplingParams
@@ -89,8 +90,19 @@ class _Choice:
 class MessageRun:
     """One run whose answer is read as a message: functions are offered, or reasoning is to be told apart."""
 
-    def __init__(self, parser: type[Parser] | None, tokenizer: Any, model_config: Any, run: EngineRequest) -> None:
-        """Read the answer of `run` with `parser`; without one, which only `tool_choice: none` allows, it is a text."""
+    def __init__(
+        self,
+        parser: type[Parser] | None,
+        tokenizer: Any,
+        model_config: Any,
+        run: EngineRequest,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Read the answer of `run` with `parser`; without one, which only `tool_choice: none` allows, it is a text.
+
+        Parsers look at the variables of the chat's template, by default at these `variables`.
+        """
+        self._variables = dict(variables)
         assert run.chat is not None
         self._request = chat_request(run.chat)
         self._asked_of = _asked_of(run.chat)
@@ -161,7 +173,8 @@ class MessageRun:
             raise refusal(error, self._asked_of) from error
 
     def _template_kwargs(self) -> dict[str, Any]:
-        kwargs: dict[str, Any] = self._request.build_chat_params(None, "auto").chat_template_kwargs
+        asked = self._request.build_chat_params(None, "auto")
+        kwargs: dict[str, Any] = asked.with_defaults(self._variables).chat_template_kwargs
         return kwargs
 
     def _read(self, step: ChoiceStep) -> ChoiceStep:

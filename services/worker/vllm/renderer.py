@@ -18,6 +18,7 @@ from services.worker.engine import PromptSpec, Rendered
 from services.worker.tools import refuse_calls
 from services.worker.untrusted import refuse_media, refuse_template, refuse_tokenizing, refuse_variables
 from services.worker.vllm.sampling import refusal
+from services.worker.vllm.templates import NO_DEFAULTS, ChatDefaults
 
 MISTRAL_ID_CHARACTERS = 9
 
@@ -31,11 +32,14 @@ class VllmRenderer:
         has_tool_parser: bool = False,
         trusts_templates: bool = False,
         shared: BaseRenderer[Any] | None = None,
+        defaults: ChatDefaults = NO_DEFAULTS,
     ) -> None:
         """Load the tokenizer of the model of `config`, or use that of a renderer that is `shared`.
 
         Chats that need a tool parser are refused without one, and those with a template of their own unless trusted.
+        The others are rendered with the `defaults`.
         """
+        self._defaults = defaults
         self._has_tool_parser = has_tool_parser
         self._trusts_templates = trusts_templates
         self._model_config = config.model_config
@@ -85,8 +89,9 @@ class VllmRenderer:
             "tools": self._tools(spec),
         }
         parameters = ChatParams(
-            chat_template=spec.chat_template or None, chat_template_kwargs=merge_kwargs(asked, fixed)
-        ).with_defaults({"tokenize": self._template_tokenizes()})
+            chat_template=spec.chat_template or self._defaults.template,
+            chat_template_kwargs=merge_kwargs(asked, fixed),
+        ).with_defaults({**self._defaults.variables, "tokenize": self._template_tokenizes()})
         _, (rendered,) = self._renderer.render_chat([messages], parameters, self._tokenize_params(spec, False))
         return rendered
 

@@ -99,9 +99,10 @@ def test_a_scheduler_of_somebody_elses_is_warned_of_and_not_relied_on(caplog: py
 @pytest.mark.parametrize(("trusts", "is_fast"), [(True, True), (False, False)])
 def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thread(trusts: bool, is_fast: bool) -> None:
     from services.worker.vllm.engine import Prepared, VllmEngine
+    from services.worker.vllm.templates import ChatDefaults
 
     engine = SimpleNamespace(vllm_renderer=SimpleNamespace(tokenizer=SimpleNamespace(is_fast=is_fast)))
-    prepared = Prepared(SimpleNamespace(model_config=None), ("tiny",), True, Parsers(), trusts)
+    prepared = Prepared(SimpleNamespace(model_config=None), ("tiny",), True, Parsers(), trusts, {}, ChatDefaults())
     assert prepared.make_renderer_of(cast(VllmEngine, engine)) is None
 
 
@@ -117,6 +118,9 @@ def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thre
         (["--runner", "pooling"], "--runner pooling: only models that generate text are served"),
         (["--data-parallel-size", "2"], "--data-parallel-size 2: each of its engines has a cache of its own"),
         (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size: vLLM on a CPU fails with it"),
+        (["--chat-template", "/none.jinja"], "--chat-template: The supplied chat template (/none.jinja) looks like"),
+        (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs: [1] is no JSON object"),
+        (["--default-chat-template-kwargs", '{"tokenize": true}'], "--default-chat-template-kwargs: tokenize is no"),
         (["--skip-tokenizer-init"], "--skip-tokenizer-init: prompts are counted"),
     ],
 )

@@ -108,6 +108,25 @@ def test_it_is_told_as_vllms_server_tells_it(config: Any, names: str, tokens_a_s
                 assert our_engine == their_engine, (body, name)
 
 
+@pytest.mark.parametrize("names", ["qwen3", "qwen3 with hermes"])
+@pytest.mark.parametrize("variables", [{"enable_thinking": False}, {"begun": True}])
+def test_parsers_are_told_the_variables_that_templates_have_by_default(
+    config: Any, names: str, variables: dict[str, Any]
+) -> None:
+    from tests.support.scripted_chat import Both, Script
+
+    both, without = Both(config, PARSERS[names], variables), Both(config, PARSERS[names])
+    differs = False
+    for fields in ({}, {"chat_template_kwargs": {"enable_thinking": True}}):
+        for text, finish in SCRIPTS.values():
+            script = Script(text, finish)
+            (their_engine, theirs), (our_engine, ours) = both.theirs(fields, script), both.ours(fields, script)
+            assert told(ours) == told(theirs)
+            assert our_engine == their_engine
+            differs = differs or our_engine != without.ours(fields, script)[0]
+    assert differs
+
+
 def test_there_is_something_to_be_told(config: Any) -> None:
     """What the comparisons compare is not nothing."""
     from tests.support.scripted_chat import Both, Script
