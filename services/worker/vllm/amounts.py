@@ -23,7 +23,10 @@ MOST_SCHEMA_BYTES = 256 * 1024
 second of the worker's event loop."""
 
 MOST_ALTERNATIVES = 10_000
-"""Choices, values of enumerations and members of `anyOf` and the like, in all; some 0.1 s where they are short."""
+"""Choices, values of enumerations and alternatives of a regex or a grammar, in all; some 0.1 s where they are short."""
+
+MOST_BRANCHES = 2000
+"""Members of `anyOf` and the like, in all: 2,000 that are arrays take 2 s with the large vocabulary."""
 
 MOST_PROPERTIES = 500
 """Of one object, and items of one `prefixItems`. 1,000 that may be left out take 0.3 s with the small vocabulary and
@@ -36,21 +39,22 @@ MOST_OPTIONAL = 128
 """Parts of one regex, pattern or grammar that may be left out. 100 in a row take 0.1 s with the small vocabulary and
 3 s with the large one, 300 take 1.5 s with the small one, and 1,000, in 2 KB, more than 25 s."""
 
-MOST_OPTIONAL_IN_ALL = 256
-"""Of all patterns of a schema."""
+MOST_REPEATED = 250
+"""Stars and question marks of one regex, pattern or grammar: 100 stars in a row take 0.5 s with the large vocabulary,
+500 more than 12 s, and 2,000 take 0.8 s with the small one."""
 
-MOST_REPEATED = 500
-"""Stars and the like of one regex, pattern or grammar: 100 in a row take 0.5 s with the large vocabulary, 500 more than
-12 s, and 2,000 take 0.8 s with the small one."""
+IN_ALL = 2
+"""So many times as in one pattern both may be in all patterns of a schema."""
 
 MOST_STATES = 2500
 """Of an object, properties that may be left out times the number of which it must have, or may: at 5,000 it takes
 0.6 s, and at 125,000 more than 30 s."""
 
-LISTS = ("enum", "anyOf", "oneOf", "allOf", "type")
-"""Keywords whose values have members that are compiled one by one."""
+VALUES = ("enum", "type")
+BRANCHES = ("anyOf", "oneOf", "allOf", "elements", "tags", "structures")
+"""Keywords whose values have members that are compiled one by one; the last three are those of structural tags."""
 
-MEMBERS = ("properties", "patternProperties", "prefixItems")
+MEMBERS = ("properties", "patternProperties", "prefixItems", "elements")
 """Keywords whose values are what an object or an array has, one after another."""
 
 COUNTS = ("minProperties", "maxProperties")
@@ -58,7 +62,7 @@ COUNTS = ("minProperties", "maxProperties")
 OPTIONAL = re.compile(r"\?|\|\s*\)|\((?:\?:)?\s*\||\|\s*\||\{\s*0*\s*,|\"\"|''")
 """What makes a part optional: a question mark, a count that begins at nothing, and an alternative that is empty."""
 
-REPEATED = re.compile(r"[?*+]")
+REPEATED = re.compile(r"[?*]")
 
 ESCAPED = re.compile(r"\\.", re.DOTALL)
 
@@ -68,7 +72,7 @@ class Count:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._bytes = self._alternatives = self._members = self._optional = 0
+        self._bytes = self._values = self._branches = self._members = self._optional = self._repeated = 0
 
     def add(self, schema: Any) -> None:
         """Count a schema, its values as if they were schemas too. Raises RequestRefusedError."""
@@ -79,13 +83,16 @@ class Count:
             if isinstance(pattern, str):
                 self._add_pattern(pattern, "a pattern of the schema")
         _refuse_beyond(MOST_BYTES, self._bytes, "the values, names and patterns of the schema have {} bytes in all")
-        _refuse_beyond(MOST_ALTERNATIVES, self._alternatives, "the schema has {} alternatives in all")
+        _refuse_beyond(MOST_ALTERNATIVES, self._values, "the enumerations of the schema have {} values in all")
+        _refuse_beyond(MOST_BRANCHES, self._branches, "the schema has {} members of anyOf and the like in all")
         _refuse_beyond(MOST_PROPERTIES_IN_ALL, self._members, "the schema has {} properties and prefixItems in all")
         text = "the patterns of the schema have {} parts in all that may be left out"
-        _refuse_beyond(MOST_OPTIONAL_IN_ALL, self._optional, text)
+        _refuse_beyond(MOST_OPTIONAL * IN_ALL, self._optional, text)
+        _refuse_beyond(MOST_REPEATED * IN_ALL, self._repeated, "the patterns of the schema have {} quantifiers in all")
 
     def _add_lists(self, node: dict[str, Any]) -> None:
-        self._alternatives += sum(len(found) for name in LISTS if isinstance(found := node.get(name), list))
+        self._values += _members(node, VALUES)
+        self._branches += _members(node, BRANCHES)
         values = [node[name] for name in ("enum", "const") if name in node]
         self._bytes += sum(_bytes(json.dumps(value, ensure_ascii=False)) for value in values)
 
@@ -107,6 +114,7 @@ class Count:
         check_regex(pattern, what)
         self._bytes += _bytes(pattern)
         self._optional += _optional(pattern)
+        self._repeated += _repeated(pattern)
 
 
 def _check_states(members: int, node: dict[str, Any]) -> None:
@@ -138,11 +146,19 @@ def check_regex(pattern: str, what: str) -> None:
     _refuse_beyond(MOST_BYTES, _bytes(pattern), f"{what} has {{}} bytes")
     _refuse_beyond(MOST_ALTERNATIVES, pattern.count("|"), f"{what} has {{}} alternatives")
     _refuse_beyond(MOST_OPTIONAL, _optional(pattern), f"{what} has {{}} parts that may be left out")
-    _refuse_beyond(MOST_REPEATED, len(REPEATED.findall(ESCAPED.sub("", pattern))), f"{what} has {{}} quantifiers")
+    _refuse_beyond(MOST_REPEATED, _repeated(pattern), f"{what} has {{}} quantifiers")
 
 
 def _optional(pattern: str) -> int:
     return len(OPTIONAL.findall(ESCAPED.sub("_", pattern)))
+
+
+def _repeated(pattern: str) -> int:
+    return len(REPEATED.findall(ESCAPED.sub("_", pattern)))
+
+
+def _members(node: dict[str, Any], keywords: Sequence[str]) -> int:
+    return sum(len(found) for name in keywords if isinstance(found := node.get(name), list))
 
 
 def _refuse_beyond(most: int, count: int, text: str) -> None:

@@ -354,7 +354,8 @@ class VllmEngine:
         if message is not None:
             message.constrain(params)
         if params.structured_outputs is not None:
-            bound(params.structured_outputs, request.max_tokens)
+            is_clients = request.sampling.structured_outputs.HasField("grammar")
+            bound(params.structured_outputs, request.max_tokens, is_clients)
         return params, message
 
     def _message_run(self, request: EngineRequest) -> Any:

@@ -17,6 +17,7 @@ from penstock.tiny_model import make_tiny_model
 from services.worker.engine import RequestRefusedError
 from services.worker.vllm.amounts import (
     MOST_ALTERNATIVES,
+    MOST_BRANCHES,
     MOST_BYTES,
     MOST_OPTIONAL,
     MOST_PROPERTIES,
@@ -88,7 +89,7 @@ WITHIN: dict[str, dict[str, Any]] = {
     "white space": {"json": {"type": "integer"}, "whitespace_pattern": "[\n ]*"},
     "an enumeration": {"json": {"enum": [f"the city of {name}" for name in names(2000)]}},
     "numbers": {"json": {"enum": list(range(MOST_ALTERNATIVES))}},
-    "members": {"json": {"anyOf": [{"const": name} for name in names(5000)]}},
+    "members": {"json": {"anyOf": [{"const": name} for name in names(MOST_BRANCHES)]}},
     "properties": {"json": properties(MOST_PROPERTIES)},
     "properties of which some must be there": {"json": properties(50, minProperties=50)},
     "properties that must be there": {"json": properties(MOST_PROPERTIES, required=names(MOST_PROPERTIES))},
@@ -97,7 +98,7 @@ WITHIN: dict[str, dict[str, Any]] = {
     "brackets": {"json": {"type": "string", "pattern": "(" * MOST_BRACKETS + "a" + ")" * MOST_BRACKETS}},
     "optional parts": {"regex": "a?" * MOST_OPTIONAL},
     "empty alternatives": {"json": {"type": "string", "pattern": "^" + "(a|)" * MOST_OPTIONAL + "$"}},
-    "quantifiers": {"regex": "[a-z]+" * MOST_REPEATED},
+    "quantifiers": {"regex": "[a-z]*" * MOST_REPEATED},
     "a long regex": {"regex": "a" * MOST_BYTES},
     "alternatives of a regex": {"regex": "|".join(names(MOST_ALTERNATIVES))},
     "a grammar": {"grammar": "root ::= " + " | ".join(f'"{name}"' for name in names(6000))},
@@ -112,10 +113,13 @@ def test_what_is_within_the_bounds_is_compiled(home: Path, which: str) -> None:
 BEYOND: dict[str, tuple[dict[str, Any], str]] = {
     "choices": ({"choice": names(80_000)}, "choice has 80000 alternatives; at most 10000 can be compiled"),
     "one long choice": ({"choice": ["x" * 10**6]}, "choice has 1000000 bytes in all; at most 65536"),
-    "values": ({"json": {"items": {"enum": list(range(10_001))}}}, "the schema has 10001 alternatives in all"),
+    "values": (
+        {"json": {"items": {"enum": list(range(10_001))}}},
+        "of the schema have 10001 values in all",
+    ),
     "long values": ({"json": {"enum": ["x" * 1000 for _ in range(100)]}}, "of the schema have 100400 bytes in all"),
     "a constant": ({"json": {"const": "x" * 10**5}}, "values, names and patterns of the schema have 100002 bytes"),
-    "members": ({"json": {"anyOf": [{"oneOf": [True] * 100}] * 101}}, "the schema has 10201 alternatives"),
+    "members": ({"json": {"anyOf": [{"oneOf": [True] * 99}] * 21}}, "the schema has 2100 members of anyOf"),
     "properties": ({"json": properties(501)}, "a part of the schema has 501 properties; at most 500"),
     "properties in all": (
         {"json": {"anyOf": [properties(400)] * 26}},
@@ -146,6 +150,18 @@ BEYOND: dict[str, tuple[dict[str, Any], str]] = {
         {"structural_tag": json.dumps({"format": {"type": "regex", "pattern": "(" * 2000}})},
         "a pattern of the schema has 2000 opening brackets",
     ),
+    "a grammar of a tag": (
+        {"structural_tag": json.dumps({"format": {"type": "grammar", "grammar": "root ::= " + '"a"? ' * 999}})},
+        "grammar has 999 parts that may be left out",
+    ),
+    "elements of a tag": (
+        {"structural_tag": json.dumps({"format": {"type": "sequence", "elements": [{}] * 999}})},
+        "a part of the schema has 999 elements; at most 500",
+    ),
+    "quantifiers of patterns": (
+        {"json": {"anyOf": [{"pattern": "a*" * 200}] * 3}},
+        "the patterns of the schema have 600 quantifiers in all; at most 500",
+    ),
     "a long schema": ({"json": json.dumps({"title": "x" * 2**18})}, "json has 262157 bytes; at most 262144"),
     "brackets": ({"regex": "(" * 2000}, "regex has 2000 opening brackets"),
     "white space": ({"json": {}, "whitespace_pattern": "(" * 2000}, "whitespace_pattern has 2000 opening brackets"),
@@ -162,3 +178,16 @@ def test_what_is_beyond_is_refused_with_both_numbers(home: Path, which: str) -> 
 
 def test_a_question_mark_that_is_text_is_no_option(home: Path) -> None:
     compile_as_vllm(home, regex="(" + r"what\?|" * 300 + "no)")
+
+
+def test_questions_in_the_descriptions_of_tools_are_no_options() -> None:
+    """As Mistral's parser writes them into a grammar."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from services.worker.vllm.structured import bound
+
+    described = f"start: %json {json.dumps({'type': 'object', 'description': 'Which? ' * 300})}"
+    bound(StructuredOutputsParams(grammar=described), 100, is_clients=False)
+    deep = StructuredOutputsParams(grammar=f"start: %json {json.dumps(levels(300))}")
+    with pytest.raises(RequestRefusedError, match="a schema of the grammar leads through"):
+        bound(deep, 100, is_clients=False)
