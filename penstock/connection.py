@@ -14,7 +14,7 @@ import grpc
 from penstock.credentials import Credentials, Identity, key_from_environment
 from penstock.errors import PenstockError, Unavailable, from_rpc
 from penstock.limits import MAX_MESSAGE_BYTES
-from penstock.tls import TlsFiles, open_channel
+from penstock.tls import DIRECT, TlsFiles, open_channel
 
 FIRST_PAUSE_S = 0.05
 """First pause before a retry: a restarted service is back within a fraction of a second."""
@@ -33,6 +33,7 @@ MAX_SUBMITS = 100
 """Submits of many that one client has open. They end by themselves, so they wait for each other and not for watches."""
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    DIRECT,
     # A connection of its own: clients that shared one would share its watches as well.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -99,6 +99,11 @@ class TlsIdentity:
         return Material(*(_content(path) for path in (self.files.ca, self.files.cert, self.files.key)))
 
 
+DIRECT = ("grpc.enable_http_proxy", 0)
+"""Of every channel of Penstock's own: gRPC would have even the loopback asked for of a proxy that the environment names
+for other traffic, and `no_proxy` would have to name every service."""
+
+
 def open_channel(
     address: str, options: Sequence[tuple[str, Any]], files: TlsFiles, credentials: Credentials | None = None
 ) -> grpc.aio.Channel:

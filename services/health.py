@@ -20,16 +20,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.config_file import CONFIG_VARIABLE, SERVICES, ConfigFile, ConfigFileError
-from penstock.tls import ENVIRONMENT, TlsError, TlsFiles, TlsIdentity
+from penstock.tls import DIRECT, ENVIRONMENT, TlsError, TlsFiles, TlsIdentity
 
 TIMEOUT_S = 4.0
 """Below the 5 s after which the images' health check counts as failed, so that the reason is still told."""
 
 EX_UNWELL = 1
 EX_USAGE = 64
-
-DIRECT = [("grpc.enable_http_proxy", 0)]
-"""What is asked runs beside us: a proxy that the environment names for other traffic must not be asked for it."""
 
 
 def files_of(service: str, environment: Mapping[str, str] = os.environ) -> TlsFiles:
@@ -73,10 +70,10 @@ def ask_grpc(address: str, files: TlsFiles) -> str:
 def open_channel(address: str, files: TlsFiles) -> grpc.Channel:
     """Return a channel to a server that serves TLS if `files` have a certificate. Raises TlsError."""
     if not files.cert:
-        return grpc.insecure_channel(address, options=DIRECT)
+        return grpc.insecure_channel(address, options=[DIRECT])
     material = TlsIdentity(files).current()
     credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.cert)
-    return grpc.secure_channel(address, credentials, options=DIRECT)
+    return grpc.secure_channel(address, credentials, options=[DIRECT])
 
 
 def ask_http(url: str, files: TlsFiles) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.limits import MAX_MESSAGE_BYTES
+from penstock.tls import DIRECT
 
 MAX_UNSENT_MESSAGES = 16_384
 """Unsent messages of one stream from which on its peer is read no further: each answers something the peer said, so
@@ -77,6 +78,7 @@ CONNECT_S = 0.5
 TLS, and a link that loses what is sent is tried several times within the queue's worker_grace_s."""
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    DIRECT,
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
