@@ -29,6 +29,7 @@ from penstock.request.v1 import request_pb2
 from penstock.results import (
     Cancelled,
     DeadLetter,
+    RequestError,
     RequestInfo,
     Requeued,
     Result,
@@ -41,7 +42,7 @@ from penstock.results import (
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.submit_line import SubmitLines
-from penstock.submitting import WINDOW_BYTES, SubmitSession, too_large
+from penstock.submitting import WINDOW_BYTES, Prepared, SubmitSession, too_large
 from penstock.tls import TlsFiles
 from penstock.tracing import SubmitTracer
 from penstock.watching import Event, Joined, Transcript, WatchSession
@@ -147,9 +148,9 @@ class Client:
             span.set_attribute("penstock.request.id", request_id)
         return request_id
 
-    async def submit_many(
+    def submit_many(
         self,
-        requests: AsyncIterable[AnyRequest] | Iterable[AnyRequest],
+        requests: ManyRequests,
         *,
         wait_for_quota: bool = False,
         waits: Callable[[str], None] | None = None,
@@ -157,20 +158,33 @@ class Client:
     ) -> AsyncGenerator[Submitted, None]:
         """Submit requests over one stream, batched; yield an ack for each once it is durable or refused.
 
-        Reads `requests` only as fast as the queue takes them. A wrong field
-        raises InvalidRequest; a request the queue refuses has `error` in its ack,
-        also one that a quota does not let in, unless that is to be waited for.
+        Reads `requests` only as fast as the queue takes them. One that is refused,
+        here or by the queue, has `error` in its ack and stops no other; so has one
+        that a quota does not let in, unless that is to be waited for.
         `waits` is called with the reason before each wait for a queue that takes
         no more now. `window_bytes` of requests, and one more, are held at most.
         """
+        return self.submit_prepared(self._prepare_each(requests), wait_for_quota, waits, window_bytes)
+
+    async def submit_prepared(
+        self,
+        source: AsyncIterable[Prepared],
+        wait_for_quota: bool = False,
+        waits: Callable[[str], None] | None = None,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> AsyncGenerator[Submitted, None]:
+        """Submit what `prepared` has returned, which nobody changes any more; see `submit_many`."""
         session = SubmitSession(self._stub, self._queue, self._name, wait_for_quota, waits, window_bytes)
-        async with self._queue.submit(), aclosing(session.acks(self._prepare_each(requests))) as acks:
+        async with self._queue.submit(), aclosing(session.acks(source)) as acks:
             async for ack in acks:
                 yield ack
 
-    def prepared(self, wanted: AnyRequest) -> request_pb2.Request:
-        """Return the message as which `submit_many` submits `wanted`. Raises InvalidRequest. Any thread may call it."""
-        request, span = self._prepared(wanted)
+    def prepared(self, wanted: AnyRequest) -> Prepared:
+        """Return the message as which `submit_many` submits `wanted`, or why there is none. Any thread may call it."""
+        try:
+            request, span = self._prepared(wanted)
+        except InvalidRequest as error:
+            return RequestError(error.code, str(error), error.param)
         span.end()
         return request
 
@@ -354,6 +368,12 @@ class Client:
         """Return the scheduler's view of workers, channels and credits."""
         return await self._scheduler.call(lambda: self._fleet.Status(scheduler_pb2.StatusRequest()))
 
+    async def models(self) -> frozenset[str]:
+        """Return the names that models answer to just now, which the scheduler tells to every key."""
+        request = scheduler_pb2.StatusRequest(names_only=True)
+        status = await self._scheduler.call(lambda: self._fleet.Status(request))
+        return frozenset(name for worker in status.workers for name in (worker.model, *worker.model_aliases) if name)
+
     async def drain_worker(self, worker_id: str) -> int:
         """Stop granting to a worker; return how many reservations it still has. Raises NotFound."""
         check_name("worker_id", worker_id)
@@ -390,7 +410,7 @@ class Client:
         names = checked_names("request_ids", request_ids)
         return WatchSession(self._stub, self._queue, batch, names, cursor, tokens, follow)
 
-    async def _prepare_each(self, requests: ManyRequests) -> AsyncIterator[request_pb2.Request]:
+    async def _prepare_each(self, requests: ManyRequests) -> AsyncIterator[Prepared]:
         if isinstance(requests, AsyncIterable):
             async for request in requests:
                 yield self.prepared(request)

@@ -137,7 +137,10 @@ STRUCTURE_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", 
 
 def build_request(fields: RequestFields) -> pb.Request:
     """Return the wire request; raises InvalidRequest naming the field if one is unknown or of the wrong type."""
-    for name in fields:
+    if not isinstance(fields, Mapping):
+        text = f"request: must be fields by name, or a Request, not {type(fields).__name__}"
+        raise InvalidRequest(text, "request", "invalid_type")
+    for name in map(str, fields):
         if name not in FIELDS:
             raise InvalidRequest(_no_such_field(name), name, "unknown_field")
     given = {name: value for name, value in fields.items() if value is not None}

@@ -20,7 +20,8 @@ from penstock.results import RequestError, Submitted
 if TYPE_CHECKING:
     from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
 
-Source: TypeAlias = AsyncIterable[request_pb2.Request] | Iterable[request_pb2.Request]
+Prepared: TypeAlias = request_pb2.Request | RequestError
+"""A request to submit, or why there can be none: its ack says so."""
 
 WINDOW_REQUESTS = 4096
 """Most requests without an ack: what a queue takes in a fifth of a second, so the stream never idles."""
@@ -79,7 +80,7 @@ class SubmitSession:
     def _finished(self) -> bool:
         return self._exhausted and not self._held
 
-    async def acks(self, source: Source) -> AsyncGenerator[Submitted, None]:
+    async def acks(self, source: AsyncIterable[Prepared]) -> AsyncGenerator[Submitted, None]:
         """Yield the ack of every request of `source`, in the order the queue acked them.
 
         Raises what `source` raises, once what it gave before is acked, and
@@ -104,18 +105,19 @@ class SubmitSession:
             filling.cancel()
             await asyncio.wait([filling])
 
-    async def _fill(self, source: Source) -> None:
+    async def _fill(self, source: AsyncIterable[Prepared]) -> None:
         """Take requests from the source while the window has room."""
         tag = 0
         try:
-            async for request in _each(source):
+            async for request in source:
                 while len(self._held) >= WINDOW_REQUESTS or self._bytes_held >= self._window_bytes:
                     self._room.clear()
                     await self._room.wait()
-                size = request.ByteSize()
-                if size > MAX_REQUEST_BYTES:
+                if isinstance(request, RequestError):
+                    await self._refuse(tag, request)
+                elif (size := request.ByteSize()) > MAX_REQUEST_BYTES:
                     # gRPC would break the stream off for some, at each attempt, and with it all the others.
-                    await self._refuse(tag, size)
+                    await self._refuse(tag, too_large(size))
                 else:
                     self._held[tag] = request, size
                     self._bytes_held += size
@@ -125,9 +127,9 @@ class SubmitSession:
             self._exhausted = True
             self._stream.wake.set()
 
-    async def _refuse(self, tag: int, size: int) -> None:
-        """Have a request acked as too large; returns when it is, so that a source of many such is bounded too."""
-        self._refused = Submitted(tag, "", error=too_large(size))
+    async def _refuse(self, tag: int, error: RequestError) -> None:
+        """Have a request acked as wrong; returns when it is, so that a source of many such is bounded too."""
+        self._refused = Submitted(tag, "", error=error)
         self._news.set()
         while self._refused is not None:
             self._room.clear()
@@ -317,12 +319,3 @@ async def _next(answers: AsyncIterator[pb.SubmitResponse]) -> pb.SubmitResponse 
 
 def _error(error: request_pb2.RequestError) -> RequestError:
     return RequestError(error.code, *as_given(error.message, error.param))
-
-
-def _each(source: Source) -> AsyncIterable[request_pb2.Request]:
-    return source if isinstance(source, AsyncIterable) else _one_by_one(source)
-
-
-async def _one_by_one(source: Iterable[request_pb2.Request]) -> AsyncIterator[request_pb2.Request]:
-    for request in source:
-        yield request

@@ -127,7 +127,7 @@ class SyncClient:
         # Made ready where they are read: a source may change what it has given as soon as it is asked for the next.
         source = SourceThread(map(self._client.prepared, requests), self._loop)
         try:
-            yield from self._each(self._client.submit_many(source.items(), wait_for_quota=wait_for_quota))
+            yield from self._each(self._client.submit_prepared(source.items(), wait_for_quota))
             source.raise_failure()
         finally:
             source.leave()
@@ -191,6 +191,10 @@ class SyncClient:
     def fleet(self) -> scheduler_pb2.StatusResponse:
         """Return the scheduler's view of workers, channels and credits."""
         return self._run(self._client.fleet())
+
+    def models(self) -> frozenset[str]:
+        """Return the names that models answer to just now, which the scheduler tells to every key."""
+        return self._run(self._client.models())
 
     def drain_worker(self, worker_id: str) -> int:
         """Stop granting to a worker; return how many reservations it still has."""

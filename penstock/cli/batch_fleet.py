@@ -80,8 +80,7 @@ async def look_for_models(
         while True:
             names: set[str] = set()
             try:
-                status = await client.fleet()
-                names = {n for worker in status.workers for n in (worker.model, *worker.model_aliases) if n}
+                names = set(await client.models())
                 why = ""
             except PenstockError as error:
                 why = str(error)

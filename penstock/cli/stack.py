@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.errors import CommandError
 from penstock.cli.supervisor import BEHIND_ENGINES, Supervisor
 from penstock.cli.tiny import write_tiny_model
+from penstock.exits import EX_UNAVAILABLE
 from penstock.tiny_model import Shape, is_model
 
 TINY_NAME = "tiny"
@@ -82,6 +86,9 @@ class Stack:
 @asynccontextmanager
 async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
     """Start everything, yield once it is ready, stop everything. Raises CommandError if a service does not start."""
+    for problem in taken_ports(plan):
+        # The last services to be started would find it out only once the engine is loaded.
+        raise CommandError(f"{problem}\n{way_out(plan)}", EX_UNAVAILABLE)
     model_flags = engine_flags(plan, say)
     interrupted = False
     supervisor = Supervisor(plan.data_dir / "logs", say, way_out(plan))
@@ -137,6 +144,39 @@ async def _stop_unhurried(supervisor: Supervisor, say: Callable[[str], None]) ->
 
 def _stopping(supervisor: Supervisor) -> str:
     return f"stopping: finishing what runs, at most {supervisor.longest_stop_s:.0f} s; Ctrl-C again ends it now"
+
+
+def taken_ports(plan: StackPlan) -> Iterator[str]:
+    """Yield what is the matter with each port that the plan names, and somebody has."""
+    workers = range(1, plan.workers + 1)
+    metrics = ["queue", "scheduler", *(f"worker-{number}" for number in workers)]
+    named = [("queue", _listen(plan.base_port, 0)), ("scheduler", _listen(plan.base_port, SCHEDULER_OFFSET))]
+    named += [(f"worker-{number}", _listen(plan.base_port, WORKER_OFFSET + number - 1)) for number in workers]
+    named += [("gateway", _listen(plan.base_port, GATEWAY_OFFSET))] if plan.gateway else []
+    named += [
+        (f"{name}'s metrics", at) for n, name in enumerate(metrics) for at in _metrics(plan.metrics_base_port, n)[1:]
+    ]
+    owners: dict[str, str] = {}
+    for name, address in named:
+        port = int(address.rpartition(":")[2])
+        problem = f"{owners[address]} does" if port and address in owners else _unfit(port)
+        if problem:
+            yield f"{name} cannot listen on {address}: {problem}"
+        owners.setdefault(address, name)
+
+
+def _unfit(port: int) -> str:
+    """Return why nothing can listen on a port of the loopback; empty if something can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as those who listen do
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OverflowError:
+            return "there is no such port"
+        except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            return "the port is in use by another process" if in_use else str(error.strerror)
+    return ""
 
 
 def way_out(plan: StackPlan) -> str:

@@ -67,18 +67,36 @@ def bind(
         names = [*service_names, HEALTH_SERVICE.full_name, REFLECTION_SERVICE.full_name]
         describer = reflection.aio.ReflectionServicer(names)
         add_servicer(REFLECTION_SERVICE, describer, server, Doorkeeper(MAX_KEYLESS_CALLS_OF_HOST))
-    address = listen if not listen.startswith(":") else f"0.0.0.0{listen}"
+    require_port(listen)
     try:
-        _probe(address)
-        port = security.add_port(server, address)
+        port = security.add_port(server, _everywhere(listen))
     except (OSError, RuntimeError) as error:
-        print(f"cannot listen on {listen}: {_reason(error)}", file=sys.stderr)
-        raise SystemExit(EX_UNAVAILABLE) from None
+        raise _cannot_listen(listen, error) from None
     return Server(server, port, service_names, health)
 
 
+def require_port(listen: str) -> None:
+    """Bind and release the port, because gRPC's own bind error does not say why it failed.
+
+    Prints the reason and raises SystemExit(69) if the port cannot be had.
+    """
+    try:
+        _probe(_everywhere(listen))
+    except OSError as error:
+        raise _cannot_listen(listen, error) from None
+
+
+def _everywhere(listen: str) -> str:
+    """Return the address with the host that a missing one stands for."""
+    return listen if not listen.startswith(":") else f"0.0.0.0{listen}"
+
+
+def _cannot_listen(listen: str, error: Exception) -> SystemExit:
+    print(f"cannot listen on {listen}: {_reason(error)}", file=sys.stderr)
+    return SystemExit(EX_UNAVAILABLE)
+
+
 def _probe(address: str) -> None:
-    """Bind and release the port, because gRPC's own bind error does not say why it failed."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -9,7 +9,7 @@ import sys
 from penstock.exits import EX_SOFTWARE
 from penstock.keys import Role
 from penstock.telling import tell
-from services.auth.guard import Right
+from services.auth.guard import EVERYONE, Right
 from services.auth.setup import AuthMetrics, guard_of, keyring_of
 from services.clock import SystemClock
 from services.config_reading import load_settings
@@ -37,7 +37,7 @@ log = logging.getLogger("scheduler")
 
 RIGHTS = {
     "Credits": Right(frozenset({Role.SERVICE})),
-    "Status": Right(frozenset({Role.OPERATOR, Role.SERVICE})),
+    "Status": Right(EVERYONE),  # clients for names alone
     "DrainWorker": Right(frozenset({Role.OPERATOR})),
     "UndrainWorker": Right(frozenset({Role.OPERATOR})),
 }

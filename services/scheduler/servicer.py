@@ -10,7 +10,10 @@ from typing import Any
 
 import grpc
 
+from penstock.keys import Role
 from penstock.scheduler.v1 import scheduler_pb2
+from services.auth.caller import CALLER
+from services.auth.keyring import NotAllowedError, Reason
 from services.scheduler import wire
 from services.scheduler.core import messages as m
 from services.scheduler.core.snapshot import WorkerView
@@ -85,8 +88,13 @@ class SchedulerServicer:
             raise error
 
     async def Status(self, request: scheduler_pb2.StatusRequest, context: Context) -> scheduler_pb2.StatusResponse:
-        """Return the ledger, channels and workers as they are now."""
-        del request, context
+        """Return the ledger, channels and workers as they are now, or what models are called, which all may know."""
+        del context
+        if request.names_only:
+            return wire.names(self._runner.snapshot())
+        if CALLER.get().role is Role.CLIENT:
+            text = "Status needs the role operator or service, or to ask for names_only; the caller's is client"
+            raise NotAllowedError(Reason.ROLE, text)
         return wire.status(self._runner.snapshot(), self._instance_id, self._runner.instances())
 
     async def DrainWorker(

@@ -349,6 +349,17 @@ def status(
     )
 
 
+def names(snapshot: Snapshot) -> scheduler_pb2.StatusResponse:
+    """Encode what the models are called, and nothing else."""
+    workers = (scheduler_pb2.WorkerStatus(model=own, model_aliases=aliases) for own, *aliases in _models(snapshot))
+    return scheduler_pb2.StatusResponse(workers=workers)
+
+
+def _models(snapshot: Snapshot) -> list[tuple[str, ...]]:
+    """Return the names of each model once, whoever serves it."""
+    return sorted({tuple(view.models) for view in snapshot.workers})
+
+
 def _worker(view: WorkerView, instance_id: str) -> scheduler_pb2.WorkerStatus:
     return scheduler_pb2.WorkerStatus(
         worker_id=view.worker_id,

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from services.logs import start_logging
 from services.rpc.loop import run_service
+from services.rpc.server import require_port
 from services.worker.processes import children_die_with_us
 from services.worker.rendering import Rendering
 from services.worker.service import Parts, serve
@@ -20,6 +21,8 @@ def main() -> None:
     """Read the arguments, make the engine, serve; exit 0, 69 (port), 70 (engine) or 78 (settings)."""
     settings, engine_arguments = load_arguments(sys.argv[1:])
     start_logging(settings.log_level, settings.log_format)
+    for address in filter(None, (settings.listen, settings.metrics_listen)):
+        require_port(address)  # they are taken only once there is an engine, which may take minutes
     announce = reserve_stdout()
     if settings.engine_threads:
         os.environ["OMP_NUM_THREADS"] = str(settings.engine_threads)

@@ -202,6 +202,7 @@ async def test_the_scheduler_asks_for_keys_too(keyed: Keyed) -> None:
 
     assert await status("", "Status", scheduler_pb2.StatusRequest()) is UNAUTHENTICATED
     assert await status("acme", "Status", scheduler_pb2.StatusRequest()) is DENIED
+    assert await status("acme", "Status", scheduler_pb2.StatusRequest(names_only=True)) is None
     assert await status("ops", "Status", scheduler_pb2.StatusRequest()) is None
     assert await status("worker", "DrainWorker", scheduler_pb2.DrainWorkerRequest(worker_id="w1")) is DENIED
     assert await status("ops", "DrainWorker", scheduler_pb2.DrainWorkerRequest(worker_id="none")) is NOT_FOUND

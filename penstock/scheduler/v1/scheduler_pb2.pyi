@@ -788,12 +788,19 @@ class StatusRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    NAMES_ONLY_FIELD_NUMBER: _builtins.int
+    names_only: _builtins.bool
+    """Tell nothing but the names that the models of the workers answer to, which any key may know; without it the call
+    takes an operator or a service.
+    """
     def __init__(
         self,
+        *,
+        names_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names_only", b"names_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,7 +69,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """The ledger, channels and workers as they are now.
+        """The ledger, channels and workers as they are now; what the models are called, to every key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

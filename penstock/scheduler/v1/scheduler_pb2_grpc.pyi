@@ -36,7 +36,7 @@ class SchedulerServiceStub:
     Credits: _grpc.StreamStreamMultiCallable[_scheduler_pb2.CreditsRequest, _scheduler_pb2.CreditsResponse]
     """Grants down, ACKs up. One stream is one epoch of one worker."""
     Status: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.StatusRequest, _scheduler_pb2.StatusResponse]
-    """The ledger, channels and workers as they are now."""
+    """The ledger, channels and workers as they are now; what the models are called, to every key."""
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DrainWorkerRequest, _scheduler_pb2.DrainWorkerResponse]
     """Stop granting to a worker and tell it to finish what it has. NOT_FOUND if unknown."""
     UndrainWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.UndrainWorkerRequest, _scheduler_pb2.UndrainWorkerResponse]
@@ -50,7 +50,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Credits: _aio.StreamStreamMultiCallable[_scheduler_pb2.CreditsRequest, _scheduler_pb2.CreditsResponse]  # type: ignore[assignment]
     """Grants down, ACKs up. One stream is one epoch of one worker."""
     Status: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.StatusRequest, _scheduler_pb2.StatusResponse]  # type: ignore[assignment]
-    """The ledger, channels and workers as they are now."""
+    """The ledger, channels and workers as they are now; what the models are called, to every key."""
     DrainWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DrainWorkerRequest, _scheduler_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Stop granting to a worker and tell it to finish what it has. NOT_FOUND if unknown."""
     UndrainWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.UndrainWorkerRequest, _scheduler_pb2.UndrainWorkerResponse]  # type: ignore[assignment]
@@ -73,7 +73,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.StatusResponse, _abc.Awaitable[_scheduler_pb2.StatusResponse]]:
-        """The ledger, channels and workers as they are now."""
+        """The ledger, channels and workers as they are now; what the models are called, to every key."""
 
     @_abc_1.abstractmethod
     def DrainWorker(

@@ -222,22 +222,6 @@ async def test_a_scheduler_restart_marks_the_refunds(shell: Shell, tmp_path: Pat
     assert "2 at the tokenizer ACK (0 blocks), 0 at the completion ACK (0 blocks) since the scheduler" in ran.err
 
 
-async def test_a_models_worker_is_waited_for_as_long_as_was_said(shell: Shell, tmp_path: Path) -> None:
-    def fleet(*models: str) -> scheduler_pb2.StatusResponse:
-        return scheduler_pb2.StatusResponse(workers=[scheduler_pb2.WorkerStatus(model=model) for model in models])
-
-    source, target = tmp_path / "in", tmp_path / "out"
-    source.write_text("".join(json.dumps(completion(name, name, model=name)) + "\n" for name in "ab"))
-    command = ["run-batch", "-i", str(source), "-o", str(target), "--fresh"]
-    for flags, codes in (([], ["model_not_found", None]), (["--wait-s", "30"], [None, None])):
-        async with serving_scheduler(FakeScheduler(*[fleet("b")] * 4, fleet("a", "b"))) as address:
-            ran = await shell.run(*command, "--scheduler", address, *flags)
-        assert ran.status == 0, ran.err
-        answers = [json.loads(line) for line in target.read_text().splitlines()]
-        assert [(answer["error"] or {}).get("code") for answer in answers] == codes
-        assert ("no worker serves 'a' yet; waiting for at most 30 s" in ran.err) == bool(flags)
-
-
 @pytest.mark.parametrize("wait_s", ["0", "0.1"])
 async def test_a_queue_that_is_waited_for_is_named(shell: Shell, tmp_path: Path, wait_s: str) -> None:
     source, address = lines_in(tmp_path / "in", 2), f"127.0.0.1:{free_port()}"

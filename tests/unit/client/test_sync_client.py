@@ -75,9 +75,21 @@ def test_a_source_that_fails_says_so_once_what_it_gave_is_acked(client: penstock
         next(acks)
 
 
-def test_a_request_that_cannot_be_made_names_its_field(client: penstock.SyncClient) -> None:
-    with pytest.raises(penstock.InvalidRequest, match="shiny"):
-        list(client.submit_many([{"prompt": "a", "shiny": 1}]))  # type: ignore[list-item]
+def test_a_request_that_cannot_be_made_names_its_field(client: penstock.SyncClient, queue: FakeQueue) -> None:
+    wanted: list[Any] = [
+        {"prompt": "a"},
+        {"prompt": "b", "shiny": 1},
+        {"prompt": "c"},
+        {"prompt": "d", "n": "many"},
+        None,
+    ]
+    acks = sorted(client.submit_many(wanted), key=lambda ack: ack.index)
+    assert [ack.error and (ack.error.code, ack.error.param) for ack in acks] == [
+        None, ("unknown_field", "shiny"), None, ("invalid_type", "n"), ("invalid_type", "request"),
+    ]  # fmt: skip
+    assert acks[1].error is not None
+    assert acks[1].error.message.startswith("shiny: there is no such field")
+    assert [request.text for request in queue.requests] == ["a", "c"]
 
 
 def test_a_source_may_change_what_it_has_given(client: penstock.SyncClient, queue: FakeQueue) -> None:

@@ -12,9 +12,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
+from penstock.keys import Role
 from penstock.queue.v1 import queue_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2 import CreditsResponse
+from services.auth.caller import CALLER, Caller
+from services.auth.keyring import NotAllowedError
 from services.rpc.outbox import Outbox
 from services.scheduler import wire
 from services.scheduler.core import messages as m
@@ -224,6 +227,19 @@ async def test_status_names_the_processes_whose_counts_it_tells() -> None:
     assert status.instance_id
     assert status.instance_id == (await first.Status(asked, cast("Context", None))).instance_id
     assert status.instance_id != (await second.Status(asked, cast("Context", None))).instance_id
+
+
+async def test_a_client_is_told_the_names_of_models_alone() -> None:
+    shell = Shell()
+    shell.open()
+    servicer, context = SchedulerServicer(shell.runner), cast("Context", None)
+    CALLER.set(Caller(Role.CLIENT, sees="acme"))
+    with pytest.raises(NotAllowedError, match="operator or service"):
+        await servicer.Status(scheduler_pb2.StatusRequest(), context)
+    told = await servicer.Status(scheduler_pb2.StatusRequest(names_only=True), context)
+    assert [(worker.model, list(worker.model_aliases)) for worker in told.workers] == [("m", [])]
+    told.workers[0].ClearField("model")
+    assert told == scheduler_pb2.StatusResponse(workers=[scheduler_pb2.WorkerStatus()]), "nothing else"
 
 
 def test_metrics_show_what_is_predicted_of_each_worker() -> None:

@@ -1,0 +1,53 @@
+"""The ports of a stack are looked at before anything of it starts: an engine takes minutes to load."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.errors import CommandError
+from penstock.cli.stack import StackPlan, running_stack, taken_ports, way_out
+
+
+def free_ports() -> int:
+    """Return a port above which those of a stack are free, as far as one can tell."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            base = int(listening.getsockname()[1])
+        if base + 100 < 65536 and not list(taken_ports(StackPlan(Path(), 3, "", (), base, base + 40, gateway=True))):
+            return base
+
+
+@pytest.mark.parametrize(
+    ("offset", "name"), [(0, "queue"), (5, "gateway"), (10, "scheduler"), (21, "worker-2"), (43, "worker-2's metrics")]
+)
+async def test_a_port_that_is_taken_is_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, name: str
+) -> None:
+    def no_service(*_: object, **__: object) -> None:
+        raise AssertionError("a service is started")
+
+    monkeypatch.setattr("penstock.cli.stack.Supervisor.add", no_service)
+    base = free_ports()
+    plan = StackPlan(tmp_path, 3, "m", (), base, base + 40, gateway=True)
+    with socket.create_server(("127.0.0.1", base + offset)), pytest.raises(CommandError) as failed:
+        async with running_stack(plan, print):
+            raise AssertionError("nothing can run")
+    assert failed.value.status == 69
+    assert str(failed.value) == (
+        f"{name} cannot listen on 127.0.0.1:{base + offset}: the port is in use by another process\n{way_out(plan)}"
+    )
+
+
+def test_ports_that_are_none_or_one_twice_are_named() -> None:
+    assert list(taken_ports(StackPlan(Path(), 1, "", (), 65530))) == [
+        "scheduler cannot listen on 127.0.0.1:65540: there is no such port",
+        "worker-1 cannot listen on 127.0.0.1:65550: there is no such port",
+    ]
+    base = free_ports()
+    assert list(taken_ports(StackPlan(Path(), 1, "", (), base, base + 18))) == [
+        f"worker-1's metrics cannot listen on 127.0.0.1:{base + 20}: worker-1 does"
+    ]
+    assert not list(taken_ports(StackPlan(Path(), 9, "", (), 0, gateway=True)))
