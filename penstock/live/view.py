@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.live.rates import Rate, total
 from penstock.live.reading import Reading
-from penstock.queue.v1.queue_pb2 import ChannelStats
+from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
 
 GONE = "gone"
@@ -174,7 +174,7 @@ def _fleet(reading: Reading, channels: tuple[Channel, ...], workers: tuple[Worke
 def _problems(reading: Reading) -> list[str]:
     problems = list(reading.problems)
     if reading.queue is not None and reading.queue.submits_refused:
-        problems.append("submits are refused: the disk of the queue is nearly full")
+        problems.append(f"submits are refused: {why_refused(reading.queue)}")
     if reading.fleet is not None:
         if not reading.fleet.queue_connected:
             problems.append("the scheduler is not connected to the queue")
@@ -182,6 +182,11 @@ def _problems(reading: Reading) -> list[str]:
             problems.append(f"the scheduler's audit found {reading.fleet.audit_violations} violations")
         problems += unserved_lines(reading.fleet)
     return problems
+
+
+def why_refused(queue: StatsResponse) -> str:
+    """Return why the queue takes no submits now, in its words; those of old had only one reason."""
+    return queue.refusal or "the disk of the queue is nearly full"
 
 
 def unserved_lines(fleet: StatusResponse) -> list[str]:

@@ -186,7 +186,8 @@ class Admin:
             store_id=self._store_id,
             workers=view.workers,
             scheduler_connected=view.scheduler_connected,
-            submits_refused=bool(self._committer.health.refusal()),
+            submits_refused=bool(refusal := self._committer.health.refusal()),
+            refusal=refusal,
         )
         for line in view.lines:
             tally = self._speaker.tallies[line.channel]

@@ -108,7 +108,9 @@ class Clockwork:
         health, machine = self._committer.health, self._committer.machine
         health.check_disk()
         self._look_at_clock()
-        self._metrics.show(machine.overview(), self._clock.now_ns(), len(self._hub), health.disk_free_bytes)
+        self._metrics.show(machine.overview(), self._clock.now_ns(), len(self._hub), health.free_bytes_if_known)
+        if health.unreadable:
+            self._metrics.store_failures.inc()  # it has no end by itself, and so has its alert none
         self._committer.post(Lookup(0, self._spot_check))
 
     def _look_at_clock(self) -> None:

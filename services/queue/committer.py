@@ -267,13 +267,13 @@ class Committer:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
     def _admit(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Refuse the submits among `messages` if the disk is too full."""
+        """Refuse the submits among `messages` if the disk is too full, or is not there."""
         if not any(isinstance(message, Submit) for message in messages):
             return messages
         self.health.check_disk()
         if not (refusal := self.health.refusal()):
             return messages
-        self._refuse([m for m in messages if isinstance(m, Submit)], RefusedError(refusal, not self.health.broken))
+        self._refuse([m for m in messages if isinstance(m, Submit)], RefusedError(refusal, self.health.is_disk_full))
         return [m for m in messages if not isinstance(m, Submit)]
 
     async def _commit(self, messages: Sequence[Message]) -> None:

@@ -73,7 +73,11 @@ class QueueMetrics:
             "penstock_queue_scheduler_connected", "1 if a Backlog stream is open, else 0.", registry=registry
         )
         self.watchers = Gauge("penstock_queue_watchers_open", "Open Watch streams.", registry=registry)
-        self.disk_free = Gauge("penstock_queue_disk_free_bytes", "Free bytes of the store's disk.", registry=registry)
+        self.disk_free = Gauge(
+            "penstock_queue_disk_free_bytes",
+            "Free bytes of the store's disk; NaN while that cannot be told.",
+            registry=registry,
+        )
         self.disk_free_min = Gauge(
             "penstock_queue_disk_free_min_bytes", "Watermark below which submits are refused.", registry=registry
         )
@@ -112,7 +116,7 @@ class QueueMetrics:
         )
         self.store_failures = Counter(
             "penstock_queue_store_failures_total",
-            "Commits the store could not write, and reads it could not answer.",
+            "Commits the store could not write, reads it could not answer, and seconds without its directory.",
             registry=registry,
         )
         self.commit_messages = Histogram(
@@ -126,7 +130,7 @@ class QueueMetrics:
         )
         self.tallies = TallyCollector(registry)
 
-    def show(self, view: QueueView, now_ns: int, watchers: int, disk_free_bytes: int) -> None:
+    def show(self, view: QueueView, now_ns: int, watchers: int, disk_free_bytes: float) -> None:
         """Set the gauges."""
         for line in view.lines:
             self.ready.labels(line.channel).set(line.ready)

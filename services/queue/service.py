@@ -147,7 +147,7 @@ class Service:
         """Say why the store takes no content now: for the same reasons as no submits."""
         self.committer.health.check_disk()
         text = self.committer.health.refusal()
-        return ShelfRefusedError(text, full=not self.committer.health.broken) if text else None
+        return ShelfRefusedError(text, full=self.committer.health.is_disk_full) if text else None
 
     def reconfigure(self, settings: QueueSettings) -> None:
         """Have the channels of `settings` from now on."""

@@ -968,12 +968,13 @@ class StatsResponse(_message.Message):
     SCHEDULER_CONNECTED_FIELD_NUMBER: _builtins.int
     SUBMITS_REFUSED_FIELD_NUMBER: _builtins.int
     NAMES_ONLY_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     dead: _builtins.int
     """Live dead letters."""
     results: _builtins.int
     """Results kept."""
     disk_free_bytes: _builtins.int
-    """Free bytes on the store's disk."""
+    """Free bytes on the store's disk; 0 also while that cannot be told."""
     store_id: _builtins.str
     """Name of the store."""
     workers: _builtins.int
@@ -981,9 +982,11 @@ class StatsResponse(_message.Message):
     scheduler_connected: _builtins.bool
     """Whether a scheduler has an open Backlog stream."""
     submits_refused: _builtins.bool
-    """Whether the disk watermark stops new submits."""
+    """Whether no submits are taken: the disk watermark, a store that cannot be written, a data directory that is gone."""
     names_only: _builtins.bool
     """Whether the caller may know nothing but the names of its channels and of the store: all numbers are left out."""
+    refusal: _builtins.str
+    """Why submits are refused; empty if they are not."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelStats]:
         """One per configured channel, also if empty."""
@@ -1000,10 +1003,11 @@ class StatsResponse(_message.Message):
         scheduler_connected: _builtins.bool = ...,
         submits_refused: _builtins.bool = ...,
         names_only: _builtins.bool = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "names_only", b"names_only", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "names_only", b"names_only", "refusal", b"refusal", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

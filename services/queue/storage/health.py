@@ -1,8 +1,9 @@
-"""Whether the store can be written, and why not: a write that failed, or a disk too full."""
+"""Whether the store can be written, and why not: a write that failed, a disk too full or not there."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -41,6 +42,9 @@ class StoreHealth:
         self.in_doubt = False
         """Whether the machine may know what the disk does not: it could not be built anew after a failed write."""
         self.disk_free_bytes = 0
+        """When it was last looked at; 0 if that could not be told."""
+        self.unreadable = ""
+        """Why not; empty if it could."""
         self._disk_checked_ns = 0
         self._probe_at_ns = 0
 
@@ -52,14 +56,32 @@ class StoreHealth:
         self._disk_checked_ns = now_ns
         try:
             self.disk_free_bytes = self._store.disk_free_bytes()
+            fault = ""
         except StoreError as error:
-            log.error("cannot tell the free disk space: %s", error)
             self.disk_free_bytes = 0
+            fault = f"the queue's data directory cannot be read: {error}"
+        if fault and fault != self.unreadable:
+            log.error("%s", fault)
+        elif self.unreadable and not fault:
+            log.warning("the queue's data directory can be read again")
+        self.unreadable = fault
+
+    @property
+    def free_bytes_if_known(self) -> float:
+        """The free bytes of the disk; not a number while they cannot be told."""
+        return math.nan if self.unreadable else float(self.disk_free_bytes)
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether submits are refused because of how much is on the disk, and nothing else is wrong with it."""
+        return bool(self.refusal()) and not (self.broken or self.unreadable)
 
     def refusal(self) -> str:
         """Return why submits are refused for now; empty if they are not."""
         if self.broken:
             return self.broken
+        if self.unreadable:
+            return f"{self.unreadable}; submits are refused until it can"
         if self.disk_free_bytes < self._disk_free_min_bytes and self._disk_checked_ns:
             return (
                 f"the queue's disk has {self.disk_free_bytes} bytes free, less than the watermark of "

@@ -184,6 +184,9 @@ def test_what_is_wrong_is_said() -> None:
     status = fleet(connected=False)
     status.audit_violations = 2
     shown = view(StatsResponse(submits_refused=True), status)
+    assert view(StatsResponse(submits_refused=True, refusal="no disk"), status).problems[0] == (
+        "submits are refused: no disk"
+    )
     assert [line.split(":")[0] for line in shown.problems] == [
         "submits are refused",
         "the scheduler is not connected to the queue",

@@ -1,13 +1,34 @@
-"""What the counts of a queue with keys tell a client: the names of its channels."""
+"""What the counts of a queue tell whom: to a client the names of its channels, to others why it takes nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from penstock import Client
+import pytest
+
+from penstock import Client, Unavailable
+from services.queue.storage.store import StoreError
 from services.telemetry import Telemetry
 from tests.support.keyed import Keyfile
+from tests.support.memory_store import MemoryStore
 from tests.support.serving import serving
+
+
+class LostStore(MemoryStore):
+    """A store whose data directory is gone."""
+
+    def disk_free_bytes(self) -> int:
+        """Raise StoreError."""
+        raise StoreError("no such directory")
+
+
+async def test_an_operator_is_told_why_submits_are_refused() -> None:
+    async with serving(Telemetry(None), LostStore()) as peer, Client(f"127.0.0.1:{peer.port}", retry_for_s=0) as client:
+        stats = await client.stats()
+        assert stats.submits_refused
+        assert stats.refusal.startswith("the queue's data directory cannot be read: no such directory")
+        with pytest.raises(Unavailable, match="data directory cannot be read: no such directory"):
+            await client.submit(prompt="p")
 
 
 async def test_a_client_is_told_that_there_are_numbers_it_may_not_see(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from services.queue.core.messages import BacklogClosed, Cancel, Inspect, Tick
@@ -75,9 +77,44 @@ def test_a_nearly_full_disk_is_a_refusal_once_it_was_looked_at(
     assert not health.refusal()
     health.check_disk()
     assert "999 bytes free" in health.refusal()
+    assert health.is_disk_full
     store.free_bytes = LEAST_FREE_BYTES
     health.check_disk()
     assert health.refusal(), "looked at a moment ago"
     clock.pass_ns(HEAL_PAUSE_NS)
     health.check_disk()
     assert not health.refusal()
+
+
+class LostStore(MemoryStore):
+    """A store whose data directory may be gone."""
+
+    gone = ""
+
+    def disk_free_bytes(self) -> int:
+        """Raise StoreError with what is the matter, if anything is."""
+        if self.gone:
+            raise StoreError(self.gone)
+        return self.free_bytes
+
+
+def test_a_data_directory_that_cannot_be_read_is_no_full_disk(
+    clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = LostStore(LEAST_FREE_BYTES)
+    health = StoreHealth(store, clock, LEAST_FREE_BYTES)
+    said = []
+    for store.gone in ("", "no such directory", "no such directory", "no permission", "", "no permission"):
+        clock.pass_ns(HEAL_PAUSE_NS)
+        health.check_disk()
+        assert not health.is_disk_full
+        assert math.isnan(health.free_bytes_if_known) == bool(store.gone)
+        said.append(health.refusal())
+    gone = "the queue's data directory cannot be read: no such directory; submits are refused until it can"
+    assert said == ["", gone, gone, gone.replace("no such directory", "no permission"), "", said[3]]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the queue's data directory cannot be read: no such directory",
+        "the queue's data directory cannot be read: no permission",
+        "the queue's data directory can be read again",
+        "the queue's data directory cannot be read: no permission",
+    ]
