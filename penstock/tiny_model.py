@@ -11,6 +11,7 @@ the batch's composition decides; compare outputs in float32 only.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -87,10 +88,15 @@ class Shape:
             raise ValueError(f"vocab_size must be between {LEAST_VOCAB_SIZE} and {MOST_VOCAB_SIZE}")
 
 
-def make_tiny_model(directory: Path, shape: Shape | None = None, seed: int = 0) -> Path:
-    """Write a model of `shape` to `directory` (made if missing) and return the directory.
+FILES = frozenset(
+    {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+)
+"""What a tiny model consists of."""
 
-    Files: config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json.
+
+def make_tiny_model(directory: Path, shape: Shape | None = None, seed: int = 0) -> Path:
+    """Write the FILES of a model of `shape` to `directory` (made if missing) and return the directory.
+
     Raises ValueError for an impossible shape, OSError if the files cannot be written.
     """
     shape = shape or Shape()
@@ -106,7 +112,7 @@ def make_tiny_model(directory: Path, shape: Shape | None = None, seed: int = 0) 
 
 def is_model(directory: Path) -> bool:
     """Whether `directory` holds a whole model (of this module or any other in Hugging Face's layout)."""
-    return (directory / "config.json").is_file()
+    return os.path.isfile(directory / "config.json")  # no, too, where one may not look
 
 
 def _config(shape: Shape) -> dict[str, Any]:
@@ -153,7 +159,8 @@ def _write_tokenizer(directory: Path, shape: Shape, seed: int) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, BEGIN_ID)]
     )
-    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    # Written here: `save` has errors of its own for what the system says.
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
     _write_json(
         directory / "tokenizer_config.json",
         {

@@ -23,7 +23,7 @@ from penstock.keys import DEFAULT_TENANT, NAME, ApiKey, KeysError, Role, digest,
 app = typer.Typer(help="API keys, in the file that PENSTOCK_KEYS names to the services.", no_args_is_help=True)
 
 FileOption: TypeAlias = Annotated[
-    Path, typer.Option("--file", "-f", envvar="PENSTOCK_KEYS", help="The keys file.", metavar="FILE")
+    Path, typer.Option("--file", "-f", envvar="PENSTOCK_KEYS", help="The keys file.", metavar="FILE", readable=False)
 ]
 KeyArgument: TypeAlias = Annotated[str, typer.Argument(help="Name of the key.", metavar="ID")]
 

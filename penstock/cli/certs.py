@@ -18,7 +18,9 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def certs(
-    directory: Annotated[Path, typer.Argument(help="Where to write; an existing CA in it is used.", metavar="DIR")],
+    directory: Annotated[
+        Path, typer.Argument(help="Where to write; an existing CA in it is used.", metavar="DIR", readable=False)
+    ],
     host: Annotated[
         list[str] | None,
         typer.Option(help="Name or IP address that services are reached by, besides localhost; can be repeated."),

@@ -35,12 +35,13 @@ ConfigOption = Annotated[
         callback=_take_addresses,
         is_eager=True,  # before the options whose defaults it sets
         help="TOML file with the settings of all services.",
+        readable=False,
     ),
 ]
 
 
 @app.command("check")
-def check(file: Annotated[Path, typer.Argument(help="Configuration file.", metavar="FILE")]) -> None:
+def check(file: Annotated[Path, typer.Argument(help="Configuration file.", metavar="FILE", readable=False)]) -> None:
     """Check every service's settings and what they have in common. Exit status 0: good, 78: something is wrong."""
     _run("check", str(file))
 

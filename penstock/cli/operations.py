@@ -61,7 +61,10 @@ async def _drained(client: Client, worker: str) -> None:
 def backup(
     name: Annotated[str, typer.Argument(help="Name of the backup; none names it after the time.")] = "",
     data_dir: Annotated[
-        Path | None, typer.Option(help="Data directory of a queue that is stopped; without it a running one is asked.")
+        Path | None,
+        typer.Option(
+            help="Data directory of a queue that is stopped; without it a running one is asked.", readable=False
+        ),
     ] = None,
     queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
 ) -> None:
@@ -82,15 +85,17 @@ def backup(
 
 
 def restore(
-    backup: Annotated[Path, typer.Argument(help="Directory of the backup.", metavar="BACKUP")],
-    data_dir: Annotated[Path, typer.Option(help="Data directory to make; must be missing or empty.")],
+    backup: Annotated[Path, typer.Argument(help="Directory of the backup.", metavar="BACKUP", readable=False)],
+    data_dir: Annotated[Path, typer.Option(help="Data directory to make; must be missing or empty.", readable=False)],
 ) -> None:
     """Make a data directory of a backup, for a queue to be started on."""
     _offline("restore", str(backup), str(data_dir))
 
 
 def verify_store(
-    directory: Annotated[Path, typer.Argument(help="Data directory of a stopped queue, or a backup.", metavar="DIR")],
+    directory: Annotated[
+        Path, typer.Argument(help="Data directory of a stopped queue, or a backup.", metavar="DIR", readable=False)
+    ],
 ) -> None:
     """Check every invariant of a store that no queue uses, and name what breaks one; repairs nothing."""
     _offline("verify", str(directory))

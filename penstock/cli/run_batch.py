@@ -72,8 +72,10 @@ class Options:
 
 def run_batch(
     context: typer.Context,
-    input_file: Annotated[Path, typer.Option("-i", "--input-file", help="Requests, one JSON object a line.")],
-    output_file: Annotated[Path, typer.Option("-o", "--output-file", help="Answers, in input order.")],
+    input_file: Annotated[
+        Path, typer.Option("-i", "--input-file", help="Requests, one JSON object a line.", readable=False)
+    ],
+    output_file: Annotated[Path, typer.Option("-o", "--output-file", help="Answers, in input order.", readable=False)],
     model: Annotated[
         str, typer.Option(help="With --up: the model to serve. Without: the model of lines that name none.")
     ] = "",
@@ -82,12 +84,16 @@ def run_batch(
     channel: Annotated[str, typer.Option(help="Channel the requests wait in.")] = "batch",
     start: Annotated[bool, typer.Option("--up", help="Start the services for this run, stop them after it.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="With --up: number of workers.")] = 1,
-    data_dir: Annotated[Path, typer.Option(help="With --up: queue data, logs and the tiny model.")] = DEFAULT_DATA_DIR,
+    data_dir: Annotated[
+        Path, typer.Option(help="With --up: queue data, logs and the tiny model.", readable=False)
+    ] = DEFAULT_DATA_DIR,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run every line again; forget earlier answers.")] = False,
     wait_s: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for the services, and workers of all models.")
     ] = 0.0,
-    summary_json: Annotated[Path | None, typer.Option(help="Write the summary to this file as well.")] = None,
+    summary_json: Annotated[
+        Path | None, typer.Option(help="Write the summary to this file as well.", readable=False)
+    ] = None,
     config: ConfigOption = None,
 ) -> None:
     """Answer a file of requests in the OpenAI batch format. Killed half-way, the same command goes on where it was.

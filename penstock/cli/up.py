@@ -40,7 +40,9 @@ def up(
     model: Annotated[
         str, typer.Option(help="Name or path of the model; without it a tiny random model is made and served.")
     ] = "",
-    data_dir: Annotated[Path, typer.Option(help="Queue data, logs and the tiny model.")] = DEFAULT_DATA_DIR,
+    data_dir: Annotated[
+        Path, typer.Option(help="Queue data, logs and the tiny model.", readable=False)
+    ] = DEFAULT_DATA_DIR,
     base_port: Annotated[
         int,
         typer.Option(

@@ -108,6 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return EX_USAGE
         found = options.tool == "verify" and isinstance(error, StoreUnreadableError)
         return EX_FOUND if found else EX_UNAVAILABLE
+    except OSError as error:
+        if error.filename is None:  # not of a directory that one may not read or write, but of the output
+            raise
+        print(f"penstock: {error.filename}: {error.strerror}", file=sys.stderr)
+        return EX_UNAVAILABLE
 
 
 if __name__ == "__main__":
