@@ -29,7 +29,8 @@ from services.config_source import DEFAULT, FLAG, key_of
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
-from services.worker.settings import WorkerSettings, split_arguments, with_flags
+from services.worker.settings import NO_TOOL_PARSERS, WorkerSettings, flags_of, split_arguments, with_flags
+from services.worker.simulated.settings import WrongArgumentsError, read_arguments
 
 KINDS: dict[str, type[ServiceSettings]] = {
     "queue": QueueSettings,
@@ -97,6 +98,7 @@ def findings(path: str) -> Findings:
     settings = {name: one.settings for name, one in loaded.items()}
     wrong += tls_faults(loaded)
     wrong += keys_faults(loaded)
+    wrong += engine_faults(loaded)
     for text, certain in port_faults(settings):
         (wrong if certain else odd).append(f"{path}: {text}")
     wrong += [f"{path}: {text}" for text in peer_faults(settings)]
@@ -106,9 +108,33 @@ def findings(path: str) -> Findings:
     if keyless := without_a_key(settings):
         names = ", ".join(keyless)
         odd.append(f"{path}: there are keys, and {names} will be refused without PENSTOCK_KEY in their environment")
-    if "worker" in settings and settings["worker"].engine == "vllm" and not settings["worker"].model:
-        odd.append(f"{path}: worker.model is not set: every worker needs --model, and `penstock up` makes a tiny one")
+    odd += [f"{path}: {text}" for text in engine_notes(settings)]
     return Findings(wrong, odd)
+
+
+def engine_faults(loaded: dict[str, Loaded[Any]]) -> Iterator[str]:
+    """Yield what a worker with a simulated engine would not start with, besides settings that are wrong themselves."""
+    settings, record = loaded.get("worker", (None, None))
+    if not isinstance(settings, WorkerSettings) or record is None or settings.engine != "simulated":
+        return
+    if settings.tool_call_parser:
+        yield told(WorkerSettings, "tool_call_parser", NO_TOOL_PARSERS, record)
+    try:
+        read_arguments(settings.engine, (), flags_of(settings.engine_arguments))
+    except WrongArgumentsError as error:
+        yield told(WorkerSettings, "engine_arguments", str(error), record)
+
+
+def engine_notes(settings: dict[str, Any]) -> Iterator[str]:
+    """Yield what is left open of a worker with a real engine."""
+    worker = settings.get("worker")
+    if worker is None or worker.engine != "vllm":
+        return
+    if not worker.model:
+        yield "worker.model is not set: every worker needs --model, and `penstock up` makes a tiny one"
+    if worker.engine_arguments:
+        # To read them is to import vLLM, which takes many seconds and may not even be installed here.
+        yield "worker.engine_arguments are not checked: vLLM judges them when a worker starts"
 
 
 def tls_faults(loaded: dict[str, Loaded[Any]]) -> list[str]:

@@ -18,6 +18,9 @@ from services.config_reading import load_settings
 
 PROGRAM = "worker"
 
+NO_TOOL_PARSERS = "the simulated engine has no tool parsers"
+"""What is wrong with naming one."""
+
 SHORT_OPTIONS = {
     "O": "optimization-level",
     "ac": "attention-config",
@@ -121,7 +124,7 @@ def load_arguments(arguments: list[str]) -> Arguments:
         print(f"{PROGRAM}: --model is required: the name or path of the model to serve", file=sys.stderr)
         raise SystemExit(EX_CONFIG)
     if settings.engine == "simulated" and settings.tool_call_parser:
-        print(f"{PROGRAM}: --tool-call-parser: the simulated engine has no tool parsers", file=sys.stderr)
+        print(f"{PROGRAM}: --tool-call-parser: {NO_TOOL_PARSERS}", file=sys.stderr)
         raise SystemExit(EX_CONFIG)
     return Arguments(settings, engines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from penstock.exits import EX_CONFIG
 from services.worker.engine import ENGINE_SCHEDULING
@@ -27,18 +27,31 @@ class SimulatedSettings(NamedTuple):
     rules: Rules = Rules()
 
 
+class WrongArgumentsError(ValueError):
+    """Arguments that no simulated engine takes; the text says which, and why."""
+
+
 def simulated_settings(model: str, aliases: tuple[str, ...], arguments: list[str]) -> SimulatedSettings:
     """Read engine arguments. Raises SystemExit(78) naming what is wrong."""
     try:
+        return read_arguments(model, aliases, arguments)
+    except WrongArgumentsError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        raise SystemExit(EX_CONFIG) from None
+
+
+def read_arguments(model: str, aliases: tuple[str, ...], arguments: list[str]) -> SimulatedSettings:
+    """Read engine arguments. Raises WrongArgumentsError."""
+    try:
         found, unknown = _parser().parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        _refuse(str(error))
+        raise WrongArgumentsError(str(error)) from None
     if unknown:
-        _refuse(f"unknown arguments for the simulated engine: {' '.join(unknown)}")
+        raise WrongArgumentsError(f"unknown arguments for the simulated engine: {' '.join(unknown)}")
     if found.max_num_batched_tokens < found.max_num_seqs:
-        _refuse("--max-num-batched-tokens must be at least --max-num-seqs")
+        raise WrongArgumentsError("--max-num-batched-tokens must be at least --max-num-seqs")
     if not 0 <= found.watermark < 1:
-        _refuse("--watermark must be at least 0 and less than 1")
+        raise WrongArgumentsError("--watermark must be at least 0 and less than 1")
     return SimulatedSettings(
         model,
         aliases,
@@ -88,8 +101,3 @@ def _num_blocks(found: argparse.Namespace) -> int:
     if blocks is None:
         return SimulatedSettings().num_blocks
     return blocks * BLOCK_SIZE // int(found.block_size)
-
-
-def _refuse(reason: str) -> NoReturn:
-    print(f"worker: {reason}", file=sys.stderr)
-    raise SystemExit(EX_CONFIG)

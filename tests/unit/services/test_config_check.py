@@ -314,3 +314,31 @@ def test_our_own_settings_are_shown_but_for_the_key(
         assert show(service, ["--tls-cert", "/of/tls", "--tls-key", "/of/it"]) == 0
         masked = {line.split()[0] for line in capsys.readouterr().out.splitlines() if MASK in line}
         assert masked == {"key"} & set(kind.model_fields), service
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("shiny = 3", "unknown arguments for the simulated engine: --shiny 3"),
+        ("max_model_len = 'many'", "argument --max-model-len: invalid int value: 'many'"),
+        ("watermark = 2", "--watermark must be at least 0 and less than 1"),
+    ],
+)
+def test_arguments_that_no_simulated_engine_takes_are_wrong(tmp_path: Path, arguments: str, said: str) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text(f"[worker]\nengine = 'simulated'\n[worker.engine_arguments]\n{arguments}\n")
+    assert findings(str(path)).wrong == [f"{path}:3: worker.engine_arguments: {said}"]
+
+
+def test_a_parser_of_tool_calls_that_the_simulated_engine_has_not_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text("[worker]\nengine = 'simulated'\ntool_call_parser = 'hermes'\n")
+    assert findings(str(path)).wrong == [f"{path}:3: worker.tool_call_parser: the simulated engine has no tool parsers"]
+
+
+def test_arguments_that_are_vllms_are_said_to_be_unchecked(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text("[worker]\nmodel = 'm'\n[worker.engine_arguments]\nmax_model_lenn = 20\n")
+    found = findings(str(path))
+    assert found.wrong == []
+    assert found.odd == [f"{path}: worker.engine_arguments are not checked: vLLM judges them when a worker starts"]
