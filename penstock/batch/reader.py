@@ -29,6 +29,9 @@ CHUNK_BYTES = 1024 * 1024
 MARK = b"\xef\xbb\xbf"
 """UTF-8's byte order mark, with which Windows begins a file; it is no part of the first line."""
 
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"\xfd7zXZ\x00": "xz"}
+"""How a file begins that holds no lines yet, each of which would have an answer that says that it is no UTF-8."""
+
 LINE_FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -73,6 +76,9 @@ class InputFile:
         try:
             if not self._file.seekable():
                 raise OSError(errno.ESPIPE, "it can be read only once; write what it has to a file first")
+            for begins, name in COMPRESSED.items():
+                if self._file.peek(len(begins)).startswith(begins):
+                    raise OSError(errno.EINVAL, f"it is compressed ({name}); give the command what is in it")
             self._index(digest)
         except BaseException:
             self._file.close()

@@ -173,3 +173,10 @@ def test_a_line_is_taken_or_refused_however_deep_it_is(field: str) -> None:
             parse_line(f'{{"custom_id": "x", "method": "POST", "url": "{CHAT_URL}", "body": {body}}}'.encode(), 7)
         outcomes.add((refused.value.code, refused.value.custom_id and "named"))
     assert {code == "invalid_json_line" for code, _ in outcomes} == {True, False}
+
+
+@pytest.mark.parametrize(("begins", "name"), [(b"\x1f\x8b\x08", "gzip"), (b"\x28\xb5\x2f\xfd", "Zstandard")])
+def test_a_compressed_file_is_refused_as_a_whole(tmp_path: Path, begins: bytes, name: str) -> None:
+    (tmp_path / "in").write_bytes(begins + b"\n" * 99)
+    with pytest.raises(OSError, match=f"it is compressed \\({name}\\)"):
+        InputFile(tmp_path / "in")
