@@ -43,6 +43,10 @@ class ConfigFileError(PenstockError, ValueError):
     """The file cannot be read or says something it may not; the text begins with its name, and the line if known."""
 
 
+MARK = b"\xef\xbb\xbf"
+"""UTF-8's byte order mark, with which Windows begins a file."""
+
+
 class ConfigUnreadableError(ConfigFileError):
     """The file cannot be opened or read now, which says nothing of what is in it."""
 
@@ -70,7 +74,7 @@ class ConfigFile:
         if len(text) > MAX_BYTES:
             raise ConfigFileError(f"{path}: larger than {MAX_BYTES} bytes")
         try:
-            decoded = text.decode()
+            decoded = text.removeprefix(MARK).decode()
             found = cls(path, tomllib.loads(decoded), positions(decoded))
         except UnicodeDecodeError as error:
             line = text.count(b"\n", 0, error.start) + 1

@@ -408,3 +408,11 @@ def test_the_gateway_reads_its_table(file: Path) -> None:
     file.write_text('[gateway]\nconsole_hosts = ["a"]\nconsole = false\n')
     settings = read_settings(GatewaySettings, ["--config", str(file)]).settings
     assert (settings.console_hosts, settings.console) == (["a"], False)
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_bytes(b"\xef\xbb\xbf[queue]\nlease_s = 0\n")
+    file = ConfigFile.read(str(path))
+    assert file.table("queue") == {"lease_s": 0}
+    assert str(file.error(("queue", "lease_s"), "wrong")) == f"{path}:2: queue.lease_s: wrong"
