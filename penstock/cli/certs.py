@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +15,9 @@ from penstock.exits import EX_CANNOT_WRITE, EX_UNAVAILABLE, EX_USAGE
 
 MOST_DAYS = 36_500
 """A hundred years: what is good for ever needs no date, and a date has to be one."""
+
+HOST_NAME = re.compile(r"(?=.{1,253}$)(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
+"""A name that a certificate can be for; of others (`xn--…`) in their ASCII form."""
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -28,6 +33,9 @@ def certs(
     days: Annotated[float, typer.Option(min=0, max=MOST_DAYS, help="Days the certificates are good for.")] = 90.0,
 ) -> None:
     """Make a development CA with a certificate for services and one for clients; again: new certificates, same CA."""
+    for name in host or ():
+        if not (HOST_NAME.fullmatch(name) or _is_address(name)):
+            raise CommandError(f"--host: {name!r} is no host name or IP address", EX_USAGE)
     try:
         from penstock.dev_ca import Authority
     except ImportError as error:
@@ -47,3 +55,11 @@ def certs(
         print(f"export PENSTOCK_TLS_CA={shlex.quote(f'{here}/ca.pem')}")
         print(f"export PENSTOCK_TLS_CERT={shlex.quote(f'{here}/{name}.pem')}")
         print(f"export PENSTOCK_TLS_KEY={shlex.quote(f'{here}/{name}-key.pem')}")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

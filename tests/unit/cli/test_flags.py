@@ -39,3 +39,19 @@ def test_what_certs_prints_can_be_pasted(tmp_path: Path) -> None:
         told = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
         assert [Path(path).name for path in told] == ["ca.pem", f"{name}.pem", f"{name}-key.pem"]
         assert all(Path(path).is_file() for path in told)
+
+
+@pytest.mark.parametrize("host", ["bad host", "", "https://here", "here:7410", "é.example"])
+def test_a_certificate_is_made_for_no_host_that_there_cannot_be(host: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"--host: .* is no host name or IP address") as refused:
+        CliRunner().invoke(app, ["certs", str(tmp_path / "certs"), "--host", host], catch_exceptions=False)
+    assert (refused.value.status, list(tmp_path.iterdir())) == (2, [])
+
+
+def test_a_certificate_is_made_for_names_and_addresses(tmp_path: Path) -> None:
+    hosts = [
+        word
+        for host in ("queue-0.penstock.svc", "*.example.org", "my_host", "::1", "10.0.0.5")
+        for word in ("--host", host)
+    ]
+    assert CliRunner().invoke(app, ["certs", str(tmp_path / "certs"), *hosts]).exit_code == 0
