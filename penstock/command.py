@@ -8,8 +8,16 @@ import sys
 from penstock.exits import EX_INTERRUPTED  # which imports nothing
 
 
+def _open_the_closed() -> None:
+    """Have standard streams that are closed lead nowhere: what is printed goes there, and no file has their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
+
+
 def main() -> None:
     """Import the command line, which takes most of a short command's time, and run it."""
+    _open_the_closed()
     try:
         import signal
 

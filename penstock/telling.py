@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import sys
 from typing import TextIO
@@ -14,6 +15,12 @@ def tell(text: str, stream: TextIO) -> None:
         print(text, file=stream, flush=True)
     except OSError:
         give_up_unwritten()
+
+
+def escape_unknown(stream: TextIO, handler: str = "backslashreplace") -> None:
+    """Have `stream` write what its encoding has no bytes for as an escape, or as `handler` has it, and not fail."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in {"strict", "backslashreplace"}:
+        stream.reconfigure(errors=handler)
 
 
 def give_up_unwritten() -> None:

@@ -16,7 +16,7 @@ from penstock.cli import api_keys, certs, config, operations, requests, run_batc
 from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
 from penstock.exits import EX_CANNOT_WRITE, EX_INCOMPLETE, EX_INTERRUPTED
-from penstock.telling import give_up_unwritten, tell
+from penstock.telling import escape_unknown, give_up_unwritten, tell
 
 app = typer.Typer(
     name="penstock",
@@ -105,6 +105,7 @@ def _is_addressed(command: Callable[..., Any] | None) -> bool:
 
 def main() -> None:
     """Run the command line; user errors are one line on stderr and an exit status, never a traceback."""
+    escape_unknown(sys.stdout)
     status = _status_of(lambda: app(default_map=_defaults()))
     # What is still to be written is part of the command.
     unwritten = _status_of(sys.stdout.flush)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from penstock.live.view import channel_names, state_of, unserved_lines, why_refu
 from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.request.v1.request_pb2 import Outcome
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
+from penstock.telling import escape_unknown
 
 REFRESH_S = 1.0
 
@@ -41,6 +43,7 @@ def status(
     scheduler: SchedulerOption = DEFAULT_SCHEDULER_ADDRESS,
 ) -> None:
     """Show channels, workers and blocks, live until Ctrl-C."""
+    escape_unknown(sys.stdout, "replace")  # by what takes one column, as it does
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)

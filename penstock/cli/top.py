@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ from penstock.live.rates import Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading
 from penstock.live.view import View, view_of
+from penstock.telling import escape_unknown
 
 LEAST_INTERVAL_S = 0.1
 """Between frames: nobody reads faster, and a scheduler's answer costs it time per reservation."""
@@ -56,6 +58,7 @@ def top(
     scheduler: SchedulerOption = DEFAULT_SCHEDULER_ADDRESS,
 ) -> None:
     """Watch channels, workers, blocks and rates; q or Ctrl-C ends it."""
+    escape_unknown(sys.stdout, "replace")  # by what takes one column, as it does
     console = Console()
     if not console.is_terminal:
         console = Console(width=None if os.environ.get("COLUMNS") else PLAIN_WIDTH)

@@ -87,6 +87,7 @@ def flags_for_the_engine(context: typer.Context) -> list[str]:
 
 
 async def _serve(plan: StackPlan) -> None:
+    say(f"logs        {plan.data_dir / 'logs'}")  # first: an engine takes long, and its log says why
     async with running_stack(plan, say) as stack:
         say(f"queue       {stack.queue}")
         say(f"scheduler   {stack.scheduler}")
@@ -97,7 +98,6 @@ async def _serve(plan: StackPlan) -> None:
             say(f"gateway     {url}/v1")
             say(f"console     {url}/")
             say(f"try         {example(url, await _served_model(stack))}")
-        say(f"logs        {plan.data_dir / 'logs'}")
         if keyless():
             say("note: there are keys, and the services have none: they are refused (PENSTOCK_KEY, of role service)")
         say("ready; Ctrl-C stops everything")

@@ -62,3 +62,11 @@ def test_nothing_is_imported_before_the_first_line() -> None:
     assert set(done.stdout.split()) - {"__future__"} == {"penstock", "penstock.command", "penstock.exits"}
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"penstock": "penstock.command:main"}
+
+
+@pytest.mark.parametrize(("closed", "said"), [(">&-", b""), ("2>&-", b"penstock"), ("<&-", b"penstock")])
+def test_a_closed_stream_ends_nothing(closed: str, said: bytes) -> None:
+    command = ["bash", "-c", f'exec "$0" -m penstock --help {closed}', sys.executable]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert said in done.stdout

@@ -9,6 +9,7 @@ import pty
 import re
 import signal
 import struct
+import subprocess
 import sys
 import termios
 from collections.abc import AsyncIterator
@@ -92,6 +93,19 @@ async def test_a_frame_for_a_script() -> None:
     alone = await Shell("127.0.0.1:1", FakeQueue()).run("top", "--once", "--scheduler", "127.0.0.1:1")
     assert (alone.status, alone.out) == (69, "")
     assert "the queue does not answer: nothing answers on 127.0.0.1:1" in alone.err
+
+
+async def test_a_frame_for_a_terminal_that_knows_no_bars() -> None:
+    async with serving(FakeQueue()) as queue, serving_scheduler(FakeScheduler(STATUS)) as scheduler:
+        flags = ("--once", "--queue", queue, "--scheduler", scheduler, "--interval-s", "0.1")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", "top", *flags,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )  # fmt: skip
+        out, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    assert b"worker-1" in out
+    assert b"\\u" not in out, "a bar takes one column still"
 
 
 async def test_it_goes_on_over_a_restart_and_ends_with_q() -> None:

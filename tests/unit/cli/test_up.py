@@ -105,3 +105,20 @@ async def test_a_fleet_whose_scheduler_asks_for_a_key_is_ready_all_the_same(
     said = capsys.readouterr().out
     assert "curl http://127.0.0.1:7415/v1/chat/completions" in said
     assert "ready;" in said
+
+
+async def test_where_the_logs_are_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @asynccontextmanager
+    async def failing(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
+        say("starting 1 worker; the engine may take a while")
+        raise CommandError("worker-1 ended with status 70", 70)
+        yield
+
+    monkeypatch.setattr(up, "running_stack", failing)
+    with pytest.raises(CommandError, match="worker-1"):
+        await up._serve(StackPlan(tmp_path, 1, "", (), 7410))
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"logs        {tmp_path / 'logs'}"
+    assert second.startswith("starting")
