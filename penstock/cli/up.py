@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from contextlib import suppress
@@ -28,6 +29,9 @@ from penstock.tls import TlsFiles
 
 DEFAULT_DATA_DIR = Path(".run")
 DEFAULT_BASE_PORT = 7410
+
+PROXIES = ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+"""Variables by which curl asks a proxy."""
 
 ALIKE = 0.88
 """Likeness (difflib's) from which on an unknown flag is one of this command's own, misspelt: a letter or two in ten.
@@ -145,7 +149,9 @@ def example(url: str, model: str) -> str:
         flags.append('-H "authorization: Bearer $KEY"')  # a client's; the services' own may not ask
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
     flags += ["-H 'content-type: application/json'", f"-d {shlex.quote(json.dumps(body))}"]
-    return f"curl {url}{CHAT_URL} {' '.join(flags)}"
+    # Of a proxy that is for other traffic curl would ask even the loopback.
+    direct = "--noproxy '*' " if any(os.environ.get(name) for name in PROXIES) else ""
+    return f"curl {direct}{url}{CHAT_URL} {' '.join(flags)}"
 
 
 def say(text: str) -> None:

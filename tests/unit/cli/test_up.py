@@ -61,10 +61,14 @@ def test_services_that_keys_would_refuse(told: dict[str, str], keyless: bool, mo
 
 
 def test_the_command_to_try_says_what_tls_and_keys_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PENSTOCK_CONFIG", "PENSTOCK_TLS_CERT", "PENSTOCK_KEYS"):
+    for name in ("PENSTOCK_CONFIG", "PENSTOCK_TLS_CERT", "PENSTOCK_KEYS", *up.PROXIES):
         monkeypatch.delenv(name, raising=False)
     assert up.gateway_url("127.0.0.1:7415") == "http://127.0.0.1:7415"
     assert "authorization" not in up.example("http://127.0.0.1:7415", "m")
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    assert up.example("http://127.0.0.1:7415", "m").startswith("curl --noproxy '*' http://127.0.0.1:7415/")
+    monkeypatch.delenv("http_proxy")
+    assert up.example("http://127.0.0.1:7415", "m").startswith("curl http://127.0.0.1:7415/")
     file = tmp_path / "penstock.toml"
     file.write_text(
         '[common]\ntls_ca = "ca.pem"\ntls_cert = "service.pem"\ntls_key = "service-key.pem"\n'
