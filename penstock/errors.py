@@ -144,7 +144,8 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
         case code if _torn_off(code, details):
             return Unavailable(f"{address} broke off the call")
         case grpc.StatusCode.UNAVAILABLE:
-            return _unavailable(details, address)
+            # With a code they are the words of a service that is there.
+            return Unavailable(details) if _error_code(error) else _unavailable(details, address)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return QuotaExceeded(details) if _error_code(error) == OVER_QUOTA else Unavailable(details)
         case code:

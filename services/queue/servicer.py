@@ -165,7 +165,8 @@ class QueueServicer:
         if acks[0].status == queue_pb2.SUBMIT_STATUS_UNAVAILABLE:
             full = acks[0].error.code == "disk_full"
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
-            await context.abort(code, acks[0].error.message)
+            # By its code a client knows that the queue is there, and says so.
+            await context.abort(code, acks[0].error.message, ((ERROR_CODE, acks[0].error.code),))
         beyond = BEYOND_QUOTA.get(acks[0].status)
         if beyond is not None:
             # Told apart from a full disk, which is nobody's in particular, and from what is wrong, by its code.
