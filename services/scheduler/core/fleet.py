@@ -175,6 +175,10 @@ class Fleet:
             del self._groups[group.models, token_geometry(group.shape)]
             self._groups_changed()
 
+    def largest_blocks(self) -> dict[tuple[tuple[str, ...], EngineShape], int]:
+        """Return the capacity of the largest worker of each group, by its models and its token geometry."""
+        return {key: group.shape.capacity_blocks for key, group in self._groups.items()}
+
     def serving(self, model: str) -> list[Group]:
         """Return the groups that answer to the model, in the order they came; to be read and not changed."""
         found = self._serving.get(model)

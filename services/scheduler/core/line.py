@@ -56,6 +56,10 @@ class Line:
         """Return at most so many of the entries, those that entered first."""
         return list(islice(self._live.values(), most))
 
+    def entries(self) -> list[Entry]:
+        """Return all entries, in the order in which they entered; a copy, so that they may leave while it is read."""
+        return list(self._live.values())
+
     def enter(self, entry: Entry) -> bool:
         """Put the entry at its position; return whether that is (or may be) in front."""
         self._live[entry.request_id] = entry

@@ -20,6 +20,7 @@ from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, GRANT_US
 from services.scheduler.core.drains import Drains
 from services.scheduler.core.estimate import rejection
 from services.scheduler.core.fleet import Fleet, Worker
+from services.scheduler.core.hopeless import Hopeless
 from services.scheduler.core.ledger import Change, Verdict
 from services.scheduler.core.line import Line
 from services.scheduler.core.policy import Policy
@@ -59,6 +60,8 @@ class Machine:
         self._epoch_grace_ns = epoch_grace_ns
         self._fleet_known_ns = started_ns + epoch_grace_ns
         self._fleet_known = False
+        self._hopeless = Hopeless(self.fleet)
+        self._fleet_changed = False
         self._windows = Windows(self.fleet)
         self._arbiter = Arbiter(policy, self.fleet)
         self._drains = Drains()
@@ -91,6 +94,8 @@ class Machine:
 
     def arbitrate(self, now_ns: int) -> list[m.Effect]:
         """Grant everything that fits now."""
+        if self._fleet_changed:
+            self._review_waiting()
         if self.queue_connected:
             self._arbiter.begin(now_ns)
             while (placement := self._arbiter.next()) is not None:
@@ -191,7 +196,7 @@ class Machine:
         known = self.backlog.get(request.request_id)
         newer = known is not None and known.state is not State.WAITING and self._is_newer(request, known)
         self._move(request.request_id, Event.REATTEMPTED if newer else Event.ANNOUNCED, request, now_ns)
-        self._reject_if_hopeless(request)
+        self._reject_if_hopeless(request.request_id)
 
     @staticmethod
     def _is_newer(request: m.Announced, known: Entry) -> bool:
@@ -213,23 +218,31 @@ class Machine:
 
     # ---- what can never fit ----
 
-    def _reject_if_hopeless(self, request: m.Announced) -> None:
+    def _reject_if_hopeless(self, request_id: str) -> None:
         """Reject a waiting request that no worker of the fleet could ever hold, once the fleet is known."""
-        entry = self.backlog.get(request.request_id)
+        entry = self.backlog.get(request_id)
         if not self._fleet_known or entry is None or entry.state is not State.WAITING:
             return
+        request = entry.announced
         reject = rejection(request, [group.shape for group in self.fleet.serving(request.model)])
         if reject is not None:
-            self._move(request.request_id, Event.ENDED)
+            self._move(request_id, Event.ENDED)
             self.counters.rejected[reject.code] += 1
             self._effects.append(reject)
 
     def _review_waiting(self) -> None:
-        """Look again at everything that waits, after the fleet has changed; windows bound how much that is."""
-        if self._fleet_known:
-            for entry in self.backlog.entries():
-                if entry.state is State.WAITING:
-                    self._reject_if_hopeless(entry.announced)
+        """Look again at what waits for models whose requests may be hopeless now, once for all changes of a wake-up.
+
+        Before the fleet is known nothing is, and what has changed by then counts from when it is known.
+        """
+        if not self._fleet_known:
+            return
+        self._fleet_changed = False
+        models = self._hopeless.models_to_review()
+        for line in self._lines() if models else ():
+            if line.model in models:
+                for entry in line.entries():
+                    self._reject_if_hopeless(entry.request_id)
 
     # ---- workers ----
 
@@ -253,7 +266,7 @@ class Machine:
         still = before is not None and before.draining and before.instance_id == opened.instance_id
         if self._drains.is_to_drain(worker) or still:
             self._drain(worker)
-        self._review_waiting()
+        self._fleet_changed = True
         self._effects += self._windows.news()
 
     def _adopt(self, request_id: str, worker: Worker) -> None:
@@ -402,11 +415,10 @@ class Machine:
             self._end_epoch(worker, now_ns)
         for request_id in self.backlog.overdue(now_ns):
             self._move(request_id, Event.OVERDUE)
+            self._reject_if_hopeless(request_id)
         self._effects.extend(self._stand_by.tick(self._roster, now_ns))
-        became_known = not self._fleet_known and now_ns >= self._fleet_known_ns
-        self._fleet_known |= became_known
-        if over or became_known:
-            self._review_waiting()
+        self._fleet_known |= now_ns >= self._fleet_known_ns
+        self._fleet_changed |= bool(over)
         self._effects += self._windows.news()
         for whose, violations in self._audit.look(self.channel):
             self.counters.audit_violations += len(violations)

@@ -1,0 +1,41 @@
+"""What waits and can never run: which requests have to be looked at again when the fleet has changed.
+
+A request is hopeless if workers serve its model and none could ever hold it. With the fleet that becomes so only where
+the largest worker of a group is smaller than it was, or gone, or where the first come to serve a model. A worker that
+opens its stream again as it was changes none of that, so nothing that waits is looked at for it.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.messages import EngineShape
+
+Groups = dict[tuple[tuple[str, ...], EngineShape], int]
+"""The largest capacity in blocks of each group, by its models and its token geometry."""
+
+
+class Hopeless:
+    """Compares the fleet with what it was when all that waits was last looked at, which it owns."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Start with no worker: nothing is hopeless."""
+        self._fleet = fleet
+        self._seen: Groups = {}
+
+    def models_to_review(self) -> set[str]:
+        """Return the models, "" for any, whose requests may be hopeless since this was last asked."""
+        groups = self._fleet.largest_blocks()
+        if groups == self._seen:
+            return set()
+        before, self._seen = self._seen, groups
+        names: set[str] = set()
+        for group, blocks in before.items():
+            if groups.get(group, -1) < blocks:
+                names.update(("", *group[0]))
+        served = served_by(before)
+        return names | {name for name in served_by(groups) if name not in served}
+
+
+def served_by(groups: Groups) -> set[str]:
+    """Return what may be asked for where there are these groups."""
+    return {name for models, _geometry in groups for name in ("", *models)}
