@@ -21,10 +21,10 @@ COMPILED: dict[str, str] = {
     "services/queue/storage": "health loading rocksdb_store spot_check store synced",
     "services/queue/submits": "intake turns validate",
     "services/queue/watch": "batch_log hub",
-    "services/scheduler/core": """arbiter aside audit backlog bids bookings channel counters drains estimate fleet
-        forecast guarantees hold_time holds hopeless largest lately lead ledger lengths line machine margin messages
-        openings places policies policy precedence predictive prompts reach recompute roster rules savings share
-        snapshot standby standing tiers waiting windows""",
+    "services/scheduler/core": """arbiter aside audit backlog bids bookings channel counters deposits drains
+        estimate fleet forecast guarantees heads hold_time holds hopeless largest lately lead ledger lengths
+        line machine margin messages openings places policies policy precedence predictive prompts reach
+        recompute roster rules savings share snapshot standby standing tiers waiting windows""",
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers prompt_line reservations session sizing
         standing token_news tokenizing values""",

@@ -18,16 +18,20 @@ from tests.support.scheduling import Rig, announced, shape
 
 
 class Call(NamedTuple):
-    """A request: when it arrives, of which channel, how many blocks it holds, and for how many steps."""
+    """A request: when it arrives, of which channel, how many blocks it holds, for how many steps, and its model."""
 
     step: int
     channel: str
     blocks: int
     steps: int
+    model: str = ""
 
 
 class Timeline:
-    """Plays calls on workers of the given capacities. `speeds` divides how long a request takes on each."""
+    """Plays calls on workers of the given capacities. `speeds` divides how long a request takes on each.
+
+    `engines` are a model and how many completions run at once, for each worker.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Timeline:
         speeds: Iterable[float] = (),
         policy: str = "virtual-channels",
         step_ms: int = 10,
+        engines: Iterable[tuple[str, int]] = (),
     ) -> None:
         """Open the workers `w0`, `w1` ..."""
         self.rig = Rig(shares, policy)
@@ -48,9 +53,10 @@ class Timeline:
         self.head_since: dict[str, int] = {}
         self.block_steps: Counter[str] = Counter()
         self._ends: list[tuple[int, int, m.Grant]] = []
-        speeds = list(speeds)
+        speeds, engines = list(speeds), list(engines)
         for number, capacity in enumerate(capacities):
-            epoch = self.rig.open(f"w{number}", shape(capacity))
+            model, sequences = engines[number] if engines else ("m", 10_000)
+            epoch = self.rig.open(f"w{number}", shape(capacity, sequences), model=model)
             self.speeds[epoch] = speeds[number] if speeds else 1.0
 
     def advance(self, calls: Iterable[Call] = ()) -> None:
@@ -68,7 +74,7 @@ class Timeline:
         for call in calls:
             name = f"{call.channel}-{len(self.calls)}"
             self.calls[name] = call
-            messages.append(announced(name, call.channel, call.blocks, len(self.calls)))
+            messages.append(announced(name, call.channel, call.blocks, len(self.calls), model=call.model))
         self.rig.tell(*messages)
         self._start()
         self._see_heads()

@@ -17,13 +17,15 @@ What a channel may take of one worker (`rules`):
 **Nobody starves.** A head that can pay but fits nowhere pays, and *saves* on one of the workers with most room
 (`savings`): its start is booked, and others pass it there only if they do not delay it. Guarantees that would leave
 the head too little room bend, in proportion, while it saves. One head saves per worker and per line. Another
-that can pay waits for the savings before it, of which there are finitely many: no round begins, so
-no deficit grows, while a head that can pay is waiting without one.
+that can pay waits for the savings before it and for channels with more to spare. There is an end to both: no round
+begins, so no deficit grows, while a head that can pay is waiting without one; and what it could pay its channel's other
+lines do not spend (`deposits`).
 
 **Nothing idles for fairness' sake.** While those that can pay do not fit, a head that fits now is lent the blocks
 beyond its deficit; for that it owes no more than what its last request cost, so that a channel that used
-idle workers is not shut out for long when others return. What estimates were wrong by is owed in full while it has
-work, or weights would not divide what is occupied; after a pause no more than a charge is left of it.
+idle workers is not shut out for long when others return. Borrowers take turns by weight among them (`bids`). What
+estimates were wrong by is owed in full while it has work, or weights would not divide what is occupied; after a pause
+no more than a charge is left of it.
 
 **Nothing is looked at twice.** A worker that has no room for a channel is left alone until something ends there
 (`openings`), and a pass before which nothing ended and nobody came to the front of a line does nothing. A grant
@@ -35,14 +37,14 @@ from __future__ import annotations
 from typing import Final
 
 from services.scheduler.core.aside import Aside
-from services.scheduler.core.backlog import Entry
-from services.scheduler.core.bids import Bid, Placement, soonest
+from services.scheduler.core.bids import Bid, Placement, next_loan, soonest
 from services.scheduler.core.bookings import Bookings
 from services.scheduler.core.channel import Channel
-from services.scheduler.core.fleet import Fleet, Group, Worker
+from services.scheduler.core.deposits import Deposits
+from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.guarantees import Guarantees
+from services.scheduler.core.heads import Heads
 from services.scheduler.core.holds import Holds
-from services.scheduler.core.line import Line
 from services.scheduler.core.messages import Announced
 from services.scheduler.core.places import Places
 from services.scheduler.core.policy import Policy
@@ -54,8 +56,9 @@ from services.scheduler.core.tiers import Tiers
 GUARDS_LOOK_NS: Final = 1_000_000_000
 """How often a look past fences is taken again: what a guarantee used lately is forgotten with time, untold."""
 
-PASSED_HOLDS: Final = 2
-"""How long, in its channel's usual hold times, a head that waits is passed within the channel's guarantee."""
+SAVING_HOLDS: Final = 2
+"""How long, in the longest usual hold time of any channel, a head may save: until its booked start, and for what runs
+there then."""
 
 
 class Arbiter:
@@ -69,6 +72,7 @@ class Arbiter:
         self._tiers = Tiers(policy)
         self._holds = Holds()
         self._savings = Savings(self._holds)
+        self._deposits = Deposits()
         self._bookings = Bookings(policy, fleet)
         self._guarantees = Guarantees(self._savings, policy, self._bookings)
         self._precedence = Precedence(policy, self._guarantees)
@@ -89,6 +93,9 @@ class Arbiter:
         self._paused: set[Worker] = set()
         self._lessons = policy.lessons
         self._aside = Aside(self._bookings, fleet, self._places, self._tiers, self._holds)
+        self._heads = Heads(
+            policy, fleet, self._holds, self._savings, self._deposits, self._bookings, self._places, self._aside
+        )
 
     def add(self, channel: Channel) -> None:
         """Take one more channel into the ring of its tier."""
@@ -199,6 +206,7 @@ class Arbiter:
         """Start a pass: end savings whose head or worker is no longer there, and see whether there is anything new."""
         self._now_ns = now_ns
         self._aside.begin(now_ns)
+        self._deposits.return_to_others_than_heads()
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
@@ -244,7 +252,7 @@ class Arbiter:
         entry, channel, worker, blocks = placement.entry, placement.channel, placement.worker, placement.blocks
         saving = self._savings.of(entry)
         self._savings.passed(worker, entry, channel, blocks)
-        prepaid_block_ns = 0
+        prepaid_block_ns = self._deposits.take(entry)
         if saving is not None:
             prepaid_block_ns = saving.paid_block_ns
             self._savings.remove(saving)
@@ -290,122 +298,39 @@ class Arbiter:
                 continue
             soonest_to_pay = soonest([bid for bid in bids if bid.wants])
             if soonest_to_pay is None or any(bid.payer_waits for bid in bids):
-                lent = soonest([bid for bid in bids if bid.wants and bid.placement is not None])
+                lent = next_loan([bid for bid in bids if bid.wants and bid.placement is not None])
                 return lent.placement if lent is not None else None
-            rounds = soonest_to_pay.rounds
-            for bid in bids:
-                if bid.takes_part:
-                    bid.channel.deficit_block_ns += rounds * bid.channel.quantum_block_ns
+            self._begin_rounds(bids, soonest_to_pay.rounds)
+
+    def _begin_rounds(self, bids: list[Bid], rounds: int) -> None:
+        """Give each channel with work so many quanta.
+
+        One whose heads all save has paid, and cannot spend meanwhile what others let it gain. Of that it has no more in
+        hand than could be occupied where they save for as long as they may, or whoever comes later would wait until
+        all of it is spent.
+        """
+        for bid in bids:
+            channel = bid.channel
+            if bid.wants:
+                channel.gain(rounds)
+            elif bid.takes_part:
+                longest_ns = max(self._holds.usual_of_ns(other) for other in self._ring)
+                channel.gain(rounds, SAVING_HOLDS * longest_ns * self._savings.around_blocks(channel))
 
     def _bid(self, channel: Channel) -> Bid:
         """Return what the channel would do next, as found before if nothing has changed for it."""
         bid = self._bids.get(channel)
         waited = bid is not None and bid.wants and bid.placement is None and bid.saving is None
         if bid is None or (waited and bid.affordable):
-            bid = self._bids[channel] = self._find_bid(channel)
+            bid = self._bids[channel] = self._heads.bid(channel, self._now_ns)
         return bid
-
-    def _find_bid(self, channel: Channel) -> Bid:
-        """Return what the channel would do next; whoever nobody could run meanwhile is set aside."""
-        self._aside.look_again(channel)
-        while (bid := self._look_at_heads(channel)) is None:
-            pass
-        if bid.placement is None and bid.saving is None and channel.share.guaranteed_share:
-            placement = self._place_guaranteed_behind(channel)
-            if placement is not None:
-                cost_block_ns = self._holds.cost_block_ns(channel, placement.blocks)
-                return Bid(channel, bid.payer_waits, cost_block_ns=cost_block_ns, placement=placement)
-        return bid
-
-    def _look_at_heads(self, channel: Channel) -> Bid | None:
-        """Look at the heads in order until one can be placed, may save or cannot pay; None if one was set aside."""
-        takes_part = payer_waits = False
-        capped: set[Group] = set()
-        channel.set_unserved_aside(self._fleet.serving)
-        heads = channel.heads()
-        if len(heads) > 1 and (paid_for := self._place_paid(channel, heads)) is not None:
-            return Bid(channel, placement=paid_for)
-        for line, head in heads:
-            placement = self._places.find(channel, head, self._now_ns, capped)
-            paid = self._savings.of(head) is not None
-            if placement is None and not paid:
-                worker, blocks = self._places.to_save(channel, head, self._now_ns, capped)
-                kept_out = self._aside.takes(channel, line, head, could_save=bool(blocks))
-                if line.head() is not head:
-                    return None
-                if kept_out or not blocks:
-                    capped |= set() if kept_out else self._where_capped(channel, head)
-                    continue
-                cost_block_ns = self._holds.cost_block_ns(channel, blocks)
-                if cost_block_ns > channel.deficit_block_ns:
-                    return Bid(channel, payer_waits, cost_block_ns=cost_block_ns)
-                if worker is not None:
-                    peak_blocks = self._policy.peak_blocks(head.announced, worker, blocks)
-                    saving = Saving(head, channel, line, worker, blocks, peak_blocks, cost_block_ns)
-                    return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, saving=saving)
-                payer_waits = True
-            elif placement is None:
-                takes_part = True
-                placement = self._place_one_behind(channel, line)
-                paid = False
-            if placement is not None:
-                cost_block_ns = 0 if paid else self._holds.cost_block_ns(channel, placement.blocks)
-                return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, placement=placement)
-        return Bid(channel, payer_waits, wants=False, takes_part=takes_part)
-
-    def _where_capped(self, channel: Channel, head: Entry) -> set[Group]:
-        """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
-        return {group for group, _, _ in self._bookings.of(head)} if channel.share.ceiling_share < 1 else set()
-
-    def _place_paid(self, channel: Channel, heads: list[tuple[Line, Entry]]) -> Placement | None:
-        """Return a placement for a head that has paid: it waits for none that cannot, or that its saving keeps out."""
-        paid = (head for _, head in heads if self._savings.of(head) is not None)
-        found = (self._places.find(channel, head, self._now_ns) for head in paid)
-        return next((placement for placement in found if placement is not None), None)
-
-    def _place_one_behind(self, channel: Channel, line: Line) -> Placement | None:
-        """Return a placement for the first request that may pass the head."""
-        groups = self._fleet.serving(line.model)
-        for entry in line.behind():
-            kind, booked = self._places.kind(entry), self._bookings.in_group
-            if not any(booked(entry, group)[0] <= channel.openings(group, kind).most_blocks() for group in groups):
-                continue
-            placement = self._places.find(channel, entry, self._now_ns)
-            if placement is not None:
-                return placement
-        return None
-
-    def _place_guaranteed_behind(self, channel: Channel) -> Placement | None:
-        """Return a placement for the first request that goes first behind a head that waits: its guarantee is free.
-
-        What passes is charged to the deficit that the head pays from, and counts against their ceiling. So that it does
-        not keep the head out for ever, nothing passes one that has waited for long.
-        """
-        for line, head in channel.heads():
-            found = self._places.find_first(channel, head, self._now_ns)
-            if found is not None or self._has_waited(channel, head):
-                return found
-            for entry in line.behind():
-                placement = self._places.find_first(channel, entry, self._now_ns)
-                if placement is not None:
-                    return placement
-        return None
-
-    def _has_waited(self, channel: Channel, head: Entry) -> bool:
-        """Return whether a head has let those behind it pass for long enough.
-
-        One that has paid loses nothing by them.
-        """
-        waited_ns = self._now_ns - head.announced_ns
-        if not channel.hold_time.known or waited_ns <= PASSED_HOLDS * channel.hold_time.mean_ns:
-            return False
-        return self._savings.of(head) is None
 
     # ---- savings ----
 
     def _save(self, saving: Saving) -> None:
         """Pay and begin to save, in place of a lower tier's head if one saves there."""
-        saving.channel.pay(saving.paid_block_ns, 0)
+        if not self._deposits.take(saving.entry):
+            saving.channel.pay(saving.paid_block_ns, 0)
         if (lower := self._savings.on(saving.worker)) is not None:
             self._cancel(lower)
         self._savings.add(saving)

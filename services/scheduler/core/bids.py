@@ -25,12 +25,14 @@ class Placement(Value):
 class Bid:
     """What a channel would do next, for `cost_block_ns`: place a request, or begin to save for one, or (neither) wait.
 
+    `deposited` if it has paid for that while it waited for a worker to save on (`deposits`).
+
     `wants` is False if it has nothing to pay for; `takes_part` tells that it gains by a round: it has a head that a
     worker could run, also if that one saves already. `payer_waits` tells that one of its heads can pay, fits nowhere,
     and found no worker to save on.
     """
 
-    __slots__ = ("channel", "cost_block_ns", "payer_waits", "placement", "saving", "takes_part", "wants")
+    __slots__ = ("channel", "cost_block_ns", "deposited", "payer_waits", "placement", "saving", "takes_part", "wants")
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Bid:
         placement: Placement | None = None,
         saving: Saving | None = None,
         takes_part: bool = True,
+        deposited: bool = False,
     ) -> None:
         """Say what was found for the channel; it holds until `Arbiter` drops it."""
         self.channel = channel
@@ -50,6 +53,7 @@ class Bid:
         self.placement = placement
         self.saving = saving
         self.takes_part = takes_part
+        self.deposited = deposited
 
     @property
     def affordable(self) -> bool:
@@ -59,7 +63,14 @@ class Bid:
     @property
     def rounds(self) -> int:
         """The rounds it takes until the channel can pay; negative for what it has to spare then."""
-        return self.channel.rounds_to_pay(self.cost_block_ns) if self.cost_block_ns else PAID_ROUNDS
+        if not self.cost_block_ns and not self.deposited:
+            return PAID_ROUNDS
+        return self.channel.rounds_to_pay(self.cost_block_ns)
+
+    @property
+    def rounds_of_loans(self) -> int:
+        """The rounds of loans it takes until the channel has its turn among those that borrow."""
+        return self.channel.rounds_to_pay(self.cost_block_ns + self.channel.unpaid_block_ns)
 
 
 def soonest(bids: list[Bid]) -> Bid | None:
@@ -73,4 +84,22 @@ def soonest(bids: list[Bid]) -> Bid | None:
         rounds = bid.rounds
         if first is None or rounds < least_rounds:
             first, least_rounds = bid, rounds
+    return first
+
+
+def next_loan(bids: list[Bid]) -> Bid | None:
+    """Return whose turn it is to borrow, None without any bid, after as many rounds of loans as that takes.
+
+    Borrowers take turns by weight as payers do, with all that they were lent: what they need not pay counts too, or
+    those that owe as much as they ever may would be alike, and one of them could have everything.
+    """
+    first: Bid | None = None
+    least_rounds = 0
+    for bid in bids:
+        rounds = bid.rounds_of_loans
+        if first is None or rounds < least_rounds:
+            first, least_rounds = bid, rounds
+    if least_rounds > 0:
+        for bid in bids:
+            bid.channel.unpaid_block_ns -= least_rounds * bid.channel.quantum_block_ns
     return first

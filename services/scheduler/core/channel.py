@@ -39,6 +39,9 @@ class Channel:
         self.quantum_block_ns = quantum_block_ns
         self.deficit_block_ns = 0
         self.last_charge_block_ns = 0
+        self.unpaid_block_ns = 0
+        """What it was lent beyond what it ever pays, less what rounds of loans gave it: how far it is from its turn to
+        borrow, beside the deficit."""
         self.hold_time = HoldTime()
         self.lines: dict[str, Line] = {}
         self._looked_at: dict[str, Line] = {}
@@ -77,6 +80,7 @@ class Channel:
         if not self._waiting:
             # It was away: what ran beyond its estimate then kept nobody waiting that this would still be owed to.
             self.deficit_block_ns = max(self.deficit_block_ns, -self.last_charge_block_ns)
+            self.unpaid_block_ns = 0
         self._waiting += 1
 
     def leave(self, entry: Entry) -> None:
@@ -135,6 +139,12 @@ class Channel:
     def rounds_to_pay(self, cost_block_ns: int) -> int:
         """Return the rounds it takes until the channel can pay; 0 or less if it can now."""
         return -((self.deficit_block_ns - cost_block_ns) // self.quantum_block_ns)
+
+    def gain(self, rounds: int, most_block_ns: int | None = None) -> None:
+        """Take the quanta of so many rounds; if `most_block_ns` is given, up to that."""
+        before = self.deficit_block_ns
+        after = before + rounds * self.quantum_block_ns
+        self.deficit_block_ns = after if most_block_ns is None else max(min(after, most_block_ns), before)
 
     def pay(self, cost_block_ns: int, most_debt_block_ns: int | None = None) -> int:
         """Pay and return what was paid: beyond a debt of `most_debt_block_ns`, if given, the rest is forgiven."""

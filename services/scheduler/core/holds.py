@@ -49,8 +49,10 @@ class Hold:
         """Let the channel pay the difference to a new charge, or get back what it paid above it.
 
         What it could pay for at the grant it pays in full, or a channel whose estimates are wrong both ways would gain:
-        those too high come back in full. Only of what was lent the debt has a bound.
+        those too high come back in full. Only of what was lent the debt has a bound; what is beyond that counts where
+        loans take turns.
         """
+        unpaid_block_ns = self.charge_block_ns - self.paid_block_ns
         if charge_block_ns > self.charge_block_ns:
             more_block_ns = charge_block_ns - self.charge_block_ns
             self.paid_block_ns += self.channel.pay(more_block_ns, charge_block_ns if self.lent else None)
@@ -58,6 +60,8 @@ class Hold:
             self.channel.refund(self.paid_block_ns - charge_block_ns)
             self.paid_block_ns = charge_block_ns
         self.charge_block_ns = charge_block_ns
+        if self.lent:
+            self.channel.unpaid_block_ns += charge_block_ns - self.paid_block_ns - unpaid_block_ns
 
 
 class Holds:
@@ -80,7 +84,7 @@ class Holds:
 
     def cost_block_ns(self, channel: Channel, blocks: int) -> int:
         """Return what a grant of so many blocks is expected to occupy."""
-        return blocks * max(self._expected_ns(channel), LEAST_HOLD_NS)
+        return blocks * max(self.usual_of_ns(channel), LEAST_HOLD_NS)
 
     def granted(
         self, worker: Worker, request_id: str, channel: Channel, blocks: int, prepaid_block_ns: int, now_ns: int
@@ -101,7 +105,7 @@ class Holds:
         hold.use(now_ns)
         grew = blocks > hold.blocks
         hold.blocks = blocks
-        left_ns = max(hold.granted_ns + self._expected_ns(hold.channel) - now_ns, 0)
+        left_ns = max(hold.granted_ns + self.usual_of_ns(hold.channel) - now_ns, 0)
         hold.correct(max(hold.used_block_ns + blocks * left_ns, blocks * LEAST_HOLD_NS))
         return hold.channel if grew else None
 
@@ -138,9 +142,9 @@ class Holds:
     def expected_ends(self, worker: Worker, now_ns: int) -> list[tuple[int, int]]:
         """Return when each hold is expected to end and what it frees, soonest first; one that is late, now."""
         holds = self._by_epoch.get(worker.epoch, {}).values()
-        return sorted((max(hold.granted_ns + self._expected_ns(hold.channel), now_ns), hold.blocks) for hold in holds)
+        return sorted((max(hold.granted_ns + self.usual_of_ns(hold.channel), now_ns), hold.blocks) for hold in holds)
 
-    def _expected_ns(self, channel: Channel) -> int:
+    def usual_of_ns(self, channel: Channel) -> int:
         """Return how long requests of the channel usually hold their blocks; nothing while no request has ended.
 
         What is charged too little is owed in the end. What is charged too much comes back as turns in hand, for which

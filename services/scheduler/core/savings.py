@@ -83,6 +83,16 @@ class Savings:
         """Return the saving of the entry."""
         return self._by_request.get(entry.request_id)
 
+    def around_blocks(self, channel: Channel) -> int:
+        """Return about what is held where the channel's heads save: what it could use there if it had all of that.
+
+        That is less than the capacity where an engine runs no more requests at once, though blocks are free.
+        """
+        found = (saving for saving in self._by_epoch.values() if saving.channel is channel)
+        return sum(
+            (saving.worker.ledger.held_blocks + saving.blocks) * len(saving.worker.group.workers) for saving in found
+        )
+
     def add(self, saving: Saving) -> None:
         """Begin to save; the worker and the entry must have no saving."""
         self._by_epoch[saving.worker.epoch] = saving

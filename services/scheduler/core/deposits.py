@@ -1,0 +1,55 @@
+"""What heads have paid that wait for a worker to save on, where others save on all of theirs.
+
+No round begins while such a head waits, so it has its turn when those with more to spare have spent that. But a channel
+with several lines goes on meanwhile, and its other lines would spend what the head could pay. So there it pays when it
+begins to wait. It goes no sooner for that than if its channel still had it: weights decide whose turn it is.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.backlog import Entry
+from services.scheduler.core.channel import Channel
+from services.scheduler.core.line import Line
+
+
+class Deposit:
+    """What one head has paid."""
+
+    __slots__ = ("channel", "entry", "line", "paid_block_ns")
+
+    def __init__(self, entry: Entry, channel: Channel, line: Line, paid_block_ns: int) -> None:
+        """Note it."""
+        self.entry = entry
+        self.channel = channel
+        self.line = line
+        self.paid_block_ns = paid_block_ns
+
+
+class Deposits:
+    """The deposits by request, which this owns."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._by_request: dict[str, Deposit] = {}
+
+    def of(self, entry: Entry) -> int:
+        """Return what the entry has paid, 0 if nothing."""
+        deposit = self._by_request.get(entry.request_id)
+        return 0 if deposit is None else deposit.paid_block_ns
+
+    def wait(self, channel: Channel, line: Line, head: Entry, cost_block_ns: int, alone: bool) -> None:
+        """Let the channel pay for a head that waits, once; not if its line is `alone`: nobody else spends that."""
+        if not alone and head.request_id not in self._by_request:
+            self._by_request[head.request_id] = Deposit(head, channel, line, channel.pay(cost_block_ns, 0))
+
+    def take(self, entry: Entry) -> int:
+        """End the deposit of an entry that starts or saves, if it has one, and return what it has paid."""
+        deposit = self._by_request.pop(entry.request_id, None)
+        return 0 if deposit is None else deposit.paid_block_ns
+
+    def return_to_others_than_heads(self) -> None:
+        """Pay back where a line has another head by now."""
+        for deposit in list(self._by_request.values()):
+            line = deposit.channel.lines.get(deposit.line.model)
+            if line is not deposit.line or line.head() is not deposit.entry:
+                deposit.channel.refund(self.take(deposit.entry))

@@ -1,0 +1,98 @@
+"""Whose turn it is where engines are short of places, channels ask for several models, or a large head waits long."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from services.scheduler.core.share import Share
+from tests.support.timeline import Call, Timeline
+
+STEPS = 10
+"""How long the small requests hold their blocks."""
+
+MANY = 1_000
+
+
+class Flood:
+    """Keeps requests of each kind waiting, and counts what is granted."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.asked: dict[tuple[str, str], list[str]] = {}
+
+    def advance(self, *calls: tuple[Call, int]) -> None:
+        """Announce each call until so many of its channel and model wait, and let a step pass."""
+        wanted: list[Call] = []
+        for call, least in calls:
+            asked = self.asked.setdefault((call.channel, call.model), [])
+            for _ in range(least - sum(name not in self.timeline.granted_at for name in asked[-least:])):
+                asked.append(f"{call.channel}-{len(self.timeline.calls) + len(wanted)}")
+                wanted.append(call)
+        self.timeline.advance(wanted)
+
+    def granted(self, channel: str, model: str, since: int = 0) -> int:
+        """Return how many requests have been granted from a step on."""
+        at = self.timeline.granted_at
+        return sum(at.get(name, -1) >= since for name in self.asked.get((channel, model), ()))
+
+    def longest_wait(self, channel: str, model: str) -> int:
+        """Return for how many steps one has waited."""
+        timeline = self.timeline
+        return max(
+            timeline.granted_at.get(name, timeline.step) - timeline.calls[name].step
+            for name in self.asked[channel, model]
+        )
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_what_a_head_could_pay_is_not_spent_by_its_channels_other_line(policy: str, weight: float) -> None:
+    """`both` has a full worker for another model, and asks now and then for the one of which all places are taken."""
+    shares = {"flood": Share(weight), "both": Share()}
+    flood = Flood(Timeline(shares, [100, 100], policy=policy, engines=[("m", 4), ("n", MANY)]))
+    for step in range(600):
+        flood.advance(
+            (Call(step, "flood", 2, STEPS, "m"), 20),
+            (Call(step, "both", 10, STEPS, "n"), 20),
+            (Call(step, "both", 2, STEPS, "m"), 1),
+        )
+    assert flood.longest_wait("both", "m") <= 5 * STEPS
+    assert flood.granted("flood", "m") > flood.granted("both", "m"), "it asks for one at a time"
+
+
+@pytest.mark.parametrize("before", [100, 1_000])
+def test_who_comes_later_waits_no_longer_the_longer_others_have_run(before: int) -> None:
+    """What `first` gained while its heads saved, as `other` began rounds elsewhere, is not held against `later`."""
+    shares = {"first": Share(), "later": Share(), "other": Share()}
+    flood = Flood(Timeline(shares, [100, 100], policy="predictive", engines=[("m", 4), ("n", MANY)]))
+    for step in range(before + 40 * STEPS):
+        flood.advance(
+            (Call(step, "first", 2, STEPS, "m"), 20),
+            (Call(step, "other", 10, STEPS, "n"), 20),
+            (Call(step, "later", 2, STEPS, "m"), 20 if step >= before else 0),
+        )
+    first_grant = min(flood.timeline.granted_at.get(name, MANY**2) for name in flood.asked["later", "m"])
+    assert first_grant - before <= 5 * STEPS
+    assert flood.granted("later", "m", before) >= 0.4 * 4 * 40, "two channels alike have half of the places each"
+
+
+@pytest.mark.parametrize("capacities", [[100, 100], [100, 40]])
+@pytest.mark.parametrize("weight", [1.0, 9.0])
+def test_borrowers_take_turns_by_weight_while_a_large_head_waits(capacities: list[int], weight: float) -> None:
+    """Nobody has paid for a turn: no round begins while `whale-1` waits until `whale-0` has begun and it can save."""
+    shares = {"whale-0": Share(), "whale-1": Share(), "heavy": Share(weight), "light": Share()}
+    apart = capacities[0] == capacities[1]
+    models = ("a", "b") if apart else ("b", "b")
+    flood = Flood(Timeline(shares, capacities, engines=[(model, MANY) for model in models]))
+    for step in range(1_500):
+        flood.advance(
+            *((Call(step, name, 60, 1_000, models[0]), 2) for name in ("whale-0", "whale-1")),
+            *((Call(step, name, 10, STEPS, "b"), 20) for name in ("heavy", "light")),
+        )
+    granted_at = flood.timeline.granted_at
+    at = sorted(granted_at[name] for name in flood.asked["light", "b"] if name in granted_at)
+    assert max(later - earlier for earlier, later in pairwise(at)) <= 10 * STEPS
+    part = flood.granted("heavy", "b") / (flood.granted("heavy", "b") + flood.granted("light", "b"))
+    assert part == pytest.approx(weight / (weight + 1), abs=0.07)
