@@ -305,17 +305,24 @@ class Arbiter:
     def _begin_rounds(self, bids: list[Bid], rounds: int) -> None:
         """Give each channel with work so many quanta.
 
-        One whose heads all save has paid, and cannot spend meanwhile what others let it gain. Of that it has no more in
-        hand than could be occupied where they save for as long as they may, or whoever comes later would wait until
-        all of it is spent.
+        One whose heads all save has paid, and cannot spend meanwhile what others let it gain. More of that in hand than
+        it could use would have whoever comes later wait until all of it is spent.
         """
         for bid in bids:
-            channel = bid.channel
             if bid.wants:
-                channel.gain(rounds)
+                bid.channel.gain(rounds)
             elif bid.takes_part:
-                longest_ns = max(self._holds.usual_of_ns(other) for other in self._ring)
-                channel.gain(rounds, SAVING_HOLDS * longest_ns * self._savings.around_blocks(channel))
+                bid.channel.gain(rounds, self._most_in_hand(bid.channel, bids))
+
+    def _most_in_hand(self, channel: Channel, bids: list[Bid]) -> int:
+        """Return what a channel whose heads save may gain by that: what can be occupied where they do meanwhile.
+
+        Lighter ones may gain less, by weight, or those that have as much as they may would be alike.
+        """
+        heaviest = max(bid.channel.quantum_block_ns for bid in bids)
+        longest_ns = max(self._holds.usual_of_ns(other) for other in self._ring)
+        usable_block_ns = SAVING_HOLDS * longest_ns * self._savings.around_blocks(channel)
+        return usable_block_ns * channel.quantum_block_ns // heaviest
 
     def _bid(self, channel: Channel) -> Bid:
         """Return what the channel would do next, as found before if nothing has changed for it."""
