@@ -21,10 +21,12 @@ COMPILED: dict[str, str] = {
     "services/queue/storage": "health loading rocksdb_store spot_check store synced",
     "services/queue/submits": "intake turns validate",
     "services/queue/watch": "batch_log hub",
-    "services/scheduler/core": """arbiter aside audit backlog bids bookings channel counters deposits drains
-        estimate fleet forecast guarantees heads hold_time holds hopeless largest lately lead ledger lengths
-        line machine margin messages openings places policies policy precedence predictive prompts reach
-        recompute roster rules savings share snapshot standby standing tiers waiting windows""",
+    "services/scheduler/core": """audit backlog counters drains fleet hopeless ledger machine messages roster
+        snapshot standby standing waiting windows""",
+    "services/scheduler/core/admission": """bookings estimate forecast lead lengths margin policies policy predictive
+        prompts recompute""",
+    "services/scheduler/core/sharing": """arbiter aside bids channel deposits guarantees heads hold_time holds largest
+        lately line openings places precedence reach rules savings share tiers""",
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers prompt_line reservations session sizing
         standing token_news tokenizing values""",

@@ -27,7 +27,7 @@ from benchmarks.lifecycle.measure import alternate, opened_systems
 from benchmarks.lifecycle.systems import NOTHING, PENSTOCK, PENSTOCK_COMPILED, SYSTEMS, slow_syncs
 from benchmarks.options import count, each, some_of
 from services.core import value
-from services.scheduler.core.policies import POLICIES
+from services.scheduler.core.admission.policies import POLICIES
 
 RUN_DIRECTORY = Path(".run")
 

@@ -26,8 +26,8 @@ from benchmarks.admission.report import spread
 from benchmarks.admission.stage import Stage
 from benchmarks.options import above, at_least, each, from_on, some_of
 from benchmarks.quantile import quantile
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.share import Share
+from services.scheduler.core.admission.policies import POLICIES
+from services.scheduler.core.sharing.share import Share
 
 INTERACTIVE, BATCH = "interactive", "batch"
 SHARE = 0.1

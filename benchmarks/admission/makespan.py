@@ -31,7 +31,7 @@ from benchmarks.admission.report import spread
 from benchmarks.admission.sim import HOP_NS, Side
 from benchmarks.admission.workloads import Item, Shape
 from benchmarks.options import at_least, count, each
-from services.scheduler.core.policies import POLICIES
+from services.scheduler.core.admission.policies import POLICIES
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 
 FLEETS: dict[str, tuple[float, ...]] = {

@@ -16,9 +16,9 @@ from benchmarks.admission.engine import Engine, Step
 from benchmarks.admission.workloads import CHANNEL, Item
 from services.core.value import fields
 from services.scheduler.core import messages as sm
+from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from services.worker.core import messages as wm
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes

@@ -21,7 +21,7 @@ from benchmarks.workload import write
 from penstock.client import Client
 from penstock.fields import RequestFields
 from penstock.results import Outcome
-from services.scheduler.core.policies import POLICIES
+from services.scheduler.core.admission.policies import POLICIES
 
 START_S = 300.0
 """Longest an engine may take to start: several start at once on few cores."""

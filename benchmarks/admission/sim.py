@@ -25,7 +25,7 @@ from benchmarks.admission.pushing import Aimd, Push, Windowed, round_robin
 from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.workloads import Workload
 from benchmarks.options import at_least, count, each, folder, from_on, push_first
-from services.scheduler.core.policies import POLICIES
+from services.scheduler.core.admission.policies import POLICIES
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 from services.worker.simulated.profile import PROFILES
 

@@ -10,7 +10,7 @@ from benchmarks.admission.meter import Life, Meter
 from benchmarks.admission.penstock_side import Penstock
 from benchmarks.admission.sim import HOP_NS
 from benchmarks.admission.workloads import Item, Shape
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 
 

@@ -19,12 +19,12 @@ from services.rpc.loop import run_service
 from services.rpc.server import bind, stop_on_signals
 from services.rpc.strict import add_servicer
 from services.rpc.tls import security_of
+from services.scheduler.core.admission.policies import POLICIES
+from services.scheduler.core.admission.policy import Policy
+from services.scheduler.core.admission.predictive import Predictive
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.messages import Reconfigure
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.predictive import Predictive
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from services.scheduler.links import BacklogLink
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.local_metrics import LocalHistogram
-from services.scheduler.core.policy import Outlook
+from services.scheduler.core.admission.policy import Outlook
 from services.scheduler.core.snapshot import Snapshot, WorkerView
 from services.telemetry import LATENCY_BUCKETS_S
 

@@ -7,8 +7,8 @@ from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from services.config import ChannelledSettings, ListenAddress, PeerAddress, Seconds
-from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000
-from services.scheduler.core.policies import DEFAULT_POLICY, POLICIES
+from services.scheduler.core.admission.margin import DEFAULT_TARGET_PER_1000
+from services.scheduler.core.admission.policies import DEFAULT_POLICY, POLICIES
 
 
 class SchedulerSettings(ChannelledSettings):

@@ -25,9 +25,9 @@ from services.rpc.outbox import Outbox
 from services.rpc.strict import BadInputError
 from services.scheduler import wire as scheduler_wire
 from services.scheduler.core import messages as m
+from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner
 from services.scheduler.tracing import CreditSpans

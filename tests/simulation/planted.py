@@ -18,11 +18,11 @@ from services.queue.core.workers import Workers
 from services.queue.items import Item
 from services.queue.outlet import Released
 from services.queue.storage import recovery, store
-from services.scheduler.core import channel, line
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.ledger import Change, Ledger, Reservation, Verdict
 from services.scheduler.core.machine import Machine as SchedulerMachine
+from services.scheduler.core.sharing import channel, line
 from services.scheduler.core.standing import Standing
 from services.worker.core.entry import Entry as Held
 from services.worker.core.reservations import Reservations

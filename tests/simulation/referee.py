@@ -13,10 +13,10 @@ from services.queue.core.entry import RequestMeta, parse_request_id
 from services.queue.core.machine import Machine as QueueMachine
 from services.queue.outlet import Early
 from services.scheduler.core import messages as m
+from services.scheduler.core.admission.estimate import needed_blocks
 from services.scheduler.core.backlog import Entry, State
-from services.scheduler.core.estimate import needed_blocks
-from services.scheduler.core.line import FRONT_REQUESTS
 from services.scheduler.core.machine import Machine as SchedulerMachine
+from services.scheduler.core.sharing.line import FRONT_REQUESTS
 from tests.simulation.durable import STORE_ID, Durable
 from tests.simulation.world import demand
 

@@ -8,9 +8,9 @@ from services.queue.core import effects as q
 from services.queue.core import messages as qm
 from services.queue.core.entry import Failure
 from services.scheduler.core import messages as m
+from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.simulation.network import DOWN, UP, Network, Stream
 from tests.simulation.queue_actor import QueueActor
 from tests.simulation.referee import SchedulerReferee

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from services.scheduler.core import messages as m
+from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 
 SECOND_NS = 1_000_000_000
 WINDOW_TOKENS = 10_000

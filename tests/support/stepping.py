@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.scheduler.core import messages as m
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from services.worker.core.messages import Ending
 from services.worker.core.sizing import Sizes, covered_tokens, need_blocks, size
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK

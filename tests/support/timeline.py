@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, announced, shape
 
 

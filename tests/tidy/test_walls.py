@@ -15,7 +15,7 @@ from services.queue.core import entry, quotas
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted([*ROOT.glob("services/**/*.py"), *ROOT.glob("penstock/**/*.py")])
-CORES = sorted([*ROOT.glob("services/*/core/*.py"), *ROOT.glob("services/core/*.py")])
+CORES = sorted([*ROOT.glob("services/*/core/**/*.py"), *ROOT.glob("services/core/*.py")])
 SHARED_CORE = "services.core"
 """What the cores of all services may import."""
 
@@ -50,12 +50,13 @@ def name(path: Path) -> str:
 
 
 def test_there_are_cores_to_check() -> None:
-    assert {path.parent.parent.name for path in CORES} >= {"queue", "scheduler", "worker"}
+    assert {path.relative_to(ROOT).parts[1] for path in CORES} >= {"queue", "scheduler", "worker"}
 
 
 @pytest.mark.parametrize("path", CORES, ids=name)
 def test_a_core_knows_only_the_standard_library_its_own_core_and_what_cores_share(path: Path) -> None:
-    own = ".".join(path.relative_to(ROOT).parent.parts)
+    parts = path.relative_to(ROOT).parent.parts
+    own = ".".join(parts[: parts.index("core") + 1])
     for module in imports(path):
         top = module.split(".")[0]
         assert top not in IMPURE, f"{name(path)} imports {module}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from services.scheduler.core.backlog import Backlog, Entry, State
-from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.sharing.channel import Channel
 
 REQUESTS_PER_LOOK = 2048
 """Reservations, and requests of the backlog, looked at each time: a millisecond's work; at five looks a second a fleet

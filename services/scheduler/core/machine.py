@@ -11,21 +11,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.arbiter import Arbiter
+from services.scheduler.core.admission.estimate import rejection
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.audit import Audit
 from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
-from services.scheduler.core.bids import Placement
-from services.scheduler.core.channel import Channel
 from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, GRANT_USED, TOKENIZER_ACK, Counters
 from services.scheduler.core.drains import Drains
-from services.scheduler.core.estimate import rejection
 from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.hopeless import Hopeless
 from services.scheduler.core.ledger import Change, Verdict
-from services.scheduler.core.line import Line
-from services.scheduler.core.policy import Policy
 from services.scheduler.core.roster import Roster
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.arbiter import Arbiter
+from services.scheduler.core.sharing.bids import Placement
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.line import Line
+from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.standby import StandBy, of_earlier
 from services.scheduler.core.waiting import unserved, waiting_blocks
 from services.scheduler.core.windows import Windows

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from services.core.value import Value
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 
 
 class ReleaseCause(enum.IntEnum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from services.scheduler.core.arbiter import Arbiter
-from services.scheduler.core.channel import Channel
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.arbiter import Arbiter
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.share import Share
 
 SHARED_LINE = ""
 """Name of the one arbitration channel of a policy that keeps no channels apart."""

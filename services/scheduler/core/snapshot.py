@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from services.scheduler.core.admission.policy import Outlook
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.messages import EngineReport
-from services.scheduler.core.policy import Outlook
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.standing import PREFIX
 
 

@@ -7,15 +7,15 @@ from itertools import islice
 
 from services.core.value import Value
 from services.scheduler.core import messages as m
-from services.scheduler.core.arbiter import Arbiter
+from services.scheduler.core.admission.estimate import needed_blocks
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Backlog
-from services.scheduler.core.channel import Channel
-from services.scheduler.core.estimate import needed_blocks
 from services.scheduler.core.fleet import Fleet, Group, Worker
-from services.scheduler.core.openings import kind_of
-from services.scheduler.core.policy import Policy
 from services.scheduler.core.roster import Roster
-from services.scheduler.core.rules import Spare, below_ceiling
+from services.scheduler.core.sharing.arbiter import Arbiter
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.openings import kind_of
+from services.scheduler.core.sharing.rules import Spare, below_ceiling
 from services.scheduler.core.standing import (
     FREE_PER_GRANT,
     LOOKS,

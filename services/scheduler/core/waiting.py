@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.fleet import Fleet
-from services.scheduler.core.line import Line
-from services.scheduler.core.policy import Policy
+from services.scheduler.core.sharing.line import Line
 
 SAMPLE_REQUESTS = 16
 """Requests of a line that are asked for their need; the others are taken to be like them. It is done five times a

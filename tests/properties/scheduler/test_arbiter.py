@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import SECOND_NS, Rig, shape
 
 CAPACITY = 60

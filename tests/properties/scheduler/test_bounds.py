@@ -7,7 +7,7 @@ import random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.timeline import Call, Timeline
 
 CAPACITY = 60

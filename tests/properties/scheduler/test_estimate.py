@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.estimate import rejection, worst_case_blocks
+from services.scheduler.core.admission.estimate import rejection, worst_case_blocks
 from services.scheduler.core.messages import EngineShape
 from services.worker.core.sizing import Need, Sizes, size
 from tests.support.scheduling import announced

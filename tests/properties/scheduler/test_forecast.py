@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.estimate import need_blocks
-from services.scheduler.core.forecast import NO_DEMAND, Forecast, Size, horizons_of
-from services.scheduler.core.lengths import MOST_BINS, Curve, Kind, Lengths, bin_of, prompt_class
+from services.scheduler.core.admission.estimate import need_blocks
+from services.scheduler.core.admission.forecast import NO_DEMAND, Forecast, Size, horizons_of
+from services.scheduler.core.admission.lengths import MOST_BINS, Curve, Kind, Lengths, bin_of, prompt_class
+from services.scheduler.core.admission.predictive import Predictive
 from services.scheduler.core.messages import CompletionAck, EngineShape, Grant, Holding, ReleaseCause, TokenizerAck
-from services.scheduler.core.predictive import Predictive
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape
 
 SHAPE = EngineShape(1000, 16, 4096, 256)

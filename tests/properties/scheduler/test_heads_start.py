@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape
 
 STEPS = 900

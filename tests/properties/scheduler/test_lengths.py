@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core import lengths
-from services.scheduler.core.lengths import EDGES, MOST_BINS, Kind, Lengths, bin_of, prompt_class
+from services.scheduler.core.admission import lengths
+from services.scheduler.core.admission.lengths import EDGES, MOST_BINS, Kind, Lengths, bin_of, prompt_class
 
 KIND = Kind("m", "batch", 4)
 LENGTHS = st.integers(1, 100_000)

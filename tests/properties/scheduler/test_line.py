@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.line import FRONT_REQUESTS, STALE_ALLOWANCE, Line, order
+from services.scheduler.core.sharing.line import FRONT_REQUESTS, STALE_ALLOWANCE, Line, order
 from tests.support.scheduling import announced
 
 NAMES = [f"r{number}" for number in range(40)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.prompts import LEAST_PROMPTS, PROMPT_MEMORY, PromptSizes
+from services.scheduler.core.admission.prompts import LEAST_PROMPTS, PROMPT_MEMORY, PromptSizes
 from tests.support.scheduling import announced
 
 REQUEST = announced("r", "batch", 0, prompt_tokens=0, prompt_bytes=10_000, model="m")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.share import Share
+from services.scheduler.core.admission.policies import POLICIES
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import SECOND_NS, Rig, shape
 
 CAPACITY = 60

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
+from services.scheduler.core.admission.policies import POLICIES
+from services.scheduler.core.admission.predictive import Predictive
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.predictive import Predictive
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import SECOND_NS, announced, shape
 
 CAPACITY = 20

@@ -8,7 +8,7 @@ import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape
 from tests.support.timeline import Call, Timeline
 

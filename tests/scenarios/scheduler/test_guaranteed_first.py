@@ -9,7 +9,7 @@ import pytest
 from benchmarks.admission.isolation import BATCH, INTERACTIVE, LOADS, Run
 from benchmarks.admission.stage import Stage
 from services.scheduler.core import messages as m
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import SECOND_NS, Rig, announced, shape
 
 STEP_MS = 20.0

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.lengths import Kind, bin_of, prompt_class
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.predictive import Predictive
+from services.scheduler.core.admission.lengths import Kind, bin_of, prompt_class
+from services.scheduler.core.admission.policies import POLICIES
+from services.scheduler.core.admission.policy import Policy
+from services.scheduler.core.admission.predictive import Predictive
 from services.worker.core.sizing import Sizes
 from tests.support.scheduling import announced
 from tests.support.stepping import Granted, Lengths, Outcome, pushed

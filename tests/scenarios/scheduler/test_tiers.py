@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.places import Places
-from services.scheduler.core.savings import Saving
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.places import Places
+from services.scheduler.core.sharing.savings import Saving
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape
 
 STEP_MS = 20

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from services.scheduler.core import messages as m
+from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import SECOND_NS, announced, shape
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.timeline import Call, Timeline
 
 STEPS = 10

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.admission import sim
 from benchmarks.options import POLICIES
-from services.scheduler.core import policies
+from services.scheduler.core.admission import policies
 
 MAINS = {
     "batch_files": "bench_batch_files", "first_byte": "bench_first_byte", "keys": "bench_keys",

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape
 
 

@@ -10,7 +10,7 @@ from services.scheduler.core import audit
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry, State
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape
 
 HELD, WAITING = "batch-1", "batch-2"

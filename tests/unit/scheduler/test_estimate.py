@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.estimate import (
+from services.scheduler.core.admission.estimate import (
     least_blocks,
     need_blocks,
     prompt_bound_tokens,
@@ -14,9 +14,9 @@ from services.scheduler.core.estimate import (
     window_blocks,
     worst_case_blocks,
 )
-from services.scheduler.core.lengths import limit_tokens
+from services.scheduler.core.admission.lengths import limit_tokens
+from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.messages import EngineShape
-from services.scheduler.core.policies import POLICIES
 from tests.support.scheduling import announced
 
 SHAPE = EngineShape(255, 32, 2048, 64)

@@ -6,11 +6,11 @@ import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.channel import Channel
-from services.scheduler.core.hold_time import HoldTime
-from services.scheduler.core.holds import LEAST_HOLD_NS, Holds
-from services.scheduler.core.lately import MEMORY_HOLDS, Lately
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.hold_time import HoldTime
+from services.scheduler.core.sharing.holds import LEAST_HOLD_NS, Holds
+from services.scheduler.core.sharing.lately import MEMORY_HOLDS, Lately
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import SECOND_NS, Rig, announced, shape
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.estimate import rejection
-from services.scheduler.core.share import Share
+from services.scheduler.core.admission.estimate import rejection
+from services.scheduler.core.sharing.share import Share
 from tests.support.modules import COMPILED
 from tests.support.scheduling import SECOND_NS, Rig, shape
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.largest import Largest
+from services.scheduler.core.sharing.largest import Largest
 
 
 @settings(max_examples=50, deadline=None)

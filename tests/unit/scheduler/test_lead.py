@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.core import lead
-from services.scheduler.core.forecast import Forecast, Size, horizons_of
-from services.scheduler.core.lead import Lead
-from services.scheduler.core.lengths import Kind, Lengths
+from services.scheduler.core.admission import lead
+from services.scheduler.core.admission.forecast import Forecast, Size, horizons_of
+from services.scheduler.core.admission.lead import Lead
+from services.scheduler.core.admission.lengths import Kind, Lengths
 from services.scheduler.core.messages import EngineReport, EngineShape
 
 MS = 1_000_000

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.margin import (
+from services.scheduler.core.admission.margin import (
     FIRST_DEVIATIONS,
     LEAST_DEVIATIONS,
     MOST_BURST_STEPS,

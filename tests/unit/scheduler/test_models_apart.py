@@ -8,7 +8,7 @@ from services.queue.core import lines
 from services.queue.core.lines import Line
 from services.scheduler.core import messages as m
 from services.scheduler.core.fleet import MOST_SERVED_MODELS
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.waiting import MOST_UNSERVED_NAMES, OTHER_MODELS
 from tests.support.scheduling import Rig, announced, shape
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.predictive import AHEAD_SHARE
-from services.scheduler.core.prompts import FIRST_TEMPLATE_TOKENS, FIRST_TOKENS_PER_BYTE, LEAST_PROMPTS
-from services.scheduler.core.share import Share
+from services.scheduler.core.admission.predictive import AHEAD_SHARE
+from services.scheduler.core.admission.prompts import FIRST_TEMPLATE_TOKENS, FIRST_TOKENS_PER_BYTE, LEAST_PROMPTS
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig
 
 BLOCK_TOKENS, WINDOW_TOKENS, CAPACITY_BLOCKS = 16, 8192, 2000

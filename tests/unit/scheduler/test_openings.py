@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.line import FRONT_REQUESTS, Line, order
-from services.scheduler.core.openings import MOST_KINDS, Openings, Rooms
-from services.scheduler.core.rules import Claim, Rules
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
+from services.scheduler.core.sharing.openings import MOST_KINDS, Openings, Rooms
+from services.scheduler.core.sharing.rules import Claim, Rules
+from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, announced, shape
 
 

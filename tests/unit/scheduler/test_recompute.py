@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.scheduler.core.admission.recompute import LEAST_REQUESTS, RecomputeCost
 from services.scheduler.core.messages import EngineReport
-from services.scheduler.core.recompute import LEAST_REQUESTS, RecomputeCost
 
 
 def report(busy_ns: int, prefill_ns: int, prefill_tokens: int) -> EngineReport:

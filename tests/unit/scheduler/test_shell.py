@@ -21,9 +21,9 @@ from services.auth.keyring import NotAllowedError
 from services.rpc.outbox import Outbox
 from services.scheduler import wire
 from services.scheduler.core import messages as m
+from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.machine import Machine
-from services.scheduler.core.policies import POLICIES
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner, WorkerStream
 from services.scheduler.servicer import Context, SchedulerServicer

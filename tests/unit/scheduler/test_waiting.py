@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.snapshot import take_snapshot
 from services.scheduler.core.waiting import SAMPLE_REQUESTS
 from services.scheduler.metrics import grantable_blocks

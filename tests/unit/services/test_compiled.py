@@ -81,9 +81,9 @@ FEW = {
     "services/queue/watch/hub.py": {"_Position", "_Pending"},
     "services/scheduler/core/counters.py": {"Counters"},
     "services/scheduler/core/fleet.py": {"Group", "Worker"},
-    "services/scheduler/core/lately.py": {"Lately"},
-    "services/scheduler/core/predictive.py": {"View"},
-    "services/scheduler/core/savings.py": {"Saving"},
+    "services/scheduler/core/sharing/lately.py": {"Lately"},
+    "services/scheduler/core/admission/predictive.py": {"View"},
+    "services/scheduler/core/sharing/savings.py": {"Saving"},
     "services/worker/core/entry.py": {"Counters"},
 }
 """Data classes in compiled modules: none is made for every request, only for workers, channels and watchers, or for

@@ -20,8 +20,8 @@ import math
 from bisect import bisect_left
 from typing import Final
 
-from services.scheduler.core.estimate import need_blocks
-from services.scheduler.core.lengths import Curve
+from services.scheduler.core.admission.estimate import need_blocks
+from services.scheduler.core.admission.lengths import Curve
 from services.scheduler.core.messages import EngineShape
 
 UNIT: Final = 1024

@@ -8,8 +8,8 @@ begins to wait. It goes no sooner for that than if its channel still had it: wei
 from __future__ import annotations
 
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.channel import Channel
-from services.scheduler.core.line import Line
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.line import Line
 
 
 class Deposit:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from services.scheduler.core.estimate import output_tokens
+from services.scheduler.core.admission.estimate import output_tokens
 from services.scheduler.core.messages import Announced, EngineShape
 
 MOST_BINS: Final = 80

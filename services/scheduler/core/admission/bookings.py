@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.admission.estimate import needed_blocks
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.estimate import needed_blocks
 from services.scheduler.core.fleet import Fleet, Group
-from services.scheduler.core.policy import Policy
 
 
 class Bookings:

@@ -6,9 +6,9 @@ from typing import Final
 
 from services.core.value import Value
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.savings import Saving
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.savings import Saving
 
 PAID_ROUNDS: Final = -(1 << 62)
 """Rank of a head that has saved: before all that have yet to pay."""

@@ -10,18 +10,18 @@ from collections.abc import Set
 from itertools import islice
 from typing import Final
 
+from services.scheduler.core.admission.bookings import Bookings
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.bids import Placement
-from services.scheduler.core.bookings import Bookings
-from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Group, Worker
-from services.scheduler.core.guarantees import Guarantees
-from services.scheduler.core.openings import Kind, kind_of
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.precedence import Precedence
-from services.scheduler.core.rules import Claim, Rules, below_ceiling
-from services.scheduler.core.savings import Savings
-from services.scheduler.core.tiers import Tiers
+from services.scheduler.core.sharing.bids import Placement
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.guarantees import Guarantees
+from services.scheduler.core.sharing.openings import Kind, kind_of
+from services.scheduler.core.sharing.precedence import Precedence
+from services.scheduler.core.sharing.rules import Claim, Rules, below_ceiling
+from services.scheduler.core.sharing.savings import Savings
+from services.scheduler.core.sharing.tiers import Tiers
 
 CHOICES: Final = 2
 """Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from services.scheduler.core.admission.recompute import RecomputeCost
 from services.scheduler.core.messages import EngineReport
-from services.scheduler.core.recompute import RecomputeCost
 
 FIRST_DEVIATIONS: Final = -0.25
 """Margin before anything is known, in standard deviations of the predicted demand: three looks in five overflow, if

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from services.scheduler.core.channel import Channel
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.policy import Policy
+from services.scheduler.core.sharing.channel import Channel
 
 MARGIN_PART: Final = 16
 """Part of a worker's blocks that is counted as taken beside what lower tiers hold, under a policy whose requests grow:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.bookings import Bookings
-from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Fleet, Worker
-from services.scheduler.core.holds import Holds
-from services.scheduler.core.line import Line
-from services.scheduler.core.places import Places
-from services.scheduler.core.reach import Reach
-from services.scheduler.core.savings import Saving
-from services.scheduler.core.tiers import Tiers
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.holds import Holds
+from services.scheduler.core.sharing.line import Line
+from services.scheduler.core.sharing.places import Places
+from services.scheduler.core.sharing.reach import Reach
+from services.scheduler.core.sharing.savings import Saving
+from services.scheduler.core.sharing.tiers import Tiers
 
 HOPELESS_HOLDS: Final = 2
 """How long, in usual hold times, lower tiers must have left a head no room until it is set aside: what ran beside them

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.scheduler.core.channel import Channel
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.guarantees import Guarantees, bent
-from services.scheduler.core.largest import Largest
 from services.scheduler.core.ledger import Reservation
 from services.scheduler.core.messages import Announced
-from services.scheduler.core.policy import Policy
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.guarantees import Guarantees, bent
+from services.scheduler.core.sharing.largest import Largest
 from services.scheduler.core.standing import PREFIX
 
 ADMISSION_PART: Final = 32

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.scheduler.core.aside import Aside
+from services.scheduler.core.admission.bookings import Bookings
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.bids import Bid, Placement
-from services.scheduler.core.bookings import Bookings
-from services.scheduler.core.channel import Channel
-from services.scheduler.core.deposits import Deposits
 from services.scheduler.core.fleet import Fleet, Group, Worker
-from services.scheduler.core.holds import Holds
-from services.scheduler.core.line import Line
-from services.scheduler.core.places import Places
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.savings import Saving, Savings
+from services.scheduler.core.sharing.aside import Aside
+from services.scheduler.core.sharing.bids import Bid, Placement
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.deposits import Deposits
+from services.scheduler.core.sharing.holds import Holds
+from services.scheduler.core.sharing.line import Line
+from services.scheduler.core.sharing.places import Places
+from services.scheduler.core.sharing.savings import Saving, Savings
 
 PASSED_HOLDS: Final = 2
 """How long, in its channel's usual hold times, a head that waits is passed within the channel's guarantee."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.hold_time import HoldTime
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.hold_time import HoldTime
 
 LEAST_HOLD_NS: Final = 1_000_000
 """What a grant is charged at least: about one step of the fastest engine, so that no grant is free."""

@@ -16,12 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from services.scheduler.core.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
+from services.scheduler.core.admission.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
+from services.scheduler.core.admission.forecast import NO_DEMAND, UNIT, Demand, Forecast, Size
+from services.scheduler.core.admission.lead import Lead
+from services.scheduler.core.admission.lengths import Kind, Lengths, bin_of, limit_tokens, prompt_class
+from services.scheduler.core.admission.margin import DEFAULT_TARGET_PER_1000, Margin
+from services.scheduler.core.admission.policy import Outlook, Policy
+from services.scheduler.core.admission.prompts import PromptSizes
 from services.scheduler.core.fleet import Group, Worker
-from services.scheduler.core.forecast import NO_DEMAND, UNIT, Demand, Forecast, Size
-from services.scheduler.core.lead import Lead
-from services.scheduler.core.lengths import Kind, Lengths, bin_of, limit_tokens, prompt_class
-from services.scheduler.core.margin import DEFAULT_TARGET_PER_1000, Margin
 from services.scheduler.core.messages import (
     Announced,
     CompletionAck,
@@ -30,8 +32,6 @@ from services.scheduler.core.messages import (
     ReleaseCause,
     TokenizerAck,
 )
-from services.scheduler.core.policy import Outlook, Policy
-from services.scheduler.core.prompts import PromptSizes
 
 RESERVE_OUTPUT_TOKENS: Final = 2
 """A reservation grows this many tokens before its next block is needed: the ACK takes less than two steps. More

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.holds import Holds
-from services.scheduler.core.line import Line
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.holds import Holds
+from services.scheduler.core.sharing.line import Line
 
 FEW_HOLDS = 64
 """Up to so many requests on a worker are looked at one by one to book a start. More end in a steady flow, which is all

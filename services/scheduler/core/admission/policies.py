@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from services.scheduler.core.estimate import window_blocks, worst_case_blocks
+from services.scheduler.core.admission.estimate import window_blocks, worst_case_blocks
+from services.scheduler.core.admission.policy import Policy
+from services.scheduler.core.admission.predictive import Predictive
 from services.scheduler.core.messages import Announced, EngineShape
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.predictive import Predictive
 
 
 class WorstCase(Policy):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.scheduler.core.hold_time import HoldTime
 from services.scheduler.core.messages import EngineReport
+from services.scheduler.core.sharing.hold_time import HoldTime
 
 WAYS: Final = 1.5
 """From the end of one request to the first step of the next there are five messages, its completion ACK before the four

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from services.scheduler.core.bookings import Bookings
-from services.scheduler.core.channel import Channel
+from services.scheduler.core.admission.bookings import Bookings
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.lately import Lately
 from services.scheduler.core.messages import Announced
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.savings import Saving, Savings
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.lately import Lately
+from services.scheduler.core.sharing.savings import Saving, Savings
 
 KEPT_PART: Final = 16
 """Part of a worker's blocks kept of the predicted peak beside a guarantee in use, on top of what it used lately.

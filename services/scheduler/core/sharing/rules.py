@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.channel import Channel
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.guarantees import Guarantees
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.savings import Saving, Savings
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.guarantees import Guarantees
+from services.scheduler.core.sharing.savings import Saving, Savings
 
 
 class Claim(enum.Enum):

@@ -36,22 +36,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.scheduler.core.aside import Aside
-from services.scheduler.core.bids import Bid, Placement, next_loan, soonest
-from services.scheduler.core.bookings import Bookings
-from services.scheduler.core.channel import Channel
-from services.scheduler.core.deposits import Deposits
+from services.scheduler.core.admission.bookings import Bookings
+from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.fleet import Fleet, Worker
-from services.scheduler.core.guarantees import Guarantees
-from services.scheduler.core.heads import Heads
-from services.scheduler.core.holds import Holds
 from services.scheduler.core.messages import Announced
-from services.scheduler.core.places import Places
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.precedence import Precedence
-from services.scheduler.core.rules import Rules, Spare
-from services.scheduler.core.savings import Saving, Savings
-from services.scheduler.core.tiers import Tiers
+from services.scheduler.core.sharing.aside import Aside
+from services.scheduler.core.sharing.bids import Bid, Placement, next_loan, soonest
+from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.deposits import Deposits
+from services.scheduler.core.sharing.guarantees import Guarantees
+from services.scheduler.core.sharing.heads import Heads
+from services.scheduler.core.sharing.holds import Holds
+from services.scheduler.core.sharing.places import Places
+from services.scheduler.core.sharing.precedence import Precedence
+from services.scheduler.core.sharing.rules import Rules, Spare
+from services.scheduler.core.sharing.savings import Saving, Savings
+from services.scheduler.core.sharing.tiers import Tiers
 
 GUARDS_LOOK_NS: Final = 1_000_000_000
 """How often a look past fences is taken again: what a guarantee used lately is forgotten with time, untold."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group, Worker
-from services.scheduler.core.hold_time import HoldTime
-from services.scheduler.core.line import Line, order
-from services.scheduler.core.openings import Kind, Openings, Rooms
-from services.scheduler.core.share import Share
+from services.scheduler.core.sharing.hold_time import HoldTime
+from services.scheduler.core.sharing.line import Line, order
+from services.scheduler.core.sharing.openings import Kind, Openings, Rooms
+from services.scheduler.core.sharing.share import Share
 
 
 class Channel:

@@ -1,0 +1,1 @@
+"""What a request is booked at, and whether that fits: the policies, and what they learn."""
