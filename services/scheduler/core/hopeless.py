@@ -22,6 +22,15 @@ class Hopeless:
         self._fleet = fleet
         self._seen: Groups = {}
 
+    def opened(self) -> None:
+        """Note a worker that has opened its stream: what is announced from now on is held against it.
+
+        It may be gone, or smaller, before anything is looked at again. (Of a group that is new all is looked at then.)
+        """
+        for group, blocks in self._fleet.largest_blocks().items():
+            if group in self._seen:
+                self._seen[group] = max(self._seen[group], blocks)
+
     def models_to_review(self) -> set[str]:
         """Return the models, "" for any, whose requests may be hopeless since this was last asked."""
         groups = self._fleet.largest_blocks()

@@ -256,6 +256,7 @@ class Machine:
                 self._effects.append(m.EndStream(before.epoch))
             self._end_epoch(before, now_ns)
         worker = self.fleet.open(opened)
+        self._hopeless.opened()
         self.policy.opened(worker)
         self._arbiter.opened(worker)
         standing = of_earlier(opened.inventory)

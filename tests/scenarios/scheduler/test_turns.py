@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -96,3 +97,39 @@ def test_borrowers_take_turns_by_weight_while_a_large_head_waits(capacities: lis
     assert max(later - earlier for earlier, later in pairwise(at)) <= 10 * STEPS
     part = flood.granted("heavy", "b") / (flood.granted("heavy", "b") + flood.granted("light", "b"))
     assert part == pytest.approx(weight / (weight + 1), abs=0.07)
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+def test_heads_that_wait_for_one_model_leave_no_other_idle(policy: str) -> None:
+    """Three channels ask for each of many models, a worker each, in requests that share one and that do not."""
+    models = [f"m{number}" for number in range(12)]
+    flood = Flood(
+        Timeline(dict.fromkeys("abc", Share()), [100] * 12, policy=policy, engines=[(x, MANY) for x in models])
+    )
+    choose = random.Random(1)
+    for step in range(300):
+        flood.advance(
+            *(
+                (Call(step, channel, choose.choice([10, 60, 70]), choose.randint(3, 12), model), 3)
+                for channel in "abc"
+                for model in models
+            )
+        )
+    held = flood.timeline.block_steps
+    assert sum(held.values()) >= 0.65 * 300 * 100 * len(models)
+    assert min(held.values()) >= 0.9 * max(held.values())
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+@pytest.mark.parametrize("beside", [0.0, 16.0])
+def test_two_are_divided_by_weight_whoever_is_beside_them_on_another_model(weight: float, beside: float) -> None:
+    shares = {"large": Share(), "small": Share(weight), "beside": Share(beside or 1.0)}
+    flood = Flood(Timeline(shares, [100, 100], engines=[("a", MANY), ("b", MANY)]))
+    for step in range(2_000):
+        flood.advance(
+            (Call(step, "large", 60, 3 * STEPS, "a"), 3),
+            (Call(step, "small", 10, STEPS, "a"), 20),
+            (Call(step, "beside", 10, STEPS, "b"), 20 if beside else 0),
+        )
+    held = flood.timeline.block_steps
+    assert held["large"] / (held["large"] + held["small"]) == pytest.approx(1 / (1 + weight), abs=0.03)

@@ -10,7 +10,7 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.admission.estimate import rejection
 from services.scheduler.core.sharing.share import Share
 from tests.support.modules import COMPILED
-from tests.support.scheduling import SECOND_NS, Rig, shape
+from tests.support.scheduling import SECOND_NS, Rig, announced, shape
 
 
 def rig_of(*capacities: int) -> Rig:
@@ -98,3 +98,11 @@ def test_one_that_parted_and_waits_again_is_looked_at_again() -> None:
     rig.wait(2_000)
     rig.tell(m.Tick())
     assert rejected(rig) == [name]
+
+
+def test_what_was_announced_to_a_worker_that_came_back_smaller_at_once_is_looked_at() -> None:
+    rig = rig_of(50)
+    rig.machine.step(m.WorkerOpened(98, "w1", "i", ("m",), shape(100), (), False, False), rig.now_ns)
+    rig.machine.step(announced("large", "a", 80, 1), rig.now_ns)
+    rig.tell(m.WorkerOpened(99, "w1", "i", ("m",), shape(50), (), False, False))
+    assert rejected(rig) == ["large"]

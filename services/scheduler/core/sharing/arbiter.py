@@ -306,10 +306,12 @@ class Arbiter:
         """Give each channel with work so many quanta.
 
         One whose heads all save has paid, and cannot spend meanwhile what others let it gain. More of that in hand than
-        it could use would have whoever comes later wait until all of it is spent.
+        it could use would have whoever comes later wait until all of it is spent. One of whose heads has paid and finds
+        no worker to save on gains in full: by that the head has its turn.
         """
+        waiting = self._deposits.channels()
         for bid in bids:
-            if bid.wants:
+            if bid.wants or bid.channel in waiting:
                 bid.channel.gain(rounds)
             elif bid.takes_part:
                 bid.channel.gain(rounds, self._most_in_hand(bid.channel, bids))
@@ -317,12 +319,12 @@ class Arbiter:
     def _most_in_hand(self, channel: Channel, bids: list[Bid]) -> int:
         """Return what a channel whose heads save may gain by that: what can be occupied where they do meanwhile.
 
-        Lighter ones may gain less, by weight, or those that have as much as they may would be alike.
+        Heavier ones may gain more, by weight, or those that have as much as they may would be alike.
         """
-        heaviest = max(bid.channel.quantum_block_ns for bid in bids)
+        lightest = min(bid.channel.quantum_block_ns for bid in bids)
         longest_ns = max(self._holds.usual_of_ns(other) for other in self._ring)
         usable_block_ns = SAVING_HOLDS * longest_ns * self._savings.around_blocks(channel)
-        return usable_block_ns * channel.quantum_block_ns // heaviest
+        return usable_block_ns * channel.quantum_block_ns // lightest
 
     def _bid(self, channel: Channel) -> Bid:
         """Return what the channel would do next, as found before if nothing has changed for it."""

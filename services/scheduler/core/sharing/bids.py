@@ -25,14 +25,24 @@ class Placement(Value):
 class Bid:
     """What a channel would do next, for `cost_block_ns`: place a request, or begin to save for one, or (neither) wait.
 
-    `deposited` if it has paid for that while it waited for a worker to save on (`deposits`).
+    `since_block_ns` is of a request that has paid, while it waited for a worker to save on (`deposits`): with all that
+    its channel ever gained, what the channel would have in hand if it had spent nothing since. None for all others.
 
     `wants` is False if it has nothing to pay for; `takes_part` tells that it gains by a round: it has a head that a
     worker could run, also if that one saves already. `payer_waits` tells that one of its heads can pay, fits nowhere,
     and found no worker to save on.
     """
 
-    __slots__ = ("channel", "cost_block_ns", "deposited", "payer_waits", "placement", "saving", "takes_part", "wants")
+    __slots__ = (
+        "channel",
+        "cost_block_ns",
+        "payer_waits",
+        "placement",
+        "saving",
+        "since_block_ns",
+        "takes_part",
+        "wants",
+    )
 
     def __init__(
         self,
@@ -43,7 +53,7 @@ class Bid:
         placement: Placement | None = None,
         saving: Saving | None = None,
         takes_part: bool = True,
-        deposited: bool = False,
+        since_block_ns: int | None = None,
     ) -> None:
         """Say what was found for the channel; it holds until `Arbiter` drops it."""
         self.channel = channel
@@ -53,7 +63,7 @@ class Bid:
         self.placement = placement
         self.saving = saving
         self.takes_part = takes_part
-        self.deposited = deposited
+        self.since_block_ns = since_block_ns
 
     @property
     def affordable(self) -> bool:
@@ -63,7 +73,9 @@ class Bid:
     @property
     def rounds(self) -> int:
         """The rounds it takes until the channel can pay; negative for what it has to spare then."""
-        if not self.cost_block_ns and not self.deposited:
+        if self.since_block_ns is not None:
+            return -((self.since_block_ns + self.channel.gained_block_ns) // self.channel.quantum_block_ns)
+        if not self.cost_block_ns:
             return PAID_ROUNDS
         return self.channel.rounds_to_pay(self.cost_block_ns)
 

@@ -39,6 +39,8 @@ class Channel:
         self.quantum_block_ns = quantum_block_ns
         self.deficit_block_ns = 0
         self.last_charge_block_ns = 0
+        self.gained_block_ns = 0
+        """All that rounds have given it, or would have."""
         self.unpaid_block_ns = 0
         """What it was lent beyond what it ever pays, less what rounds of loans gave it: how far it is from its turn to
         borrow, beside the deficit."""
@@ -142,6 +144,7 @@ class Channel:
 
     def gain(self, rounds: int, most_block_ns: int | None = None) -> None:
         """Take the quanta of so many rounds; if `most_block_ns` is given, up to that."""
+        self.gained_block_ns += rounds * self.quantum_block_ns
         before = self.deficit_block_ns
         after = before + rounds * self.quantum_block_ns
         self.deficit_block_ns = after if most_block_ns is None else max(min(after, most_block_ns), before)

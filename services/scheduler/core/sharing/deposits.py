@@ -1,8 +1,9 @@
 """What heads have paid that wait for a worker to save on, where others save on all of theirs.
 
-No round begins while such a head waits, so it has its turn when those with more to spare have spent that. But a channel
-with several lines goes on meanwhile, and its other lines would spend what the head could pay. So there it pays when it
-begins to wait. It goes no sooner for that than if its channel still had it: weights decide whose turn it is.
+Where a channel has one line no round begins while its head waits, so it has its turn when those with more to spare have
+spent that. A channel with several lines goes on meanwhile, and so do rounds, for others have workers that are idle; its
+other lines would spend what the head could pay. So there it pays when it begins to wait. It goes no sooner for that
+than if its channel had spent nothing since: weights decide whose turn it is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from services.scheduler.core.sharing.line import Line
 class Deposit:
     """What one head has paid."""
 
-    __slots__ = ("channel", "entry", "line", "paid_block_ns")
+    __slots__ = ("channel", "entry", "line", "paid_block_ns", "since_block_ns")
 
     def __init__(self, entry: Entry, channel: Channel, line: Line, paid_block_ns: int) -> None:
         """Note it."""
@@ -23,6 +24,8 @@ class Deposit:
         self.channel = channel
         self.line = line
         self.paid_block_ns = paid_block_ns
+        self.since_block_ns = channel.deficit_block_ns - channel.gained_block_ns
+        """With all its channel ever gained: what that would have in hand if nothing else had been spent since."""
 
 
 class Deposits:
@@ -36,6 +39,14 @@ class Deposits:
         """Return what the entry has paid, 0 if nothing."""
         deposit = self._by_request.get(entry.request_id)
         return 0 if deposit is None else deposit.paid_block_ns
+
+    def since_block_ns(self, entry: Entry) -> int:
+        """Return what, with all that its channel ever gained, that would have in hand, had it spent nothing since."""
+        return self._by_request[entry.request_id].since_block_ns
+
+    def channels(self) -> set[Channel]:
+        """Return the channels that have any."""
+        return {deposit.channel for deposit in self._by_request.values()}
 
     def wait(self, channel: Channel, line: Line, head: Entry, cost_block_ns: int, alone: bool) -> None:
         """Let the channel pay for a head that waits, once; not if its line is `alone`: nobody else spends that."""

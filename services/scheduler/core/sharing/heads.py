@@ -69,7 +69,8 @@ class Heads:
         capped: set[Group] = set()
         channel.set_unserved_aside(self._fleet.serving)
         heads = channel.heads()
-        paid_for, payer_waits = self._look_at_paid(channel, heads)
+        payer_waits = False
+        paid_for = self._look_at_paid(channel, heads)
         if paid_for is not None:
             return paid_for
         for line, head in heads:
@@ -87,8 +88,9 @@ class Heads:
                     return Bid(channel, payer_waits, cost_block_ns=cost_block_ns)
                 if worker is not None:
                     return self._bid_to_save(channel, line, head, worker, blocks, payer_waits)
-                payer_waits = True
-                self._deposits.wait(channel, line, head, cost_block_ns, alone=len(heads) == 1)
+                takes_part = True
+                payer_waits = len(heads) == 1
+                self._deposits.wait(channel, line, head, cost_block_ns, alone=payer_waits)
             elif placement is None:
                 takes_part = True
                 placement = self._place_one_behind(channel, line)
@@ -100,32 +102,32 @@ class Heads:
         """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
         return {group for group, _, _ in self._bookings.of(head)} if channel.share.ceiling_share < 1 else set()
 
-    def _look_at_paid(self, channel: Channel, heads: list[tuple[Line, Entry]]) -> tuple[Bid | None, bool]:
-        """Return a bid for a head that has paid, if one may start or save, and whether one waits to save.
+    def _look_at_paid(self, channel: Channel, heads: list[tuple[Line, Entry]]) -> Bid | None:
+        """Return a bid for a head that has paid, if one may start or save.
 
         It waits for no other line of its channel that cannot pay, or that its saving keeps out.
         """
-        payer_waits = False
         for line, head in heads if len(heads) > 1 else ():
             waits = self._deposits.of(head) > 0
             if not waits and self._savings.of(head) is None:
                 continue
             placement = self._places.find(channel, head, self._now_ns)
             if placement is not None:
-                return self._bid_to_place(channel, placement), payer_waits
+                return self._bid_to_place(channel, placement)
             if waits:
                 worker, blocks = self._places.to_save(channel, head, self._now_ns, set())
                 if worker is not None:
-                    return self._bid_to_save(channel, line, head, worker, blocks), payer_waits
-                payer_waits |= blocks > 0
-        return None, payer_waits
+                    return self._bid_to_save(channel, line, head, worker, blocks)
+        return None
 
     def _bid_to_place(self, channel: Channel, placement: Placement, payer_waits: bool = False) -> Bid:
         """Return a bid for a placement, for nothing if that has paid."""
         if self._savings.of(placement.entry) is not None:
             return Bid(channel, payer_waits, placement=placement)
         if self._deposits.of(placement.entry):
-            return Bid(channel, payer_waits, placement=placement, deposited=True)
+            return Bid(
+                channel, payer_waits, placement=placement, since_block_ns=self._deposits.since_block_ns(placement.entry)
+            )
         cost_block_ns = self._holds.cost_block_ns(channel, placement.blocks)
         return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, placement=placement)
 
@@ -136,7 +138,7 @@ class Heads:
         peak_blocks = self._policy.peak_blocks(head.announced, worker, blocks)
         if paid_block_ns := self._deposits.of(head):
             saving = Saving(head, channel, line, worker, blocks, peak_blocks, paid_block_ns)
-            return Bid(channel, payer_waits, saving=saving, deposited=True)
+            return Bid(channel, payer_waits, saving=saving, since_block_ns=self._deposits.since_block_ns(head))
         cost_block_ns = self._holds.cost_block_ns(channel, blocks)
         saving = Saving(head, channel, line, worker, blocks, peak_blocks, cost_block_ns)
         return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, saving=saving)
