@@ -11,8 +11,8 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape
 
-STEPS = 900
-MOST_STEPS = 600
+STEPS = 1_500
+MOST_STEPS = 1_200
 """What no request has waited for in thousands of runs; one that starves waits to the end. They hold their blocks for 2
 to 12 steps."""
 

@@ -56,10 +56,6 @@ from services.scheduler.core.sharing.tiers import Tiers
 GUARDS_LOOK_NS: Final = 1_000_000_000
 """How often a look past fences is taken again: what a guarantee used lately is forgotten with time, untold."""
 
-SAVING_HOLDS: Final = 2
-"""How long, in the longest usual hold time of any channel, a head may save: until its booked start, and for what runs
-there then."""
-
 
 class Arbiter:
     """Deficit round robin over channels, with tiers, guarantees, ceilings and savings. Owns deficits and savings."""
@@ -319,11 +315,13 @@ class Arbiter:
     def _most_in_hand(self, channel: Channel, bids: list[Bid]) -> int:
         """Return what a channel whose heads save may gain by that: what can be occupied where they do meanwhile.
 
+        A start is booked no later than the longest usual hold time from when a head begins to save.
+
         Heavier ones may gain more, by weight, or those that have as much as they may would be alike.
         """
         lightest = min(bid.channel.quantum_block_ns for bid in bids)
         longest_ns = max(self._holds.usual_of_ns(other) for other in self._ring)
-        usable_block_ns = SAVING_HOLDS * longest_ns * self._savings.around_blocks(channel)
+        usable_block_ns = longest_ns * self._savings.around_blocks(channel)
         return usable_block_ns * channel.quantum_block_ns // lightest
 
     def _bid(self, channel: Channel) -> Bid:
