@@ -1,4 +1,4 @@
-"""Array sizes in a client's JSON schema, brought down to what a run can write, before a compiler takes them literally.
+"""Sizes in a client's JSON schema, brought down to what a run can write, before a compiler takes them literally.
 
 llguidance, to which vLLM turns for what xgrammar does not compile, makes a rule for each item that an array must or may
 have: some 80 bytes for one that it must have, a kilobyte for one that it may. 46 bytes of schema took all memory of the
@@ -15,6 +15,9 @@ from services.worker.vllm.schemas import PLAIN, REFERENCES, refused
 ITEMS_PER_TOKEN = 8
 """More than are in a token of any vocabulary, but for those made of nothing else."""
 
+CHARACTERS_PER_TOKEN = 256
+"""More than are in a token of any vocabulary: the longest are 128 spaces."""
+
 MOST_ITEMS = 250_000
 """Of one array, whatever a run may write: about 300 MB and a second of a compiler's time."""
 
@@ -28,14 +31,15 @@ NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "
 """Keywords whose values are schemas by names, which may be any: a property can be called `default`."""
 
 
-def bound_arrays(schema: Any, max_tokens: int) -> bool:
-    """Change what a schema says of the size of its arrays where `max_tokens` of output cannot come so far.
+def bound_sizes(schema: Any, max_tokens: int) -> bool:
+    """Change what a schema says of the size of its arrays and texts where `max_tokens` of output cannot come so far.
 
-    No output changes by that: an array that must be longer is not ended before the output is, and one that may be
-    longer is never so long. Returns whether anything was changed. Raises RequestRefusedError for what is too much in
-    all even so.
+    No output changes by that: an array that must be longer is not ended before the output is, and an array or a text
+    that may be longer is never so long. Returns whether anything was changed. Raises RequestRefusedError for what is
+    too much in all even so.
     """
-    changed, items = _bound(schema, min((max_tokens + 1) * ITEMS_PER_TOKEN, MOST_ITEMS))
+    most = min((max_tokens + 1) * ITEMS_PER_TOKEN, MOST_ITEMS)
+    changed, items = _bound(schema, most, (max_tokens + 1) * CHARACTERS_PER_TOKEN)
     _check_total(items)
     return changed
 
@@ -65,8 +69,10 @@ def _items(values: Sequence[Any]) -> int:
     return items
 
 
-def _bound(schema: Any, most: int) -> tuple[bool, int]:
-    """Bound every array in `schema`, in place; return whether there was one to bound, and the sum of all sizes.
+def _bound(schema: Any, most: int, longest: int) -> tuple[bool, int]:
+    """Bound every array and text in `schema`, in place.
+
+    Return whether there was one to bound, and the sum of all sizes of arrays.
 
     Raises RequestRefusedError if a reference might take for a schema what is none where it stands.
     """
@@ -79,7 +85,7 @@ def _bound(schema: Any, most: int) -> tuple[bool, int]:
         if isinstance(node, list):
             left += [(value, False) for value in node]
         elif isinstance(node, dict):
-            changed = _bound_one(node, most) or changed
+            changed = _bound_one(node, most, longest) or changed
             items += int(sum(_sizes(node)))
             unplain = unplain or _unplain_reference(node)
             for keyword, value in node.items():
@@ -92,14 +98,17 @@ def _bound(schema: Any, most: int) -> tuple[bool, int]:
     return changed, items
 
 
-def _bound_one(node: dict[str, Any], most: int) -> bool:
-    """Bound the array that a schema describes, in place; return whether that changed anything."""
-    too_many, too_large = _exceeds(node.get("minItems"), most), _exceeds(node.get("maxItems"), most)
+def _bound_one(node: dict[str, Any], most: int, longest: int) -> bool:
+    """Bound the array or the text that a schema describes, in place; return whether that changed anything."""
+    too_many = _exceeds(node.get("minItems"), most)
     if too_many:
         node["minItems"] = most
-    if too_large:
-        del node["maxItems"]
-    return too_many or too_large
+    too_large = [
+        name for name, bound in (("maxItems", most), ("maxLength", longest)) if _exceeds(node.get(name), bound)
+    ]
+    for name in too_large:
+        del node[name]
+    return too_many or bool(too_large)
 
 
 def _unplain_reference(node: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from services.worker.vllm.schemas import REFERENCES, objects, references_of, refused
 
-MOST_LEVELS = 512
+MOST_LEVELS = 1024
 """Of JSON, on the longest way that references lead.
 
 The usual stack of 8 MiB is enough for llguidance to go down 2,000 levels, and not 4,000, whatever they are made of; for
@@ -29,6 +29,16 @@ INDEX_DIGITS = 10
 """More than an index has; Python refuses to read numbers of thousands of digits."""
 
 
+NAMES = ("$id", "id", "$anchor", "$dynamicAnchor")
+"""Keywords that name the object in which they are, if they are texts: what has a property `id` is not named."""
+
+MOST_POINTERS = 20_000
+"""Pointers times names at which they may begin: all of them are followed, in a fifth of a second."""
+
+BY_NAME = 0
+"""The id of a region that is none: what refers to a name leads to it, and it leads to all that have one."""
+
+
 class Region(NamedTuple):
     """A part of a schema to which something refers, without the parts of it of which that is so too."""
 
@@ -42,14 +52,22 @@ def check_depth(schema: Any, what: str = "the schema") -> None:
     if not isinstance(schema, dict | list):
         return
     references = references_of(schema)
-    targets = {reference: _targets(reference, schema) for reference in references}
-    regions = _regions(schema, targets)
-    # What is no pointer leads to a name that may be anywhere: each such reference takes the whole way once more.
-    unclear = sum(1 for reference in references if not reference.startswith("#/") and reference != "#")
+    named = [node for node in objects(schema) if _is_named(node)]
+    pointers = [one for one in references if "#/" in one]
+    # Where a pointer begins at a name, it may lead anywhere: each takes the whole way once more.
+    unclear = len(pointers) if len(pointers) * len(named) > MOST_POINTERS else 0
+    begins = [] if unclear else named
+    targets = {reference: _targets(reference, schema, begins) for reference in references}
+    names = {reference for reference in references if not reference.startswith("#/")}
+    regions = _regions(schema, targets, names, named)
     levels = _longest(regions, id(schema)) * (1 + unclear)
     if levels > MOST_LEVELS:
         text = f"{what} leads through {levels} levels of objects and arrays, by its references; at most {MOST_LEVELS}"
         raise refused(text)
+
+
+def _is_named(node: dict[str, Any]) -> bool:
+    return node.get("$recursiveAnchor") is True or any(isinstance(node.get(name), str) for name in NAMES)
 
 
 def check_brackets(pattern: str, what: str) -> None:
@@ -70,22 +88,28 @@ def check_patterns(schema: Any) -> None:
                 check_brackets(name, "a name in patternProperties")
 
 
-def _targets(reference: str, schema: Any) -> list[Any]:
-    """Return the objects and arrays to which a pointer leads, as each of its readers might decode it."""
+def _targets(reference: str, schema: Any, named: list[Any]) -> list[Any]:
+    """Return the objects and arrays to which a pointer leads, as each of its readers might decode it.
+
+    It may begin at the whole schema, and at what in it has a name.
+    """
     if reference == "#":
         return [schema]
-    if not reference.startswith("#/"):
+    _, is_pointer, way = reference.partition("#/")
+    if not is_pointer:
         return []
-    found = []
-    for pointer in {reference[2:], unquote(reference[2:])}:
-        for parts in (pointer.split("/"), [part for part in pointer.split("/") if part]):
-            node = _follow(schema, parts)
-            if isinstance(node, dict | list):
-                found.append(node)
-    return found
+    ways = {parts for pointer in (way, unquote(way)) for parts in _parts(pointer)}
+    found = {id(node): node for begin in (schema, *named) for parts in ways for node in _follow(begin, parts)}
+    return list(found.values())
 
 
-def _follow(node: Any, parts: list[str]) -> Any:
+def _parts(pointer: str) -> tuple[tuple[str, ...], ...]:
+    parts = tuple(pointer.split("/"))
+    return parts, tuple(part for part in parts if part)
+
+
+def _follow(node: Any, parts: tuple[str, ...]) -> list[Any]:
+    """Return the object or array to which parts of a pointer lead, if there is one."""
     for part in parts:
         if isinstance(node, list):
             index = int(part) if part.isdecimal() and len(part) < INDEX_DIGITS else len(node)
@@ -93,13 +117,17 @@ def _follow(node: Any, parts: list[str]) -> Any:
         elif isinstance(node, dict):
             node = node.get(part, node.get(part.replace("~1", "/").replace("~0", "~")))
         else:
-            return None
-    return node
+            return []
+    return [node] if isinstance(node, dict | list) else []
 
 
-def _regions(schema: Any, targets: dict[str, list[Any]]) -> dict[int, Region]:
-    """Return the regions of a schema by the ids of their first object."""
+def _regions(schema: Any, targets: dict[str, list[Any]], names: set[str], named: list[Any]) -> dict[int, Region]:
+    """Return the regions of a schema by the ids of their first object.
+
+    `names` are references that may lead to each of `named`.
+    """
     starts = {id(schema)} | {id(target) for found in targets.values() for target in found}
+    starts |= set(map(id, named)) if names else set()
     deepest = dict.fromkeys(starts, 0)
     leads_to: dict[int, list[int]] = {start: [] for start in starts}
     left = [(schema, id(schema), 1)]
@@ -114,9 +142,11 @@ def _regions(schema: Any, targets: dict[str, list[Any]]) -> dict[int, Region]:
                 reference = node.get(keyword)
                 if isinstance(reference, str):
                     leads_to[region] += map(id, targets[reference])
+                    leads_to[region] += [BY_NAME] if reference in names else []
         children = node.values() if isinstance(node, dict) else node
         left += [(child, region, level + 1) for child in children if isinstance(child, dict | list)]
-    return {start: Region(deepest[start], leads_to[start]) for start in starts}
+    by_name = Region(0, list(map(id, named)))
+    return {BY_NAME: by_name} | {start: Region(deepest[start], leads_to[start]) for start in starts}
 
 
 def _longest(regions: dict[int, Region], first: int) -> int:

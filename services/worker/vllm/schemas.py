@@ -20,6 +20,12 @@ def refused(text: str) -> RequestRefusedError:
     return RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
 
 
+def refuse_beyond(most: int, count: int, text: str) -> None:
+    """Raise RequestRefusedError, with both numbers, for more than can be compiled."""
+    if count > most:
+        raise refused(f"{text.format(count)}; at most {most} can be compiled")
+
+
 def objects(schema: Any) -> Iterator[dict[str, Any]]:
     """Yield every object of a schema, those within its values as well."""
     left = [schema]

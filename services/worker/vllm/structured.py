@@ -7,25 +7,20 @@ that, which nothing interrupts: what ends the compiler, or keeps it busy, is eve
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from vllm.sampling_params import StructuredOutputsParams
 
-from services.worker.vllm.amounts import Count, check_choices, check_regex, check_size
-from services.worker.vllm.arrays import bound_arrays, check_inline_arrays
+from services.worker.vllm.amounts import MOST_NESTED, Count, check_choices, check_nodes, check_size
+from services.worker.vllm.arrays import bound_sizes
 from services.worker.vllm.depth import check_brackets, check_depth, check_patterns
-from services.worker.vllm.schemas import check_says_something, objects
-
-INLINE = re.compile(r"%json[ \t\r\n]*")
-"""What a schema follows in a Lark grammar."""
+from services.worker.vllm.inline import check_inline
+from services.worker.vllm.regexes import check_regex
+from services.worker.vllm.schemas import check_says_something, objects, refused
 
 OF_TAGS = ("schema", "json_schema")
 """What a schema is called in a structural tag, whose references begin at it."""
-
-DECODER = json.JSONDecoder()
 
 
 def bound(wanted: StructuredOutputsParams, max_tokens: int, is_clients: bool = True) -> None:
@@ -40,54 +35,49 @@ def bound(wanted: StructuredOutputsParams, max_tokens: int, is_clients: bool = T
         check_regex(pattern, name)
         check_brackets(pattern, name)
     if is_clients:
-        check_regex(wanted.grammar or "", "grammar")
-    _check_inline(wanted.grammar or "")
+        check_regex(wanted.grammar or "", "grammar", is_grammar=True)
+    check_inline([wanted.grammar or ""])
     for name in ("json", "structural_tag"):
         given = getattr(wanted, name)
         if given is None:
             continue
-        if isinstance(given, str):
-            check_size(given, name)
-        try:
-            schema = json.loads(given) if isinstance(given, str) else given
-        except (ValueError, RecursionError):
+        schema = _read(given, name)
+        if schema is None:
             continue  # vLLM's own check says what is wrong with it
-        if name == "json":
+        check_nodes(schema, name)
+        is_tag = name == "structural_tag"
+        if is_tag:
+            _check_tag(schema)
+        else:
             check_depth(schema)
             check_says_something(schema)
-        else:
-            _check_tag(schema)
         check_patterns(schema)
-        Count().add(schema)
-        if bound_arrays(schema, max_tokens):
+        changed = bound_sizes(schema, max_tokens)
+        Count(is_tag).add(schema)
+        if changed:
             setattr(wanted, name, json.dumps(schema) if isinstance(given, str) else schema)
 
 
-def _check_inline(grammar: str) -> None:
-    schemas = list(_inline(grammar))
-    check_inline_arrays(schemas)
-    count = Count()
-    for schema in schemas:
-        check_depth(schema, "a schema of the grammar")
-        check_patterns(schema)
-        count.add(schema)
-
-
-def _inline(grammar: str) -> Iterator[Any]:
-    """Yield the schemas of a grammar, those in its strings and comments as well."""
-    for found in INLINE.finditer(grammar):
-        with suppress(ValueError, RecursionError):  # the compiler reads no more than Python does
-            yield DECODER.raw_decode(grammar, found.end())[0]
+def _read(given: Any, name: str) -> Any:
+    """Return what is within a schema or a structural tag; None for what is no JSON."""
+    if not isinstance(given, str):
+        return given
+    check_size(given, name)
+    try:
+        return json.loads(given)
+    except ValueError:
+        return None
+    except RecursionError:
+        raise refused(f"{name} has more levels of objects and arrays than can be read; at most {MOST_NESTED}") from None
 
 
 def _check_tag(tag: Any) -> None:
     for schema in _schemas_of_tag(tag):
         check_depth(schema)
-    for node in objects(tag):
-        grammar = node.get("grammar")
-        if isinstance(grammar, str):
-            check_regex(grammar, "grammar")
-            _check_inline(grammar)
+    grammars = [found for node in objects(tag) if isinstance(found := node.get("grammar"), str)]
+    for grammar in grammars:
+        check_regex(grammar, "grammar", is_grammar=True)
+    check_inline(grammars)
 
 
 def _schemas_of_tag(tag: Any) -> Iterator[Any]:

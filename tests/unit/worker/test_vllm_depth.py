@@ -28,9 +28,9 @@ LONGEST = (MOST_LEVELS - 3) // 3
 def test_a_way_through_references_is_as_long_as_a_stack_allows() -> None:
     check_depth(chain(LONGEST))
     with pytest.raises(
-        RequestRefusedError, match=f"leads through {3 * 300 + 3} levels .*; at most {MOST_LEVELS}"
+        RequestRefusedError, match=f"leads through {3 * 400 + 3} levels .*; at most {MOST_LEVELS}"
     ) as error:
-        check_depth(chain(300))
+        check_depth(chain(400))
     assert (error.value.code, error.value.param) == ("invalid_parameter", "sampling.structured_outputs")
 
 
@@ -38,12 +38,21 @@ def test_a_way_through_references_is_as_long_as_a_stack_allows() -> None:
     "schema",
     [
         {"$ref": "#/$defs/0", "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(20_000)} | {"20000": True}},
-        {"items": {"$ref": "#/x/0"}, "x": [{"anyOf": [{"$ref": f"#/x/{n + 1}"}]} for n in range(400)]},
-        chain(300, "#/%24defs/a{}"),
-        chain(300, "#/$defs//a{}"),
-        {"$ref": "#/a~1b~0/0", "a/b~": {str(n): {"not": {"$ref": f"#/a~1b~0/{n + 1}"}} for n in range(400)}},
-        {"anyOf": [{"$anchor": f"a{n}", "items": {"$ref": f"#a{n + 1}"}} for n in range(400)]},
-        {"$ref": "x0", "$defs": {str(n): {"$id": f"x{n}", "items": {"$dynamicRef": f"x{n + 1}"}} for n in range(400)}},
+        {"items": {"$ref": "#/x/0"}, "x": [{"anyOf": [{"$ref": f"#/x/{n + 1}"}]} for n in range(600)]},
+        chain(400, "#/%24defs/a{}"),
+        chain(400, "#/$defs//a{}"),
+        {"$ref": "#/a~1b~0/0", "a/b~": {str(n): {"not": {"$ref": f"#/a~1b~0/{n + 1}"}} for n in range(600)}},
+        {"anyOf": [{"$anchor": f"a{n}", "items": {"$ref": f"#a{n + 1}"}} for n in range(600)]},
+        {
+            "$ref": "x#/$defs/a0",
+            "$defs": {
+                "x": {"$id": "x", "$defs": {f"a{n}": {"not": {"$ref": f"#/$defs/a{n + 1}"}} for n in range(600)}}
+            },
+        },
+        {"$defs": [{"$id": f"x{n}", "$ref": "#/a"} for n in range(200)], "not": {"$ref": "#/b/" + "c/" * 200}}
+        | {f"r{n}": {"not": {"$ref": f"#/r{n + 1}/"}} for n in range(200)}
+        | {"items": {"items": {"items": {"items": {"items": {}}}}}},
+        {"$ref": "x0", "$defs": {str(n): {"$id": f"x{n}", "items": {"$dynamicRef": f"x{n + 1}"}} for n in range(600)}},
     ],
 )
 def test_however_a_reference_is_written(schema: Any) -> None:
@@ -55,9 +64,42 @@ def test_a_schema_that_leads_to_itself_counts_once() -> None:
     tree = {"properties": {"left": {"$ref": "#/$defs/tree"}, "right": {"$ref": "#/$defs/tree"}}}
     check_depth({"$ref": "#/$defs/tree", "$defs": {"tree": tree}})
     check_depth({"items": {"$ref": "#"}})
-    ring = chain(300, last={"$ref": "#/$defs/a0"})
+    ring = chain(400, last={"$ref": "#/$defs/a0"})
     with pytest.raises(RequestRefusedError, match="leads through"):
         check_depth(ring)
+
+
+@pytest.mark.parametrize("count", [60, 100, 150])
+def test_definitions_that_all_lead_to_each_other_are_no_long_way(count: int) -> None:
+    """As FHIR's resources have links, and the nodes of a syntax tree."""
+    links = ("left", "right", "up")
+    resources: dict[str, Any] = {
+        f"r{n}": {
+            "properties": {
+                link: {"anyOf": [{"$ref": f"#/$defs/r{(n * 7 + at + 1) % count}"}]} for at, link in enumerate(links)
+            }
+        }
+        for n in range(count)
+    }
+    check_depth({"$ref": "#/$defs/r0", "$defs": resources})
+
+
+@pytest.mark.parametrize("keyword", ["$id", "$anchor"])
+def test_what_is_led_to_by_name_is_as_deep_as_it_is(keyword: str) -> None:
+    named = {f"d{n}": {keyword: f"D{n}", "properties": {"x": {"items": {"items": {}}}}} for n in range(400)}
+    prefix = "#" if keyword == "$anchor" else ""
+    check_depth(
+        {
+            "$id": "http://h/schema",
+            "properties": {f"p{n}": {"$ref": f"{prefix}D{n}"} for n in range(400)},
+            "$defs": named,
+        }
+    )
+
+
+def test_a_property_that_is_called_id_names_nothing() -> None:
+    defs = {f"d{n}": {"properties": {"id": {"type": "string"}, "up": {"$ref": "#"}}} for n in range(400)}
+    check_depth({"anyOf": [{"type": "null"}, defs]})
 
 
 def test_many_short_ways_are_no_long_one() -> None:
