@@ -8,6 +8,7 @@ grow with the square of what is counted, or faster. An engine core uses up to ei
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -128,7 +129,7 @@ class Count:
         refuse_beyond(MOST_REPEATED_SQUARES, sum(repeated(one) ** 2 for one in patterns), text)
         text = "the squares of what the repetitions of the patterns count to add up to {}"
         refuse_beyond(MOST_COUNTED_SQUARES, self._counted, text)
-        lengths = sum(map(max, self._lengths)) + sum(map(length, patterns))
+        lengths = sum(min(LONGEST, max(pair)) for pair in self._lengths) + sum(map(length, patterns))
         refuse_beyond(
             MOST_LENGTHS, lengths, f"the different lengths of texts, {LONGEST} at most of each, add up to {{}}"
         )
@@ -178,8 +179,7 @@ class Count:
     def _add_lengths(self, node: dict[str, Any]) -> None:
         form = node.get("format")
         self._formats += DEAR_FORMATS.get(form, 1) if isinstance(form, str) else 0
-        lengths = [node.get(keyword) for keyword in LENGTHS]
-        self._lengths.add(tuple(_up_to(LONGEST, given) for given in lengths))
+        self._lengths.add(tuple(_up_to(sys.maxsize, node.get(keyword)) for keyword in LENGTHS))
 
     def _add_pattern(self, pattern: str, what: str) -> None:
         self._counted += counted_squares(pattern)

@@ -237,6 +237,10 @@ BEYOND: dict[str, tuple[dict[str, Any], str]] = {
         {"json": texts(*({"minLength": n, "maxLength": 255} for n in range(20)))},
         "the different lengths of texts, 256 at most of each, add up to 5100; at most 4000",
     ),
+    "long lengths": (
+        {"json": texts(*({"maxLength": 2000 + n} for n in range(20)))},
+        "of texts, .* add up to 5120; at most",
+    ),
     "lengths and repetitions": (
         {
             "json": texts(
