@@ -98,7 +98,7 @@ def test_a_revoked_key_ends_the_streams_and_answers_of_a_gateway(keyed: Keyed) -
     endless = {**COMPLETION, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     for _ in range(TRIES):
         events = revoked_while_streaming(keyed, endless)
-        if b'"error"' in events[-2]:
+        if len(events) > 1 and b'"error"' in events[-2]:  # on a busy machine the whole answer may have come at once
             break
     assert events[-1] == b"data: [DONE]"
     assert json.loads(events[-2].removeprefix(b"data: "))["error"]["code"] == "invalid_api_key"
