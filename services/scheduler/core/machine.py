@@ -62,6 +62,8 @@ class Machine:
         self._fleet_known = False
         self._hopeless = Hopeless(self.fleet)
         self._fleet_changed = False
+        self._came_back: set[str] = set()
+        """Requests that wait again: what they waited for may have gone while a worker had them."""
         self._windows = Windows(self.fleet)
         self._arbiter = Arbiter(policy, self.fleet)
         self._drains = Drains()
@@ -94,7 +96,7 @@ class Machine:
 
     def arbitrate(self, now_ns: int) -> list[m.Effect]:
         """Grant everything that fits now."""
-        if self._fleet_changed:
+        if self._fleet_changed or self._came_back:
             self._review_waiting()
         if self.queue_connected:
             self._arbiter.begin(now_ns)
@@ -231,7 +233,7 @@ class Machine:
             self._effects.append(reject)
 
     def _review_waiting(self) -> None:
-        """Look again at what waits for models whose requests may be hopeless now, once for all changes of a wake-up.
+        """Look at what may be hopeless now, once for all changes of a wake-up: who waits for some models, or again.
 
         Before the fleet is known nothing is, and what has changed by then counts from when it is known.
         """
@@ -239,10 +241,10 @@ class Machine:
             return
         self._fleet_changed = False
         models = self._hopeless.models_to_review()
-        for line in self._lines() if models else ():
-            if line.model in models:
-                for entry in line.entries():
-                    self._reject_if_hopeless(entry.request_id)
+        lines = [line for line in self._lines() if line.model in models] if models else []
+        for request_id in [entry.request_id for line in lines for entry in line.entries()] + sorted(self._came_back):
+            self._reject_if_hopeless(request_id)
+        self._came_back.clear()
 
     # ---- workers ----
 
@@ -416,7 +418,6 @@ class Machine:
             self._end_epoch(worker, now_ns)
         for request_id in self.backlog.overdue(now_ns):
             self._move(request_id, Event.OVERDUE)
-            self._reject_if_hopeless(request_id)
         self._effects.extend(self._stand_by.tick(self._roster, now_ns))
         self._fleet_known |= now_ns >= self._fleet_known_ns
         self._fleet_changed |= bool(over)
@@ -443,4 +444,6 @@ class Machine:
             entry.epoch = 0
             self.backlog.count(entry)
             self.channel(entry.announced.channel).enter(entry)
+            if request is None:
+                self._came_back.add(request_id)
         return True

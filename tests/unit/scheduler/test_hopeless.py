@@ -48,10 +48,11 @@ def test_a_worker_that_comes_back_costs_no_look_at_what_waits(monkeypatch: pytes
         rig.open("w0", shape(100))
         rig.open("w1", shape(100))
     rig.open("w2", shape(150))
-    assert looks == 0
+    assert looks == 3 * 2, "at the one that each of them had"
+    looks = 0
     waiting = rig.machine.backlog.waiting["a"]
     rig.open("w2", shape(100))
-    assert looks == waiting + 1, "with the one that ran there"
+    assert looks == waiting + 2, "at the one that ran there both as one that waits and as one that came back"
 
 
 def test_who_waits_for_the_largest_worker_is_rejected_when_that_is_gone_or_smaller() -> None:
@@ -106,3 +107,18 @@ def test_what_was_announced_to_a_worker_that_came_back_smaller_at_once_is_looked
     rig.machine.step(announced("large", "a", 80, 1), rig.now_ns)
     rig.tell(m.WorkerOpened(99, "w1", "i", ("m",), shape(50), (), False, False))
     assert rejected(rig) == ["large"]
+
+
+def test_what_a_worker_had_by_its_own_account_is_looked_at_when_it_waits_again() -> None:
+    """It could not be told that it is hopeless as long as a worker said that it runs there."""
+    rig = Rig({"a": Share()}, connected=False)
+    rig.now_ns = SECOND_NS
+    rig.tell(m.QueueOpened(("a",)))
+    (name,) = rig.announce("a", 80)
+    rig.open("w1", shape(50))
+    rig.open("w0", shape(50), inventory=(m.Holding(name, "a", 40, 0),))
+    rig.wait(5_000)
+    rig.tell(m.Tick())
+    assert rejected(rig) == []
+    rig.open("w0", shape(50))
+    assert rejected(rig) == [name]
