@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
 from tests.support.timeline import Call, Timeline
 
@@ -133,3 +134,42 @@ def test_two_are_divided_by_weight_whoever_is_beside_them_on_another_model(weigh
         )
     held = flood.timeline.block_steps
     assert held["large"] / (held["large"] + held["small"]) == pytest.approx(1 / (1 + weight), abs=0.03)
+
+
+def test_what_a_head_has_paid_comes_back_when_it_leaves() -> None:
+    """`both` runs for one model, and has paid for a head of another whose places are all taken; that is cancelled."""
+    flood = Flood(Timeline({"flood": Share(), "both": Share()}, [100, 100], engines=[("m", 4), ("n", MANY)]))
+    machine = flood.timeline.rig.machine
+    for step in range(20 * STEPS):
+        flood.advance(
+            (Call(step, "flood", 2, STEPS, "m"), 20),
+            (Call(step, "both", 10, STEPS, "n"), 20),
+            (Call(step, "both", 2, STEPS, "m"), 1),
+        )
+        if deposits := [one for one in machine._arbiter._deposits._by_request.values() if one.channel.name == "both"]:
+            break
+    (deposit,) = deposits
+    before_block_ns = deposit.channel.deficit_block_ns
+    machine.step(m.Gone(deposit.entry.request_id, m.GoneReason.ENDED), flood.timeline.rig.now_ns)
+    machine._arbiter.begin(flood.timeline.rig.now_ns)
+    assert deposit.channel.deficit_block_ns == before_block_ns + deposit.paid_block_ns
+
+
+def test_weights_divide_several_models_that_all_share() -> None:
+    """A channel of whose heads one has paid gains in full, or those of little weight would catch up with it."""
+    weights = {"a": 1.0, "b": 4.0, "c": 16.0}
+    models = ("m", "n", "o")
+    engines = [(model, MANY) for model in models]
+    flood = Flood(Timeline({name: Share(weight) for name, weight in weights.items()}, [100] * 3, engines=engines))
+    choose = random.Random(1)
+    for step in range(1_500):
+        flood.advance(
+            *(
+                (Call(step, channel, choose.choice([10, 60, 70]), choose.randint(3, 12), model), 3)
+                for channel in weights
+                for model in models
+            )
+        )
+    held = flood.timeline.block_steps
+    for name, weight in weights.items():
+        assert held[name] / sum(held.values()) == pytest.approx(weight / 21, rel=0.2)
