@@ -63,7 +63,7 @@ class Nursery:
     def fork(cls, work: Work) -> Nursery:
         """Fork the nursery; its children do `work`. Call it with no event loop and no other thread running."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
+        pid = _fork_without_collecting()
         if pid == 0:
             ours.close()
             _run(lambda: _serve(theirs, work))
@@ -115,6 +115,23 @@ class Nursery:
         end_process(self._pid)
 
 
+def _fork_without_collecting() -> int:
+    """Fork; the child collects no garbage until `_run` has set aside what is not its own.
+
+    What others have registered to run after a fork makes objects, and so may start a collection before any of our own
+    code runs.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    pid = -1
+    try:
+        pid = os.fork()
+        return pid
+    finally:
+        if pid != 0 and collecting:
+            gc.enable()
+
+
 def end_process(pid: int) -> int:
     """Kill a child and return its status, 0 if that has been taken already."""
     try:
@@ -142,6 +159,7 @@ def _run(work: Callable[[], None]) -> NoReturn:
     # What was inherited is the parent's, and in the state in which its other threads left it: to look at it for garbage
     # would copy its memory, run its finalizers, or fail.
     gc.freeze()
+    gc.enable()
     try:
         die_with_parent()
         # Ctrl-C reaches the whole group; the worker still needs answers while it drains.
@@ -171,7 +189,7 @@ def _serve(control: socket.socket, work: Work) -> None:
             return
         (old,) = ASK.unpack(ask)
         status = end_process(old) if old else 0
-        pid = os.fork()
+        pid = _fork_without_collecting()
         if pid == 0:
             control.close()
             _run(partial(_begin, work, *ends))
