@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.errors import CommandError
+from penstock.cli.service_log import ServiceLog
 from penstock.exits import EX_CANNOT_WRITE, EX_SOFTWARE, EX_UNAVAILABLE
 
 READY = re.compile(rb"^ready: \S+ on (\S+)")
@@ -33,9 +34,6 @@ MOST_FAILED_STARTS = 5
 
 HOPELESS = (78,)
 """Exit statuses that another start cannot cure: wrong settings."""
-
-LOG_TAIL_LINES = 15
-"""Lines of a failed service's log that are shown."""
 
 BEHIND_ENGINES = 5
 """Niceness of a service that shares the machine with engines: where they compete for a core, the engine gets three
@@ -61,10 +59,8 @@ class ServiceProcess:
     module: str
     listen: str
     flags: Sequence[str]
-    log_path: Path
+    log: ServiceLog
     niceness: int = 0
-    log_start_bytes: int = 0
-    """Where the log of the present life begins; before it are those of earlier lives and earlier commands."""
     process: asyncio.subprocess.Process | None = None
     keeper: asyncio.Task[None] | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,15 +69,6 @@ class ServiceProcess:
     def command(self) -> list[str]:
         """Command line of the service."""
         return [sys.executable, "-m", self.module, "--listen", self.listen, *self.flags]
-
-    def log_tail(self) -> str:
-        """Return the last lines that this life wrote to the log."""
-        if not self.log_path.exists():
-            return ""
-        with self.log_path.open("rb") as log:
-            log.seek(self.log_start_bytes)
-            text = log.read().decode(errors="replace")
-        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
 
 
 class Supervisor:
@@ -108,7 +95,7 @@ class Supervisor:
             self._log_directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CommandError(f"cannot write {self._log_directory}: {error.strerror}", EX_CANNOT_WRITE) from None
-        service = ServiceProcess(name, module, listen, flags, self._log_directory / f"{name}.log", niceness)
+        service = ServiceProcess(name, module, listen, flags, ServiceLog(self._log_directory / f"{name}.log"), niceness)
         service.keeper = asyncio.create_task(self._keep(service))
         self._services.append(service)
         return service
@@ -226,7 +213,7 @@ class Supervisor:
         message = f"{service.name} {end.how}"
         if end.status is None:
             return CommandError(message, EX_SOFTWARE)
-        message += f"; {service.log_path} ends with:\n{service.log_tail()}"
+        message += f"; {service.log.path} ends with:\n{service.log.tail()}"
         if end.status == EX_UNAVAILABLE and self._if_unavailable:
             message += f"\n{self._if_unavailable}"
         return CommandError(message, end.status if end.status > 0 else EX_SOFTWARE)
@@ -245,8 +232,7 @@ class _End:
 
 async def _start(service: ServiceProcess) -> asyncio.subprocess.Process:
     """Start the service's process, its stderr appended to its log. Raises OSError or SubprocessError."""
-    with service.log_path.open("ab") as log:
-        service.log_start_bytes = log.tell()
+    with service.log.open() as log:
         return await asyncio.create_subprocess_exec(
             *service.command,
             stdin=asyncio.subprocess.DEVNULL,
