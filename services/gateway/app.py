@@ -80,13 +80,14 @@ class Front:
         return Response(generate_latest(self._parts.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     def _card(self, name: str, model: str, view: View) -> dict[str, object]:
+        is_adapter = name in view.adapters
         return {
             "id": name,
             "object": "model",
             "created": self._started_s,
             "owned_by": "penstock",
-            "root": model,
-            "parent": None,
+            "root": name if is_adapter else model,
+            "parent": model if is_adapter else None,
             "max_model_len": view.windows.get(model) or None,
         }
 

@@ -205,7 +205,9 @@ class _Exchange:
             model = event.result.result.model or model
         if not model:
             info = await self._parts.client.get(event.tokens.request_id)
-            model = (await self._parts.served.view()).workers.get(info.worker_id, wanted.model)
+            view = await self._parts.served.view()
+            is_adapter = wanted.model in view.adapters
+            model = wanted.model if is_adapter else view.workers.get(info.worker_id, wanted.model)
         self._parts.metrics.first_token.labels(self._url).observe(time.monotonic() - self._started_s)
         shape, n, usage = wanted.shape, wanted.n, wanted.streamed_usage
         ids, name, created_s = self._submitted.ids, self.request_id, int(time.time())

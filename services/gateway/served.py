@@ -35,6 +35,8 @@ class View:
 
     names: dict[str, str] = field(default_factory=dict)
     """Model by each name it answers to, its own first."""
+    adapters: set[str] = field(default_factory=set)
+    """Names that are adapters of their model, which answer under their own."""
     workers: dict[str, str] = field(default_factory=dict)
     """Model by worker."""
     windows: dict[str, int] = field(default_factory=dict)
@@ -46,9 +48,12 @@ class View:
         return sorted(set(self.names.values()))
 
     def model_of(self, name: str) -> str:
-        """Return the own name of the model called `name`; of the only one, if `name` is empty; empty if unknown."""
+        """Return who answers for `name`: an adapter, else the model by its own name; empty if unknown.
+
+        If `name` is empty, the only model there is.
+        """
         if name:
-            return self.names.get(name, "")
+            return name if name in self.adapters else self.names.get(name, "")
         models = self.models
         return models[0] if len(models) == 1 else ""
 
@@ -130,4 +135,5 @@ def view_of(status: scheduler_pb2.StatusResponse) -> View:
             view.windows[worker.model] = min(window, worker.max_model_len)
             for name in (worker.model, *worker.model_aliases):
                 view.names[name] = worker.model
+            view.adapters.update(worker.adapters)
     return view

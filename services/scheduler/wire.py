@@ -70,10 +70,7 @@ def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.Wor
         _check_most(f"open.{name}", getattr(opened, name), most)
     if opened.role != scheduler_pb2.WORKER_ROLE_UNIFIED:
         raise InvalidFieldError(f"open.role: must be WORKER_ROLE_UNIFIED, got {opened.role}")
-    if len(opened.model_aliases) >= MAX_MODEL_NAMES:
-        raise InvalidFieldError(f"open.model_aliases: at most {MAX_MODEL_NAMES - 1}, got {len(opened.model_aliases)}")
-    for index, alias in enumerate(opened.model_aliases):
-        _check_name(f"open.model_aliases[{index}]", alias)
+    _check_aliases(opened)
     return m.WorkerOpened(
         epoch,
         opened.worker_id,
@@ -93,7 +90,19 @@ def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.Wor
         _inventory(opened.inventory),
         opened.takes_standing_grants,
         opened.runs_guaranteed_first,
+        tuple(opened.adapters),
     )
+
+
+def _check_aliases(opened: scheduler_pb2.CreditsOpen) -> None:
+    if len(opened.model_aliases) >= MAX_MODEL_NAMES:
+        raise InvalidFieldError(f"open.model_aliases: at most {MAX_MODEL_NAMES - 1}, got {len(opened.model_aliases)}")
+    for index, alias in enumerate(opened.model_aliases):
+        _check_name(f"open.model_aliases[{index}]", alias)
+    aliases = set(opened.model_aliases)
+    for index, adapter in enumerate(opened.adapters):
+        if adapter not in aliases:
+            raise InvalidFieldError(f"open.adapters[{index}]: {adapter[:200]!r} is none of model_aliases")
 
 
 def _inventory(inventory: Iterable[scheduler_pb2.Holding]) -> tuple[m.Holding, ...]:
@@ -366,6 +375,7 @@ def _worker(view: WorkerView, instance_id: str) -> scheduler_pb2.WorkerStatus:
         epoch=view.epoch,
         model=view.models[0],
         model_aliases=view.models[1:],
+        adapters=view.adapters,
         capacity_blocks=view.capacity_blocks,
         free_blocks=view.free_blocks,
         held_blocks=view.held_blocks,

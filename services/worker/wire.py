@@ -111,6 +111,7 @@ def credits_open(
             byte_bounded_tokenizer=shape.byte_bounded_tokenizer,
             special_tokens=shape.special_tokens,
             model_aliases=shape.model_aliases,
+            adapters=shape.adapters,
             default_max_tokens=_within_window(shape.default_max_tokens, shape),
             ceiling_max_tokens=_within_window(shape.ceiling_max_tokens, shape),
             takes_standing_grants=True,

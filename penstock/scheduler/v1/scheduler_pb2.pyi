@@ -195,6 +195,7 @@ class CreditsOpen(_message.Message):
     CEILING_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TAKES_STANDING_GRANTS_FIELD_NUMBER: _builtins.int
     RUNS_GUARANTEED_FIRST_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker, stable over restarts."""
     instance_id: _builtins.str
@@ -237,6 +238,10 @@ class CreditsOpen(_message.Message):
     def model_aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names the model answers to."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of model_aliases that are adapters (LoRA): they answer under their own name."""
+
     def __init__(
         self,
         *,
@@ -257,10 +262,11 @@ class CreditsOpen(_message.Message):
         ceiling_max_tokens: _builtins.int = ...,
         takes_standing_grants: _builtins.bool = ...,
         runs_guaranteed_first: _builtins.bool = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "role", b"role", "runs_guaranteed_first", b"runs_guaranteed_first", "special_tokens", b"special_tokens", "takes_standing_grants", b"takes_standing_grants", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "role", b"role", "runs_guaranteed_first", b"runs_guaranteed_first", "special_tokens", b"special_tokens", "takes_standing_grants", b"takes_standing_grants", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -953,6 +959,7 @@ class WorkerStatus(_message.Message):
     MODEL_ALIASES_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker."""
     epoch: _builtins.int
@@ -989,6 +996,10 @@ class WorkerStatus(_message.Message):
     def model_aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names the model answers to."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of model_aliases that are adapters (LoRA): they answer under their own name."""
+
     def __init__(
         self,
         *,
@@ -1007,10 +1018,11 @@ class WorkerStatus(_message.Message):
         model_aliases: _abc.Iterable[_builtins.str] | None = ...,
         max_model_len: _builtins.int = ...,
         instance_id: _builtins.str = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "capacity_blocks", b"capacity_blocks", "connected", b"connected", "draining", b"draining", "drift_blocks", b"drift_blocks", "engine", b"engine", "epoch", b"epoch", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "instance_id", b"instance_id", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "reservations", b"reservations", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "block_size", b"block_size", "capacity_blocks", b"capacity_blocks", "connected", b"connected", "draining", b"draining", "drift_blocks", b"drift_blocks", "engine", b"engine", "epoch", b"epoch", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "instance_id", b"instance_id", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "reservations", b"reservations", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,7 @@ class Worker:
     ledger: Ledger
     group: Group
     takes_standing: bool = False
+    adapters: tuple[str, ...] = ()
     displaces: bool = False
     """Whether a request within a guarantee needs nothing free: its engine runs it before others, and preempts those."""
     draining: bool = False
@@ -146,6 +147,7 @@ class Fleet:
             Ledger(opened.shape.capacity_blocks, int(opened.shape.capacity_blocks * self._ahead_share)),
             self._group(opened),
             opened.takes_standing,
+            opened.adapters,
             opened.guaranteed_first and self._engines_preempt,
         )
         worker.group.workers[worker.epoch] = worker

@@ -88,8 +88,11 @@ class WorkerOpened(Value):
         inventory: tuple[Holding, ...] = (),
         takes_standing: bool = False,
         guaranteed_first: bool = False,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         self.epoch, self.worker_id, self.instance_id, self.models = epoch, worker_id, instance_id, models
+        self.adapters = adapters
+        """Those of `models` that are adapters of the model."""
         self.shape, self.inventory = shape, inventory
         self.takes_standing = takes_standing
         """Whether the worker knows standing grants."""

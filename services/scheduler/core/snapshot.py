@@ -33,6 +33,7 @@ class WorkerView(NamedTuple):
     draining: bool
     connected: bool
     outlook: Outlook | None = None
+    adapters: tuple[str, ...] = ()
 
 
 class ChannelView(NamedTuple):
@@ -114,6 +115,7 @@ def _workers(machine: Machine) -> list[WorkerView]:
             worker.draining,
             worker.closed_ns is None,
             outlooks[worker.epoch],
+            worker.adapters,
         )
         for worker in machine.fleet
     ]

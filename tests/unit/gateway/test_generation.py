@@ -68,8 +68,9 @@ class Gateway:
 
 async def fleet() -> scheduler_pb2.StatusResponse:
     worker = scheduler_pb2.WorkerStatus(
-        worker_id="w", model="tiny", model_aliases=["also"], connected=True, max_model_len=512
-    )
+        worker_id="w", model="tiny", model_aliases=["also", "poet"], adapters=["poet"], connected=True,
+        max_model_len=512,
+    )  # fmt: skip
     return scheduler_pb2.StatusResponse(workers=[worker])
 
 
@@ -107,7 +108,10 @@ async def test_an_answer(gateway: Gateway) -> None:
     assert not gateway.queue.cancelled
 
 
-async def test_a_stream(gateway: Gateway) -> None:
+@pytest.mark.parametrize(
+    ("asked", "answers"), [("tiny", "tiny"), ("also", "tiny"), ("poet", "poet")], ids=["own", "alias", "adapter"]
+)
+async def test_a_stream(gateway: Gateway, asked: str, answers: str) -> None:
     deltas = [("the", 1), (" ri", 2)]
     gateway.queue.answer = lambda _: pb.Result(
         outcome=pb.OUTCOME_COMPLETED, usage=pb.Usage(prompt_tokens=2, completion_tokens=3),
@@ -117,7 +121,7 @@ async def test_a_stream(gateway: Gateway) -> None:
         pb.TokenDelta(request_id="r-0", attempt=1, offset=i, token_ids=[token], text=text)
         for i, (text, token) in enumerate(deltas)
     ]
-    body = {**CHAT, "model": "also", "stream": True, "stream_options": {"include_usage": True}}
+    body = {**CHAT, "model": asked, "stream": True, "stream_options": {"include_usage": True}}
     answer = await post(gateway.app, CHAT_URL, body).whole()
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.events.pop() == "[DONE]"
@@ -125,7 +129,7 @@ async def test_a_stream(gateway: Gateway) -> None:
     texts = [chunk["choices"][0]["delta"]["content"] for chunk in chunks[:-1]]
     assert texts == ["", "the", " ri", "ver"]
     assert chunks[-1]["usage"]["total_tokens"] == 5
-    assert {chunk["model"] for chunk in chunks} == {"tiny"}, "an alias is answered by the model's own name"
+    assert {chunk["model"] for chunk in chunks} == {answers}
 
 
 @pytest.mark.parametrize("prompt", ["the river", ["the river", "a"]])
@@ -392,10 +396,9 @@ async def test_the_rest_of_the_front(gateway: Gateway, monkeypatch: pytest.Monke
 
     assert (await ask("/health")) == (200, {"status": "ok"})
     status, models = await ask("/v1/models")
-    assert (status, [card["id"] for card in models["data"]], models["data"][0]["root"]) == (
+    assert (status, [(card["id"], card["root"], card["parent"]) for card in models["data"]]) == (
         200,
-        ["also", "tiny"],
-        "tiny",
+        [("also", "tiny", None), ("poet", "poet", "tiny"), ("tiny", "tiny", None)],
     )
     assert (await ask("/v1/models/tiny"))[1]["max_model_len"] == 512
     for path, method, expected in (

@@ -53,6 +53,14 @@ def test_a_view_has_the_names_of_connected_workers() -> None:
     assert (view.model_of("alias"), view.model_of("x"), view.model_of("")) == ("m", "", "m")
 
 
+def test_an_adapter_answers_under_its_own_name() -> None:
+    told = worker("a", "m", "alias", "tuned")
+    told.adapters.append("tuned")
+    view = view_of(pb.StatusResponse(workers=[told]))
+    assert view.names == {"m": "m", "alias": "m", "tuned": "m"}
+    assert (view.model_of("tuned"), view.model_of("alias"), view.model_of("")) == ("tuned", "m", "m")
+
+
 async def test_many_requests_ask_once_in_a_while() -> None:
     scheduler = Scheduler(worker("a", "m"))
     await asyncio.gather(*(scheduler.served.check("m") for _ in range(50)))

@@ -63,6 +63,7 @@ class Shell:
         opened = scheduler_pb2.CreditsOpen(
             worker_id=worker_id, instance_id="i", capacity_blocks=10, block_size=1, max_model_len=100,
             model="m", role=scheduler_pb2.WORKER_ROLE_UNIFIED, max_num_seqs=5, takes_standing_grants=True,
+            model_aliases=["tuned"], adapters=["tuned"],
         )  # fmt: skip
         stream = self.runner.open_worker(scheduler_pb2.WorkerToScheduler(open=opened))
         self.runner.wake()
@@ -224,6 +225,7 @@ async def test_status_names_the_processes_whose_counts_it_tells() -> None:
     asked = scheduler_pb2.StatusRequest()
     status = await first.Status(asked, cast("Context", None))
     assert status.workers[0].instance_id == "i"
+    assert status.workers[0].adapters == ["tuned"]
     assert status.instance_id
     assert status.instance_id == (await first.Status(asked, cast("Context", None))).instance_id
     assert status.instance_id != (await second.Status(asked, cast("Context", None))).instance_id
@@ -237,8 +239,9 @@ async def test_a_client_is_told_the_names_of_models_alone() -> None:
     with pytest.raises(NotAllowedError, match="operator or service"):
         await servicer.Status(scheduler_pb2.StatusRequest(), context)
     told = await servicer.Status(scheduler_pb2.StatusRequest(names_only=True), context)
-    assert [(worker.model, list(worker.model_aliases)) for worker in told.workers] == [("m", [])]
+    assert [(worker.model, list(worker.model_aliases)) for worker in told.workers] == [("m", ["tuned"])]
     told.workers[0].ClearField("model")
+    told.workers[0].ClearField("model_aliases")
     assert told == scheduler_pb2.StatusResponse(workers=[scheduler_pb2.WorkerStatus()]), "nothing else"
 
 

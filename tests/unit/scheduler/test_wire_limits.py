@@ -37,6 +37,14 @@ def test_shapes_beyond_belief(field: str) -> None:
         wire.worker_opened(pb.WorkerToScheduler(open=pb.CreditsOpen(**{**SHAPE, field: most + 1})), 1)
 
 
+def test_an_adapter_is_one_of_the_names() -> None:
+    opened = pb.CreditsOpen(**SHAPE, model_aliases=["alias", "tuned"], adapters=["tuned"])
+    assert wire.worker_opened(pb.WorkerToScheduler(open=opened), 1).adapters == ("tuned",)
+    opened.adapters.append("m")
+    with pytest.raises(wire.InvalidFieldError, match=r"^open\.adapters\[1\]: 'm' is none of model_aliases$"):
+        wire.worker_opened(pb.WorkerToScheduler(open=opened), 1)
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
