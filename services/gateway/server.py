@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import socket
 import sys
@@ -39,6 +40,8 @@ from services.rpc.server import stop_on_signals
 from services.rpc.tls import security_of
 from services.telemetry import Telemetry
 
+log = logging.getLogger("uvicorn.error")
+
 BACKLOG = 2048
 """Connections the kernel holds until they are accepted: a burst of a thousand clients and as many again."""
 
@@ -46,10 +49,20 @@ BACKLOG = 2048
 class Server(uvicorn.Server):
     """uvicorn, told to stop by us: one process has one place that knows of signals."""
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let what is open end; who is cut off then has an answer that says so, and is no fault to be traced."""
+        log.addFilter(_is_no_cut)
+        await super().shutdown(sockets)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
+
+
+def _is_no_cut(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's is about something else than one request that was cut off; another counts those."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:

@@ -286,6 +286,20 @@ async def test_a_gateway_that_is_told_to_stop_finishes_its_streams(slow_fleet: F
         await ask(gateway.address, "GET", "/health")
 
 
+async def test_a_gateway_whose_grace_is_over_tells_its_clients_and_logs_no_failure(slow_fleet: Fleet) -> None:
+    gateway = gateway_of(slow_fleet, "--shutdown-grace-s", "1", name="gateway-cutting")
+    body = {**CHAT, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    async with asked(gateway.address, "POST", CHAT_URL, body) as response:
+        events = response.events()
+        await anext(events)
+        stopped = asyncio.create_task(asyncio.to_thread(gateway.stop))
+        rest = [event async for event in events]
+    assert json.loads(rest[-2])["error"]["code"] == "gateway_stopping"
+    assert await stopped == 0
+    assert "Cancel 1 running task" in gateway.log()
+    assert "Traceback" not in gateway.log()
+
+
 async def test_a_request_waits_for_a_worker_until_its_deadline(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet()
     address = gateway_of(fleet).address
