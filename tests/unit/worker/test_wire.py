@@ -123,7 +123,7 @@ def test_a_grant_says_how_far_ahead_to_reserve() -> None:
 def test_the_scheduler_is_told_which_names_are_adapters() -> None:
     shape = EngineShape("test", 64, 16, 512, 8, 0, "tiny", ("alias", "poet"), adapters=("poet",))
     opened = wire.credits_open("w", "i", shape, 60, ()).open
-    assert (opened.model, opened.model_aliases, opened.adapters) == ("tiny", ["alias", "poet"], ["poet"])
+    assert (opened.model, list(opened.model_aliases), list(opened.adapters)) == ("tiny", ["alias", "poet"], ["poet"])
 
 
 def test_a_worker_says_that_it_knows_standing_grants() -> None:
