@@ -30,7 +30,7 @@ class Call(NamedTuple):
 class Timeline:
     """Plays calls on workers of the given capacities. `speeds` divides how long a request takes on each.
 
-    `engines` are a model and how many completions run at once, for each worker.
+    `engines` are a model, its other names behind blanks, and how many completions run at once, for each worker.
     """
 
     def __init__(
@@ -55,8 +55,9 @@ class Timeline:
         self._ends: list[tuple[int, int, m.Grant]] = []
         speeds, engines = list(speeds), list(engines)
         for number, capacity in enumerate(capacities):
-            model, sequences = engines[number] if engines else ("m", 10_000)
-            epoch = self.rig.open(f"w{number}", shape(capacity, sequences), model=model)
+            names, sequences = engines[number] if engines else ("m", 10_000)
+            model, *aliases = names.split()
+            epoch = self.rig.open(f"w{number}", shape(capacity, sequences), model=model, aliases=tuple(aliases))
             self.speeds[epoch] = speeds[number] if speeds else 1.0
 
     def advance(self, calls: Iterable[Call] = ()) -> None:

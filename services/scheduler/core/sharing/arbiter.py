@@ -38,7 +38,7 @@ from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
-from services.scheduler.core.fleet import Fleet, Worker
+from services.scheduler.core.fleet import Fleet, Group, Worker
 from services.scheduler.core.messages import Announced
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement, next_loan, soonest
@@ -85,6 +85,7 @@ class Arbiter:
         self._now_ns = 0
         self._news = True
         self._bids: dict[Channel, Bid] = {}
+        self._held: dict[Group, int] = {}
         self._guards_looked_ns = 0
         self._paused: set[Worker] = set()
         self._lessons = policy.lessons
@@ -201,15 +202,16 @@ class Arbiter:
     def begin(self, now_ns: int) -> None:
         """Start a pass: end savings whose head or worker is no longer there, and see whether there is anything new."""
         self._now_ns = now_ns
+        self._held.clear()
         self._aside.begin(now_ns)
         self._deposits.return_to_others_than_heads()
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
+        for saving in self._savings.not_of_the_first():
+            self._cancel(saving)
         for saving in self._savings:
-            line = saving.channel.lines.get(saving.line.model)
-            first = line is saving.line and line.head() is saving.entry
-            if not first or not saving.worker.takes_grants(now_ns) or self._aside.saves_in_vain(saving):
+            if not saving.worker.takes_grants(now_ns) or self._aside.saves_in_vain(saving):
                 self._cancel(saving)
         for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
             self._paused.discard(worker)
@@ -256,12 +258,14 @@ class Arbiter:
         peak_blocks = self._policy.peak_blocks(entry.announced, worker, blocks)
         self._precedence.granted(worker, entry.request_id, peak_blocks)
         self._guarantees.note_use(worker, channel, self._now_ns)
-        self._holds.granted(worker, entry.request_id, channel, blocks, prepaid_block_ns, self._now_ns)
+        bid = self._bids.get(channel)
+        lent_aside = bid is not None and bid.loan is placement
+        self._holds.granted(worker, entry.request_id, channel, blocks, prepaid_block_ns, self._now_ns, lent_aside)
         # Every other bid stands: a booking takes room away from this worker alone.
         stale = [
             other
             for other, bid in self._bids.items()
-            if other is channel or (bid.placement is not None and bid.placement.worker is worker)
+            if other is channel or ((found := bid.lendable) is not None and found.worker is worker)
         ]
         for other in stale:
             del self._bids[other]
@@ -294,35 +298,44 @@ class Arbiter:
                 continue
             soonest_to_pay = soonest([bid for bid in bids if bid.wants])
             if soonest_to_pay is None or any(bid.payer_waits for bid in bids):
-                lent = next_loan([bid for bid in bids if bid.wants and bid.placement is not None])
-                return lent.placement if lent is not None else None
+                lent = next_loan([bid for bid in bids if bid.wants and bid.lendable is not None])
+                return lent.lendable if lent is not None else None
             self._begin_rounds(bids, soonest_to_pay.rounds)
 
     def _begin_rounds(self, bids: list[Bid], rounds: int) -> None:
         """Give each channel with work so many quanta.
 
-        One whose heads all save has paid, and cannot spend meanwhile what others let it gain. More of that in hand than
-        it could use would have whoever comes later wait until all of it is spent. One of whose heads has paid and finds
-        no worker to save on gains in full: by that the head has its turn.
+        One whose heads all have paid cannot spend meanwhile what others let it gain. More of that in hand than it could
+        use would have whoever comes later wait until all of it is spent.
         """
-        waiting = self._deposits.channels()
         for bid in bids:
-            if bid.wants or bid.channel in waiting:
+            if bid.wants:
                 bid.channel.gain(rounds)
             elif bid.takes_part:
                 bid.channel.gain(rounds, self._most_in_hand(bid.channel, bids))
 
     def _most_in_hand(self, channel: Channel, bids: list[Bid]) -> int:
-        """Return what a channel whose heads save may gain by that: what can be occupied where they do meanwhile.
+        """Return what a channel whose heads have paid may gain: what can be occupied where they wait meanwhile.
 
-        A start is booked no later than the longest usual hold time from when a head begins to save.
-
-        Heavier ones may gain more, by weight, or those that have as much as they may would be alike.
+        That is about what is held there, and what they save for: less than the capacity where an engine runs no more
+        requests at once, though blocks are free. A start is booked no later than the longest usual hold time from when
+        a head begins to save. Heavier ones may gain more, by weight, or those that have as much as they may would be
+        alike.
         """
         lightest = min(bid.channel.quantum_block_ns for bid in bids)
         longest_ns = max(self._holds.usual_of_ns(other) for other in self._ring)
-        usable_block_ns = longest_ns * self._savings.around_blocks(channel)
-        return usable_block_ns * channel.quantum_block_ns // lightest
+        savings = self._savings.of_channel(channel)
+        groups = {saving.worker.group for saving in savings}
+        groups.update(group for deposit in self._deposits.of_channel(channel) for group in deposit.groups)
+        around_blocks = sum(map(self._held_blocks, groups)) + sum(saving.blocks for saving in savings)
+        return longest_ns * around_blocks * channel.quantum_block_ns // lightest
+
+    def _held_blocks(self, group: Group) -> int:
+        """Return what was held on all workers of a group when that was first asked in this pass."""
+        held = self._held.get(group)
+        if held is None:
+            held = self._held[group] = sum(worker.ledger.held_blocks for worker in group.workers.values())
+        return held
 
     def _bid(self, channel: Channel) -> Bid:
         """Return what the channel would do next, as found before if nothing has changed for it."""

@@ -11,7 +11,7 @@ from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.savings import Saving
 
 PAID_ROUNDS: Final = -(1 << 62)
-"""Rank of a head that has saved: before all that have yet to pay."""
+"""Rank of a head that has saved: before all that have yet to pay, and among such those with most to spare."""
 
 
 class Placement(Value):
@@ -28,6 +28,8 @@ class Bid:
     `since_block_ns` is of a request that has paid, while it waited for a worker to save on (`deposits`): with all that
     its channel ever gained, what the channel would have in hand if it had spent nothing since. None for all others.
 
+    One that cannot pay for what it waits for may have a `loan` elsewhere: what another line of its could be lent.
+
     `wants` is False if it has nothing to pay for; `takes_part` tells that it gains by a round: it has a head that a
     worker could run, also if that one saves already. `payer_waits` tells that one of its heads can pay, fits nowhere,
     and found no worker to save on.
@@ -36,6 +38,7 @@ class Bid:
     __slots__ = (
         "channel",
         "cost_block_ns",
+        "loan",
         "payer_waits",
         "placement",
         "saving",
@@ -54,6 +57,7 @@ class Bid:
         saving: Saving | None = None,
         takes_part: bool = True,
         since_block_ns: int | None = None,
+        loan: Placement | None = None,
     ) -> None:
         """Say what was found for the channel; it holds until `Arbiter` drops it."""
         self.channel = channel
@@ -64,6 +68,12 @@ class Bid:
         self.saving = saving
         self.takes_part = takes_part
         self.since_block_ns = since_block_ns
+        self.loan = loan
+
+    @property
+    def lendable(self) -> Placement | None:
+        """What the channel could be lent."""
+        return self.placement or self.loan
 
     @property
     def affordable(self) -> bool:
@@ -76,7 +86,7 @@ class Bid:
         if self.since_block_ns is not None:
             return -((self.since_block_ns + self.channel.gained_block_ns) // self.channel.quantum_block_ns)
         if not self.cost_block_ns:
-            return PAID_ROUNDS
+            return PAID_ROUNDS - self.channel.deficit_block_ns // self.channel.quantum_block_ns
         return self.channel.rounds_to_pay(self.cost_block_ns)
 
     @property

@@ -70,54 +70,117 @@ class Heads:
         channel.set_unserved_aside(self._fleet.serving)
         heads = channel.heads()
         payer_waits = False
-        paid_for = self._look_at_paid(channel, heads)
+        paid_for = self._look_at_paid(channel)
         if paid_for is not None:
             return paid_for
         for line, head in heads:
+            if self._savings.of(head) is not None:
+                takes_part = True
+                bid = self._look_behind(channel, line, capped, payer_waits)
+                if bid is not None:
+                    return bid
+                continue
             placement = self._places.find(channel, head, self._now_ns, capped)
-            if placement is None and self._savings.of(head) is None:
-                worker, blocks = self._places.to_save(channel, head, self._now_ns, capped)
-                kept_out = self._aside.takes(channel, line, head, could_save=bool(blocks))
-                if line.head() is not head:
-                    return None
-                if kept_out or not blocks:
-                    capped |= set() if kept_out else self._where_capped(channel, head)
-                    continue
-                cost_block_ns = self._holds.cost_block_ns(channel, blocks)
-                if cost_block_ns > channel.deficit_block_ns and not self._deposits.of(head):
-                    return Bid(channel, payer_waits, cost_block_ns=cost_block_ns)
-                if worker is not None:
-                    return self._bid_to_save(channel, line, head, worker, blocks, payer_waits)
-                takes_part = True
-                payer_waits = len(heads) == 1
-                self._deposits.wait(channel, line, head, cost_block_ns, alone=payer_waits)
-            elif placement is None:
-                takes_part = True
-                placement = self._place_one_behind(channel, line)
             if placement is not None:
                 return self._bid_to_place(channel, placement, payer_waits)
+            worker, blocks = self._places.to_save(channel, head, self._now_ns, capped)
+            kept_out = self._aside.takes(channel, line, head, could_save=bool(blocks))
+            if line.head() is not head:
+                return None
+            if kept_out or not blocks:
+                capped |= set() if kept_out else self._where_capped(channel, head)
+                continue
+            bid = self._bid_for_head(channel, heads, line, head, worker, blocks, capped, payer_waits)
+            if bid is not None:
+                return bid
+            takes_part = True
+            payer_waits = len(heads) == 1
         return Bid(channel, payer_waits, wants=False, takes_part=takes_part)
+
+    def _bid_for_head(
+        self,
+        channel: Channel,
+        heads: list[tuple[Line, Entry]],
+        line: Line,
+        head: Entry,
+        worker: Worker | None,
+        blocks: int,
+        capped: set[Group],
+        payer_waits: bool,
+    ) -> Bid | None:
+        """Return a bid for a head that fits nowhere: to save on the worker, or as it cannot pay; None if it waits.
+
+        It has paid by then, unless its line is alone, or another head of the channel has that waits for the same
+        workers.
+        """
+        groups = self._fleet.serving(line.model)
+        if self._deposits.another_waits(channel, head, groups):
+            return None
+        cost_block_ns = self._holds.cost_block_ns(channel, blocks)
+        if cost_block_ns > channel.deficit_block_ns and not self._deposits.of(head):
+            loan = self._find_loan(channel, heads, head, capped)
+            return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, loan=loan)
+        if worker is not None:
+            return self._bid_to_save(channel, line, head, worker, blocks, payer_waits)
+        self._deposits.wait(channel, line, head, groups, cost_block_ns, alone=len(heads) == 1)
+        return None
 
     def _where_capped(self, channel: Channel, head: Entry) -> set[Group]:
         """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
         return {group for group, _, _ in self._bookings.of(head)} if channel.share.ceiling_share < 1 else set()
 
-    def _look_at_paid(self, channel: Channel, heads: list[tuple[Line, Entry]]) -> Bid | None:
-        """Return a bid for a head that has paid, if one may start or save.
+    def _look_at_paid(self, channel: Channel) -> Bid | None:
+        """Return a bid for a request that has paid, if one may start or save.
 
-        It waits for no other line of its channel that cannot pay, or that its saving keeps out.
+        It waits for none of its channel that cannot pay, or that its saving keeps out.
         """
-        for line, head in heads if len(heads) > 1 else ():
-            waits = self._deposits.of(head) > 0
-            if not waits and self._savings.of(head) is None:
-                continue
-            placement = self._places.find(channel, head, self._now_ns)
+        for saving in self._savings.of_channel(channel):
+            placement = self._places.find(channel, saving.entry, self._now_ns)
             if placement is not None:
                 return self._bid_to_place(channel, placement)
-            if waits:
-                worker, blocks = self._places.to_save(channel, head, self._now_ns, set())
-                if worker is not None:
-                    return self._bid_to_save(channel, line, head, worker, blocks)
+        for deposit in self._deposits.of_channel(channel):
+            placement = self._places.find(channel, deposit.entry, self._now_ns)
+            if placement is not None:
+                return self._bid_to_place(channel, placement)
+            worker, blocks = self._places.to_save(channel, deposit.entry, self._now_ns, set())
+            if worker is not None:
+                return self._bid_to_save(channel, deposit.line, deposit.entry, worker, blocks)
+        return None
+
+    def _find_loan(
+        self, channel: Channel, heads: list[tuple[Line, Entry]], head: Entry, capped: set[Group]
+    ) -> Placement | None:
+        """Return what one of the lines after that of a head that cannot pay could be lent elsewhere.
+
+        The head saves up for other workers, and loses nothing by it.
+        """
+        later = iter(heads)
+        for _, entry in later:
+            if entry is head:
+                break
+        for _, entry in later:
+            if self._savings.of(entry) is None and not self._deposits.of(entry):
+                placement = self._places.find(channel, entry, self._now_ns, capped)
+                if placement is not None:
+                    return placement
+        return None
+
+    def _look_behind(self, channel: Channel, line: Line, capped: set[Group], payer_waits: bool) -> Bid | None:
+        """Return a bid for one behind a head that saves: it may pass, or save on another worker if that can be paid.
+
+        With one saving for each line a channel could not have more workers by its weight than it has lines.
+        """
+        placement = self._place_one_behind(channel, line)
+        if placement is not None:
+            return self._bid_to_place(channel, placement, payer_waits)
+        for entry in line.behind():
+            if self._savings.of(entry) is not None:
+                continue
+            worker, blocks = self._places.to_save(channel, entry, self._now_ns, capped)
+            if worker is None or self._holds.cost_block_ns(channel, blocks) > channel.deficit_block_ns:
+                return None
+            bid = self._bid_to_save(channel, line, entry, worker, blocks, payer_waits)
+            return None if bid.saving is None or self._aside.saves_in_vain(bid.saving) else bid
         return None
 
     def _bid_to_place(self, channel: Channel, placement: Placement, payer_waits: bool = False) -> Bid:

@@ -22,14 +22,18 @@ LEAST_HOLD_NS: Final = 1_000_000
 class Hold:
     """One reservation that is charged for: what it holds since when, what it used before, what was charged and paid.
 
-    What was `lent` is paid up to a bound of the channel's debt only, so that `paid_block_ns` may stay below the charge.
+    What was `lent` is paid up to a bound of the channel's debt only, so that `paid_block_ns` may stay below the charge;
+    of what was `lent_aside`, past a head of the channel that saves up for other workers, nothing is.
     """
 
     __slots__ = (
-        "blocks", "channel", "charge_block_ns", "granted_ns", "lent", "paid_block_ns", "since_ns", "used_block_ns",
+        "blocks", "channel", "charge_block_ns", "granted_ns", "lent", "lent_aside", "paid_block_ns", "since_ns",
+        "used_block_ns",
     )  # fmt: skip
 
-    def __init__(self, channel: Channel, blocks: int, prepaid_block_ns: int, lent: bool, now_ns: int) -> None:
+    def __init__(
+        self, channel: Channel, blocks: int, prepaid_block_ns: int, lent: bool, lent_aside: bool, now_ns: int
+    ) -> None:
         """Begin a hold of `blocks`, for which nothing but the prepaid is charged yet."""
         self.channel = channel
         self.granted_ns = now_ns
@@ -39,6 +43,7 @@ class Hold:
         self.charge_block_ns = prepaid_block_ns
         self.paid_block_ns = prepaid_block_ns
         self.lent = lent
+        self.lent_aside = lent_aside
 
     def use(self, now_ns: int) -> None:
         """Count what has been held since the last change."""
@@ -55,7 +60,8 @@ class Hold:
         unpaid_block_ns = self.charge_block_ns - self.paid_block_ns
         if charge_block_ns > self.charge_block_ns:
             more_block_ns = charge_block_ns - self.charge_block_ns
-            self.paid_block_ns += self.channel.pay(more_block_ns, charge_block_ns if self.lent else None)
+            if not self.lent_aside:
+                self.paid_block_ns += self.channel.pay(more_block_ns, charge_block_ns if self.lent else None)
         elif charge_block_ns < self.paid_block_ns:
             self.channel.refund(self.paid_block_ns - charge_block_ns)
             self.paid_block_ns = charge_block_ns
@@ -87,12 +93,19 @@ class Holds:
         return blocks * max(self.usual_of_ns(channel), LEAST_HOLD_NS)
 
     def granted(
-        self, worker: Worker, request_id: str, channel: Channel, blocks: int, prepaid_block_ns: int, now_ns: int
+        self,
+        worker: Worker,
+        request_id: str,
+        channel: Channel,
+        blocks: int,
+        prepaid_block_ns: int,
+        now_ns: int,
+        lent_aside: bool = False,
     ) -> None:
         """Begin a hold and charge it; `prepaid_block_ns` the channel has paid already."""
         charge_block_ns = self.cost_block_ns(channel, blocks)
-        lent = not prepaid_block_ns and charge_block_ns > channel.deficit_block_ns
-        hold = Hold(channel, blocks, prepaid_block_ns, lent, now_ns)
+        lent = lent_aside or (not prepaid_block_ns and charge_block_ns > channel.deficit_block_ns)
+        hold = Hold(channel, blocks, prepaid_block_ns, lent, lent_aside, now_ns)
         self._by_epoch.setdefault(worker.epoch, {})[request_id] = hold
         channel.last_charge_block_ns = charge_block_ns
         hold.correct(charge_block_ns)

@@ -100,6 +100,13 @@ class Line:
             self._fill()
         return self._live[self._front[0][2]] if self._front else None
 
+    def first(self, count: int) -> list[Entry]:
+        """Return so many of the first entries, or as many as are looked at."""
+        head = self.head()
+        if head is None or count == 1:
+            return [] if head is None else [head]
+        return [head, *self.behind()[: count - 1]]
+
     @property
     def aside(self) -> int:
         """How many are set aside."""

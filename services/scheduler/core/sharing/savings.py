@@ -54,13 +54,14 @@ class Saving:
 
 
 class Savings:
-    """At most one saving per worker and one per line."""
+    """At most one saving per worker, and one per entry."""
 
     def __init__(self, holds: Holds) -> None:
         """Start with none; `holds` tells when what runs may end."""
         self._holds = holds
         self._by_epoch: dict[int, Saving] = {}
         self._by_request: dict[str, Saving] = {}
+        self._by_channel: dict[Channel, dict[str, Saving]] = {}
 
     def __iter__(self) -> Iterator[Saving]:
         """Iterate over a copy of the savings."""
@@ -69,6 +70,21 @@ class Savings:
     def __len__(self) -> int:
         """Return the number of savings."""
         return len(self._by_epoch)
+
+    def not_of_the_first(self) -> list[Saving]:
+        """Return those whose entries are not, or no longer, among the first of their lines.
+
+        Of a line with so many savings the first so many have them: who comes before them takes the last one's place.
+        """
+        by_line: dict[Line, list[Saving]] = {}
+        for saving in self._by_epoch.values():
+            by_line.setdefault(saving.line, []).append(saving)
+        found: list[Saving] = []
+        for line, savings in by_line.items():
+            present = savings[0].channel.lines.get(line.model) is line
+            first = line.first(len(savings)) if present else []
+            found += [saving for saving in savings if saving.entry not in first]
+        return found
 
     def on(self, worker: Worker) -> Saving | None:
         """Return the saving on the worker."""
@@ -83,25 +99,24 @@ class Savings:
         """Return the saving of the entry."""
         return self._by_request.get(entry.request_id)
 
-    def around_blocks(self, channel: Channel) -> int:
-        """Return about what is held where the channel's heads save: what it could use there if it had all of that.
-
-        That is less than the capacity where an engine runs no more requests at once, though blocks are free.
-        """
-        found = (saving for saving in self._by_epoch.values() if saving.channel is channel)
-        return sum(
-            (saving.worker.ledger.held_blocks + saving.blocks) * len(saving.worker.group.workers) for saving in found
-        )
+    def of_channel(self, channel: Channel) -> list[Saving]:
+        """Return the savings of the channel, in the order in which they began."""
+        return list(self._by_channel.get(channel, {}).values())
 
     def add(self, saving: Saving) -> None:
         """Begin to save; the worker and the entry must have no saving."""
         self._by_epoch[saving.worker.epoch] = saving
         self._by_request[saving.entry.request_id] = saving
+        self._by_channel.setdefault(saving.channel, {})[saving.entry.request_id] = saving
 
     def remove(self, saving: Saving) -> None:
         """End it."""
         del self._by_epoch[saving.worker.epoch]
         del self._by_request[saving.entry.request_id]
+        left = self._by_channel[saving.channel]
+        del left[saving.entry.request_id]
+        if not left:
+            del self._by_channel[saving.channel]
 
     def lets_pass(self, saving: Saving, channel: Channel, blocks: int, now_ns: int) -> bool:
         """Return whether a request of `channel` may take `blocks` without delaying the head, whose start is booked."""

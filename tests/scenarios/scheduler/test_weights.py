@@ -1,0 +1,86 @@
+"""That weights divide what is occupied, whatever else there is: more workers, more models, others elsewhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from services.scheduler.core.sharing.share import Share
+from tests.support.flood import Flood
+from tests.support.timeline import Call, Timeline
+
+MANY = 1_000
+
+
+def part(held: Mapping[str, int]) -> float:
+    """Return what `light` occupied of what it and `heavy` did."""
+    return held["light"] / (held["light"] + held["heavy"])
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize(("workers", "blocks"), [(2, 60), (4, 60), (8, 60), (4, 25), (2, 10), (4, 10)])
+@pytest.mark.parametrize("weight", [1.0, 4.0, 16.0])
+@pytest.mark.parametrize("order", [("light", "heavy"), ("heavy", "light")])
+def test_weights_divide_several_workers(
+    policy: str, workers: int, blocks: int, weight: float, order: tuple[str, str]
+) -> None:
+    """A channel has as many workers as its weight is worth, not one for each line, nor more as first in the ring."""
+    shares = {name: Share(weight if name == "heavy" else 1.0) for name in order}
+    flood = Flood(Timeline(shares, [100] * workers, policy=policy))
+    choose, waiting = random.Random(1), 2 * workers * 100 // blocks
+    for step in range(600):
+        flood.advance(*((Call(step, name, blocks, choose.randint(5, 15), "m"), waiting) for name in order))
+    assert part(flood.timeline.block_steps) == pytest.approx(1 / (1 + weight), abs=0.03)
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize("asked", [2, 8])
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_who_asks_for_more_models_of_a_worker_has_no_more_of_it(policy: str, asked: int, weight: float) -> None:
+    names = [f"m{number}" for number in range(8)]
+    shares = {"light": Share(), "heavy": Share(weight)}
+    flood = Flood(Timeline(shares, [100], policy=policy, engines=[(" ".join(names), MANY)]))
+    choose = random.Random(1)
+    for step in range(1_000):
+        flood.advance(
+            *((Call(step, "light", 60, choose.randint(5, 15), name), 5) for name in names[:asked]),
+            (Call(step, "heavy", 60, choose.randint(5, 15), names[0]), 20),
+        )
+    assert part(flood.timeline.block_steps) == pytest.approx(1 / (1 + weight), abs=0.03)
+
+
+@pytest.mark.parametrize("beside", [0, 3, 7])
+def test_a_worker_is_not_idle_while_its_channel_saves_up_for_another(beside: int) -> None:
+    """The oldest head of `both` cannot pay for long, as others alone on that model keep rounds from beginning."""
+    crowd = [f"crowd-{number}" for number in range(beside)]
+    shares = {"both": Share(), **{name: Share(4.0) for name in crowd}}
+    flood = Flood(Timeline(shares, [100, 100], engines=[("x", MANY), ("y", MANY)]))
+    for step in range(400):
+        flood.advance(
+            *((Call(step, name, 60, 10, "x"), 4) for name in ("both", *crowd)), (Call(step, "both", 10, 5, "y"), 40)
+        )
+    assert flood.granted("both", "y") * 10 * 5 >= 0.95 * 400 * 100
+    assert flood.granted("both", "x") >= 0.5 * 400 / 10 / (1 + 4 * beside), "what it is lent elsewhere is no debt here"
+
+
+@pytest.mark.parametrize("before", [60, 1_000])
+def test_what_waits_for_a_worker_to_save_on_gains_no_more_the_longer_others_run(before: int) -> None:
+    """`first` has a head that has paid for `x`, where a crowd saves, and others save on `y`; `later` comes there."""
+    crowd = {f"crowd-{number}": f"of-{number}" for number in range(3)}
+    shares = dict.fromkeys(("first", "other", "later", *crowd), Share())
+    models = ("x", "y", "z", *crowd.values())
+    capacities = [400 if model == "z" else 100 for model in models]
+    flood = Flood(Timeline(shares, capacities, engines=[(model, MANY) for model in models]))
+    choose = random.Random(1)
+    for step in range(before + 100):
+        flood.advance(
+            *((Call(step, "first", 60, 10, model), 3) for model in ("x", "y")),
+            *((Call(step, name, 60, 10, "x"), 3) for name in crowd),
+            *((Call(step, name, 10, 10, own), 20) for name, own in crowd.items()),
+            (Call(step, "other", 10, choose.randint(3, 7), "z"), 80),
+            (Call(step, "later", 60, 10, "y"), 3 if step >= before else 0),
+        )
+    at = flood.timeline.granted_at
+    assert min(at.get(name, step) for name in flood.asked["later", "y"]) - before <= 50
