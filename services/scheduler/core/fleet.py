@@ -31,11 +31,33 @@ def token_geometry(shape: EngineShape) -> EngineShape:
 
 
 @dataclass(slots=True, eq=False)
+class Pool:
+    """Groups that compete: those that a model they both serve links, and whoever is linked to these.
+
+    A request that names its model may run in one pool only, one that names none in any.
+    """
+
+    groups: list[Group] = field(default_factory=list)
+    models: set[str] = field(default_factory=lambda: {""})
+    """What may be asked of it, "" for any."""
+
+    @property
+    def present(self) -> bool:
+        """Whether it has any group."""
+        return bool(self.groups)
+
+    def serves(self, model: str) -> bool:
+        """Return whether a worker of it answers to this model name; "" accepts any."""
+        return model in self.models
+
+
+@dataclass(slots=True, eq=False)
 class Group:
     """Workers that differ only in capacity and speed. `shape` has the capacity of the largest."""
 
     models: tuple[str, ...]
     shape: EngineShape
+    pool: Pool
     workers: dict[int, Worker] = field(default_factory=dict)
 
     def serves(self, model: str) -> bool:
@@ -110,6 +132,60 @@ class Worker:
             self.drift_blocks = max(self.ledger.free_blocks - report.blocks_free, 0)
 
 
+class Pools:
+    """The pools of all groups. Who is linked to more than before stays in its pool; what falls apart is in new ones."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.pools: list[Pool] = []
+        self._by_model: dict[str, Pool] = {}
+
+    def serving(self, model: str) -> list[Pool]:
+        """Return the pools that serve the model, "" for all."""
+        if not model:
+            return self.pools
+        pool = self._by_model.get(model)
+        return [] if pool is None else [pool]
+
+    def add(self, group: Group) -> None:
+        """Link a group that has come."""
+        found = (self._by_model.get(model) for model in group.models)
+        linked = list(dict.fromkeys(pool for pool in found if pool is not None))
+        pool = linked[0] if linked else self._open()
+        for other in linked[1:]:
+            self.pools.remove(other)
+            self._take(pool, other.groups)
+            other.groups = []
+        self._take(pool, [group])
+
+    def remove(self, group: Group) -> None:
+        """Forget a group that is gone; what it alone has linked is apart from then on."""
+        pool, group.pool = group.pool, Pool()
+        left = [other for other in pool.groups if other is not group]
+        for model in pool.models:
+            self._by_model.pop(model, None)
+        self.pools.remove(pool)
+        pool.groups = []
+        pool.models = {""}
+        if left:
+            self.pools.append(pool)
+            self._take(pool, [left.pop(0)])
+        for other in left:
+            self.add(other)
+
+    def _open(self) -> Pool:
+        pool = Pool()
+        self.pools.append(pool)
+        return pool
+
+    def _take(self, pool: Pool, groups: list[Group]) -> None:
+        pool.groups += groups
+        for group in groups:
+            group.pool = pool
+            pool.models.update(group.models)
+            self._by_model.update(dict.fromkeys(group.models, pool))
+
+
 class Fleet:
     """Every live epoch, and which one is the present life of each worker."""
 
@@ -126,6 +202,16 @@ class Fleet:
         self._groups: dict[tuple[tuple[str, ...], EngineShape], Group] = {}
         self._serving: dict[str, list[Group]] = {}
         self._models: tuple[str, ...] | None = ()
+        self._pools = Pools()
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The pools, in the order in which they came; to be read and not changed."""
+        return self._pools.pools
+
+    def pools_serving(self, model: str) -> list[Pool]:
+        """Return the pools that serve the model; "" for all of them."""
+        return self._pools.serving(model)
 
     def __iter__(self) -> Iterator[Worker]:
         """Iterate over the workers, those in their grace period included."""
@@ -175,6 +261,7 @@ class Fleet:
         group.measure()
         if not group.workers:
             del self._groups[group.models, token_geometry(group.shape)]
+            self._pools.remove(group)
             self._groups_changed()
 
     def largest_blocks(self) -> dict[tuple[tuple[str, ...], EngineShape], int]:
@@ -194,7 +281,8 @@ class Fleet:
         key = opened.models, token_geometry(opened.shape)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(opened.models, opened.shape)
+            group = self._groups[key] = Group(opened.models, opened.shape, Pool())
+            self._pools.add(group)
             self._groups_changed()
         return group
 

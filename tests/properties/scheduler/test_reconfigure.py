@@ -190,7 +190,7 @@ def test_a_head_that_saves_has_its_payment_back_and_begins_all_the_same() -> Non
     assert rig.machine._arbiter.saving_on(worker) is not None
     assert rig.machine.step(m.Reconfigure({"a": Share(), "b": Share(2.0)}), rig.now_ns) == []
     assert rig.machine._arbiter.saving_on(worker) is None
-    assert rig.machine.channel("b").deficit_block_ns >= 0
+    assert rig.machine.channel("b").account(worker.group.pool).deficit_block_ns >= 0
     running, rig.grants = deque(rig.grants), []
     for _ in range(5):
         rig.wait(10)

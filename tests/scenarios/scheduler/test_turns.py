@@ -108,7 +108,7 @@ def test_two_are_divided_by_weight_whoever_is_beside_them_on_another_model(weigh
 
 def test_what_a_head_has_paid_comes_back_when_it_leaves() -> None:
     """`both` runs for one model, and has paid for a head of another whose places are all taken; that is cancelled."""
-    flood = Flood(Timeline({"flood": Share(), "both": Share()}, [100, 100], engines=[("m", 4), ("n", MANY)]))
+    flood = Flood(Timeline({"flood": Share(), "both": Share()}, [100, 100], engines=[("m k", 4), ("n k", MANY)]))
     machine = flood.timeline.rig.machine
     for step in range(20 * STEPS):
         flood.advance(
@@ -116,13 +116,15 @@ def test_what_a_head_has_paid_comes_back_when_it_leaves() -> None:
             (Call(step, "both", 10, STEPS, "n"), 20),
             (Call(step, "both", 2, STEPS, "m"), 1),
         )
-        if deposits := [one for one in machine._arbiter._deposits._by_request.values() if one.channel.name == "both"]:
+        if deposits := [
+            one for one in machine._arbiter._deposits._by_request.values() if one.account.channel.name == "both"
+        ]:
             break
     (deposit,) = deposits
-    before_block_ns = deposit.channel.deficit_block_ns
+    before_block_ns = deposit.account.deficit_block_ns
     machine.step(m.Gone(deposit.entry.request_id, m.GoneReason.ENDED), flood.timeline.rig.now_ns)
     machine._arbiter.begin(flood.timeline.rig.now_ns)
-    assert deposit.channel.deficit_block_ns == before_block_ns + deposit.paid_block_ns
+    assert deposit.account.deficit_block_ns == before_block_ns + deposit.paid_block_ns
 
 
 def test_weights_divide_several_models_that_all_share() -> None:

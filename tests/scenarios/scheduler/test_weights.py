@@ -84,3 +84,74 @@ def test_what_waits_for_a_worker_to_save_on_gains_no_more_the_longer_others_run(
         )
     at = flood.timeline.granted_at
     assert min(at.get(name, step) for name in flood.asked["later", "y"]) - before <= 50
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize("weight", [1.0, 4.0, 16.0])
+@pytest.mark.parametrize("blocks", [(50, 50), (90, 20)])
+def test_what_a_channel_has_of_another_model_changes_nothing_for_this_one(
+    policy: str, weight: float, blocks: tuple[int, int]
+) -> None:
+    """Nobody else asks for `y`: `light` has all of it, and its part of `x` as if it had none."""
+    shares = {"light": Share(), "heavy": Share(weight)}
+    flood = Flood(Timeline(shares, [100, 100], policy=policy, engines=[("x", MANY), ("y", MANY)]))
+    choose = random.Random(1)
+    for step in range(2_000):
+        flood.advance(
+            *(
+                (Call(step, name, size, choose.randint(5, 15), "x"), 20)
+                for name, size in zip(shares, blocks, strict=True)
+            ),
+            (Call(step, "light", 10, choose.randint(5, 15), "y"), 20),
+        )
+    granted = {name: flood.granted(name, "x") * size for name, size in zip(shares, blocks, strict=True)}
+    assert part(granted) == pytest.approx(1 / (1 + weight), abs=0.03)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("asked", [1, 8])
+@pytest.mark.parametrize("blocks", [(60, 60), (30, 90)])
+def test_rounds_that_others_begin_elsewhere_are_none_here(workers: int, asked: int, blocks: tuple[int, int]) -> None:
+    names = [f"m{number}" for number in range(asked)]
+    shares = {"light": Share(), "heavy": Share(4.0), "elsewhere": Share()}
+    engines = [(" ".join(names), MANY)] * workers
+    flood = Flood(Timeline(shares, [*[100] * workers, 400], engines=[*engines, ("z", MANY)]))
+    choose = random.Random(1)
+    for step in range(1_000):
+        flood.advance(
+            *((Call(step, "light", blocks[0], choose.randint(5, 15), name), 5 * workers) for name in names),
+            (Call(step, "heavy", blocks[1], choose.randint(5, 15), names[0]), 20 * workers),
+            (Call(step, "elsewhere", 10, choose.randint(3, 7), "z"), 80),
+        )
+    assert part(flood.timeline.block_steps) == pytest.approx(0.2, abs=0.03)
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+def test_who_takes_any_model_has_its_part_and_leaves_none_idle(policy: str) -> None:
+    shares = {"light": Share(), "heavy": Share(4.0)}
+    models = ("x", "y", "z")
+    flood = Flood(Timeline(shares, [100] * 3, policy=policy, engines=[(model, MANY) for model in models]))
+    choose = random.Random(1)
+    for step in range(1_000):
+        flood.advance(
+            (Call(step, "light", choose.choice([10, 40, 60]), choose.randint(5, 15), ""), 40),
+            *((Call(step, "heavy", choose.choice([10, 40, 60]), choose.randint(5, 15), model), 20) for model in models),
+        )
+    held = flood.timeline.block_steps
+    assert part(held) == pytest.approx(0.2, abs=0.03)
+    assert sum(held.values()) >= 0.75 * 1_000 * 300
+
+
+def test_who_takes_any_model_goes_where_there_is_room() -> None:
+    """Its head saves on one worker, and starts on another of another model as soon as that has room."""
+    flood = Flood(
+        Timeline({"any": Share(), "x": Share(), "y": Share()}, [100, 100], engines=[("x", MANY), ("y", MANY)])
+    )
+    flood.advance((Call(0, "x", 90, 1_000, "x"), 1), (Call(0, "y", 90, 50, "y"), 1))
+    flood.advance((Call(1, "any", 60, 10, ""), 2))
+    for _ in range(70):
+        flood.advance()
+    machine = flood.timeline.rig.machine
+    assert flood.granted("any", "") == 2
+    assert not list(machine._arbiter._savings)
+    assert not machine._arbiter._deposits._by_request

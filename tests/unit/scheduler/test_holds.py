@@ -6,6 +6,7 @@ import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry
+from services.scheduler.core.fleet import Pool
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.hold_time import HoldTime
 from services.scheduler.core.sharing.holds import LEAST_HOLD_NS, Holds
@@ -25,11 +26,12 @@ class Book:
         entry = Entry("waits")
         entry.announce(announced("waits", "a", 1), 0)
         self.channel.enter(entry)
-        self.channel.deficit_block_ns = self.start = 1_000 * SECOND_NS
+        self.account = self.channel.account(self.worker.group.pool)
+        self.account.deficit_block_ns = self.start = 1_000 * SECOND_NS
         self.holds = Holds()
 
     def paid(self) -> int:
-        return self.start - self.channel.deficit_block_ns
+        return self.start - self.account.deficit_block_ns
 
 
 def test_a_channel_pays_for_what_was_held_for_as_long_as_it_was() -> None:
@@ -63,11 +65,11 @@ def test_a_grant_that_came_back_unclaimed_costs_nothing_and_tells_nothing() -> N
 def test_debt_is_bounded_by_the_charge_and_what_was_forgiven_is_not_refunded() -> None:
     book = Book()
     book.channel.hold_time.observe(SECOND_NS)
-    book.channel.deficit_block_ns = book.start = -4 * SECOND_NS
+    book.account.deficit_block_ns = book.start = -4 * SECOND_NS
     book.holds.granted(book.worker, "r", book.channel, 5, 0, 0)
-    assert book.channel.deficit_block_ns == -5 * SECOND_NS
+    assert book.account.deficit_block_ns == -5 * SECOND_NS
     book.holds.ended(book.worker, "r", True, SECOND_NS // 2)
-    assert book.channel.deficit_block_ns == -5 * SECOND_NS, "it paid 1 of 5 and used 2.5"
+    assert book.account.deficit_block_ns == -5 * SECOND_NS, "it paid 1 of 5 and used 2.5"
 
 
 def test_a_lost_epoch_is_paid_up_to_its_end() -> None:
@@ -99,17 +101,17 @@ def test_what_was_used_lately_is_remembered_for_one_to_two_windows() -> None:
 def test_what_ran_beyond_its_estimate_is_owed_in_full_while_there_is_work_and_one_charge_of_it_after_a_pause() -> None:
     book = Book()
     book.channel.hold_time.observe(SECOND_NS)
-    book.channel.deficit_block_ns = 20 * SECOND_NS
+    book.account.deficit_block_ns = 20 * SECOND_NS
     book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
     book.holds.ended(book.worker, "r", True, 60 * SECOND_NS)
-    assert book.channel.deficit_block_ns == -580 * SECOND_NS
+    assert book.account.deficit_block_ns == -580 * SECOND_NS
     (line,) = book.channel.lines.values()
     entry = line.head()
     assert entry is not None
     book.channel.leave(entry)
-    assert book.channel.deficit_block_ns == -580 * SECOND_NS
+    assert book.account.deficit_block_ns == -580 * SECOND_NS
     book.channel.enter(entry)
-    assert book.channel.deficit_block_ns == -10 * SECOND_NS, "nobody waited for it meanwhile"
+    assert book.account.deficit_block_ns == -10 * SECOND_NS, "nobody waited for it meanwhile"
 
 
 @pytest.mark.parametrize("cause", [m.ReleaseCause.UNCLAIMED, m.ReleaseCause.RECALLED])
@@ -133,21 +135,21 @@ def test_a_channel_pays_for_what_its_prompt_was_settled_to() -> None:
     rig.settle(grant, 2)
     rig.wait(1_000)
     rig.finish(grant)
-    paid_block_ns = -rig.machine.channel("a").deficit_block_ns
+    paid_block_ns = -rig.machine.channel("a").account(rig.worker("w").group.pool).deficit_block_ns
     assert SECOND_NS < paid_block_ns <= 2 * SECOND_NS, "two blocks for a second, less what a round gave"
 
 
 def test_a_channel_without_work_saves_nothing() -> None:
     """What it has in hand when its line ends, and what comes back later, would let it go on alone when it returns."""
-    channel = Channel("a", Share(), 1)
-    entry = Entry("waits")
+    channel, pool = Channel("a", Share(), 1), Pool()
+    account, entry = channel.account(pool), Entry("waits")
     entry.announce(announced("waits", "a", 1), 0)
     channel.enter(entry)
-    channel.deficit_block_ns = 50
-    channel.refund(20)
-    assert channel.deficit_block_ns == 70, "it has work"
+    account.deficit_block_ns = 50
+    account.refund(20)
+    assert account.deficit_block_ns == 70, "it has work"
     channel.leave(entry)
-    assert channel.deficit_block_ns == 0
-    channel.pay(30)
-    channel.refund(50)
-    assert channel.deficit_block_ns == 0
+    assert account.deficit_block_ns == 0
+    account.pay(30)
+    account.refund(50)
+    assert account.deficit_block_ns == 0

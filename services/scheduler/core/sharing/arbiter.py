@@ -38,8 +38,10 @@ from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
-from services.scheduler.core.fleet import Fleet, Group, Worker
+from services.scheduler.core.backlog import Entry
+from services.scheduler.core.fleet import Fleet, Group, Pool, Worker
 from services.scheduler.core.messages import Announced
+from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement, next_loan, soonest
 from services.scheduler.core.sharing.channel import Channel
@@ -83,8 +85,9 @@ class Arbiter:
             self._tiers,
         )
         self._now_ns = 0
-        self._news = True
-        self._bids: dict[Channel, Bid] = {}
+        self._news: set[Pool] = set()
+        """Pools to be looked at: something ended there, or somebody came to the front of a line."""
+        self._bids: dict[Pool, dict[Channel, Bid]] = {}
         self._held: dict[Group, int] = {}
         self._guards_looked_ns = 0
         self._paused: set[Worker] = set()
@@ -99,7 +102,7 @@ class Arbiter:
         self._ring.append(channel)
         self._tiers.sort(self._ring)
         self._guarantees.add(channel)
-        self._news = True
+        self._look_again_everywhere()
 
     def reshared(self) -> None:
         """Note that channels have other shares than before: what was booked and found out under those is void.
@@ -115,7 +118,7 @@ class Arbiter:
             for channel in self._ring:
                 channel.bring_back(worker.group)  # who was kept out by its tier
             self.room_grew(worker)
-        self._look_again()
+        self._look_again_everywhere()
 
     def saving_on(self, worker: Worker) -> Saving | None:
         """Return the head that saves on the worker, None if none does."""
@@ -128,6 +131,7 @@ class Arbiter:
         self._cancel_outdated()
         self._precedence.opened(worker)
         self.came_back(worker)
+        self._look_again_everywhere()
 
     def ended(self, worker: Worker, now_ns: int) -> None:
         """Note that an epoch is over; its worker is no longer in the fleet."""
@@ -141,7 +145,8 @@ class Arbiter:
         for channel in self._ring:
             channel.worker_left(worker)
             channel.bring_back(worker.group)  # what no other is known to hold may be tried on the largest left
-        self._look_again()
+            channel.close_accounts()
+        self._look_again_everywhere()
 
     def came_back(self, worker: Worker) -> None:
         """Note that the worker takes grants again, or for the first time."""
@@ -153,7 +158,7 @@ class Arbiter:
 
     def went_away(self) -> None:
         """Note that some worker takes no grants for a while."""
-        self._look_again()
+        self._look_again_everywhere()
 
     def spare(self, worker: Worker, channel: Channel, now_ns: int) -> Spare:
         """Return what the channel could take of the worker that is kept for nobody else."""
@@ -191,10 +196,14 @@ class Arbiter:
         for channel in self._ring:
             channel.room_grew(worker)
             self._aside.room_grew(worker, channel)
-        self._look_again()
+        self._look_again(worker.group.pool)
 
-    def _look_again(self) -> None:
-        self._news = True
+    def _look_again(self, pool: Pool) -> None:
+        self._news.add(pool)
+        self._bids.pop(pool, None)
+
+    def _look_again_everywhere(self) -> None:
+        self._news = set(self._fleet.pools)
         self._bids.clear()
 
     # ---- a pass ----
@@ -211,15 +220,17 @@ class Arbiter:
         for saving in self._savings.not_of_the_first():
             self._cancel(saving)
         for saving in self._savings:
-            if not saving.worker.takes_grants(now_ns) or self._aside.saves_in_vain(saving):
+            moved = saving.worker.group.pool is not saving.account.pool
+            if moved or not saving.worker.takes_grants(now_ns) or self._aside.saves_in_vain(saving):
                 self._cancel(saving)
         for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
             self._paused.discard(worker)
             self.came_back(worker)
         for channel in self._ring:
-            if channel.changed or channel.line_ended:
-                self._look_again()
-                channel.changed = False
+            for model in channel.changed:
+                for pool in self._fleet.pools_serving(model):
+                    self._look_again(pool)
+            channel.changed.clear()
             self._lift_fence(channel)
         if now_ns - self._guards_looked_ns >= GUARDS_LOOK_NS:
             self._guards_looked_ns = now_ns
@@ -232,45 +243,60 @@ class Arbiter:
         for channel in self._ring:
             for worker in self._fleet:
                 channel.bring_back(worker.group)
-        self._look_again()
+        self._look_again_everywhere()
 
     def next(self) -> Placement | None:
         """Return the next grant of this pass, None if nothing more fits. `placed` must follow each placement."""
-        if not self._news:
-            return None
-        for ring in self._tiers.rings:
-            placement = self._next_of(ring)
-            if placement is not None:
-                return placement
-        self._news = False
+        for pool in self._fleet.pools if self._news else ():
+            if pool not in self._news:
+                continue
+            for ring in self._tiers.rings:
+                placement = self._next_of(ring, pool)
+                if placement is not None:
+                    return placement
+            self._news.discard(pool)
         return None
 
     def placed(self, placement: Placement) -> None:
         """Charge a placement that was booked; the entry has left its line."""
         entry, channel, worker, blocks = placement.entry, placement.channel, placement.worker, placement.blocks
-        saving = self._savings.of(entry)
+        account = channel.account(worker.group.pool)
         self._savings.passed(worker, entry, channel, blocks)
-        prepaid_block_ns = self._deposits.take(entry)
-        if saving is not None:
-            prepaid_block_ns = saving.paid_block_ns
-            self._savings.remove(saving)
-            self.room_grew(saving.worker)
+        prepaid_block_ns = self._deposits.take(entry, account) + self._take_saving(entry, account)
         peak_blocks = self._policy.peak_blocks(entry.announced, worker, blocks)
         self._precedence.granted(worker, entry.request_id, peak_blocks)
         self._guarantees.note_use(worker, channel, self._now_ns)
-        bid = self._bids.get(channel)
+        bid = self._bids.get(account.pool, {}).get(channel)
         lent_aside = bid is not None and bid.loan is placement
         self._holds.granted(worker, entry.request_id, channel, blocks, prepaid_block_ns, self._now_ns, lent_aside)
-        # Every other bid stands: a booking takes room away from this worker alone.
-        stale = [
-            other
-            for other, bid in self._bids.items()
-            if other is channel or ((found := bid.lendable) is not None and found.worker is worker)
-        ]
-        for other in stale:
-            del self._bids[other]
-        channel.changed = False
+        self._drop_bids(channel, worker)
+        if not entry.announced.model:
+            self._look_again_everywhere()  # it was in line for every pool
+        channel.changed.discard(entry.announced.model)
         self._lift_fence(channel)
+
+    def _drop_bids(self, channel: Channel, worker: Worker) -> None:
+        """Drop the channel's bid and those for the worker. The others stand: nobody has less room elsewhere."""
+        bids = self._bids.get(worker.group.pool, {})
+        for other, bid in list(bids.items()):
+            found = bid.lendable or bid.saving
+            if other is channel or (found is not None and found.worker is worker):
+                del bids[other]
+
+    def _take_saving(self, entry: Entry, account: Account) -> int:
+        """End the saving of an entry that starts, if it has one; return what was paid from the account.
+
+        What was paid from another goes back there.
+        """
+        saving = self._savings.of(entry)
+        if saving is None:
+            return 0
+        if saving.account is not account:
+            self._cancel(saving)
+            return 0
+        self._savings.remove(saving)
+        self.room_grew(saving.worker)
+        return saving.paid_block_ns
 
     def _lift_fence(self, channel: Channel) -> None:
         """If a line has ended, nothing is fenced off for it any more: look again where something was."""
@@ -286,10 +312,10 @@ class Arbiter:
 
     # ---- turns ----
 
-    def _next_of(self, ring: list[Channel]) -> Placement | None:
-        """Return the next grant of a tier."""
+    def _next_of(self, ring: list[Channel], pool: Pool) -> Placement | None:
+        """Return the next grant of a tier in a pool."""
         while True:
-            bids = [self._bid(channel) for channel in ring if len(channel)]
+            bids = [self._bid(channel.account(pool)) for channel in ring if channel.asks(pool)]
             first = soonest([bid for bid in bids if bid.wants and bid.affordable])
             if first is not None:
                 if first.saving is None:
@@ -310,11 +336,11 @@ class Arbiter:
         """
         for bid in bids:
             if bid.wants:
-                bid.channel.gain(rounds)
+                bid.account.gain(rounds)
             elif bid.takes_part:
-                bid.channel.gain(rounds, self._most_in_hand(bid.channel, bids))
+                bid.account.gain(rounds, self._most_in_hand(bid.account, bids))
 
-    def _most_in_hand(self, channel: Channel, bids: list[Bid]) -> int:
+    def _most_in_hand(self, account: Account, bids: list[Bid]) -> int:
         """Return what a channel whose heads have paid may gain: what can be occupied where they wait meanwhile.
 
         That is about what is held there, and what they save for: less than the capacity where an engine runs no more
@@ -322,13 +348,13 @@ class Arbiter:
         a head begins to save. Heavier ones may gain more, by weight, or those that have as much as they may would be
         alike.
         """
-        lightest = min(bid.channel.quantum_block_ns for bid in bids)
+        lightest = min(bid.account.quantum_block_ns for bid in bids)
         longest_ns = max(self._holds.usual_of_ns(other) for other in self._ring)
-        savings = self._savings.of_channel(channel)
+        savings = self._savings.of_account(account)
         groups = {saving.worker.group for saving in savings}
-        groups.update(group for deposit in self._deposits.of_channel(channel) for group in deposit.groups)
+        groups.update(group for deposit in self._deposits.of_account(account) for group in deposit.groups)
         around_blocks = sum(map(self._held_blocks, groups)) + sum(saving.blocks for saving in savings)
-        return longest_ns * around_blocks * channel.quantum_block_ns // lightest
+        return longest_ns * around_blocks * account.quantum_block_ns // lightest
 
     def _held_blocks(self, group: Group) -> int:
         """Return what was held on all workers of a group when that was first asked in this pass."""
@@ -337,25 +363,26 @@ class Arbiter:
             held = self._held[group] = sum(worker.ledger.held_blocks for worker in group.workers.values())
         return held
 
-    def _bid(self, channel: Channel) -> Bid:
-        """Return what the channel would do next, as found before if nothing has changed for it."""
-        bid = self._bids.get(channel)
+    def _bid(self, account: Account) -> Bid:
+        """Return what the channel would do next in a pool, as found before if nothing has changed for it there."""
+        bids = self._bids.setdefault(account.pool, {})
+        bid = bids.get(account.channel)
         waited = bid is not None and bid.wants and bid.placement is None and bid.saving is None
         if bid is None or (waited and bid.affordable):
-            bid = self._bids[channel] = self._heads.bid(channel, self._now_ns)
+            bid = bids[account.channel] = self._heads.bid(account, self._now_ns)
         return bid
 
     # ---- savings ----
 
     def _save(self, saving: Saving) -> None:
         """Pay and begin to save, in place of a lower tier's head if one saves there."""
-        if not self._deposits.take(saving.entry):
-            saving.channel.pay(saving.paid_block_ns, 0)
+        if not self._deposits.take(saving.entry, saving.account):
+            saving.account.pay(saving.paid_block_ns, 0)
         if (lower := self._savings.on(saving.worker)) is not None:
             self._cancel(lower)
         self._savings.add(saving)
         saving.channel.room_grew(saving.worker)
-        self._bids.clear()
+        self._drop_bids(saving.channel, saving.worker)
 
     def _cancel_outdated(self) -> None:
         """End savings for what their heads would not book there any more, as where only a larger worker has come."""
@@ -366,5 +393,5 @@ class Arbiter:
 
     def _cancel(self, saving: Saving) -> None:
         self._savings.remove(saving)
-        saving.channel.refund(saving.paid_block_ns)
+        saving.account.refund(saving.paid_block_ns)
         self.room_grew(saving.worker)

@@ -7,6 +7,7 @@ from typing import Final
 from services.core.value import Value
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.savings import Saving
 
@@ -36,7 +37,7 @@ class Bid:
     """
 
     __slots__ = (
-        "channel",
+        "account",
         "cost_block_ns",
         "loan",
         "payer_waits",
@@ -49,7 +50,7 @@ class Bid:
 
     def __init__(
         self,
-        channel: Channel,
+        account: Account,
         payer_waits: bool = False,
         wants: bool = True,
         cost_block_ns: int = 0,
@@ -59,8 +60,8 @@ class Bid:
         since_block_ns: int | None = None,
         loan: Placement | None = None,
     ) -> None:
-        """Say what was found for the channel; it holds until `Arbiter` drops it."""
-        self.channel = channel
+        """Say what was found for the account; it holds until `Arbiter` drops it."""
+        self.account = account
         self.payer_waits = payer_waits
         self.wants = wants
         self.cost_block_ns = cost_block_ns
@@ -78,21 +79,21 @@ class Bid:
     @property
     def affordable(self) -> bool:
         """Whether the channel can pay now; what has saved has paid."""
-        return self.cost_block_ns <= self.channel.deficit_block_ns or not self.cost_block_ns
+        return self.cost_block_ns <= self.account.deficit_block_ns or not self.cost_block_ns
 
     @property
     def rounds(self) -> int:
         """The rounds it takes until the channel can pay; negative for what it has to spare then."""
         if self.since_block_ns is not None:
-            return -((self.since_block_ns + self.channel.gained_block_ns) // self.channel.quantum_block_ns)
+            return -((self.since_block_ns + self.account.gained_block_ns) // self.account.quantum_block_ns)
         if not self.cost_block_ns:
-            return PAID_ROUNDS - self.channel.deficit_block_ns // self.channel.quantum_block_ns
-        return self.channel.rounds_to_pay(self.cost_block_ns)
+            return PAID_ROUNDS - self.account.deficit_block_ns // self.account.quantum_block_ns
+        return self.account.rounds_to_pay(self.cost_block_ns)
 
     @property
     def rounds_of_loans(self) -> int:
         """The rounds of loans it takes until the channel has its turn among those that borrow."""
-        return self.channel.rounds_to_pay(self.cost_block_ns + self.channel.unpaid_block_ns)
+        return self.account.rounds_to_pay(self.cost_block_ns + self.account.unpaid_block_ns)
 
 
 def soonest(bids: list[Bid]) -> Bid | None:
@@ -123,5 +124,5 @@ def next_loan(bids: list[Bid]) -> Bid | None:
             first, least_rounds = bid, rounds
     if least_rounds > 0:
         for bid in bids:
-            bid.channel.unpaid_block_ns -= least_rounds * bid.channel.quantum_block_ns
+            bid.account.unpaid_block_ns -= least_rounds * bid.account.quantum_block_ns
     return first

@@ -5,8 +5,7 @@ per model asked for, because requests for different models do not compete for th
 same engines: a request that waits for a model nobody serves must not hold up the
 others.
 
-What a channel takes is counted in **block-nanoseconds**: blocks held, times how
-long. The deficit is what it may still take before the others have had their turn.
+What it may take before others have their turn it has an account of at each pool of workers (`account`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.fleet import Group, Worker
+from services.scheduler.core.fleet import Group, Pool, Worker
+from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.hold_time import HoldTime
 from services.scheduler.core.sharing.line import Line, order
 from services.scheduler.core.sharing.openings import Kind, Openings, Rooms
@@ -22,10 +22,10 @@ from services.scheduler.core.sharing.share import Share
 
 
 class Channel:
-    """A channel's lines, its deficit, what is known of how long its requests hold blocks, and where it may find room.
+    """A channel's lines, its accounts, what is known of how long its requests hold blocks, and where it may find room.
 
-    `changed` tells the arbiter that the front of a line is another than at its last pass, `line_ended` that a line is
-    empty now. An empty channel does not save, but it still owes, at most its last charge when it returns.
+    `changed` tells the arbiter of which models the front of the line is another than at its last pass, `line_ended`
+    that a line is empty now.
 
     Whoever no present worker could run, a line whose model none serves or a head that only workers that are away can
     hold, or that lower tiers leave no room, is set *aside*: it is not looked at until it is brought back because the
@@ -37,18 +37,12 @@ class Channel:
         self.name = name
         self.share = share
         self.quantum_block_ns = quantum_block_ns
-        self.deficit_block_ns = 0
-        self.last_charge_block_ns = 0
-        self.gained_block_ns = 0
-        """All that rounds have given it, or would have."""
-        self.unpaid_block_ns = 0
-        """What it was lent beyond what it ever pays, less what rounds of loans gave it: how far it is from its turn to
-        borrow, beside the deficit."""
+        self._accounts: dict[Pool, Account] = {}
         self.hold_time = HoldTime()
         self.lines: dict[str, Line] = {}
         self._looked_at: dict[str, Line] = {}
         """Those of the lines that are not aside."""
-        self.changed = False
+        self.changed: set[str] = set()
         self.line_ended = False
         self._rooms: dict[Group, Rooms] = {}
         self._guaranteed: dict[Group, Rooms] = {}
@@ -76,34 +70,48 @@ class Channel:
         model = entry.announced.model
         line = self.lines.get(model)
         if line is None:
+            for account in self._accounts_for(model):
+                if not account.has_work:
+                    account.returns()
             line = self.lines[model] = self._looked_at[model] = Line(model)
         if line.enter(entry):
-            self.changed = True
-        if not self._waiting:
-            # It was away: what ran beyond its estimate then kept nobody waiting that this would still be owed to.
-            self.deficit_block_ns = max(self.deficit_block_ns, -self.last_charge_block_ns)
-            self.unpaid_block_ns = 0
+            self.changed.add(model)
         self._waiting += 1
 
     def leave(self, entry: Entry) -> None:
         """Take an entry out of its line."""
         line = self.lines[entry.announced.model]
         if line.leave(entry):
-            self.changed = True
+            self.changed.add(line.model)
         self._waiting -= 1
-        if not line:
-            del self.lines[line.model]
-            self._looked_at.pop(line.model, None)
-            self.line_ended = True
-        if not self._waiting:
-            self.deficit_block_ns = min(self.deficit_block_ns, 0)
+        if line:
+            return
+        del self.lines[line.model]
+        self._looked_at.pop(line.model, None)
+        self.changed.add(line.model)
+        self.line_ended = True
+        for account in self._accounts_for(line.model):
+            if not account.has_work:
+                account.leaves()
 
-    def heads(self) -> list[tuple[Line, Entry]]:
-        """Return each line that is looked at with its head, in the order in which the heads would leave."""
-        found = [(line, head) for line in self._looked_at.values() if (head := line.head()) is not None]
+    def _accounts_for(self, model: str) -> list[Account]:
+        return [account for pool, account in self._accounts.items() if pool.serves(model)]
+
+    def heads(self, pool: Pool | None = None) -> list[tuple[Line, Entry]]:
+        """Return each line that is looked at with its head, in the order in which the heads would leave.
+
+        Of those alone that the pool serves, if one is given.
+        """
+        looked_at = self._looked_at.values() if pool is None else self._looked_at_in(pool)
+        found = [(line, head) for line in looked_at if (head := line.head()) is not None]
         if len(found) > 1:
             found.sort(key=lambda pair: order(pair[1]))
         return found
+
+    def _looked_at_in(self, pool: Pool) -> list[Line]:
+        if len(pool.models) < len(self._looked_at):
+            return [line for model in pool.models if (line := self._looked_at.get(model)) is not None]
+        return [line for model, line in self._looked_at.items() if model in pool.models]
 
     def heads_for(self, models: tuple[str, ...]) -> Iterator[Entry]:
         """Yield the heads, those that are not aside, which a worker answering to `models` could serve."""
@@ -119,7 +127,9 @@ class Channel:
     def set_head_aside(self, line: Line) -> None:
         """Let the one behind the line's head have its turn."""
         line.set_head_aside()
-        self.line_ended |= line.head() is None
+        if line.head() is None:
+            self.line_ended = True
+            self.changed.add(line.model)
 
     def note_kept_out(self, needed_blocks: dict[Group, int], completions: int) -> None:
         """Note where lower tiers leave a head no room, and what it needs there."""
@@ -138,29 +148,22 @@ class Channel:
 
     # ---- standing ----
 
-    def rounds_to_pay(self, cost_block_ns: int) -> int:
-        """Return the rounds it takes until the channel can pay; 0 or less if it can now."""
-        return -((self.deficit_block_ns - cost_block_ns) // self.quantum_block_ns)
+    def account(self, pool: Pool) -> Account:
+        """Return its standing at a pool, a new one if it has none there."""
+        account = self._accounts.get(pool)
+        if account is None:
+            account = self._accounts[pool] = Account(self, pool)
+        return account
 
-    def gain(self, rounds: int, most_block_ns: int | None = None) -> None:
-        """Take the quanta of so many rounds; if `most_block_ns` is given, up to that."""
-        self.gained_block_ns += rounds * self.quantum_block_ns
-        before = self.deficit_block_ns
-        after = before + rounds * self.quantum_block_ns
-        self.deficit_block_ns = after if most_block_ns is None else max(min(after, most_block_ns), before)
+    def asks(self, pool: Pool) -> bool:
+        """Return whether it has requests in line that the pool serves."""
+        if len(pool.models) < len(self.lines):
+            return any(model in self.lines for model in pool.models)
+        return any(model in pool.models for model in self.lines)
 
-    def pay(self, cost_block_ns: int, most_debt_block_ns: int | None = None) -> int:
-        """Pay and return what was paid: beyond a debt of `most_debt_block_ns`, if given, the rest is forgiven."""
-        before = self.deficit_block_ns
-        after = before - cost_block_ns
-        self.deficit_block_ns = after if most_debt_block_ns is None else max(after, min(before, -most_debt_block_ns))
-        return before - self.deficit_block_ns
-
-    def refund(self, block_ns: int) -> None:
-        """Take back what was paid too much; a channel without work does not save."""
-        self.deficit_block_ns += block_ns
-        if not self._waiting:
-            self.deficit_block_ns = min(self.deficit_block_ns, 0)
+    def close_accounts(self) -> None:
+        """Forget its standing at pools that are gone."""
+        self._accounts = {pool: account for pool, account in self._accounts.items() if pool.present}
 
     # ---- room ----
 

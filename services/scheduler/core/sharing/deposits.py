@@ -15,25 +15,25 @@ from collections.abc import Iterable, Iterator
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group
-from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.line import Line
 
 
 class Deposit:
     """What one head has paid."""
 
-    __slots__ = ("channel", "entry", "groups", "line", "paid_block_ns", "since_block_ns")
+    __slots__ = ("account", "entry", "groups", "line", "paid_block_ns", "since_block_ns")
 
     def __init__(
-        self, entry: Entry, channel: Channel, line: Line, groups: tuple[Group, ...], paid_block_ns: int
+        self, entry: Entry, account: Account, line: Line, groups: tuple[Group, ...], paid_block_ns: int
     ) -> None:
         """Note it; `groups` serve the entry."""
         self.groups = groups
         self.entry = entry
-        self.channel = channel
+        self.account = account
         self.line = line
         self.paid_block_ns = paid_block_ns
-        self.since_block_ns = channel.deficit_block_ns - channel.gained_block_ns
+        self.since_block_ns = account.deficit_block_ns - account.gained_block_ns
         """With all its channel ever gained: what that would have in hand if nothing else had been spent since."""
 
 
@@ -43,52 +43,54 @@ class Deposits:
     def __init__(self) -> None:
         """Start with none."""
         self._by_request: dict[str, Deposit] = {}
-        self._by_channel: dict[Channel, dict[str, Deposit]] = {}
+        self._by_account: dict[Account, dict[str, Deposit]] = {}
 
-    def of_channel(self, channel: Channel) -> Iterator[Deposit]:
-        """Yield what heads of the channel have paid."""
-        return iter(self._by_channel.get(channel, {}).values())
+    def of(self, entry: Entry) -> Deposit | None:
+        """Return what was paid for the entry."""
+        return self._by_request.get(entry.request_id)
 
-    def another_waits(self, channel: Channel, head: Entry, groups: Iterable[Group]) -> bool:
-        """Return whether another head of the channel than this one has paid and waits for workers of the `groups`."""
-        found = self._by_channel.get(channel)
+    def of_account(self, account: Account) -> Iterator[Deposit]:
+        """Yield what was paid from the account."""
+        return iter(self._by_account.get(account, {}).values())
+
+    def another_waits(self, account: Account, head: Entry, groups: Iterable[Group]) -> bool:
+        """Return whether another head than this one was paid for and waits for workers of the `groups`."""
+        found = self._by_account.get(account)
         return found is not None and any(
             deposit.entry is not head and any(group in deposit.groups for group in groups) for deposit in found.values()
         )
 
-    def of(self, entry: Entry) -> int:
-        """Return what the entry has paid, 0 if nothing."""
-        deposit = self._by_request.get(entry.request_id)
-        return 0 if deposit is None else deposit.paid_block_ns
-
-    def since_block_ns(self, entry: Entry) -> int:
-        """Return what, with all that its channel ever gained, that would have in hand, had it spent nothing since."""
-        return self._by_request[entry.request_id].since_block_ns
-
     def wait(
-        self, channel: Channel, line: Line, head: Entry, groups: Iterable[Group], cost_block_ns: int, alone: bool
+        self, account: Account, line: Line, head: Entry, groups: Iterable[Group], cost_block_ns: int, alone: bool
     ) -> None:
-        """Let the channel pay for a head that waits, once; not if its line is `alone`: nobody else spends that."""
+        """Pay for a head that waits, once; not if its line is `alone`: nobody else spends that."""
         if alone or head.request_id in self._by_request:
             return
-        deposit = Deposit(head, channel, line, tuple(groups), channel.pay(cost_block_ns, 0))
+        deposit = Deposit(head, account, line, tuple(groups), account.pay(cost_block_ns, 0))
         self._by_request[head.request_id] = deposit
-        self._by_channel.setdefault(channel, {})[head.request_id] = deposit
+        self._by_account.setdefault(account, {})[head.request_id] = deposit
 
-    def take(self, entry: Entry) -> int:
-        """End the deposit of an entry that starts or saves, if it has one, and return what it has paid."""
+    def take(self, entry: Entry, account: Account) -> int:
+        """End the deposit of an entry that starts or saves, if it has one, and return what was paid from the account.
+
+        What was paid from another goes back there.
+        """
         deposit = self._by_request.pop(entry.request_id, None)
         if deposit is None:
             return 0
-        left = self._by_channel[deposit.channel]
+        left = self._by_account[deposit.account]
         del left[entry.request_id]
         if not left:
-            del self._by_channel[deposit.channel]
-        return deposit.paid_block_ns
+            del self._by_account[deposit.account]
+        if deposit.account is account:
+            return deposit.paid_block_ns
+        deposit.account.refund(deposit.paid_block_ns)
+        return 0
 
     def return_to_others_than_heads(self) -> None:
-        """Pay back where a line has another head by now."""
+        """Pay back where a line has another head by now, or the workers are another pool's."""
         for deposit in list(self._by_request.values()):
-            line = deposit.channel.lines.get(deposit.line.model)
-            if line is not deposit.line or line.head() is not deposit.entry:
-                deposit.channel.refund(self.take(deposit.entry))
+            line, account = deposit.line, deposit.account
+            present = account.channel.lines.get(line.model) is line and account.pool.serves(line.model)
+            if not present or line.head() is not deposit.entry:
+                account.refund(self.take(deposit.entry, account))

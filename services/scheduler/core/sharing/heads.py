@@ -12,10 +12,11 @@ from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Fleet, Group, Worker
+from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement
 from services.scheduler.core.sharing.channel import Channel
-from services.scheduler.core.sharing.deposits import Deposits
+from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.places import Places
@@ -50,56 +51,60 @@ class Heads:
         self._aside = aside
         self._now_ns = 0
 
-    def bid(self, channel: Channel, now_ns: int) -> Bid:
-        """Return what the channel would do next; whoever nobody could run meanwhile is set aside."""
+    def bid(self, account: Account, now_ns: int) -> Bid:
+        """Return what the channel would do next in the pool; whoever nobody could run meanwhile is set aside."""
         self._now_ns = now_ns
+        channel = account.channel
         self._aside.look_again(channel)
-        while (bid := self._look_at_heads(channel)) is None:
+        while (bid := self._look_at_heads(account)) is None:
             pass
         if bid.placement is None and bid.saving is None and channel.share.guaranteed_share:
-            placement = self._place_guaranteed_behind(channel)
+            placement = self._place_guaranteed_behind(account)
             if placement is not None:
                 cost_block_ns = self._holds.cost_block_ns(channel, placement.blocks)
-                return Bid(channel, bid.payer_waits, cost_block_ns=cost_block_ns, placement=placement)
+                return Bid(account, bid.payer_waits, cost_block_ns=cost_block_ns, placement=placement)
         return bid
 
-    def _look_at_heads(self, channel: Channel) -> Bid | None:
+    def _look_at_heads(self, account: Account) -> Bid | None:
         """Look at the heads in order until one can be placed, may save or cannot pay; None if one was set aside."""
+        channel, pool = account.channel, account.pool
         takes_part = False
         capped: set[Group] = set()
         channel.set_unserved_aside(self._fleet.serving)
-        heads = channel.heads()
+        heads = channel.heads(pool)
         payer_waits = False
-        paid_for = self._look_at_paid(channel)
-        if paid_for is not None:
-            return paid_for
+        bid = self._look_at_paid(account)
+        if bid is not None:
+            return bid
         for line, head in heads:
-            if self._savings.of(head) is not None:
+            saving = self._savings.of(head)
+            if saving is None or saving.account is not account:
+                placement = self._places.find(channel, pool, head, self._now_ns, capped)
+                if placement is not None:
+                    return self._bid_to_place(account, placement, payer_waits)
+            if saving is not None:
                 takes_part = True
-                bid = self._look_behind(channel, line, capped, payer_waits)
+                bid = self._look_behind(account, line, capped, payer_waits)
                 if bid is not None:
                     return bid
                 continue
-            placement = self._places.find(channel, head, self._now_ns, capped)
-            if placement is not None:
-                return self._bid_to_place(channel, placement, payer_waits)
-            worker, blocks = self._places.to_save(channel, head, self._now_ns, capped)
+            worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, capped)
             kept_out = self._aside.takes(channel, line, head, could_save=bool(blocks))
             if line.head() is not head:
                 return None
             if kept_out or not blocks:
                 capped |= set() if kept_out else self._where_capped(channel, head)
                 continue
-            bid = self._bid_for_head(channel, heads, line, head, worker, blocks, capped, payer_waits)
+            bid = self._bid_for_head(account, heads, line, head, worker, blocks, capped, payer_waits)
             if bid is not None:
                 return bid
             takes_part = True
             payer_waits = len(heads) == 1
-        return Bid(channel, payer_waits, wants=False, takes_part=takes_part)
+        return Bid(account, payer_waits, wants=False, takes_part=takes_part)
 
     def _bid_for_head(
         self,
-        channel: Channel,
+        account: Account,
         heads: list[tuple[Line, Entry]],
         line: Line,
         head: Entry,
@@ -114,41 +119,47 @@ class Heads:
         workers.
         """
         groups = self._fleet.serving(line.model)
-        if self._deposits.another_waits(channel, head, groups):
+        if self._deposits.another_waits(account, head, groups):
             return None
-        cost_block_ns = self._holds.cost_block_ns(channel, blocks)
-        if cost_block_ns > channel.deficit_block_ns and not self._deposits.of(head):
-            loan = self._find_loan(channel, heads, head, capped)
-            return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, loan=loan)
+        cost_block_ns = self._holds.cost_block_ns(account.channel, blocks)
+        if cost_block_ns > account.deficit_block_ns and self._paid_for(account, head) is None:
+            loan = self._find_loan(account, heads, head, capped)
+            return Bid(account, payer_waits, cost_block_ns=cost_block_ns, loan=loan)
         if worker is not None:
-            return self._bid_to_save(channel, line, head, worker, blocks, payer_waits)
-        self._deposits.wait(channel, line, head, groups, cost_block_ns, alone=len(heads) == 1)
+            return self._bid_to_save(account, line, head, worker, blocks, payer_waits)
+        self._deposits.wait(account, line, head, groups, cost_block_ns, alone=len(heads) == 1)
         return None
+
+    def _paid_for(self, account: Account, entry: Entry) -> Deposit | None:
+        """Return what was paid for the entry, if from this account."""
+        deposit = self._deposits.of(entry)
+        return deposit if deposit is not None and deposit.account is account else None
 
     def _where_capped(self, channel: Channel, head: Entry) -> set[Group]:
         """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
         return {group for group, _, _ in self._bookings.of(head)} if channel.share.ceiling_share < 1 else set()
 
-    def _look_at_paid(self, channel: Channel) -> Bid | None:
+    def _look_at_paid(self, account: Account) -> Bid | None:
         """Return a bid for a request that has paid, if one may start or save.
 
         It waits for none of its channel that cannot pay, or that its saving keeps out.
         """
-        for saving in self._savings.of_channel(channel):
-            placement = self._places.find(channel, saving.entry, self._now_ns)
+        channel, pool = account.channel, account.pool
+        for saving in self._savings.of_account(account):
+            placement = self._places.find(channel, pool, saving.entry, self._now_ns)
             if placement is not None:
-                return self._bid_to_place(channel, placement)
-        for deposit in self._deposits.of_channel(channel):
-            placement = self._places.find(channel, deposit.entry, self._now_ns)
+                return self._bid_to_place(account, placement)
+        for deposit in self._deposits.of_account(account):
+            placement = self._places.find(channel, pool, deposit.entry, self._now_ns)
             if placement is not None:
-                return self._bid_to_place(channel, placement)
-            worker, blocks = self._places.to_save(channel, deposit.entry, self._now_ns, set())
+                return self._bid_to_place(account, placement)
+            worker, blocks = self._places.to_save(channel, pool, deposit.entry, self._now_ns, set())
             if worker is not None:
-                return self._bid_to_save(channel, deposit.line, deposit.entry, worker, blocks)
+                return self._bid_to_save(account, deposit.line, deposit.entry, worker, blocks)
         return None
 
     def _find_loan(
-        self, channel: Channel, heads: list[tuple[Line, Entry]], head: Entry, capped: set[Group]
+        self, account: Account, heads: list[tuple[Line, Entry]], head: Entry, capped: set[Group]
     ) -> Placement | None:
         """Return what one of the lines after that of a head that cannot pay could be lent elsewhere.
 
@@ -159,77 +170,79 @@ class Heads:
             if entry is head:
                 break
         for _, entry in later:
-            if self._savings.of(entry) is None and not self._deposits.of(entry):
-                placement = self._places.find(channel, entry, self._now_ns, capped)
+            if self._savings.of(entry) is None and self._deposits.of(entry) is None:
+                placement = self._places.find(account.channel, account.pool, entry, self._now_ns, capped)
                 if placement is not None:
                     return placement
         return None
 
-    def _look_behind(self, channel: Channel, line: Line, capped: set[Group], payer_waits: bool) -> Bid | None:
+    def _look_behind(self, account: Account, line: Line, capped: set[Group], payer_waits: bool) -> Bid | None:
         """Return a bid for one behind a head that saves: it may pass, or save on another worker if that can be paid.
 
         With one saving for each line a channel could not have more workers by its weight than it has lines.
         """
-        placement = self._place_one_behind(channel, line)
+        channel = account.channel
+        placement = self._place_one_behind(account, line)
         if placement is not None:
-            return self._bid_to_place(channel, placement, payer_waits)
+            return self._bid_to_place(account, placement, payer_waits)
         for entry in line.behind():
             if self._savings.of(entry) is not None:
                 continue
-            worker, blocks = self._places.to_save(channel, entry, self._now_ns, capped)
-            if worker is None or self._holds.cost_block_ns(channel, blocks) > channel.deficit_block_ns:
+            worker, blocks = self._places.to_save(channel, account.pool, entry, self._now_ns, capped)
+            if worker is None or self._holds.cost_block_ns(channel, blocks) > account.deficit_block_ns:
                 return None
-            bid = self._bid_to_save(channel, line, entry, worker, blocks, payer_waits)
+            bid = self._bid_to_save(account, line, entry, worker, blocks, payer_waits)
             return None if bid.saving is None or self._aside.saves_in_vain(bid.saving) else bid
         return None
 
-    def _bid_to_place(self, channel: Channel, placement: Placement, payer_waits: bool = False) -> Bid:
-        """Return a bid for a placement, for nothing if that has paid."""
-        if self._savings.of(placement.entry) is not None:
-            return Bid(channel, payer_waits, placement=placement)
-        if self._deposits.of(placement.entry):
-            return Bid(
-                channel, payer_waits, placement=placement, since_block_ns=self._deposits.since_block_ns(placement.entry)
-            )
-        cost_block_ns = self._holds.cost_block_ns(channel, placement.blocks)
-        return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, placement=placement)
+    def _bid_to_place(self, account: Account, placement: Placement, payer_waits: bool = False) -> Bid:
+        """Return a bid for a placement, for nothing if that was paid for."""
+        saving = self._savings.of(placement.entry)
+        if saving is not None and saving.account is account:
+            return Bid(account, payer_waits, placement=placement)
+        if (deposit := self._paid_for(account, placement.entry)) is not None:
+            return Bid(account, payer_waits, placement=placement, since_block_ns=deposit.since_block_ns)
+        cost_block_ns = self._holds.cost_block_ns(account.channel, placement.blocks)
+        return Bid(account, payer_waits, cost_block_ns=cost_block_ns, placement=placement)
 
     def _bid_to_save(
-        self, channel: Channel, line: Line, head: Entry, worker: Worker, blocks: int, payer_waits: bool = False
+        self, account: Account, line: Line, head: Entry, worker: Worker, blocks: int, payer_waits: bool = False
     ) -> Bid:
-        """Return a bid to save on the worker, for nothing if the head has paid."""
+        """Return a bid to save on the worker, for nothing if the head was paid for."""
         peak_blocks = self._policy.peak_blocks(head.announced, worker, blocks)
-        if paid_block_ns := self._deposits.of(head):
-            saving = Saving(head, channel, line, worker, blocks, peak_blocks, paid_block_ns)
-            return Bid(channel, payer_waits, saving=saving, since_block_ns=self._deposits.since_block_ns(head))
-        cost_block_ns = self._holds.cost_block_ns(channel, blocks)
-        saving = Saving(head, channel, line, worker, blocks, peak_blocks, cost_block_ns)
-        return Bid(channel, payer_waits, cost_block_ns=cost_block_ns, saving=saving)
+        if (deposit := self._paid_for(account, head)) is not None:
+            saving = Saving(head, account, line, worker, blocks, peak_blocks, deposit.paid_block_ns)
+            return Bid(account, payer_waits, saving=saving, since_block_ns=deposit.since_block_ns)
+        cost_block_ns = self._holds.cost_block_ns(account.channel, blocks)
+        saving = Saving(head, account, line, worker, blocks, peak_blocks, cost_block_ns)
+        return Bid(account, payer_waits, cost_block_ns=cost_block_ns, saving=saving)
 
-    def _place_one_behind(self, channel: Channel, line: Line) -> Placement | None:
+    def _place_one_behind(self, account: Account, line: Line) -> Placement | None:
         """Return a placement for the first request that may pass the head."""
-        groups = self._fleet.serving(line.model)
+        channel, pool = account.channel, account.pool
+        groups = [group for group in self._fleet.serving(line.model) if group.pool is pool]
         for entry in line.behind():
             kind, booked = self._places.kind(entry), self._bookings.in_group
             if not any(booked(entry, group)[0] <= channel.openings(group, kind).most_blocks() for group in groups):
                 continue
-            placement = self._places.find(channel, entry, self._now_ns)
+            placement = self._places.find(channel, pool, entry, self._now_ns)
             if placement is not None:
                 return placement
         return None
 
-    def _place_guaranteed_behind(self, channel: Channel) -> Placement | None:
+    def _place_guaranteed_behind(self, account: Account) -> Placement | None:
         """Return a placement for the first request that goes first behind a head that waits: its guarantee is free.
 
         What passes is charged to the deficit that the head pays from, and counts against their ceiling. So that it does
         not keep the head out for ever, nothing passes one that has waited for long.
         """
-        for line, head in channel.heads():
-            found = self._places.find_first(channel, head, self._now_ns)
+        channel, pool = account.channel, account.pool
+        for line, head in channel.heads(pool):
+            found = self._places.find_first(channel, pool, head, self._now_ns)
             if found is not None or self._has_waited(channel, head):
                 return found
             for entry in line.behind():
-                placement = self._places.find_first(channel, entry, self._now_ns)
+                placement = self._places.find_first(channel, pool, entry, self._now_ns)
                 if placement is not None:
                     return placement
         return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.hold_time import HoldTime
 
@@ -27,15 +28,15 @@ class Hold:
     """
 
     __slots__ = (
-        "blocks", "channel", "charge_block_ns", "granted_ns", "lent", "lent_aside", "paid_block_ns", "since_ns",
+        "account", "blocks", "charge_block_ns", "granted_ns", "lent", "lent_aside", "paid_block_ns", "since_ns",
         "used_block_ns",
     )  # fmt: skip
 
     def __init__(
-        self, channel: Channel, blocks: int, prepaid_block_ns: int, lent: bool, lent_aside: bool, now_ns: int
+        self, account: Account, blocks: int, prepaid_block_ns: int, lent: bool, lent_aside: bool, now_ns: int
     ) -> None:
         """Begin a hold of `blocks`, for which nothing but the prepaid is charged yet."""
-        self.channel = channel
+        self.account = account
         self.granted_ns = now_ns
         self.blocks = blocks
         self.since_ns = now_ns
@@ -44,6 +45,11 @@ class Hold:
         self.paid_block_ns = prepaid_block_ns
         self.lent = lent
         self.lent_aside = lent_aside
+
+    @property
+    def channel(self) -> Channel:
+        """Whom it is charged to."""
+        return self.account.channel
 
     def use(self, now_ns: int) -> None:
         """Count what has been held since the last change."""
@@ -61,13 +67,13 @@ class Hold:
         if charge_block_ns > self.charge_block_ns:
             more_block_ns = charge_block_ns - self.charge_block_ns
             if not self.lent_aside:
-                self.paid_block_ns += self.channel.pay(more_block_ns, charge_block_ns if self.lent else None)
+                self.paid_block_ns += self.account.pay(more_block_ns, charge_block_ns if self.lent else None)
         elif charge_block_ns < self.paid_block_ns:
-            self.channel.refund(self.paid_block_ns - charge_block_ns)
+            self.account.refund(self.paid_block_ns - charge_block_ns)
             self.paid_block_ns = charge_block_ns
         self.charge_block_ns = charge_block_ns
         if self.lent:
-            self.channel.unpaid_block_ns += charge_block_ns - self.paid_block_ns - unpaid_block_ns
+            self.account.unpaid_block_ns += charge_block_ns - self.paid_block_ns - unpaid_block_ns
 
 
 class Holds:
@@ -104,10 +110,11 @@ class Holds:
     ) -> None:
         """Begin a hold and charge it; `prepaid_block_ns` the channel has paid already."""
         charge_block_ns = self.cost_block_ns(channel, blocks)
-        lent = lent_aside or (not prepaid_block_ns and charge_block_ns > channel.deficit_block_ns)
-        hold = Hold(channel, blocks, prepaid_block_ns, lent, lent_aside, now_ns)
+        account = channel.account(worker.group.pool)
+        lent = lent_aside or (not prepaid_block_ns and charge_block_ns > account.deficit_block_ns)
+        hold = Hold(account, blocks, prepaid_block_ns, lent, lent_aside, now_ns)
         self._by_epoch.setdefault(worker.epoch, {})[request_id] = hold
-        channel.last_charge_block_ns = charge_block_ns
+        account.last_charge_block_ns = charge_block_ns
         hold.correct(charge_block_ns)
 
     def changed(self, worker: Worker, request_id: str, blocks: int, now_ns: int) -> Channel | None:

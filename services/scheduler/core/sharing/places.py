@@ -13,7 +13,7 @@ from typing import Final
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.fleet import Group, Worker
+from services.scheduler.core.fleet import Group, Pool, Worker
 from services.scheduler.core.sharing.bids import Placement
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.guarantees import Guarantees
@@ -56,15 +56,17 @@ class Places:
         self._fenced: set[Worker] = set()
         self._kept_out: set[Worker] = set()
 
-    def find(self, channel: Channel, entry: Entry, now_ns: int, capped: Set[Group] = frozenset()) -> Placement | None:
-        """Return where the entry fits now, the roomier of the first CHOICES workers; None if nowhere.
+    def find(
+        self, channel: Channel, pool: Pool, entry: Entry, now_ns: int, capped: Set[Group] = frozenset()
+    ) -> Placement | None:
+        """Return where in the pool the entry fits now, the roomier of the first CHOICES workers; None if nowhere.
 
         An older request of the channel waits for its ceiling in the groups that are `capped`.
         """
         best: Placement | None = None
         best_room = looks = 0
         for group, blocks, least_blocks in self._bookings.of(entry):
-            if group in capped:
+            if group.pool is not pool or group in capped:
                 continue
             openings = channel.openings(group, self.kind(entry))
             for worker in openings.roomiest_first(blocks, now_ns):
@@ -85,17 +87,17 @@ class Places:
                 looks += 1
                 if looks == CHOICES:
                     return best
-        return self.find_first(channel, entry, now_ns, capped) if best is None else best
+        return self.find_first(channel, pool, entry, now_ns, capped) if best is None else best
 
     def find_first(
-        self, channel: Channel, entry: Entry, now_ns: int, capped: Set[Group] = frozenset()
+        self, channel: Channel, pool: Pool, entry: Entry, now_ns: int, capped: Set[Group] = frozenset()
     ) -> Placement | None:
-        """Return where the entry may go first although nothing is free: on the least full of the first few workers."""
+        """Return where in the pool the entry may go first with nothing free: on the least full of the first few."""
         if not self._engines_preempt or not channel.share.guaranteed_share:
             return None
         best: Placement | None = None
         for group, blocks, least_blocks in self._bookings.of(entry):
-            if group in capped:
+            if group.pool is not pool or group in capped:
                 continue
             for worker in self._able(channel, entry, group, (blocks, least_blocks), now_ns):
                 if best is None or worker.reach_blocks > best.worker.reach_blocks:
@@ -137,10 +139,12 @@ class Places:
 
     # ---- savings ----
 
-    def to_save(self, channel: Channel, head: Entry, now_ns: int, capped: Set[Group]) -> tuple[Worker | None, int]:
-        """Return the worker with most room on which the head may save, and its booking; none of a `capped` group.
+    def to_save(
+        self, channel: Channel, pool: Pool, head: Entry, now_ns: int, capped: Set[Group]
+    ) -> tuple[Worker | None, int]:
+        """Return the worker of the pool with most room on which the head may save, and its booking.
 
-        Only where lower tiers leave it room, if they do anywhere.
+        None of a `capped` group, and only where lower tiers leave it room, if they do anywhere.
 
         No worker: others save on all of them. No blocks: no worker may take it whatever ends, so there is nothing to
         save for.
@@ -149,7 +153,7 @@ class Places:
         wanted_blocks = 0
         below, has_room = self._tiers.has_lower(channel), False
         for group, blocks, least_blocks in self._bookings.of(head):
-            if group in capped:
+            if group.pool is not pool or group in capped:
                 continue
             for worker in islice(channel.openings(group, self.kind(head)).most_room(now_ns), SAVE_LOOKS):
                 too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)

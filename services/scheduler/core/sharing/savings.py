@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.line import Line
@@ -38,7 +39,7 @@ class Saving:
     """
 
     entry: Entry
-    channel: Channel
+    account: Account
     line: Line
     worker: Worker
     blocks: int
@@ -47,6 +48,11 @@ class Saving:
     start_ns: int | None = None
     extra_blocks: int = 0
     passed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def channel(self) -> Channel:
+        """Whose head it is."""
+        return self.account.channel
 
     def binds(self, channel: Channel, entry: Entry) -> bool:
         """Return whether the saving keeps blocks from the entry: it does not from itself nor from a tier above it."""
@@ -61,7 +67,7 @@ class Savings:
         self._holds = holds
         self._by_epoch: dict[int, Saving] = {}
         self._by_request: dict[str, Saving] = {}
-        self._by_channel: dict[Channel, dict[str, Saving]] = {}
+        self._by_account: dict[Account, dict[str, Saving]] = {}
 
     def __iter__(self) -> Iterator[Saving]:
         """Iterate over a copy of the savings."""
@@ -99,24 +105,24 @@ class Savings:
         """Return the saving of the entry."""
         return self._by_request.get(entry.request_id)
 
-    def of_channel(self, channel: Channel) -> list[Saving]:
-        """Return the savings of the channel, in the order in which they began."""
-        return list(self._by_channel.get(channel, {}).values())
+    def of_account(self, account: Account) -> list[Saving]:
+        """Return the savings that were paid from the account, in the order in which they began."""
+        return list(self._by_account.get(account, {}).values())
 
     def add(self, saving: Saving) -> None:
         """Begin to save; the worker and the entry must have no saving."""
         self._by_epoch[saving.worker.epoch] = saving
         self._by_request[saving.entry.request_id] = saving
-        self._by_channel.setdefault(saving.channel, {})[saving.entry.request_id] = saving
+        self._by_account.setdefault(saving.account, {})[saving.entry.request_id] = saving
 
     def remove(self, saving: Saving) -> None:
         """End it."""
         del self._by_epoch[saving.worker.epoch]
         del self._by_request[saving.entry.request_id]
-        left = self._by_channel[saving.channel]
+        left = self._by_account[saving.account]
         del left[saving.entry.request_id]
         if not left:
-            del self._by_channel[saving.channel]
+            del self._by_account[saving.account]
 
     def lets_pass(self, saving: Saving, channel: Channel, blocks: int, now_ns: int) -> bool:
         """Return whether a request of `channel` may take `blocks` without delaying the head, whose start is booked."""

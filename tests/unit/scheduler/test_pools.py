@@ -1,0 +1,83 @@
+"""Which workers compete for the same requests."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.messages import WorkerOpened
+from tests.support.scheduling import shape
+
+
+def open_worker(fleet: Fleet, epoch: int, *models: str, block_size: int = 1) -> None:
+    engine = shape(100).replace(block_size=block_size)
+    fleet.open(WorkerOpened(epoch, f"w{epoch}", "i", models, engine))
+
+
+def pools_of(fleet: Fleet) -> list[set[int]]:
+    """Return the epochs of each pool."""
+    return [{epoch for group in pool.groups for epoch in group.workers} for pool in fleet.pools]
+
+
+def test_a_model_in_common_links_workers() -> None:
+    fleet = Fleet(1.0)
+    open_worker(fleet, 1, "a")
+    open_worker(fleet, 2, "b")
+    open_worker(fleet, 3, "a", block_size=2)
+    assert pools_of(fleet) == [{1, 3}, {2}]
+    kept = fleet.pools[0]
+    open_worker(fleet, 4, "a", "b")
+    assert pools_of(fleet) == [{1, 2, 3, 4}]
+    assert fleet.pools == [kept]
+    linking = fleet.get(4)
+    assert linking is not None
+    fleet.remove(linking)
+    assert sorted(map(sorted, pools_of(fleet))) == [[1, 3], [2]]
+    assert kept.present
+
+
+def test_a_pool_without_workers_is_gone() -> None:
+    fleet = Fleet(1.0)
+    open_worker(fleet, 1, "a")
+    (pool,) = fleet.pools
+    worker = fleet.get(1)
+    assert worker is not None
+    fleet.remove(worker)
+    assert (fleet.pools, pool.present, pool.serves("a"), fleet.pools_serving("a")) == ([], False, False, [])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(st.sampled_from("abcdef"), min_size=1, max_size=3, unique=True),
+            st.integers(0, 9),
+        ),
+        max_size=20,
+    )
+)
+def test_pools_are_what_models_link(steps: list[list[str] | int]) -> None:
+    fleet, names = Fleet(1.0), dict[int, set[str]]()
+    for epoch, step in enumerate(steps):
+        if isinstance(step, list):
+            open_worker(fleet, epoch, *step)
+            names[epoch] = set(step)
+        elif names:
+            gone = sorted(names)[step % len(names)]
+            worker = fleet.get(gone)
+            assert worker is not None
+            fleet.remove(worker)
+            del names[gone]
+        expected: list[set[int]] = []
+        for mine in names:
+            linked = [pool for pool in expected if any(names[mine] & names[other] for other in pool)]
+            expected = [pool for pool in expected if pool not in linked] + [{mine}.union(*linked)]
+        assert sorted(map(sorted, pools_of(fleet))) == sorted(map(sorted, expected))
+        for one, own in names.items():
+            worker = fleet.get(one)
+            assert worker is not None
+            for name in own:
+                assert fleet.pools_serving(name) == [worker.group.pool]
+                assert worker.group.pool.serves(name)
+        for pool in fleet.pools:
+            assert pool.models == {"", *(name for group in pool.groups for name in group.models)}
