@@ -30,16 +30,19 @@ def token_geometry(shape: EngineShape) -> EngineShape:
     return shape.replace(capacity_blocks=0, max_num_seqs=0)
 
 
-@dataclass(slots=True, eq=False)
 class Pool:
     """Groups that compete: those that a model they both serve links, and whoever is linked to these.
 
     A request that names its model may run in one pool only, one that names none in any.
     """
 
-    groups: list[Group] = field(default_factory=list)
-    models: set[str] = field(default_factory=lambda: {""})
-    """What may be asked of it, "" for any."""
+    __slots__ = ("groups", "models")
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self.groups: list[Group] = []
+        self.models = {""}
+        """What may be asked of it, "" for any."""
 
     @property
     def present(self) -> bool:

@@ -1,8 +1,9 @@
 """Whose request is granted next, and on which worker.
 
 Tiers come strictly one after the other. Within a tier channels take turns by
-deficit round robin (Shreedhar and Varghese, SIGCOMM '95) in **block-nanoseconds**: a
-round gives every channel with work a quantum proportional to its weight; a grant is charged
+deficit round robin (Shreedhar and Varghese, SIGCOMM '95) in **block-nanoseconds**, at each pool of workers
+that compete for the same requests as at an output port of a switch: a
+round gives every channel with work there a quantum proportional to its weight; a grant is charged
 what it is expected to occupy, corrected by what it really does (`holds`). A new round
 begins only when every channel that could be served has used up its deficit.
 
@@ -16,10 +17,10 @@ What a channel may take of one worker (`rules`):
 
 **Nobody starves.** A head that can pay but fits nowhere pays, and *saves* on one of the workers with most room
 (`savings`): its start is booked, and others pass it there only if they do not delay it. Guarantees that would leave
-the head too little room bend, in proportion, while it saves. One head saves per worker and per line. Another
-that can pay waits for the savings before it and for channels with more to spare. There is an end to both: no round
-begins, so no deficit grows, while a head that can pay is waiting without one; and what it could pay its channel's other
-lines do not spend (`deposits`).
+the head too little room bend, in proportion, while it saves. One head saves per worker; those behind it in its line
+may on others. Another that can pay waits for the savings before it and for channels with more to spare. There is an
+end to both: no round begins, so no deficit grows, while a head that can pay is waiting without one; and what it could
+pay its channel's other lines do not spend (`deposits`).
 
 **Nothing idles for fairness' sake.** While those that can pay do not fit, a head that fits now is lent the blocks
 beyond its deficit; for that it owes no more than what its last request cost, so that a channel that used

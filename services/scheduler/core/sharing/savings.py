@@ -1,9 +1,9 @@
 """Heads that wait for a start that is booked for them on one worker.
 
 The first request that can pay but fits nowhere *saves* on a worker: what ends
-there piles up for it. It has paid, so its channel goes on. This is EASY backfilling
-(Lifka, "The ANL/IBM SP Scheduling System", 1995) with blocks for nodes: others
-may pass it there only if they do not delay its booked start:
+there piles up for it, and so may those behind it, on others. It has paid, so its
+channel goes on. This is EASY backfilling (Lifka, "The ANL/IBM SP Scheduling System",
+1995) with blocks for nodes: others may pass it there only if they do not delay its booked start:
 
 - the start is when, by their channels' hold times, enough of what runs there will have ended;
 - one that ends before the start by a cautious estimate may pass;
