@@ -256,6 +256,15 @@ class EngineRequest(Value):
         """Under which of the engine's names the model was asked for; empty for the first."""
 
 
+def read_as_message(request: pb.Request, tells_reasoning: bool) -> pb.ChatPrompt | None:
+    """Return the chat of a request that offers functions, or wants a message of an engine that tells reasoning."""
+    if not request.HasField("chat"):
+        return None
+    chat = request.chat
+    wanted = chat.HasField("tools") or (tells_reasoning and chat.HasField("as_message"))
+    return chat if wanted else None
+
+
 class StepTokens(Value):
     """What one engine step generated, over all runs."""
 

@@ -11,7 +11,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.logs import about
 from services.worker import wire
 from services.worker.core.messages import Credits, Ending, EndingKind, Lease
-from services.worker.engine import EngineRequest
+from services.worker.engine import EngineRequest, read_as_message
 from services.worker.outputs import RunOutput
 
 UNWRITABLE = Ending(EndingKind.FAILED, "internal_error", "the result cannot be written; the worker's log says why")
@@ -45,7 +45,7 @@ class Run:
         self.request = request
         self.sampling = request.sampling
         """Kept: what is inside a message is wrapped anew whenever it is asked for while nobody has it."""
-        self._read_as_message = _read_as_message(request, tells_reasoning)
+        self._read_as_message = read_as_message(request, tells_reasoning)
         """The chat whose answer is read as a message, if it is."""
         self._in_parts = _in_parts(self._read_as_message)
         self.submitted_ns = submitted_ns
@@ -157,15 +157,6 @@ class Run:
                 message = wire.tokens(delta)
             messages.append(message)
         return messages
-
-
-def _read_as_message(request: pb.Request, tells_reasoning: bool) -> pb.ChatPrompt | None:
-    """Return the chat of a request that offers functions, or wants a message of an engine that tells reasoning."""
-    if not request.HasField("chat"):
-        return None
-    chat = request.chat
-    wanted = chat.HasField("tools") or (tells_reasoning and chat.HasField("as_message"))
-    return chat if wanted else None
 
 
 def _in_parts(chat: pb.ChatPrompt | None) -> bool:

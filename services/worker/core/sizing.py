@@ -52,6 +52,11 @@ def covered_tokens(sizes: Sizes, prompt_tokens: int, held_blocks: int, completio
     return held_blocks // completions * sizes.block_size + 1 - sizes.lookahead_tokens - prompt_tokens
 
 
+def output_tokens(room: int, asked: int, default: int | None, ceiling: int | None) -> int:
+    """Return the output tokens per completion where there is `room` for so many; `asked` is 0 where nobody has."""
+    return min(asked or default or room, room, ceiling or room)
+
+
 def size(sizes: Sizes, prompt_tokens: int, max_tokens: int, completions: int) -> Need | Ending:
     """Return the need of a request, or the rejection of one that can never run here.
 
@@ -66,15 +71,14 @@ def size(sizes: Sizes, prompt_tokens: int, max_tokens: int, completions: int) ->
             "and at least one must be left for the output",
             "prompt",
         )
-    wanted = max_tokens or sizes.default_max_tokens or room
-    output_tokens = min(wanted, room, sizes.ceiling_max_tokens or room)
-    blocks = need_blocks(sizes, prompt_tokens, output_tokens, completions)
+    most = output_tokens(room, max_tokens, sizes.default_max_tokens, sizes.ceiling_max_tokens)
+    blocks = need_blocks(sizes, prompt_tokens, most, completions)
     if blocks > sizes.capacity_blocks:
         return Ending(
             EndingKind.REJECTED,
             "pool_too_small",
-            f"the request needs {blocks} blocks at its peak ({prompt_tokens} prompt and {output_tokens} output tokens, "
+            f"the request needs {blocks} blocks at its peak ({prompt_tokens} prompt and {most} output tokens, "
             f"{completions} completions), the worker's pool has {sizes.capacity_blocks}",
             "max_tokens",
         )
-    return Need(blocks, output_tokens)
+    return Need(blocks, most)

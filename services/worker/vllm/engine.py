@@ -208,24 +208,17 @@ class VllmEngine:
 
         Raises TypeError if the `parsers` cannot work with its tokenizer.
         """
-        self._variables = variables
+        from services.worker.vllm.understanding import Understanding
+
         self._llm = llm
         self._adapters = adapters
         self._stats = stats
         self._pace = Pace(llm)
-        self._defaults: dict[str, Any] = llm.vllm_config.model_config.get_diff_sampling_param()
+        self._understanding = Understanding(llm.vllm_config, llm.get_tokenizer(), parsers, variables)
         self._shape = self._describe(names, bool(parsers.reasoning))
-        self._parser = self._parser_class(parsers)
         config = llm.vllm_config
         self._loads = bool(config.kv_transfer_config or config.ec_transfer_config)
         self._watch: asyncio.Task[None] | None = None
-
-    def _parser_class(self, parsers: Parsers) -> Any:
-        if not any(parsers):
-            return None
-        from services.worker.vllm.parsing import parser_class
-
-        return parser_class(*parsers, self._llm.get_tokenizer())
 
     @property
     def vllm_renderer(self) -> Any:
@@ -244,9 +237,6 @@ class VllmEngine:
         config = self._llm.vllm_config
         model_config = config.model_config
         bounded, special = byte_bound(self._llm.get_tokenizer())
-        default = self._defaults.get("max_tokens")
-        from_directory = model_config.generation_config not in {"auto", "vllm"}
-        override = getattr(model_config, "override_generation_config", None) or {}
         return EngineShape(
             engine="vllm",
             blocks_total=self._stats.blocks_total,
@@ -259,8 +249,8 @@ class VllmEngine:
             model_aliases=(*names[1:], *self._adapters),
             byte_bounded_tokenizer=bounded,
             special_tokens=special,
-            default_max_tokens=default,
-            ceiling_max_tokens=default if from_directory else override.get("max_new_tokens"),
+            default_max_tokens=self._understanding.limits.default,
+            ceiling_max_tokens=self._understanding.limits.ceiling,
             tells_reasoning=tells_reasoning,
             guaranteed_first=goes_by_priority(config),
             adapters=tuple(self._adapters),
@@ -304,7 +294,7 @@ class VllmEngine:
         from services.worker.vllm.sampling import engine_step, refusal, refuse_dead_end
 
         run_id = request.run_id
-        params, message = self._understood(request)
+        params, message = self._understanding.of(request)
         said: dict[str, Any] = {} if message is None else message.of_engine()
         said["priority"] = priority_of(request.guaranteed)
         said["lora_request"] = self._adapters.get(request.model)
@@ -340,29 +330,6 @@ class VllmEngine:
         finally:
             self._pace.end(run_id)
             await outputs.aclose()
-
-    def _understood(self, request: EngineRequest) -> tuple[Any, Any]:
-        """Return vLLM's parameters, and what reads the output if the answer is to be read as a message."""
-        from services.worker.vllm.adapters import refuse_prompt_logprobs
-        from services.worker.vllm.sampling import sampling_params
-        from services.worker.vllm.structured import bound
-
-        params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
-        by_echo = not request.sampling.HasField("prompt_logprobs")
-        refuse_prompt_logprobs(self._llm.vllm_config, params.prompt_logprobs is not None, by_echo)
-        message = None if request.chat is None else self._message_run(request)
-        if message is not None:
-            message.constrain(params)
-        if params.structured_outputs is not None:
-            is_clients = request.sampling.structured_outputs.HasField("grammar")
-            bound(params.structured_outputs, request.max_tokens, is_clients)
-        return params, message
-
-    def _message_run(self, request: EngineRequest) -> Any:
-        from services.worker.vllm.parsing import MessageRun
-
-        config = self._llm.vllm_config.model_config
-        return MessageRun(self._parser, self._llm.get_tokenizer(), config, request, self._variables)
 
     def tell_at(self, run_id: str, tokens: int) -> None:
         """Change how often a run is handed over."""
