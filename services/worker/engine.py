@@ -82,6 +82,7 @@ class PromptSpec(Value):
         want_text: bool = False,
         tools_json: str = "",
         tool_choice_json: str = "",
+        form: bytes = b"",
     ) -> None:
         """Say what is to be rendered."""
         self.text, self.token_ids, self.messages_json = text, token_ids, messages_json
@@ -95,6 +96,8 @@ class PromptSpec(Value):
         """Functions offered to the model; empty if there are none (chats only)."""
         self.tool_choice_json = tool_choice_json
         """Which of them it is to call; empty means as it likes."""
+        self.form = form
+        """What may give the output a form, as `forms.form_of` has it; empty if nothing does."""
 
     def packed(self) -> tuple[Any, ...]:
         """Return the arguments that make another of it: a plain tuple is pickled in half the time."""
@@ -102,6 +105,7 @@ class PromptSpec(Value):
             self.text, self.token_ids, self.messages_json, self.chat_template, self.chat_template_kwargs_json,
             self.add_generation_prompt, self.continue_final_message, self.add_special_tokens,
             self.truncate_prompt_tokens, self.max_tokens, self.want_text, self.tools_json, self.tool_choice_json,
+            self.form,
         )  # fmt: skip
 
     @property
@@ -115,6 +119,7 @@ class PromptSpec(Value):
             + len(self.chat_template_kwargs_json)
             + len(self.tools_json)
             + len(self.tool_choice_json)
+            + len(self.form)
         )
 
 
@@ -150,6 +155,13 @@ class Renderer(Protocol):
 
     def render(self, spec: PromptSpec) -> Rendered:
         """Render one prompt. Raises RequestRefusedError."""
+
+
+class CheckingRenderer(Renderer, Protocol):
+    """A renderer in a process of its own, for which there is another: what ends or holds up whom it calls may come."""
+
+    def check_form(self, spec: PromptSpec, rendered: Rendered) -> None:
+        """Look at the `form` that an output is to have, as the engine will. Raises RequestRefusedError if it would."""
 
 
 class Tokenizer(Protocol):

@@ -27,7 +27,7 @@ ASK = struct.Struct("!q")
 ANSWER = struct.Struct("!qq")
 """From the nursery: the new process, and the status with which the old one ended."""
 
-COUNTER_BYTES = 8
+COUNTER_BYTES = 16
 
 log = logging.getLogger("worker.nursery")
 
@@ -47,7 +47,7 @@ class Child(NamedTuple):
     socket: socket.socket
     """The worker's end."""
     counter: memoryview
-    """One number in memory that the process shares: what it wrote is there when it has died."""
+    """Two numbers in memory that the process shares: what it wrote is there when it has died."""
 
 
 class Nursery:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 
 PR_SET_PDEATHSIG = 1
@@ -28,6 +29,20 @@ def _leave_and_die_with_parent() -> None:
     die_with_parent()
     # Ctrl-C goes to a whole process group; the engine must go on while the worker drains.
     os.setpgid(0, 0)
+
+
+USUAL_STACK_BYTES = 8 * 1024 * 1024
+
+STACK_SHARE = 0.75
+"""Of the worker's stack for who tries out what the worker is then to survive: more is left there, whatever it had taken
+before. The bounds of structured outputs leave half of it unused (`services/worker/vllm/depth.py`)."""
+
+
+def have_less_stack() -> None:
+    """Let the stack of this process' main thread grow less far than that of the worker's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    whole = USUAL_STACK_BYTES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_STACK, (int(whole * STACK_SHARE), hard))
 
 
 BEHIND_THE_ENGINE = 5

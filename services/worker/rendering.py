@@ -2,7 +2,7 @@
 
 To send a prompt to another process and its tokens back takes two wake-ups, each of which costs as much as to render a
 short prompt, and more where every processor is busy. Where several wait, or one is long, the event loop must not be
-held up, and the processes work beside it.
+held up, and the processes work beside it. What has a form to be looked at as well might end who looks at it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Rendering:
 
     def render(self, name: str, spec: PromptSpec) -> None:
         """Queue a prompt."""
-        if self._own is not None and self._is_alone() and spec.characters <= SHORT_CHARACTERS:
+        if self._own is not None and not spec.form and self._is_alone() and spec.characters <= SHORT_CHARACTERS:
             self._lone = asyncio.get_running_loop().call_soon(self._render, self._own, name, spec)
         else:
             self._pool.render(name, spec)

@@ -2,6 +2,8 @@
 
 The processes are forked by a nursery, the first before the engine and before any gRPC; one that dies has a successor.
 Prompts wait here, in the worker, and go over as the process takes them; it answers what it has every few milliseconds.
+The form that an output is to have is looked at there as well: the parsers of grammars that do are not ours, and what
+none of our bounds names may end them.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import logging
 import pickle
 import select
+import signal
 import socket
 import struct
 import time
@@ -20,8 +23,9 @@ from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
 from services.worker.core.prompt_line import PromptLine
-from services.worker.engine import PromptSpec, Rendered, Renderer, RequestRefusedError
+from services.worker.engine import CheckingRenderer, PromptSpec, Rendered, Renderer, RequestRefusedError
 from services.worker.nursery import Child, Nursery, NurseryGoneError
+from services.worker.processes import have_less_stack
 
 ANSWER_AFTER_NS = 4_000_000
 """How long prompts are rendered before the answers there are by then are sent: what is ready waits no longer for its
@@ -34,6 +38,13 @@ tokenizer 5 s. Loading does not count."""
 
 STALL_LOOKS = 10
 """How often it is looked at in that time: where all processes were stopped for a minute, that is one look."""
+
+FORM_CPU_S = 2.0
+"""Processor time that a look at one form may take: the engine looks at what has passed again, on the worker's own event
+loop. Within the bounds of structured outputs it takes a tenth of a second, and for a schema of twenty fields 1 ms."""
+
+BEGUN, LOOKS = 0, 1
+"""The two numbers that a process shares: prompts that it has begun, and whether it looks at a form."""
 
 FRAME = struct.Struct("!Q")
 """Length in bytes of the pickle that follows."""
@@ -66,6 +77,12 @@ class NotLoadedError(Exception):
 def failed(message: str) -> Refusal:
     """Return the answer to a prompt that cost the tokenizer its life, or might have: it counts as an attempt."""
     return Refusal("tokenizer_error", message, "prompt", rejects=False)
+
+
+def deadly_form(why: str) -> Refusal:
+    """Return the answer to a form that a process died of, or took too long for: each attempt would say so again."""
+    text = f"the structured outputs cannot be looked at: {why}"
+    return Refusal("invalid_parameter", text, "sampling.structured_outputs")
 
 
 class TokenizerProcess:
@@ -194,7 +211,8 @@ class TokenizerProcess:
         """
         was_loaded, self._loaded = self._loaded, False
         stalled, self._stalled = self._stalled, False
-        culprit = self._prompts.process_lost(self._child.counter[0])
+        culprit = self._prompts.process_lost(self._child.counter[BEGUN])
+        looked = bool(self._child.counter[LOOKS])
         self._child, how = await self._nursery.successor(self._child)
         if not was_loaded:
             raise NotLoadedError(f"the tokenizer process ended before it had loaded ({how})")
@@ -202,6 +220,10 @@ class TokenizerProcess:
         if culprit is None or not culprit.wanted:
             whose = f", while it rendered {culprit.name} in vain" if culprit is not None else ""
             log.warning("a tokenizer process ended (%s)%s; another takes over", why, whose)
+        elif looked:
+            text = "%s: a tokenizer process ended (%s) while it looked at the structured outputs; another takes over"
+            log.warning(text, culprit.name, why)
+            on_answer(culprit.name, deadly_form(why if stalled else _of_form(how)))
         else:  # whoever takes the answer says so, too
             on_answer(culprit.name, failed(f"the process that rendered the prompt ended ({why})"))
 
@@ -215,7 +237,7 @@ class TokenizerPool:
         self._processes = deque(TokenizerProcess(nursery) for _ in range(count))
 
     @classmethod
-    def fork(cls, make_renderer: Callable[[], Renderer], count: int = 1) -> TokenizerPool:
+    def fork(cls, make_renderer: Callable[[], CheckingRenderer], count: int = 1) -> TokenizerPool:
         """Fork nursery and processes; `make_renderer` runs in each. Call it with no event loop running."""
         return cls(Nursery.fork(partial(_serve, make_renderer)), count)
 
@@ -258,8 +280,16 @@ def _unpacked(answer: tuple[bytes, str | None] | Refusal) -> Answer:
     return Rendered(array("I", packed), text)
 
 
-def _serve(make_renderer: Callable[[], Renderer], theirs: socket.socket, begun: memoryview) -> None:
+def _of_form(how: str) -> str:
+    """Return why a form cannot be looked at, by how the process that did ended."""
+    if how == f"signal {signal.SIGPROF:d}":
+        return f"it took over {FORM_CPU_S:g} s of processor time"
+    return f"the process that did ended ({how})"
+
+
+def _serve(make_renderer: Callable[[], CheckingRenderer], theirs: socket.socket, told: memoryview) -> None:
     """Render, in the process, until the worker closes the socket."""
+    have_less_stack()
     renderer = make_renderer()
     stream = cast(BinaryIO, theirs.makefile("rwb"))
     _send(stream, [])  # what loads has nothing to answer
@@ -271,7 +301,7 @@ def _serve(make_renderer: Callable[[], Renderer], theirs: socket.socket, begun: 
                 return
             asked = pickle.loads(stream.read(FRAME.unpack(header)[0]))
             todo.extend([(name, PromptSpec(*spec)) for name, spec in asked])
-        _send(stream, some_answers(renderer, todo, begun))
+        _send(stream, some_answers(renderer, todo, told))
 
 
 def _send(stream: BinaryIO, answers: list[PackedAnswer]) -> None:
@@ -281,17 +311,23 @@ def _send(stream: BinaryIO, answers: list[PackedAnswer]) -> None:
     stream.flush()
 
 
-def some_answers(renderer: Renderer, todo: deque[tuple[str, PromptSpec]], begun: Any) -> list[PackedAnswer]:
+def some_answers(renderer: CheckingRenderer, todo: deque[tuple[str, PromptSpec]], told: Any) -> list[PackedAnswer]:
     """Render prompts of `todo` in order, at least one, until it has taken ANSWER_AFTER_NS; those done leave it.
 
-    The only number in `begun` counts them as they are begun: who dies of one has not answered those before it either.
+    The first number in `told` counts them as they are begun: who dies of one has not answered those before it either.
+    The second says that it is not the prompt that is dealt with, but the form.
     """
     until_ns = time.monotonic_ns() + ANSWER_AFTER_NS
     answers: list[PackedAnswer] = []
     while todo:
         name, spec = todo.popleft()
-        begun[0] += 1
-        answers.append((name, _packed(answer_to(renderer, name, spec))))
+        told[BEGUN] += 1
+        answer = answer_to(renderer, name, spec)
+        if spec.form and isinstance(answer, Rendered):
+            told[LOOKS] = 1
+            answer = looked_at(renderer, name, spec, answer)
+            told[LOOKS] = 0
+        answers.append((name, _packed(answer)))
         if time.monotonic_ns() >= until_ns:
             break
     return answers
@@ -307,6 +343,24 @@ def answer_to(renderer: Renderer, name: str, spec: PromptSpec) -> Answer:
         # A prompt that breaks the renderer must not take the process, and every other prompt, with it.
         log.exception("cannot render %s", name)
         return Refusal("invalid_prompt", f"the prompt cannot be rendered: {error}", "prompt")
+
+
+def looked_at(renderer: CheckingRenderer, name: str, spec: PromptSpec, rendered: Rendered) -> Answer:
+    """Return the answer once the form has been looked at: the prompt, or why the request is refused.
+
+    Whoever takes too long ends the process: nothing else interrupts a library that does not return.
+    """
+    signal.setitimer(signal.ITIMER_PROF, FORM_CPU_S)
+    try:
+        renderer.check_form(spec, rendered)
+    except RequestRefusedError as error:
+        return Refusal(error.code, error.message, error.param)
+    except Exception:
+        # The engine will meet it as well, and says what becomes of the run.
+        log.exception("cannot look at the structured outputs of %s", name)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return rendered
 
 
 def _packed(answer: Answer) -> tuple[bytes, str | None] | Refusal:

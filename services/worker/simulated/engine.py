@@ -81,6 +81,9 @@ class ByteRenderer:
             raise RequestRefusedError("empty_prompt", "the prompt has no tokens", "prompt")
         return Rendered(ids, text if spec.want_text else None)
 
+    def check_form(self, spec: PromptSpec, rendered: Rendered) -> None:
+        """Take any form: output that is drawn by lot has none."""
+
 
 def _tokens(text: bytes) -> array[int]:
     """Return one token per byte."""

@@ -13,7 +13,7 @@ import pytest_asyncio
 import uvloop
 
 from services.worker import nursery
-from services.worker.engine import PromptSpec, Rendered, Renderer
+from services.worker.engine import CheckingRenderer, PromptSpec, Rendered
 from services.worker.simulated.engine import ByteRenderer
 from services.worker.tokenizer import Refusal, TokenizerPool
 from tests.support.answered import Answered
@@ -37,7 +37,7 @@ class Deadly(ByteRenderer):
 class Started(Answered):
     """A pool with its answers."""
 
-    def __init__(self, make_renderer: Callable[[], Renderer], count: int = 1) -> None:
+    def __init__(self, make_renderer: Callable[[], CheckingRenderer], count: int = 1) -> None:
         super().__init__()
         self.pool = TokenizerPool.fork(make_renderer, count)
 
@@ -142,7 +142,7 @@ async def test_while_it_loads_and_while_it_has_nothing_to_do_it_may_say_nothing(
     monkeypatch.setattr("services.worker.tokenizer.STALLED_AFTER_S", 0.0)  # it is looked at in every turn of the loop
     gate = Gate()
 
-    def load() -> Renderer:
+    def load() -> CheckingRenderer:
         gate.wait()
         return ByteRenderer(1000)
 
@@ -163,7 +163,7 @@ async def test_while_it_loads_and_while_it_has_nothing_to_do_it_may_say_nothing(
 
 
 async def test_one_that_cannot_load_ends_the_worker() -> None:
-    def load() -> Renderer:
+    def load() -> CheckingRenderer:
         raise ZeroDivisionError("no such model")
 
     started = await Started(load).start()
@@ -185,7 +185,7 @@ async def test_without_the_nursery_there_is_no_other(started: Started) -> None:
 async def test_of_two_the_other_goes_on_meanwhile() -> None:
     gate = Gate()
 
-    def load() -> Renderer:
+    def load() -> CheckingRenderer:
         gate.wait()
         return Deadly(1000)
 
