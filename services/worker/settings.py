@@ -83,7 +83,11 @@ class WorkerSettings(ServiceSettings):
     )
     watermark_blocks: int = Field(0, ge=0, description="Usable engine blocks that are never booked.")
     tokenizer_processes: int = Field(
-        1, ge=1, le=64, description="Processes that render and tokenize prompts, all but short ones that come alone."
+        1,
+        ge=1,
+        le=64,
+        description="Processes that render and tokenize prompts, all but short ones that come alone, and look at"
+        " structured outputs.",
     )
     engine_threads: int = Field(
         0, ge=0, description="OMP_NUM_THREADS of the engine; 0 leaves the environment as it is."

@@ -13,6 +13,7 @@ from services.rpc.encoding import length_tag, number_field, number_tag, text_fie
 from services.worker.core import messages as m
 from services.worker.core.messages import Cause, EndingKind
 from services.worker.engine import EngineShape, PromptSpec
+from services.worker.forms import form_of
 
 CAUSES: Final = {
     Cause.COMPLETED: s.RELEASE_CAUSE_COMPLETED,
@@ -317,7 +318,7 @@ def prompt_spec(request: pb.Request) -> PromptSpec:
     special = sampling.add_special_tokens if sampling.HasField("add_special_tokens") else None
     kind = request.WhichOneof("prompt")
     if kind == "chat":
-        return _chat_spec(request, truncate)
+        return _chat_spec(request, sampling, truncate)
     return PromptSpec(
         None if kind == "token_ids" else request.text,
         tuple(request.token_ids.ids) if kind == "token_ids" else None,
@@ -325,10 +326,11 @@ def prompt_spec(request: pb.Request) -> PromptSpec:
         truncate_prompt_tokens=truncate,
         max_tokens=sampling.max_tokens,
         want_text=request.echo,
+        form=form_of(sampling),
     )
 
 
-def _chat_spec(request: pb.Request, truncate: int | None) -> PromptSpec:
+def _chat_spec(request: pb.Request, sampling: pb.SamplingParams, truncate: int | None) -> PromptSpec:
     chat = request.chat
     return PromptSpec(
         messages_json=chat.messages_json,
@@ -339,8 +341,9 @@ def _chat_spec(request: pb.Request, truncate: int | None) -> PromptSpec:
         # A template writes its special tokens itself.
         add_special_tokens=chat.add_special_tokens,
         truncate_prompt_tokens=truncate,
-        max_tokens=request.sampling.max_tokens,
+        max_tokens=sampling.max_tokens,
         want_text=request.echo,
         tools_json=chat.tools.tools_json,
         tool_choice_json=chat.tools.tool_choice_json,
+        form=form_of(sampling, chat),
     )

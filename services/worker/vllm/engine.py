@@ -66,15 +66,23 @@ class Prepared:
 
     def make_renderer(self) -> Any:
         """Return a renderer for the model; runs in the tokenizer's process."""
+        from services.worker.vllm.forms import CheckingVllmRenderer
         from services.worker.vllm.renderer import VllmRenderer
+        from services.worker.vllm.understanding import Understanding
 
         if self._on_cpu:
             yield_to_engine()
-        renderer = VllmRenderer(
-            self._config, bool(self._parsers.tools), self._trusts_templates, defaults=self._defaults
+        config, parsers, defaults = self._config, self._parsers, self._defaults
+        renderer = VllmRenderer(config, bool(parsers.tools), self._trusts_templates, defaults=defaults)
+        try:
+            understanding = Understanding(config, renderer.tokenizer, parsers, defaults.variables)
+        except TypeError:  # the engine of these parsers will not start, and says why
+            understanding = Understanding(config, renderer.tokenizer, Parsers(), defaults.variables)
+        checking = CheckingVllmRenderer(
+            renderer, understanding, config.model_config.max_model_len, bool(parsers.reasoning)
         )
-        renderer.warm_up()
-        return renderer
+        checking.warm_up()
+        return checking
 
     def make_renderer_of(self, engine: VllmEngine) -> Any:
         """Return a renderer that shares the tokenizer of the engine's front-end, for the thread of its event loop.

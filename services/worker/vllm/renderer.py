@@ -45,6 +45,11 @@ class VllmRenderer:
         self._model_config = config.model_config
         self._renderer = renderer_from_config(config) if shared is None else shared
 
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._renderer.get_tokenizer()
+
     def warm_up(self) -> None:
         """Render a completion and a chat: the first chat looks for a template, imports, and compiles what it finds."""
         for spec in (PromptSpec(text="warm"), PromptSpec(messages_json='[{"role": "user", "content": "warm"}]')):

@@ -1,7 +1,8 @@
 """Structured outputs as a client asks for them, before a compiler of grammars is given them.
 
-vLLM checks them in the worker's own process, and has them compiled by the few threads that its engine core keeps for
-that, which nothing interrupts: what ends the compiler, or keeps it busy, is everybody's.
+vLLM checks them in the worker's own process, after that of the tokenizer has tried it (`forms.py`), and has them
+compiled by the few threads that its engine core keeps for that, which nothing interrupts: what ends the compiler, or
+keeps it busy, is everybody's.
 """
 
 from __future__ import annotations

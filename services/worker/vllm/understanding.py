@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 from vllm import SamplingParams
 from vllm.config import VllmConfig
+from vllm.exceptions import VLLMError
 
 from services.worker.engine import EngineRequest
 from services.worker.vllm.adapters import refuse_prompt_logprobs
 from services.worker.vllm.checks import Parsers
 from services.worker.vllm.parsing import MessageRun, parser_class
-from services.worker.vllm.sampling import sampling_params
+from services.worker.vllm.sampling import refusal, sampling_params
 from services.worker.vllm.structured import bound
 
 
@@ -65,3 +66,13 @@ class Understanding:
             is_clients = request.sampling.structured_outputs.HasField("grammar")
             bound(params.structured_outputs, request.max_tokens, is_clients)
         return params, message
+
+    def verify(self, params: SamplingParams) -> None:
+        """Raise RequestRefusedError if vLLM will not take the parameters: what it says itself when it is given them."""
+        config = self._config
+        try:
+            params.verify(
+                config.model_config, config.speculative_config, config.structured_outputs_config, self._tokenizer
+            )
+        except (VLLMError, ValueError, TypeError) as error:
+            raise refusal(error) from error

@@ -13,7 +13,15 @@ import pytest
 import pytest_asyncio
 
 from services.worker.core.messages import EngineReported
-from services.worker.engine import ENGINE_SCHEDULING, Engine, PromptSpec, Rendered, Renderer, StepTokens
+from services.worker.engine import (
+    ENGINE_SCHEDULING,
+    CheckingRenderer,
+    Engine,
+    PromptSpec,
+    Rendered,
+    Renderer,
+    StepTokens,
+)
 from services.worker.simulated.batch import Rules
 from services.worker.simulated.engine import ByteRenderer, SimulatedEngine
 from services.worker.simulated.settings import SimulatedSettings
@@ -31,7 +39,7 @@ class UnderTest(NamedTuple):
     """An engine with its renderer, every report it has made, and what each step generated."""
 
     engine: Engine
-    renderer: Renderer
+    renderer: CheckingRenderer
     reports: list[EngineReported]
     tokens: list[StepTokens]
 
@@ -43,7 +51,7 @@ async def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     reports: list[EngineReported] = []
     tokens: list[StepTokens] = []
     engine: Engine
-    renderer: Renderer
+    renderer: CheckingRenderer
     if request.param == "simulated":
         rules = Rules(scheduling_policy=ENGINE_SCHEDULING)
         settings = SimulatedSettings(
@@ -63,15 +71,18 @@ async def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 class Agreeing:
     """The renderer of a tokenizer process, which must say what that on the worker's own thread says."""
 
-    def __init__(self, in_process: Renderer, on_thread: Renderer) -> None:
+    def __init__(self, in_process: CheckingRenderer, on_thread: Renderer) -> None:
         self._in_process, self._on_thread = in_process, on_thread
 
     def render(self, spec: PromptSpec) -> Rendered:
         assert answer_to(self._on_thread, "", spec) == answer_to(self._in_process, "", spec)
         return self._in_process.render(spec)
 
+    def check_form(self, spec: PromptSpec, rendered: Rendered) -> None:
+        self._in_process.check_form(spec, rendered)
 
-def vllm_engine(model: Path) -> tuple[Engine, Renderer]:
+
+def vllm_engine(model: Path) -> tuple[Engine, CheckingRenderer]:
     assert penstock("tiny-model", str(model)).returncode == 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -32,7 +32,7 @@ def renderers(model: Path, *arguments: str, trusts: bool = False) -> list[Render
         every = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", *arguments]
         prepared = prepare(str(model), ("tiny",), every, trusts_templates=trusts)
         made: Any = prepared.make_renderer()
-        on_thread = prepared.make_renderer_of(cast(VllmEngine, SimpleNamespace(vllm_renderer=made._renderer)))
+        on_thread = prepared.make_renderer_of(cast(VllmEngine, SimpleNamespace(vllm_renderer=made._renderer._renderer)))
     assert (on_thread is None) is trusts
     return [made] if on_thread is None else [made, on_thread]
 
