@@ -39,9 +39,14 @@ tokenizer 5 s. Loading does not count."""
 STALL_LOOKS = 10
 """How often it is looked at in that time: where all processes were stopped for a minute, that is one look."""
 
-FORM_CPU_S = 2.0
+FORM_CPU_S = 15.0
 """Processor time that a look at one form may take: the engine looks at what has passed again, on the worker's own event
-loop. Within the bounds of structured outputs it takes a tenth of a second, and for a schema of twenty fields 1 ms."""
+loop. A schema of twenty fields takes 1 ms, the longest within the bounds of structured outputs 6 s here (counted
+repetitions of a class as `[^<>]`): a slower core is not to refuse what this one takes."""
+
+KILLED = f"signal {signal.SIGKILL:d}"
+"""What no form does by itself: it is somebody else's doing, or the kernel's when memory is short. The next
+attempts show whose."""
 
 BEGUN, LOOKS = 0, 1
 """The two numbers that a process shares: prompts that it has begun, and whether it looks at a form."""
@@ -220,7 +225,7 @@ class TokenizerProcess:
         if culprit is None or not culprit.wanted:
             whose = f", while it rendered {culprit.name} in vain" if culprit is not None else ""
             log.warning("a tokenizer process ended (%s)%s; another takes over", why, whose)
-        elif looked:
+        elif looked and (stalled or how != KILLED):
             text = "%s: a tokenizer process ended (%s) while it looked at the structured outputs; another takes over"
             log.warning(text, culprit.name, why)
             on_answer(culprit.name, deadly_form(why if stalled else _of_form(how)))

@@ -84,7 +84,7 @@ def main(model: Path) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     make_tiny_model(model)
     prepared = prepare(str(model), ("tiny",), ARGUMENTS, "hermes")
-    with patch("services.worker.vllm.understanding.bound"):
+    with patch("services.worker.vllm.understanding.bound"), patch("services.worker.tokenizer.FORM_CPU_S", 2.0):
         pool = TokenizerPool.fork(prepared.make_renderer)
     fine = {"type": "object", "properties": {"utc": {"type": "boolean"}}}
     requests = {
@@ -94,7 +94,8 @@ def main(model: Path) -> None:
         "slow tool": calling(slow()),
         "calling": calling(fine),
     }
-    print(asyncio.run(answers(pool, requests)))
+    with patch("services.worker.tokenizer.FORM_CPU_S", 2.0):
+        print(asyncio.run(answers(pool, requests)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.core.sizing import output_tokens
-from services.worker.engine import EngineRequest, PromptSpec, Rendered, RequestRefusedError, read_as_message
+from services.worker.engine import EngineRequest, PromptSpec, Rendered, read_as_message
 from services.worker.forms import form_of, request_of
 from services.worker.vllm.renderer import VllmRenderer
 from services.worker.vllm.understanding import Understanding
@@ -32,8 +32,11 @@ class CheckingVllmRenderer:
     def warm_up(self) -> None:
         """Do both once: vLLM imports at the first form what it looks at one with, and none is to wait for that."""
         self._renderer.warm_up()
+        for built_once in ("llg_tokenizer", "grammar_factory"):  # of Mistral's tokenizer: half a second each
+            with suppress(Exception):
+                getattr(self._renderer.tokenizer, built_once)
         form = form_of(pb.SamplingParams(structured_outputs=pb.StructuredOutputs(json_schema="{}")))
-        with suppress(RequestRefusedError):
+        with suppress(Exception):  # whoever sends such a form is told
             self.check_form(PromptSpec(text="warm", form=form), self._renderer.render(PromptSpec(text="warm")))
 
     def render(self, spec: PromptSpec) -> Rendered:

@@ -6,14 +6,16 @@ import ast
 import json
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from penstock.request.v1 import request_pb2 as pb
 from penstock.tiny_model import make_tiny_model
-from services.worker.engine import EngineRequest, RequestRefusedError
+from services.worker.engine import EngineRequest, PromptSpec, Rendered, RequestRefusedError
 from services.worker.wire import prompt_spec
 from tests.contract.worker.conftest import VLLM_ARGUMENTS, UnderTest
 
@@ -203,3 +205,17 @@ def test_who_ends_of_a_form_or_is_held_up_by_one_is_not_the_worker(tmp_path: Pat
         "slow tool": ("invalid_parameter", f"{why}it took over 2 s of processor time", FIELD, True),
         "calling": "rendered",
     }
+
+
+def test_a_worker_starts_though_its_forms_cannot_be_looked_at() -> None:
+    """As with a backend that is configured and not installed: who sends one is told, and prompts are rendered."""
+    from services.worker.vllm.forms import CheckingVllmRenderer
+
+    renderer, understanding = Mock(), Mock()
+    renderer.render.return_value = Rendered(array("I", [1]))
+    understanding.limits = (None, None)
+    understanding.of.side_effect = ModuleNotFoundError("no such backend")
+    checking = CheckingVllmRenderer(renderer, understanding, 512, tells_reasoning=False)
+    checking.warm_up()
+    understanding.of.assert_called_once()
+    assert checking.render(PromptSpec(text="a gate")).token_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import resource
+import signal
 import time
 from array import array
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ import pytest_asyncio
 from services.worker.engine import PromptSpec, Rendered, RequestRefusedError
 from services.worker.rendering import Rendering
 from services.worker.simulated.engine import ByteRenderer
-from services.worker.tokenizer import Refusal, TokenizerPool
+from services.worker.tokenizer import Refusal, TokenizerPool, failed
 from tests.support.answered import Answered
 from tests.support.gate import Gate
 from tests.support.rendered import bytewise
@@ -60,6 +61,8 @@ class Looking(ByteRenderer):
         assert rendered.token_ids, "it is looked at with its prompt"
         if spec.form == b"abort":
             abort()
+        if spec.form == b"killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         if spec.form == b"panic":
             raise PanicError("index out of bounds")
         if spec.form == b"hang":
@@ -122,6 +125,14 @@ async def test_what_they_end_or_hold_up_is_their_process_and_nobody_else(started
     assert started.answers == {n: Rendered(bytewise(n.encode())) for n in ("before", "beside", "after", "last")}
     assert started.pool.pids[1] != first
     assert not started.deaths
+
+
+async def test_who_looked_when_its_process_was_killed_may_try_again(started: Started) -> None:
+    """No form does that by itself: it was somebody else, or memory was short."""
+    started.render(before="fine", innocent="killed", after="fine")
+    await started.until(3)
+    assert started.answers.pop("innocent") == failed("the process that rendered the prompt ended (signal 9)")
+    assert started.answers == {n: Rendered(bytewise(n.encode())) for n in ("before", "after")}
 
 
 async def test_what_waits_for_ever_without_work_is_given_up_too(
