@@ -80,6 +80,21 @@ class Timeline:
         self._start()
         self._see_heads()
 
+    def reopen(self, worker_id: str) -> None:
+        """Let a worker's stream break and come back, with all it holds."""
+        old = self.rig.worker(worker_id)
+        held = [grant for _, _, grant in self._ends if grant.epoch == old.epoch]
+        inventory = [m.Holding(grant.request_id, grant.channel, grant.booked_blocks, 0, 1) for grant in held]
+        model, *aliases = old.models
+        self.rig.tell(m.WorkerClosed(old.epoch))
+        epoch = self.rig.open(worker_id, old.shape, inventory, model=model, aliases=tuple(aliases))
+        self.speeds[epoch] = self.speeds.pop(old.epoch)
+        self._ends = [
+            (step, order, grant.replace(epoch=epoch) if grant.epoch == old.epoch else grant)
+            for step, order, grant in self._ends
+        ]
+        self._start()
+
     def _start(self) -> None:
         grants, self.rig.grants = self.rig.grants, []
         for grant in grants:

@@ -21,6 +21,9 @@ MOST_SERVED_MODELS = 1024
 """Names the queue is told of as served, the protocol's bound. Each may have a window announced in every channel, so the
 scheduler's memory follows from it."""
 
+POOLS_REMEMBERED = 64
+"""Pools without a worker whose accounts are kept: what channels had paid and owe when the last one's stream broke."""
+
 MOST_SEQUENCES = 1 << 20
 """Requests a fleet is believed to run at once. Windows, and so the scheduler's memory, follow from it."""
 
@@ -36,11 +39,13 @@ class Pool:
     A request that names its model may run in one pool only, one that names none in any.
     """
 
-    __slots__ = ("groups", "models")
+    __slots__ = ("groups", "may_return", "models")
 
     def __init__(self) -> None:
         """Start without any."""
         self.groups: list[Group] = []
+        self.may_return = False
+        """Whether its last worker has left lately: one that serves the same may only open its stream again."""
         self.models = {""}
         """What may be asked of it, "" for any."""
 
@@ -142,6 +147,7 @@ class Pools:
         """Start with none."""
         self.pools: list[Pool] = []
         self._by_model: dict[str, Pool] = {}
+        self._gone: dict[Pool, None] = {}
 
     def serving(self, model: str) -> list[Pool]:
         """Return the pools that serve the model, "" for all."""
@@ -153,12 +159,13 @@ class Pools:
     def add(self, group: Group) -> None:
         """Link a group that has come."""
         found = (self._by_model.get(model) for model in group.models)
-        linked = list(dict.fromkeys(pool for pool in found if pool is not None))
-        pool = linked[0] if linked else self._open()
+        linked = sorted({pool for pool in found if pool is not None}, key=self.pools.index)
+        pool = linked[0] if linked else self._open(group.models)
         for other in linked[1:]:
             self.pools.remove(other)
             self._take(pool, other.groups)
             other.groups = []
+            other.models = {""}
         self._take(pool, [group])
 
     def remove(self, group: Group) -> None:
@@ -169,15 +176,33 @@ class Pools:
             self._by_model.pop(model, None)
         self.pools.remove(pool)
         pool.groups = []
+        if not left:
+            self._keep(pool)
+            return
         pool.models = {""}
-        if left:
-            self.pools.append(pool)
-            self._take(pool, [left.pop(0)])
-        for other in left:
+        self.pools.append(pool)
+        self._take(pool, left[:1])
+        for other in left[1:]:
             self.add(other)
 
-    def _open(self) -> Pool:
-        pool = Pool()
+    def _keep(self, pool: Pool) -> None:
+        """Let whoever serves one of its models next have the pool: most come back when their stream broke."""
+        pool.may_return = True
+        self._gone[pool] = None
+        if len(self._gone) > POOLS_REMEMBERED:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            oldest.may_return = False
+            oldest.models = {""}
+
+    def _open(self, models: tuple[str, ...]) -> Pool:
+        pool = next((gone for gone in self._gone if not gone.models.isdisjoint(models)), None)
+        if pool is None:
+            pool = Pool()
+        else:
+            del self._gone[pool]
+            pool.may_return = False
+            pool.models = {""}
         self.pools.append(pool)
         return pool
 

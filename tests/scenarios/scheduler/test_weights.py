@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
@@ -127,19 +128,56 @@ def test_rounds_that_others_begin_elsewhere_are_none_here(workers: int, asked: i
 
 
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
-def test_who_takes_any_model_has_its_part_and_leaves_none_idle(policy: str) -> None:
-    shares = {"light": Share(), "heavy": Share(4.0)}
-    models = ("x", "y", "z")
-    flood = Flood(Timeline(shares, [100] * 3, policy=policy, engines=[(model, MANY) for model in models]))
+@pytest.mark.parametrize(("workers", "blocks", "weight"), [(1, 60, 1.0), (4, 60, 1.0), (1, 10, 4.0), (1, 60, 0.25)])
+def test_who_takes_any_model_has_its_part_of_each(policy: str, workers: int, blocks: int, weight: float) -> None:
+    """Not only of the one where the first of them saves."""
+    models = ("x", "y")
+    shares = {"any": Share(weight), **dict.fromkeys(models, Share())}
+    engines = [(model, MANY) for model in models for _ in range(workers)]
+    flood = Flood(Timeline(shares, [100] * len(engines), policy=policy, engines=engines))
     choose = random.Random(1)
-    for step in range(1_000):
+    held: dict[str, Counter[str]] = {model: Counter() for model in models}
+    for step in range(1_500):
         flood.advance(
-            (Call(step, "light", choose.choice([10, 40, 60]), choose.randint(5, 15), ""), 40),
-            *((Call(step, "heavy", choose.choice([10, 40, 60]), choose.randint(5, 15), model), 20) for model in models),
+            (Call(step, "any", blocks, choose.randint(5, 15)), 30),
+            *((Call(step, model, 10, choose.randint(5, 15), model), 30) for model in models),
         )
-    held = flood.timeline.block_steps
-    assert part(held) == pytest.approx(0.2, abs=0.03)
-    assert sum(held.values()) >= 0.75 * 1_000 * 300
+        for worker in flood.timeline.workers:
+            held[worker.models[0]].update(worker.ledger.held_by_channel())
+    for model in models:
+        of_any = held[model]["any"] / held[model].total()
+        assert of_any == pytest.approx(weight / (1 + weight), abs=0.03)
+
+
+@pytest.mark.parametrize("weight", [1.0, 16.0])
+def test_what_one_pool_cannot_hold_keeps_nobody_from_it(weight: float) -> None:
+    """The first of `any` runs on the larger worker alone; those behind it start on the other, which is idle."""
+    shares = {"any": Share(), "x": Share(weight)}
+    flood = Flood(Timeline(shares, [100, 50], engines=[("x", MANY), ("y", MANY)]))
+    choose = random.Random(1)
+    for step in range(200):
+        flood.advance((Call(step, "x", 45, choose.randint(50, 100), "x"), 6))
+    timeline = flood.timeline
+    timeline.advance([Call(200, "any", 80, 100), *[Call(200, "any", 20, 100)] * 5])
+    small = [name for name, call in timeline.calls.items() if (call.channel, call.blocks) == ("any", 20)]
+    assert [timeline.granted_at.get(name) for name in small[:2]] == [timeline.step] * 2
+
+
+@pytest.mark.parametrize("every", [0, 10, 15, 100])
+@pytest.mark.parametrize("weight", [1.0, 16.0])
+def test_a_stream_that_breaks_takes_nobodys_turn(every: int, weight: float) -> None:
+    """`light` saves up for longer than the stream of the only worker lasts."""
+    flood = Flood(Timeline({"light": Share(), "heavy": Share(weight)}, [100]))
+    choose = random.Random(1)
+    for step in range(3_000):
+        if every and step % every == every - 1:
+            flood.timeline.reopen("w0")
+        flood.advance(
+            (Call(step, "light", 100, choose.randint(5, 15), "m"), 3),
+            (Call(step, "heavy", 10, choose.randint(5, 15), "m"), 20),
+        )
+    fair = 1 / (1 + weight)
+    assert part(flood.timeline.block_steps) == pytest.approx(fair, abs=0.1 if weight == 1.0 else 0.03)
 
 
 def test_who_takes_any_model_goes_where_there_is_room() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.fleet import POOLS_REMEMBERED, Fleet
 from services.scheduler.core.messages import WorkerOpened
 from tests.support.scheduling import shape
 
@@ -13,6 +13,12 @@ from tests.support.scheduling import shape
 def open_worker(fleet: Fleet, epoch: int, *models: str, block_size: int = 1) -> None:
     engine = shape(100).replace(block_size=block_size)
     fleet.open(WorkerOpened(epoch, f"w{epoch}", "i", models, engine))
+
+
+def close_worker(fleet: Fleet, epoch: int) -> None:
+    worker = fleet.get(epoch)
+    assert worker is not None
+    fleet.remove(worker)
 
 
 def pools_of(fleet: Fleet) -> list[set[int]]:
@@ -30,21 +36,35 @@ def test_a_model_in_common_links_workers() -> None:
     open_worker(fleet, 4, "a", "b")
     assert pools_of(fleet) == [{1, 2, 3, 4}]
     assert fleet.pools == [kept]
-    linking = fleet.get(4)
-    assert linking is not None
-    fleet.remove(linking)
+    close_worker(fleet, 4)
     assert sorted(map(sorted, pools_of(fleet))) == [[1, 3], [2]]
     assert kept.present
 
 
-def test_a_pool_without_workers_is_gone() -> None:
+def test_a_pool_without_workers_waits_for_one_that_serves_the_same() -> None:
     fleet = Fleet(1.0)
-    open_worker(fleet, 1, "a")
+    open_worker(fleet, 1, "a", "b")
     (pool,) = fleet.pools
-    worker = fleet.get(1)
-    assert worker is not None
-    fleet.remove(worker)
-    assert (fleet.pools, pool.present, pool.serves("a"), fleet.pools_serving("a")) == ([], False, False, [])
+    close_worker(fleet, 1)
+    assert (fleet.pools, pool.present, pool.may_return, fleet.pools_serving("a")) == ([], False, True, [])
+    open_worker(fleet, 2, "c")
+    assert fleet.pools != [pool]
+    open_worker(fleet, 3, "b")
+    assert fleet.pools_serving("b") == [pool]
+    assert (pool.present, pool.may_return, pool.models) == (True, False, {"", "b"})
+
+
+def test_of_many_pools_without_workers_the_last_are_remembered() -> None:
+    fleet = Fleet(1.0)
+    open_worker(fleet, 1, "first")
+    (first,) = fleet.pools
+    close_worker(fleet, 1)
+    for epoch in range(2, POOLS_REMEMBERED + 2):
+        open_worker(fleet, epoch, f"m{epoch}")
+        close_worker(fleet, epoch)
+    assert (first.may_return, first.models) == (False, {""})
+    open_worker(fleet, 1000, "first")
+    assert fleet.pools != [first]
 
 
 @given(
@@ -64,9 +84,7 @@ def test_pools_are_what_models_link(steps: list[list[str] | int]) -> None:
             names[epoch] = set(step)
         elif names:
             gone = sorted(names)[step % len(names)]
-            worker = fleet.get(gone)
-            assert worker is not None
-            fleet.remove(worker)
+            close_worker(fleet, gone)
             del names[gone]
         expected: list[set[int]] = []
         for mine in names:

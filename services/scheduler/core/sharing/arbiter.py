@@ -86,7 +86,7 @@ class Arbiter:
             self._tiers,
         )
         self._now_ns = 0
-        self._news: set[Pool] = set()
+        self._news: dict[Pool, None] = {}
         """Pools to be looked at: something ended there, or somebody came to the front of a line."""
         self._bids: dict[Pool, dict[Channel, Bid]] = {}
         self._held: dict[Group, int] = {}
@@ -200,12 +200,19 @@ class Arbiter:
         self._look_again(worker.group.pool)
 
     def _look_again(self, pool: Pool) -> None:
-        self._news.add(pool)
+        self._news[pool] = None
         self._bids.pop(pool, None)
 
     def _look_again_everywhere(self) -> None:
-        self._news = set(self._fleet.pools)
+        self._news = dict.fromkeys(self._fleet.pools)
         self._bids.clear()
+
+    def _look_elsewhere(self, channel: Channel, pool: Pool) -> None:
+        """Look again what a channel would do in other pools, as an entry has left or saves that was in line there."""
+        for other in self._fleet.pools:
+            if other is not pool:
+                self._bids.get(other, {}).pop(channel, None)
+                self._news[other] = None
 
     # ---- a pass ----
 
@@ -214,11 +221,11 @@ class Arbiter:
         self._now_ns = now_ns
         self._held.clear()
         self._aside.begin(now_ns)
-        self._deposits.return_to_others_than_heads()
+        self._deposits.return_to_others_than_heads(self._heads.first_of)
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
-        for saving in self._savings.not_of_the_first():
+        for saving in self._savings.not_of_the_first(self._heads.first_of):
             self._cancel(saving)
         for saving in self._savings:
             moved = saving.worker.group.pool is not saving.account.pool
@@ -248,14 +255,13 @@ class Arbiter:
 
     def next(self) -> Placement | None:
         """Return the next grant of this pass, None if nothing more fits. `placed` must follow each placement."""
-        for pool in self._fleet.pools if self._news else ():
-            if pool not in self._news:
-                continue
-            for ring in self._tiers.rings:
+        while self._news:
+            pool = next(iter(self._news))  # until nothing more fits there: what is new elsewhere meanwhile waits
+            for ring in self._tiers.rings if pool.present else ():
                 placement = self._next_of(ring, pool)
                 if placement is not None:
                     return placement
-            self._news.discard(pool)
+            del self._news[pool]
         return None
 
     def placed(self, placement: Placement) -> None:
@@ -272,7 +278,7 @@ class Arbiter:
         self._holds.granted(worker, entry.request_id, channel, blocks, prepaid_block_ns, self._now_ns, lent_aside)
         self._drop_bids(channel, worker)
         if not entry.announced.model:
-            self._look_again_everywhere()  # it was in line for every pool
+            self._look_elsewhere(channel, account.pool)  # it was in line for every pool
         channel.changed.discard(entry.announced.model)
         self._lift_fence(channel)
 
@@ -382,6 +388,8 @@ class Arbiter:
         if (lower := self._savings.on(saving.worker)) is not None:
             self._cancel(lower)
         self._savings.add(saving)
+        if not saving.entry.announced.model:
+            self._look_elsewhere(saving.channel, saving.account.pool)
         saving.channel.room_grew(saving.worker)
         self._drop_bids(saving.channel, saving.worker)
 
@@ -395,4 +403,6 @@ class Arbiter:
     def _cancel(self, saving: Saving) -> None:
         self._savings.remove(saving)
         saving.account.refund(saving.paid_block_ns)
+        if not saving.entry.announced.model:
+            self._look_elsewhere(saving.channel, saving.worker.group.pool)
         self.room_grew(saving.worker)

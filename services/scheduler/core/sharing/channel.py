@@ -163,7 +163,7 @@ class Channel:
 
     def close_accounts(self) -> None:
         """Forget its standing at pools that are gone."""
-        self._accounts = {pool: account for pool, account in self._accounts.items() if pool.present}
+        self._accounts = {pool: account for pool, account in self._accounts.items() if pool.present or pool.may_return}
 
     # ---- room ----
 

@@ -11,7 +11,7 @@ have more of those workers the more models it asks for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group
@@ -87,10 +87,11 @@ class Deposits:
         deposit.account.refund(deposit.paid_block_ns)
         return 0
 
-    def return_to_others_than_heads(self) -> None:
-        """Pay back where a line has another head by now, or the workers are another pool's."""
+    def return_to_others_than_heads(self, first_of: Callable[[Account, Line, int], list[Entry]]) -> None:
+        """Pay back where another is the `first_of` its line by now, or the workers are another pool's."""
         for deposit in list(self._by_request.values()):
             line, account = deposit.line, deposit.account
-            present = account.channel.lines.get(line.model) is line and account.pool.serves(line.model)
-            if not present or line.head() is not deposit.entry:
+            present = account.channel.lines.get(line.model) is line
+            served = account.pool.present and account.pool.serves(line.model)
+            if not present or not served or deposit.entry not in first_of(account, line, 1):
                 account.refund(self.take(deposit.entry, account))

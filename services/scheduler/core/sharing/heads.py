@@ -18,7 +18,7 @@ from services.scheduler.core.sharing.bids import Bid, Placement
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
-from services.scheduler.core.sharing.line import Line
+from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.savings import Saving, Savings
 
@@ -71,7 +71,7 @@ class Heads:
         takes_part = False
         capped: set[Group] = set()
         channel.set_unserved_aside(self._fleet.serving)
-        heads = channel.heads(pool)
+        heads = self._heads_here(account)
         payer_waits = False
         bid = self._look_at_paid(account)
         if bid is not None:
@@ -88,9 +88,10 @@ class Heads:
                 if bid is not None:
                     return bid
                 continue
+            front = line.head()
             worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, capped)
-            kept_out = self._aside.takes(channel, line, head, could_save=bool(blocks))
-            if line.head() is not head:
+            kept_out = line.head() is head and self._aside.takes(channel, line, head, could_save=bool(blocks))
+            if line.head() is not front:
                 return None
             if kept_out or not blocks:
                 capped |= set() if kept_out else self._where_capped(channel, head)
@@ -101,6 +102,31 @@ class Heads:
             takes_part = True
             payer_waits = len(heads) == 1
         return Bid(account, payer_waits, wants=False, takes_part=takes_part)
+
+    def _heads_here(self, account: Account) -> list[tuple[Line, Entry]]:
+        """Return the heads as they are in the pool: of a line that is in others too, the first that is for this one.
+
+        That is none that has paid elsewhere, nor one that no worker here could hold.
+        """
+        heads = account.channel.heads(account.pool)
+        if len(self._fleet.pools) < 2 or all(line.model for line, _ in heads):
+            return heads
+        heads = [(line, (self.first_of(account, line, 1) or [head])[0]) for line, head in heads]
+        heads.sort(key=lambda pair: order(pair[1]))
+        return heads
+
+    def first_of(self, account: Account, line: Line, count: int) -> list[Entry]:
+        """Return so many of the first entries of a line, as they are in the pool of the account."""
+        if line.model or len(self._fleet.pools) < 2:
+            return line.first(count)
+        return [entry for entry in line.first(FRONT_REQUESTS) if self._is_for(account, entry)][:count]
+
+    def _is_for(self, account: Account, entry: Entry) -> bool:
+        """Return whether an entry may start or save in the pool, and has not paid elsewhere."""
+        paid = self._savings.of(entry) or self._deposits.of(entry)
+        if paid is not None:
+            return paid.account is account
+        return any(group.pool is account.pool for group, _, _ in self._bookings.of(entry))
 
     def _bid_for_head(
         self,
