@@ -36,6 +36,17 @@ def test_weights_divide_several_workers(
     assert part(flood.timeline.block_steps) == pytest.approx(1 / (1 + weight), abs=0.03)
 
 
+@pytest.mark.parametrize("order", [("light", "heavy"), ("heavy", "light")])
+def test_weights_divide_more_workers_than_a_line_saves_on(order: tuple[str, str]) -> None:
+    """Of heads that have saved those go first whose channel has more to spare."""
+    shares = {name: Share(9.0 if name == "heavy" else 1.0) for name in order}
+    flood = Flood(Timeline(shares, [100] * 16))
+    choose = random.Random(1)
+    for step in range(250):
+        flood.advance(*((Call(step, name, 60, choose.randint(5, 15), "m"), 64) for name in order))
+    assert part(flood.timeline.block_steps) == pytest.approx(0.1, abs=0.03)
+
+
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize("asked", [2, 8])
 @pytest.mark.parametrize("weight", [1.0, 4.0])
@@ -52,12 +63,13 @@ def test_who_asks_for_more_models_of_a_worker_has_no_more_of_it(policy: str, ask
     assert part(flood.timeline.block_steps) == pytest.approx(1 / (1 + weight), abs=0.03)
 
 
+@pytest.mark.parametrize("models", [("x", "y"), ("x link", "y link")], ids=["apart", "linked"])
 @pytest.mark.parametrize("beside", [0, 3, 7])
-def test_a_worker_is_not_idle_while_its_channel_saves_up_for_another(beside: int) -> None:
+def test_a_worker_is_not_idle_while_its_channel_saves_up_for_another(beside: int, models: tuple[str, str]) -> None:
     """The oldest head of `both` cannot pay for long, as others alone on that model keep rounds from beginning."""
     crowd = [f"crowd-{number}" for number in range(beside)]
     shares = {"both": Share(), **{name: Share(4.0) for name in crowd}}
-    flood = Flood(Timeline(shares, [100, 100], engines=[("x", MANY), ("y", MANY)]))
+    flood = Flood(Timeline(shares, [100, 100], engines=[(model, MANY) for model in models]))
     for step in range(400):
         flood.advance(
             *((Call(step, name, 60, 10, "x"), 4) for name in ("both", *crowd)), (Call(step, "both", 10, 5, "y"), 40)
