@@ -54,8 +54,8 @@ def kept_books() -> Iterator[Books]:
     books = Books()
     pay, refund, ended, drop = Account.pay, Account.refund, Holds.ended, Holds.drop
 
-    def note_pay(account: Account, cost_block_ns: int, most_debt_block_ns: int | None = None) -> int:
-        paid_block_ns = pay(account, cost_block_ns, most_debt_block_ns)
+    def note_pay(account: Account, cost_block_ns: int) -> int:
+        paid_block_ns = pay(account, cost_block_ns)
         assert paid_block_ns >= 0
         books.paid[account] += paid_block_ns
         return paid_block_ns

@@ -52,8 +52,8 @@ def test_who_comes_later_waits_no_longer_the_longer_others_have_run(before: int)
 
 @pytest.mark.parametrize("capacities", [[100, 100], [100, 40]])
 @pytest.mark.parametrize("weight", [1.0, 9.0])
-def test_borrowers_take_turns_by_weight_while_a_large_head_waits(capacities: list[int], weight: float) -> None:
-    """Nobody has paid for a turn: no round begins while `whale-1` waits until `whale-0` has begun and it can save."""
+def test_what_a_large_head_leaves_idle_is_divided_by_weight(capacities: list[int], weight: float) -> None:
+    """`whale-1` has paid and waits until `whale-0` has begun and it can save; rounds go on for who fits meanwhile."""
     shares = {"whale-0": Share(), "whale-1": Share(), "heavy": Share(weight), "light": Share()}
     apart = capacities[0] == capacities[1]
     models = ("a", "b") if apart else ("b", "b")
@@ -145,3 +145,45 @@ def test_weights_divide_several_models_that_all_share() -> None:
     held = flood.timeline.block_steps
     for name, weight in weights.items():
         assert held[name] / sum(held.values()) == pytest.approx(weight / 21, rel=0.2)
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize(("beside", "weight"), [(1, 1.0), (1, 16.0), (8, 1.0)])
+def test_a_head_that_waits_for_the_large_worker_leaves_the_small_ones_to_those_behind_it(
+    policy: str, beside: int, weight: float
+) -> None:
+    """`mixed` has one of 60, which others flood the only worker with that could hold it, and of 40 without end."""
+    shares = {"mixed": Share(), **{f"crowd-{number}": Share(weight) for number in range(beside)}}
+    timeline = Timeline(shares, [100, 50, 50, 50], policy=policy, engines=[("m", MANY)] * 4)
+    before = 100
+    for step in range(before + 50 * STEPS):
+        calls = [Call(step, "mixed", 60, STEPS, "m")] if step == before else []
+        for name in shares:
+            size, least = (40, 20) if name == "mixed" else (60, 6)
+            calls += [Call(step, name, size, STEPS, "m")] * (least - timeline.waiting[name])
+        timeline.advance(calls)
+        assert all(len(worker.ledger) for worker in timeline.workers[1:])
+    (waited,) = (at - timeline.calls[name].step for name, at in timeline.granted_at.items() if is_large(timeline, name))
+    assert waited <= (beside + 10) * STEPS
+
+
+def is_large(timeline: Timeline, name: str) -> bool:
+    """Return whether a request is the large one of `mixed`."""
+    call = timeline.calls[name]
+    return call.channel == "mixed" and call.blocks == 60
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_channel_alone_keeps_nothing_from_its_own_but_for_its_head(others: int) -> None:
+    """Its weight has nobody to hold against. Beside another one it saves on as many workers as that is worth."""
+    timeline = Timeline({"one": Share(), "other": Share()}, [100] * 4, engines=[("m", MANY)] * 4)
+    choose, most = random.Random(1), 0
+    for step in range(300):
+        for name in ("one", "other")[: 1 + others]:
+            calls = [
+                Call(step, name, choose.choice([10, 60]), choose.randint(5, 15), "m")
+                for _ in range(20 - timeline.waiting[name])
+            ]
+            timeline.advance(calls)
+        most = max(most, len(timeline.rig.machine._arbiter._savings))
+    assert most == 1 + 3 * others

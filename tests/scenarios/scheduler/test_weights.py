@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from itertools import count
 
 import pytest
 
+from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
 from tests.support.flood import Flood
 from tests.support.timeline import Call, Timeline
@@ -117,8 +119,12 @@ def test_what_a_channel_has_of_another_model_changes_nothing_for_this_one(
             ),
             (Call(step, "light", 10, choose.randint(5, 15), "y"), 20),
         )
-    granted = {name: flood.granted(name, "x") * size for name, size in zip(shares, blocks, strict=True)}
-    assert part(granted) == pytest.approx(1 / (1 + weight), abs=0.03)
+    timeline = flood.timeline
+    held: Counter[str] = Counter()
+    for name in timeline.granted_at:
+        call = timeline.calls[name]
+        held[call.channel] += call.blocks * call.steps if call.model == "x" else 0
+    assert part(held) == pytest.approx(1 / (1 + weight), abs=0.03)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -205,3 +211,77 @@ def test_who_takes_any_model_goes_where_there_is_room() -> None:
     assert flood.granted("any", "") == 2
     assert not list(machine._arbiter._savings)
     assert not machine._arbiter._deposits._by_request
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize(("size", "beside"), [(20, 3), (60, 3), (60, 6)])
+@pytest.mark.parametrize("models", [("x", "y"), ("x link", "y link")], ids=["apart", "linked"])
+def test_what_waits_for_one_model_divides_no_other_by_size(
+    policy: str, size: int, beside: int, models: tuple[str, str]
+) -> None:
+    """A head of the crowd always waits for `x`. On `y` the large requests of `large` fit less often than small ones."""
+    crowd = [f"crowd-{number}" for number in range(beside)]
+    shares = dict.fromkeys(("large", "small", *crowd), Share())
+    flood = Flood(Timeline(shares, [100, 100], policy=policy, engines=[(model, MANY) for model in models]))
+    choose = random.Random(1)
+    for step in range(1_000):
+        flood.advance(
+            *((Call(step, name, 60, 10, "x"), 3) for name in crowd),
+            (Call(step, "large", size, choose.randint(5, 15), "y"), 5),
+            (Call(step, "small", 10, choose.randint(5, 15), "y"), 20),
+        )
+    held = flood.timeline.block_steps
+    assert held["large"] / (held["large"] + held["small"]) == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("hold", [10, 400])
+def test_how_long_others_hold_elsewhere_says_nothing_about_a_turn_here(hold: int) -> None:
+    """What `first` may have in hand when `later` comes is bounded by how long requests hold blocks in their pool."""
+    shares = dict.fromkeys(("first", "later", "other", "elsewhere"), Share())
+    flood = Flood(Timeline(shares, [100] * 3, engines=[("m k", 4), ("n k", MANY), ("z", MANY)]))
+    before = 1_000
+    for step in range(before + 100):
+        flood.advance(
+            (Call(step, "first", 2, 10, "m"), 20),
+            (Call(step, "other", 10, 10, "n"), 20),
+            (Call(step, "elsewhere", 10, hold, "z"), 20),
+            (Call(step, "later", 2, 10, "m"), 20 if step >= before else 0),
+        )
+    at = flood.timeline.granted_at
+    assert min(at.get(name, step) for name in flood.asked["later", "m"]) - before <= 20
+
+
+def test_long_requests_of_one_model_keep_a_channel_from_no_turn_at_another() -> None:
+    flood = Flood(Timeline(dict.fromkeys(("both", "other"), Share()), [100, 100], engines=[("x", MANY), ("y", MANY)]))
+    choose, before = random.Random(1), 2_100
+    for step in range(before + 400):
+        flood.advance(
+            (Call(step, "both", 50, 1_000, "x"), 4),
+            (Call(step, "both", 10, choose.randint(5, 15), "y"), 20 if step >= before else 0),
+            (Call(step, "other", 10, choose.randint(5, 15), "y"), 20),
+        )
+    at = flood.timeline.granted_at
+    assert min(at.get(name, step) for name in flood.asked["both", "y"]) - before <= 20
+    granted = [flood.granted(name, "y", before) for name in ("both", "other")]
+    assert granted[0] / sum(granted) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("weight", [1.0, 64.0])
+def test_who_names_no_model_leaves_no_worker_idle_where_a_larger_one_is_drained(weight: float) -> None:
+    """One in nine of `any` fits only the drained worker of `x`, or that of `y` which others flood."""
+    shares = {"any": Share(), "flood": Share(weight)}
+    timeline = Timeline(shares, [100, 50, 100], engines=[("x", MANY), ("x", MANY), ("y", MANY)])
+    for step in range(100):
+        timeline.advance([Call(step, "flood", 60, 10, "y")] * (6 - timeline.waiting["flood"]))
+    timeline.rig.tell(m.DrainRequested("w0", False))
+    number = count()
+    for step in range(400):
+        sizes = [60 if next(number) % 9 == 0 else 40 for _ in range(20 - timeline.waiting["any"])]
+        timeline.advance(
+            [
+                *([Call(step, "flood", 60, 10, "y")] * (6 - timeline.waiting["flood"])),
+                *(Call(step, "any", size, 10) for size in sizes),
+            ]
+        )
+        (small,) = (worker for worker in timeline.workers if worker.worker_id == "w1")
+        assert len(small.ledger)

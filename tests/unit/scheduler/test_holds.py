@@ -36,45 +36,35 @@ class Book:
 
 def test_a_channel_pays_for_what_was_held_for_as_long_as_it_was() -> None:
     book = Book()
-    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    book.holds.granted(book.worker, "r", book.account, 10, 0, 0)
     assert book.paid() == 10 * LEAST_HOLD_NS, "nothing is known: the least"
     book.holds.changed(book.worker, "r", 4, 2 * SECOND_NS)
     assert book.paid() == 20 * SECOND_NS, "longer than expected: what was used"
     book.holds.ended(book.worker, "r", True, 5 * SECOND_NS)
     assert book.paid() == (20 + 12) * SECOND_NS
-    assert book.holds.cost_block_ns(book.channel, 3) == 15 * SECOND_NS, "the next are expected to take as long"
+    assert book.holds.cost_block_ns(book.account, 3) == 15 * SECOND_NS, "the next are expected to take as long"
 
 
 def test_what_was_paid_too_much_comes_back_at_the_end() -> None:
     book = Book()
-    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    book.holds.granted(book.worker, "r", book.account, 10, 0, 0)
     book.holds.ended(book.worker, "r", True, SECOND_NS // 10)
     assert book.paid() == SECOND_NS
-    book.holds.granted(book.worker, "q", book.channel, 10, 0, SECOND_NS)
+    book.holds.granted(book.worker, "q", book.account, 10, 0, SECOND_NS)
     book.holds.ended(book.worker, "q", True, SECOND_NS)
     assert book.paid() == SECOND_NS + 10 * LEAST_HOLD_NS, "no grant is free"
 
 
 def test_a_grant_that_came_back_unclaimed_costs_nothing_and_tells_nothing() -> None:
     book = Book()
-    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    book.holds.granted(book.worker, "r", book.account, 10, 0, 0)
     book.holds.ended(book.worker, "r", False, 9 * SECOND_NS)
     assert (book.paid(), book.holds.known) == (0, False)
 
 
-def test_debt_is_bounded_by_the_charge_and_what_was_forgiven_is_not_refunded() -> None:
-    book = Book()
-    book.channel.hold_time.observe(SECOND_NS)
-    book.account.deficit_block_ns = book.start = -4 * SECOND_NS
-    book.holds.granted(book.worker, "r", book.channel, 5, 0, 0)
-    assert book.account.deficit_block_ns == -5 * SECOND_NS
-    book.holds.ended(book.worker, "r", True, SECOND_NS // 2)
-    assert book.account.deficit_block_ns == -5 * SECOND_NS, "it paid 1 of 5 and used 2.5"
-
-
 def test_a_lost_epoch_is_paid_up_to_its_end() -> None:
     book = Book()
-    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    book.holds.granted(book.worker, "r", book.account, 10, 0, 0)
     book.holds.drop(book.worker, 3 * SECOND_NS)
     assert book.paid() == 30 * SECOND_NS
 
@@ -100,9 +90,9 @@ def test_what_was_used_lately_is_remembered_for_one_to_two_windows() -> None:
 
 def test_what_ran_beyond_its_estimate_is_owed_in_full_while_there_is_work_and_one_charge_of_it_after_a_pause() -> None:
     book = Book()
-    book.channel.hold_time.observe(SECOND_NS)
+    book.account.hold_time.observe(SECOND_NS)
     book.account.deficit_block_ns = 20 * SECOND_NS
-    book.holds.granted(book.worker, "r", book.channel, 10, 0, 0)
+    book.holds.granted(book.worker, "r", book.account, 10, 0, 0)
     book.holds.ended(book.worker, "r", True, 60 * SECOND_NS)
     assert book.account.deficit_block_ns == -580 * SECOND_NS
     (line,) = book.channel.lines.values()
@@ -123,7 +113,7 @@ def test_credits_that_come_back_unclaimed_say_nothing_about_hold_times(cause: m.
     channel = rig.machine.channel("a")
     rig.wait(60_000)
     rig.release(rig.grants[0], cause)
-    assert not channel.hold_time.known
+    assert not channel.account(rig.worker("w").group.pool).hold_time.known
 
 
 def test_a_channel_pays_for_what_its_prompt_was_settled_to() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.fleet import Pool
+from services.scheduler.core.sharing.hold_time import HoldTime
 
 if TYPE_CHECKING:
     from services.scheduler.core.sharing.channel import Channel
@@ -19,7 +20,9 @@ class Account:
     Without work there a channel does not save, but it still owes, at most its last charge when it returns.
     """
 
-    __slots__ = ("channel", "deficit_block_ns", "gained_block_ns", "last_charge_block_ns", "pool", "unpaid_block_ns")
+    __slots__ = (
+        "channel", "deficit_block_ns", "gained_block_ns", "hold_time", "last_charge_block_ns", "pool", "running",
+    )  # fmt: skip
 
     def __init__(self, channel: Channel, pool: Pool) -> None:
         """Open it with nothing in hand."""
@@ -29,9 +32,10 @@ class Account:
         self.last_charge_block_ns = 0
         self.gained_block_ns = 0
         """All that rounds have given it, or would have."""
-        self.unpaid_block_ns = 0
-        """What it was lent beyond what it ever pays, less what rounds of loans gave it: how far it is from its turn to
-        borrow, beside the deficit."""
+        self.hold_time = HoldTime()
+        """How long its requests hold blocks there."""
+        self.running = 0
+        """How many of them do."""
 
     @property
     def quantum_block_ns(self) -> int:
@@ -49,7 +53,6 @@ class Account:
         It was away: what ran beyond its estimate then kept nobody waiting that this would still be owed to.
         """
         self.deficit_block_ns = max(self.deficit_block_ns, -self.last_charge_block_ns)
-        self.unpaid_block_ns = 0
 
     def leaves(self) -> None:
         """Note that the channel has no more work."""
@@ -66,12 +69,10 @@ class Account:
         after = before + rounds * self.quantum_block_ns
         self.deficit_block_ns = after if most_block_ns is None else max(min(after, most_block_ns), before)
 
-    def pay(self, cost_block_ns: int, most_debt_block_ns: int | None = None) -> int:
-        """Pay and return what was paid: beyond a debt of `most_debt_block_ns`, if given, the rest is forgiven."""
-        before = self.deficit_block_ns
-        after = before - cost_block_ns
-        self.deficit_block_ns = after if most_debt_block_ns is None else max(after, min(before, -most_debt_block_ns))
-        return before - self.deficit_block_ns
+    def pay(self, cost_block_ns: int) -> int:
+        """Pay and return the cost; what is not in hand is owed."""
+        self.deficit_block_ns -= cost_block_ns
+        return cost_block_ns
 
     def refund(self, block_ns: int) -> None:
         """Take back what was paid too much; a channel without work does not save."""

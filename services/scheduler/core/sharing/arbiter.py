@@ -18,15 +18,13 @@ What a channel may take of one worker (`rules`):
 **Nobody starves.** A head that can pay but fits nowhere pays, and *saves* on one of the workers with most room
 (`savings`): its start is booked, and others pass it there only if they do not delay it. Guarantees that would leave
 the head too little room bend, in proportion, while it saves. One head saves per worker; those behind it in its line
-may on others. Another that can pay waits for the savings before it and for channels with more to spare. There is an
-end to both: no round begins, so no deficit grows, while a head that can pay is waiting without one; and what it could
-pay its channel's other lines do not spend (`deposits`).
+may on others. Another that can pay does, and waits for the savings before it and for channels with more to spare
+(`deposits`). There is an end to both: rounds that begin meanwhile bring its turn nearer as they do those of others.
 
-**Nothing idles for fairness' sake.** While those that can pay do not fit, a head that fits now is lent the blocks
-beyond its deficit; for that it owes no more than what its last request cost, so that a channel that used
-idle workers is not shut out for long when others return. Borrowers take turns by weight among them (`bids`). What
-estimates were wrong by is owed in full while it has work, or weights would not divide what is occupied; after a pause
-no more than a charge is left of it.
+**Nothing idles for fairness' sake.** While those that have paid do not fit, rounds go on for whoever fits, who pays for
+what it takes; those that wait gain no more by them than they can use. What estimates were wrong by is owed in full
+while a channel has work, or weights would not divide what is occupied; after a pause no more than a charge is left of
+it.
 
 **Nothing is looked at twice.** A worker that has no room for a channel is left alone until something ends there
 (`openings`), and a pass before which nothing ended and nobody came to the front of a line does nothing. A grant
@@ -44,7 +42,7 @@ from services.scheduler.core.fleet import Fleet, Group, Pool, Worker
 from services.scheduler.core.messages import Announced
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
-from services.scheduler.core.sharing.bids import Bid, Placement, next_loan, soonest
+from services.scheduler.core.sharing.bids import Bid, Placement, soonest
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposits
 from services.scheduler.core.sharing.guarantees import Guarantees
@@ -89,8 +87,10 @@ class Arbiter:
         self._news: dict[Pool, None] = {}
         """Pools to be looked at: something ended there, or somebody came to the front of a line."""
         self._bids: dict[Pool, dict[Channel, Bid]] = {}
-        self._held: dict[Group, int] = {}
+        self._claimed: dict[Group, int] = {}
+        self._longest: dict[Pool, int] = {}
         self._guards_looked_ns = 0
+        self._alone = False
         self._paused: set[Worker] = set()
         self._lessons = policy.lessons
         self._aside = Aside(self._bookings, fleet, self._places, self._tiers, self._holds)
@@ -174,7 +174,7 @@ class Arbiter:
         """Charge a request that met a standing grant; nothing waited for what it takes."""
         self._precedence.granted(worker, request_id, blocks)
         self._guarantees.note_use(worker, channel, now_ns)
-        self._holds.granted(worker, request_id, channel, blocks, 0, now_ns)
+        self._holds.granted(worker, request_id, channel.account(worker.group.pool), blocks, 0, now_ns)
 
     def settled(self, worker: Worker, request_id: str, held_blocks: int, now_ns: int) -> None:
         """Note that a request holds `held_blocks` from now on."""
@@ -219,7 +219,8 @@ class Arbiter:
     def begin(self, now_ns: int) -> None:
         """Start a pass: end savings whose head or worker is no longer there, and see whether there is anything new."""
         self._now_ns = now_ns
-        self._held.clear()
+        self._claimed.clear()
+        self._longest.clear()
         self._aside.begin(now_ns)
         self._deposits.return_to_others_than_heads(self._heads.first_of)
         if self._lessons != self._policy.lessons:
@@ -257,6 +258,7 @@ class Arbiter:
         """Return the next grant of this pass, None if nothing more fits. `placed` must follow each placement."""
         while self._news:
             pool = next(iter(self._news))  # until nothing more fits there: what is new elsewhere meanwhile waits
+            self._alone = sum(channel.asks(pool) for channel in self._ring) == 1
             for ring in self._tiers.rings if pool.present else ():
                 placement = self._next_of(ring, pool)
                 if placement is not None:
@@ -273,9 +275,7 @@ class Arbiter:
         peak_blocks = self._policy.peak_blocks(entry.announced, worker, blocks)
         self._precedence.granted(worker, entry.request_id, peak_blocks)
         self._guarantees.note_use(worker, channel, self._now_ns)
-        bid = self._bids.get(account.pool, {}).get(channel)
-        lent_aside = bid is not None and bid.loan is placement
-        self._holds.granted(worker, entry.request_id, channel, blocks, prepaid_block_ns, self._now_ns, lent_aside)
+        self._holds.granted(worker, entry.request_id, account, blocks, prepaid_block_ns, self._now_ns)
         self._drop_bids(channel, worker)
         if not entry.announced.model:
             self._look_elsewhere(channel, account.pool)  # it was in line for every pool
@@ -286,7 +286,7 @@ class Arbiter:
         """Drop the channel's bid and those for the worker. The others stand: nobody has less room elsewhere."""
         bids = self._bids.get(worker.group.pool, {})
         for other, bid in list(bids.items()):
-            found = bid.lendable or bid.saving
+            found = bid.placement or bid.saving
             if other is channel or (found is not None and found.worker is worker):
                 del bids[other]
 
@@ -330,9 +330,8 @@ class Arbiter:
                 self._save(first.saving)
                 continue
             soonest_to_pay = soonest([bid for bid in bids if bid.wants])
-            if soonest_to_pay is None or any(bid.payer_waits for bid in bids):
-                lent = next_loan([bid for bid in bids if bid.wants and bid.lendable is not None])
-                return lent.lendable if lent is not None else None
+            if soonest_to_pay is None:
+                return None
             self._begin_rounds(bids, soonest_to_pay.rounds)
 
     def _begin_rounds(self, bids: list[Bid], rounds: int) -> None:
@@ -350,25 +349,36 @@ class Arbiter:
     def _most_in_hand(self, account: Account, bids: list[Bid]) -> int:
         """Return what a channel whose heads have paid may gain: what can be occupied where they wait meanwhile.
 
-        That is about what is held there, and what they save for: less than the capacity where an engine runs no more
-        requests at once, though blocks are free. A start is booked no later than the longest usual hold time from when
+        That is about what is held and saved for there: less than the capacity where an engine runs no more requests at
+        once, though blocks are free. A start is booked no later than the longest usual hold time from when
         a head begins to save. Heavier ones may gain more, by weight, or those that have as much as they may would be
         alike.
         """
         lightest = min(bid.account.quantum_block_ns for bid in bids)
-        longest_ns = max(self._holds.usual_of_ns(other) for other in self._ring)
-        savings = self._savings.of_account(account)
-        groups = {saving.worker.group for saving in savings}
+        longest_ns = self._longest_ns(account.pool)
+        groups = {saving.worker.group for saving in self._savings.of_account(account)}
         groups.update(group for deposit in self._deposits.of_account(account) for group in deposit.groups)
-        around_blocks = sum(map(self._held_blocks, groups)) + sum(saving.blocks for saving in savings)
+        around_blocks = sum(map(self._claimed_blocks, groups))
         return longest_ns * around_blocks * account.quantum_block_ns // lightest
 
-    def _held_blocks(self, group: Group) -> int:
-        """Return what was held on all workers of a group when that was first asked in this pass."""
-        held = self._held.get(group)
-        if held is None:
-            held = self._held[group] = sum(worker.ledger.held_blocks for worker in group.workers.values())
-        return held
+    def _longest_ns(self, pool: Pool) -> int:
+        """Return the longest usual hold time of those who held or wanted blocks there when first asked in this pass."""
+        longest_ns = self._longest.get(pool)
+        if longest_ns is None:
+            accounts = [account for channel in self._ring if (account := channel.account_if_any(pool)) is not None]
+            concerned = [account for account in accounts if account.running or account.has_work]
+            longest_ns = self._longest[pool] = max(map(self._holds.usual_of_ns, concerned), default=0)
+        return longest_ns
+
+    def _claimed_blocks(self, group: Group) -> int:
+        """Return what was held and saved for on all workers of a group when that was first asked in this pass."""
+        claimed = self._claimed.get(group)
+        if claimed is None:
+            workers = group.workers.values()
+            savings = [saving for worker in workers if (saving := self._savings.on(worker)) is not None]
+            claimed = sum(worker.ledger.held_blocks for worker in workers) + sum(saving.blocks for saving in savings)
+            self._claimed[group] = claimed
+        return claimed
 
     def _bid(self, account: Account) -> Bid:
         """Return what the channel would do next in a pool, as found before if nothing has changed for it there."""
@@ -376,7 +386,7 @@ class Arbiter:
         bid = bids.get(account.channel)
         waited = bid is not None and bid.wants and bid.placement is None and bid.saving is None
         if bid is None or (waited and bid.affordable):
-            bid = bids[account.channel] = self._heads.bid(account, self._now_ns)
+            bid = bids[account.channel] = self._heads.bid(account, self._alone, self._now_ns)
         return bid
 
     # ---- savings ----
@@ -384,7 +394,7 @@ class Arbiter:
     def _save(self, saving: Saving) -> None:
         """Pay and begin to save, in place of a lower tier's head if one saves there."""
         if not self._deposits.take(saving.entry, saving.account):
-            saving.account.pay(saving.paid_block_ns, 0)
+            saving.account.pay(saving.paid_block_ns)
         if (lower := self._savings.on(saving.worker)) is not None:
             self._cancel(lower)
         self._savings.add(saving)

@@ -29,18 +29,13 @@ class Bid:
     `since_block_ns` is of a request that has paid, while it waited for a worker to save on (`deposits`): with all that
     its channel ever gained, what the channel would have in hand if it had spent nothing since. None for all others.
 
-    One that cannot pay for what it waits for may have a `loan` elsewhere: what another line of its could be lent.
-
     `wants` is False if it has nothing to pay for; `takes_part` tells that it gains by a round: it has a head that a
-    worker could run, also if that one saves already. `payer_waits` tells that one of its heads can pay, fits nowhere,
-    and found no worker to save on.
+    worker could run, also if that one has paid already.
     """
 
     __slots__ = (
         "account",
         "cost_block_ns",
-        "loan",
-        "payer_waits",
         "placement",
         "saving",
         "since_block_ns",
@@ -51,30 +46,21 @@ class Bid:
     def __init__(
         self,
         account: Account,
-        payer_waits: bool = False,
         wants: bool = True,
         cost_block_ns: int = 0,
         placement: Placement | None = None,
         saving: Saving | None = None,
         takes_part: bool = True,
         since_block_ns: int | None = None,
-        loan: Placement | None = None,
     ) -> None:
         """Say what was found for the account; it holds until `Arbiter` drops it."""
         self.account = account
-        self.payer_waits = payer_waits
         self.wants = wants
         self.cost_block_ns = cost_block_ns
         self.placement = placement
         self.saving = saving
         self.takes_part = takes_part
         self.since_block_ns = since_block_ns
-        self.loan = loan
-
-    @property
-    def lendable(self) -> Placement | None:
-        """What the channel could be lent."""
-        return self.placement or self.loan
 
     @property
     def affordable(self) -> bool:
@@ -90,11 +76,6 @@ class Bid:
             return PAID_ROUNDS - self.account.deficit_block_ns // self.account.quantum_block_ns
         return self.account.rounds_to_pay(self.cost_block_ns)
 
-    @property
-    def rounds_of_loans(self) -> int:
-        """The rounds of loans it takes until the channel has its turn among those that borrow."""
-        return self.account.rounds_to_pay(self.cost_block_ns + self.account.unpaid_block_ns)
-
 
 def soonest(bids: list[Bid]) -> Bid | None:
     """Return the bid of the channel that can pay soonest or has most to spare, None if there is none.
@@ -107,22 +88,4 @@ def soonest(bids: list[Bid]) -> Bid | None:
         rounds = bid.rounds
         if first is None or rounds < least_rounds:
             first, least_rounds = bid, rounds
-    return first
-
-
-def next_loan(bids: list[Bid]) -> Bid | None:
-    """Return whose turn it is to borrow, None without any bid, after as many rounds of loans as that takes.
-
-    Borrowers take turns by weight as payers do, with all that they were lent: what they need not pay counts too, or
-    those that owe as much as they ever may would be alike, and one of them could have everything.
-    """
-    first: Bid | None = None
-    least_rounds = 0
-    for bid in bids:
-        rounds = bid.rounds_of_loans
-        if first is None or rounds < least_rounds:
-            first, least_rounds = bid, rounds
-    if least_rounds > 0:
-        for bid in bids:
-            bid.account.unpaid_block_ns -= least_rounds * bid.account.quantum_block_ns
     return first

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group, Pool, Worker
 from services.scheduler.core.sharing.account import Account
-from services.scheduler.core.sharing.hold_time import HoldTime
 from services.scheduler.core.sharing.line import Line, order
 from services.scheduler.core.sharing.openings import Kind, Openings, Rooms
 from services.scheduler.core.sharing.share import Share
 
 
 class Channel:
-    """A channel's lines, its accounts, what is known of how long its requests hold blocks, and where it may find room.
+    """A channel's lines, its accounts, and where it may find room.
 
     `changed` tells the arbiter of which models the front of the line is another than at its last pass, `line_ended`
     that a line is empty now.
@@ -38,7 +37,6 @@ class Channel:
         self.share = share
         self.quantum_block_ns = quantum_block_ns
         self._accounts: dict[Pool, Account] = {}
-        self.hold_time = HoldTime()
         self.lines: dict[str, Line] = {}
         self._looked_at: dict[str, Line] = {}
         """Those of the lines that are not aside."""
@@ -154,6 +152,10 @@ class Channel:
         if account is None:
             account = self._accounts[pool] = Account(self, pool)
         return account
+
+    def account_if_any(self, pool: Pool) -> Account | None:
+        """Return its standing at a pool, None if it has none there."""
+        return self._accounts.get(pool)
 
     def asks(self, pool: Pool) -> bool:
         """Return whether it has requests in line that the pool serves."""

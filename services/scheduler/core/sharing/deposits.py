@@ -1,9 +1,8 @@
 """What heads have paid that wait for a worker to save on, where others save on all of theirs.
 
-Where a channel has one line no round begins while its head waits, so it has its turn when those with more to spare have
-spent that. A channel with several lines goes on meanwhile, and so do rounds, for others have workers that are idle; its
-other lines would spend what the head could pay. So there it pays when it begins to wait. It goes no sooner for that
-than if its channel had spent nothing since: weights decide whose turn it is.
+Rounds go on while a head waits, for there may be workers that are idle; those behind it and in its channel's other
+lines would spend what it could pay. So it pays when it begins to wait. It goes no sooner for that than if its channel
+had spent nothing since: weights decide whose turn it is.
 
 Of the heads that the same workers serve one pays: with a turn in hand for each model that it asks for, a channel would
 have more of those workers the more models it asks for.
@@ -60,13 +59,11 @@ class Deposits:
             deposit.entry is not head and any(group in deposit.groups for group in groups) for deposit in found.values()
         )
 
-    def wait(
-        self, account: Account, line: Line, head: Entry, groups: Iterable[Group], cost_block_ns: int, alone: bool
-    ) -> None:
-        """Pay for a head that waits, once; not if its line is `alone`: nobody else spends that."""
-        if alone or head.request_id in self._by_request:
+    def wait(self, account: Account, line: Line, head: Entry, groups: Iterable[Group], cost_block_ns: int) -> None:
+        """Pay for a head that waits, once."""
+        if head.request_id in self._by_request:
             return
-        deposit = Deposit(head, account, line, tuple(groups), account.pay(cost_block_ns, 0))
+        deposit = Deposit(head, account, line, tuple(groups), account.pay(cost_block_ns))
         self._by_request[head.request_id] = deposit
         self._by_account.setdefault(account, {})[head.request_id] = deposit
 

@@ -60,7 +60,7 @@ class Guarantees:
             if lately is None:
                 lately = by_channel[channel.name] = Lately(now_ns)
             ledger, name = worker.ledger, channel.name
-            lately.note(ledger.held_by(name), ledger.sequences_of(name), now_ns, channel.hold_time.mean_ns)
+            lately.note(ledger.held_by(name), ledger.sequences_of(name), now_ns, self._hold_ns(worker, channel))
 
     def forget(self, worker: Worker) -> None:
         """Forget a worker that is gone."""
@@ -168,7 +168,7 @@ class Guarantees:
         unused = self.sequences(worker, channel) - used
         if unused > 0 and not self._has_work(worker, channel):
             lately = self._lately_on(worker, channel)
-            peak = 0 if lately is None else lately.peak_sequences(now_ns, channel.hold_time.mean_ns)
+            peak = 0 if lately is None else lately.peak_sequences(now_ns, self._hold_ns(worker, channel))
             unused = min(unused, peak - used)
         return max(unused, 0)
 
@@ -183,7 +183,11 @@ class Guarantees:
 
     def _lately_blocks(self, worker: Worker, channel: Channel, now_ns: int) -> int:
         lately = self._lately_on(worker, channel)
-        return 0 if lately is None else lately.peak_blocks(now_ns, channel.hold_time.mean_ns)
+        return 0 if lately is None else lately.peak_blocks(now_ns, self._hold_ns(worker, channel))
+
+    @staticmethod
+    def _hold_ns(worker: Worker, channel: Channel) -> int:
+        return channel.account(worker.group.pool).hold_time.mean_ns
 
     def _lately_on(self, worker: Worker, channel: Channel) -> Lately | None:
         return self._lately.get(worker.epoch, {}).get(channel.name)

@@ -1,7 +1,7 @@
 """What a channel would do next: whose turn it is within it, where that fits, and who may pass who does not.
 
-The heads of its lines are looked at in the order in which they would leave. What has paid, because it saves or waits
-to (`deposits`), waits for none that cannot pay; where one can and waits, the others go on.
+The heads of its lines are looked at in the order in which they would leave. One that does not fit pays, and saves or
+waits to (`deposits`); those behind it and the other lines go on.
 """
 
 from __future__ import annotations
@@ -50,10 +50,15 @@ class Heads:
         self._places = places
         self._aside = aside
         self._now_ns = 0
+        self._alone = False
 
-    def bid(self, account: Account, now_ns: int) -> Bid:
-        """Return what the channel would do next in the pool; whoever nobody could run meanwhile is set aside."""
+    def bid(self, account: Account, alone: bool, now_ns: int) -> Bid:
+        """Return what the channel would do next in the pool; whoever nobody could run meanwhile is set aside.
+
+        It is `alone` if no other has work there.
+        """
         self._now_ns = now_ns
+        self._alone = alone
         channel = account.channel
         self._aside.look_again(channel)
         while (bid := self._look_at_heads(account)) is None:
@@ -61,8 +66,8 @@ class Heads:
         if bid.placement is None and bid.saving is None and channel.share.guaranteed_share:
             placement = self._place_guaranteed_behind(account)
             if placement is not None:
-                cost_block_ns = self._holds.cost_block_ns(channel, placement.blocks)
-                return Bid(account, bid.payer_waits, cost_block_ns=cost_block_ns, placement=placement)
+                cost_block_ns = self._holds.cost_block_ns(account, placement.blocks)
+                return Bid(account, cost_block_ns=cost_block_ns, placement=placement)
         return bid
 
     def _look_at_heads(self, account: Account) -> Bid | None:
@@ -71,37 +76,30 @@ class Heads:
         takes_part = False
         capped: set[Group] = set()
         channel.set_unserved_aside(self._fleet.serving)
-        heads = self._heads_here(account)
-        payer_waits = False
         bid = self._look_at_paid(account)
         if bid is not None:
             return bid
-        for line, head in heads:
+        for line, head in self._heads_here(account):
             saving = self._savings.of(head)
             if saving is None or saving.account is not account:
                 placement = self._places.find(channel, pool, head, self._now_ns, capped)
                 if placement is not None:
-                    return self._bid_to_place(account, placement, payer_waits)
-            if saving is not None:
-                takes_part = True
-                bid = self._look_behind(account, line, capped, payer_waits)
-                if bid is not None:
-                    return bid
-                continue
-            front = line.head()
-            worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, capped)
-            kept_out = line.head() is head and self._aside.takes(channel, line, head, could_save=bool(blocks))
-            if line.head() is not front:
-                return None
-            if kept_out or not blocks:
-                capped |= set() if kept_out else self._where_capped(channel, head)
-                continue
-            bid = self._bid_for_head(account, heads, line, head, worker, blocks, capped, payer_waits)
+                    return self._bid_to_place(account, placement)
+            if saving is None:
+                front = line.head()
+                worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, capped)
+                kept_out = line.head() is head and self._aside.takes(channel, line, head, could_save=bool(blocks))
+                if line.head() is not front:
+                    return None
+                if kept_out or not blocks:
+                    capped |= set() if kept_out else self._where_capped(channel, head)
+                    continue
+                bid = self._bid_for_head(account, line, head, worker, blocks)
+            takes_part = True
+            bid = bid or self._look_behind(account, line, capped)
             if bid is not None:
                 return bid
-            takes_part = True
-            payer_waits = len(heads) == 1
-        return Bid(account, payer_waits, wants=False, takes_part=takes_part)
+        return Bid(account, wants=False, takes_part=takes_part)
 
     def _heads_here(self, account: Account) -> list[tuple[Line, Entry]]:
         """Return the heads as they are in the pool: of a line that is in others too, the first that is for this one.
@@ -129,31 +127,21 @@ class Heads:
         return any(group.pool is account.pool for group, _, _ in self._bookings.of(entry))
 
     def _bid_for_head(
-        self,
-        account: Account,
-        heads: list[tuple[Line, Entry]],
-        line: Line,
-        head: Entry,
-        worker: Worker | None,
-        blocks: int,
-        capped: set[Group],
-        payer_waits: bool,
+        self, account: Account, line: Line, head: Entry, worker: Worker | None, blocks: int
     ) -> Bid | None:
         """Return a bid for a head that fits nowhere: to save on the worker, or as it cannot pay; None if it waits.
 
-        It has paid by then, unless its line is alone, or another head of the channel has that waits for the same
-        workers.
+        It has paid by then, unless another head of the channel has that waits for the same workers.
         """
         groups = self._fleet.serving(line.model)
         if self._deposits.another_waits(account, head, groups):
             return None
-        cost_block_ns = self._holds.cost_block_ns(account.channel, blocks)
+        cost_block_ns = self._holds.cost_block_ns(account, blocks)
         if cost_block_ns > account.deficit_block_ns and self._paid_for(account, head) is None:
-            loan = self._find_loan(account, heads, head, capped)
-            return Bid(account, payer_waits, cost_block_ns=cost_block_ns, loan=loan)
+            return Bid(account, cost_block_ns=cost_block_ns)
         if worker is not None:
-            return self._bid_to_save(account, line, head, worker, blocks, payer_waits)
-        self._deposits.wait(account, line, head, groups, cost_block_ns, alone=len(heads) == 1)
+            return self._bid_to_save(account, line, head, worker, blocks)
+        self._deposits.wait(account, line, head, groups, cost_block_ns)
         return None
 
     def _paid_for(self, account: Account, entry: Entry) -> Deposit | None:
@@ -184,66 +172,47 @@ class Heads:
                 return self._bid_to_save(account, deposit.line, deposit.entry, worker, blocks)
         return None
 
-    def _find_loan(
-        self, account: Account, heads: list[tuple[Line, Entry]], head: Entry, capped: set[Group]
-    ) -> Placement | None:
-        """Return what one of the lines after that of a head that cannot pay could be lent elsewhere.
+    def _look_behind(self, account: Account, line: Line, capped: set[Group]) -> Bid | None:
+        """Return a bid for one behind a head that waits: it may pass, or save on another worker if that can be paid.
 
-        The head saves up for other workers, and loses nothing by it.
-        """
-        later = iter(heads)
-        for _, entry in later:
-            if entry is head:
-                break
-        for _, entry in later:
-            if self._savings.of(entry) is None and self._deposits.of(entry) is None:
-                placement = self._places.find(account.channel, account.pool, entry, self._now_ns, capped)
-                if placement is not None:
-                    return placement
-        return None
-
-    def _look_behind(self, account: Account, line: Line, capped: set[Group], payer_waits: bool) -> Bid | None:
-        """Return a bid for one behind a head that saves: it may pass, or save on another worker if that can be paid.
-
-        With one saving for each line a channel could not have more workers by its weight than it has lines.
+        With one saving for each line a channel could not have more workers by its weight than it has lines. Where it is
+        alone there are no others that its weight would have to hold against, and what is kept is kept from its own.
         """
         channel = account.channel
-        placement = self._place_one_behind(account, line)
+        placement = self._place_one_behind(account, line, capped)
         if placement is not None:
-            return self._bid_to_place(account, placement, payer_waits)
-        for entry in line.behind():
+            return self._bid_to_place(account, placement)
+        for entry in () if self._alone else line.behind():
             if self._savings.of(entry) is not None:
                 continue
             worker, blocks = self._places.to_save(channel, account.pool, entry, self._now_ns, capped)
-            if worker is None or self._holds.cost_block_ns(channel, blocks) > account.deficit_block_ns:
+            if worker is None or self._holds.cost_block_ns(account, blocks) > account.deficit_block_ns:
                 return None
-            bid = self._bid_to_save(account, line, entry, worker, blocks, payer_waits)
+            bid = self._bid_to_save(account, line, entry, worker, blocks)
             return None if bid.saving is None or self._aside.saves_in_vain(bid.saving) else bid
         return None
 
-    def _bid_to_place(self, account: Account, placement: Placement, payer_waits: bool = False) -> Bid:
+    def _bid_to_place(self, account: Account, placement: Placement) -> Bid:
         """Return a bid for a placement, for nothing if that was paid for."""
         saving = self._savings.of(placement.entry)
         if saving is not None and saving.account is account:
-            return Bid(account, payer_waits, placement=placement)
+            return Bid(account, placement=placement)
         if (deposit := self._paid_for(account, placement.entry)) is not None:
-            return Bid(account, payer_waits, placement=placement, since_block_ns=deposit.since_block_ns)
-        cost_block_ns = self._holds.cost_block_ns(account.channel, placement.blocks)
-        return Bid(account, payer_waits, cost_block_ns=cost_block_ns, placement=placement)
+            return Bid(account, placement=placement, since_block_ns=deposit.since_block_ns)
+        cost_block_ns = self._holds.cost_block_ns(account, placement.blocks)
+        return Bid(account, cost_block_ns=cost_block_ns, placement=placement)
 
-    def _bid_to_save(
-        self, account: Account, line: Line, head: Entry, worker: Worker, blocks: int, payer_waits: bool = False
-    ) -> Bid:
+    def _bid_to_save(self, account: Account, line: Line, head: Entry, worker: Worker, blocks: int) -> Bid:
         """Return a bid to save on the worker, for nothing if the head was paid for."""
         peak_blocks = self._policy.peak_blocks(head.announced, worker, blocks)
         if (deposit := self._paid_for(account, head)) is not None:
             saving = Saving(head, account, line, worker, blocks, peak_blocks, deposit.paid_block_ns)
-            return Bid(account, payer_waits, saving=saving, since_block_ns=deposit.since_block_ns)
-        cost_block_ns = self._holds.cost_block_ns(account.channel, blocks)
+            return Bid(account, saving=saving, since_block_ns=deposit.since_block_ns)
+        cost_block_ns = self._holds.cost_block_ns(account, blocks)
         saving = Saving(head, account, line, worker, blocks, peak_blocks, cost_block_ns)
-        return Bid(account, payer_waits, cost_block_ns=cost_block_ns, saving=saving)
+        return Bid(account, cost_block_ns=cost_block_ns, saving=saving)
 
-    def _place_one_behind(self, account: Account, line: Line) -> Placement | None:
+    def _place_one_behind(self, account: Account, line: Line, capped: set[Group]) -> Placement | None:
         """Return a placement for the first request that may pass the head."""
         channel, pool = account.channel, account.pool
         groups = [group for group in self._fleet.serving(line.model) if group.pool is pool]
@@ -251,7 +220,7 @@ class Heads:
             kind, booked = self._places.kind(entry), self._bookings.in_group
             if not any(booked(entry, group)[0] <= channel.openings(group, kind).most_blocks() for group in groups):
                 continue
-            placement = self._places.find(channel, pool, entry, self._now_ns)
+            placement = self._places.find(channel, pool, entry, self._now_ns, capped)
             if placement is not None:
                 return placement
         return None
@@ -265,7 +234,7 @@ class Heads:
         channel, pool = account.channel, account.pool
         for line, head in channel.heads(pool):
             found = self._places.find_first(channel, pool, head, self._now_ns)
-            if found is not None or self._has_waited(channel, head):
+            if found is not None or self._has_waited(account, head):
                 return found
             for entry in line.behind():
                 placement = self._places.find_first(channel, pool, entry, self._now_ns)
@@ -273,12 +242,12 @@ class Heads:
                     return placement
         return None
 
-    def _has_waited(self, channel: Channel, head: Entry) -> bool:
+    def _has_waited(self, account: Account, head: Entry) -> bool:
         """Return whether a head has let those behind it pass for long enough.
 
         One that has paid loses nothing by them.
         """
         waited_ns = self._now_ns - head.announced_ns
-        if not channel.hold_time.known or waited_ns <= PASSED_HOLDS * channel.hold_time.mean_ns:
+        if not account.hold_time.known or waited_ns <= PASSED_HOLDS * account.hold_time.mean_ns:
             return False
         return self._savings.of(head) is None

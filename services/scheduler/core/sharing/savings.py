@@ -129,7 +129,7 @@ class Savings:
         assert saving.start_ns is not None
         if self.is_due(saving, now_ns):
             return False
-        cautious_ns = channel.hold_time.cautious_ns
+        cautious_ns = channel.account(saving.account.pool).hold_time.cautious_ns
         ends_before = cautious_ns is not None and now_ns + cautious_ns <= saving.start_ns
         return ends_before or blocks <= saving.extra_blocks
 
