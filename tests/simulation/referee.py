@@ -204,8 +204,8 @@ class SchedulerReferee:
         """In its line (one channel, one model) a request is granted first, or it passes a head that saves.
 
         Lines are ordered by (priority, submit). Nobody passes more than FRONT_REQUESTS - 1 others. What is not
-        guaranteed passes only a head with a booked start, or one that was granted itself in the same pass. Those out of
-        reach of the workers that take grants do not count.
+        guaranteed passes only a head with a booked start, one that its worker could never hold, or one that was granted
+        itself in the same pass. Those out of reach of the workers that take grants do not count.
         """
         lines: dict[tuple[str, str], list[Entry]] = {}
         granted = {grant.request_id for grant in grants}
@@ -224,8 +224,13 @@ class SchedulerReferee:
             demand(rank < FRONT_REQUESTS, f"{grant.request_id} passed {rank} others")
             head = line[0]
             passed = rank > 0 and head.state is State.WAITING and not grant.guaranteed
-            demand(not passed or head.request_id in saving, f"{grant.request_id} passed a head without a booked start")
+            kept = passed and head.request_id not in saving and not self._is_too_small(grant.epoch, head)
+            demand(not kept, f"{grant.request_id} passed a head without a booked start")
             line.remove(known)
+
+    def _is_too_small(self, epoch: int, entry: Entry) -> bool:
+        worker = self._machine.fleet.get(epoch)
+        return worker is not None and worker.shape.capacity_blocks < needed_blocks(entry.announced, worker.shape)
 
     def _is_out_of_reach(self, entry: Entry) -> bool:
         """Return whether the largest workers that serve the entry take no grants, or not even they could hold it."""

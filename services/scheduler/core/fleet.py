@@ -67,15 +67,18 @@ class Group:
     shape: EngineShape
     pool: Pool
     workers: dict[int, Worker] = field(default_factory=dict)
+    least_blocks: int = 0
+    """Capacity of the smallest."""
 
     def serves(self, model: str) -> bool:
         """Return whether the workers answer to this model name; "" accepts any."""
         return not model or model in self.models
 
     def measure(self) -> None:
-        """Find the largest capacity after a worker has come or gone; one that is away for a moment counts."""
-        largest = max((worker.shape.capacity_blocks for worker in self.workers.values()), default=0)
-        self.shape = self.shape.replace(capacity_blocks=largest)
+        """Find the largest and least capacity after a worker has come or gone; one that is away for a moment counts."""
+        capacities = [worker.shape.capacity_blocks for worker in self.workers.values()]
+        self.shape = self.shape.replace(capacity_blocks=max(capacities, default=0))
+        self.least_blocks = min(capacities, default=0)
 
 
 @dataclass(slots=True, eq=False)

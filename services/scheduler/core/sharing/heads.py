@@ -19,7 +19,7 @@ from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
-from services.scheduler.core.sharing.places import Places
+from services.scheduler.core.sharing.places import ANYWHERE, Below, Places
 from services.scheduler.core.sharing.savings import Saving, Savings
 
 PASSED_HOLDS: Final = 2
@@ -91,12 +91,14 @@ class Heads:
                 kept_out = line.head() is head and self._aside.takes(channel, line, head, could_save=bool(blocks))
                 if line.head() is not front:
                     return None
-                if kept_out or not blocks:
-                    capped |= set() if kept_out else self._where_capped(channel, head)
+                if kept_out:
                     continue
-                bid = self._bid_for_head(account, line, head, worker, blocks)
-            takes_part = True
-            bid = bid or self._look_behind(account, line, capped)
+                if blocks:
+                    bid = self._bid_for_head(account, line, head, worker, blocks)
+                else:
+                    capped |= self._where_capped(channel, head)
+            takes_part = takes_part or saving is not None or bool(blocks)
+            bid = bid or self._look_behind(account, line, head, capped)
             if bid is not None:
                 return bid
         return Bid(account, wants=False, takes_part=takes_part)
@@ -172,25 +174,36 @@ class Heads:
                 return self._bid_to_save(account, deposit.line, deposit.entry, worker, blocks)
         return None
 
-    def _look_behind(self, account: Account, line: Line, capped: set[Group]) -> Bid | None:
+    def _look_behind(self, account: Account, line: Line, head: Entry, capped: set[Group]) -> Bid | None:
         """Return a bid for one behind a head that waits: it may pass, or save on another worker if that can be paid.
 
-        With one saving for each line a channel could not have more workers by its weight than it has lines. Where it is
-        alone there are no others that its weight would have to hold against, and what is kept is kept from its own.
+        Where the head has no booked start those behind it have what could never hold it. With one saving for each line
+        a channel could not have more workers by its weight than it has lines. Where it is alone there are no others
+        that its weight would have to hold against, and what is kept is kept from its own.
         """
         channel = account.channel
-        placement = self._place_one_behind(account, line, capped)
+        below = ANYWHERE if self._savings.of(head) is not None else self._below(account, head)
+        placement = self._place_one_behind(account, line, capped, below)
         if placement is not None:
             return self._bid_to_place(account, placement)
         for entry in () if self._alone else line.behind():
             if self._savings.of(entry) is not None:
                 continue
             worker, blocks = self._places.to_save(channel, account.pool, entry, self._now_ns, capped)
-            if worker is None or self._holds.cost_block_ns(account, blocks) > account.deficit_block_ns:
+            if (
+                worker is None
+                or not below.has(worker)
+                or self._holds.cost_block_ns(account, blocks) > account.deficit_block_ns
+            ):
                 return None
             bid = self._bid_to_save(account, line, entry, worker, blocks)
             return None if bid.saving is None or self._aside.saves_in_vain(bid.saving) else bid
         return None
+
+    def _below(self, account: Account, head: Entry) -> Below:
+        """Return the workers of the pool that could never hold the head."""
+        booked = self._bookings.of(head)
+        return Below({group: max(blocks, least) for group, blocks, least in booked if group.pool is account.pool})
 
     def _bid_to_place(self, account: Account, placement: Placement) -> Bid:
         """Return a bid for a placement, for nothing if that was paid for."""
@@ -212,15 +225,17 @@ class Heads:
         saving = Saving(head, account, line, worker, blocks, peak_blocks, cost_block_ns)
         return Bid(account, cost_block_ns=cost_block_ns, saving=saving)
 
-    def _place_one_behind(self, account: Account, line: Line, capped: set[Group]) -> Placement | None:
+    def _place_one_behind(self, account: Account, line: Line, capped: set[Group], below: Below) -> Placement | None:
         """Return a placement for the first request that may pass the head."""
         channel, pool = account.channel, account.pool
         groups = [group for group in self._fleet.serving(line.model) if group.pool is pool]
+        if not any(map(below.any_in, groups)):
+            return None
         for entry in line.behind():
             kind, booked = self._places.kind(entry), self._bookings.in_group
             if not any(booked(entry, group)[0] <= channel.openings(group, kind).most_blocks() for group in groups):
                 continue
-            placement = self._places.find(channel, pool, entry, self._now_ns, capped)
+            placement = self._places.find(channel, pool, entry, self._now_ns, capped, below)
             if placement is not None:
                 return placement
         return None

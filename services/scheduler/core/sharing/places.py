@@ -6,7 +6,7 @@ on a worker whose engine makes room for it, by preempting what is not guaranteed
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from itertools import islice
 from typing import Final
 
@@ -29,6 +29,27 @@ power of two choices", 2001)."""
 
 SAVE_LOOKS: Final = 64
 """Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
+
+
+class Below:
+    """Workers that could never hold a request."""
+
+    def __init__(self, needed_blocks: Mapping[Group, int]) -> None:
+        """Say what the request needs in each group where it may run: elsewhere no worker could."""
+        self._needed_blocks = needed_blocks
+
+    def any_in(self, group: Group) -> bool:
+        """Return whether the group has one of them."""
+        return group not in self._needed_blocks or group.least_blocks < self._needed_blocks[group]
+
+    def has(self, worker: Worker) -> bool:
+        """Return whether the worker is one of them."""
+        group = worker.group
+        return group not in self._needed_blocks or worker.shape.capacity_blocks < self._needed_blocks[group]
+
+
+ANYWHERE: Final = Below({})
+"""All workers."""
 
 
 class Places:
@@ -57,20 +78,28 @@ class Places:
         self._kept_out: set[Worker] = set()
 
     def find(
-        self, channel: Channel, pool: Pool, entry: Entry, now_ns: int, capped: Set[Group] = frozenset()
+        self,
+        channel: Channel,
+        pool: Pool,
+        entry: Entry,
+        now_ns: int,
+        capped: Set[Group] = frozenset(),
+        below: Below = ANYWHERE,
     ) -> Placement | None:
         """Return where in the pool the entry fits now, the roomier of the first CHOICES workers; None if nowhere.
 
-        An older request of the channel waits for its ceiling in the groups that are `capped`.
+        An older request of the channel waits for its ceiling in the groups that are `capped`, or for workers that are
+        not `below` a size.
         """
         best: Placement | None = None
         best_room = looks = 0
         for group, blocks, least_blocks in self._bookings.of(entry):
-            if group.pool is not pool or group in capped:
+            if group.pool is not pool or group in capped or not below.any_in(group):
                 continue
             openings = channel.openings(group, self.kind(entry))
             for worker in openings.roomiest_first(blocks, now_ns):
-                if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
+                too_small = worker.shape.capacity_blocks < least_blocks
+                if too_small or entry.request_id in worker.ledger or not below.has(worker):
                     continue
                 claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
                 room = self._room_blocks(channel, entry, worker, blocks, claim, now_ns)
@@ -87,7 +116,9 @@ class Places:
                 looks += 1
                 if looks == CHOICES:
                     return best
-        return self.find_first(channel, pool, entry, now_ns, capped) if best is None else best
+        if best is not None or below is not ANYWHERE:
+            return best
+        return self.find_first(channel, pool, entry, now_ns, capped)
 
     def find_first(
         self, channel: Channel, pool: Pool, entry: Entry, now_ns: int, capped: Set[Group] = frozenset()
