@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
@@ -76,6 +76,11 @@ class WorkerSettings(ServiceSettings):
         description="vLLM's parser that reads function calls out of the model's output; empty refuses requests for"
         " calls. Means `--enable-auto-tool-choice` as well.",
     )
+    enable_auto_tool_choice: bool = Field(
+        False,
+        description="Let the model choose whether to call, as `vllm serve` is told it; needs `--tool-call-parser`,"
+        " which alone means the same.",
+    )
     trust_request_chat_template: bool = Field(
         False,
         description="Render chats with the template they bring along, which is a program: whoever may submit can then"
@@ -98,6 +103,12 @@ class WorkerSettings(ServiceSettings):
         description="Arguments of the engine by name, as JSON; meant for the file's [worker.engine_arguments]."
         " Flags of the command line override them.",
     )
+
+    @model_validator(mode="after")
+    def _calls_are_read_by_a_parser(self) -> Self:
+        if self.enable_auto_tool_choice and not self.tool_call_parser:
+            raise ValueError("enable_auto_tool_choice: requires --tool-call-parser (worker.tool_call_parser)")
+        return self
 
     def the_worker_id(self) -> str:
         """Return the worker's name."""
@@ -189,7 +200,7 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return the worker's own arguments and the engine's, each in order.
 
     A flag is the worker's if it names one of its settings; the values after a
-    flag go with it. `--served-model-name a b` is read as vLLM reads it.
+    flag go with it. `--served-model-name a b` and `--tool_call_parser` are read as vLLM reads them.
     """
     names = {f"--{name.replace('_', '-')}" for name in WorkerSettings.model_fields} | {"--help", "-h"}
     names |= set(flags_of_variables(WorkerSettings).values())
@@ -202,7 +213,7 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     for argument in arguments:
         if argument.startswith("-") and not _is_number(argument):
             flag = argument.partition("=")[0].replace("_", "-") if argument.startswith("--") else argument
-            wanted = [flag, *argument.partition("=")[2:]] if "=" in argument and flag in names else [argument]
+            wanted = [flag, *argument.partition("=")[2:]] if "=" in argument else [flag]
             if flag not in names:
                 engines.append(argument)
             elif flag != "--served-model-name" or len(wanted) > 1:

@@ -1,10 +1,13 @@
-"""What a worker says to a request for function calls when it has no tool parser: what vLLM's server says then."""
+"""What a worker without a tool parser says to a request for function calls: that it needs one, as vLLM's does."""
 
 from __future__ import annotations
 
 import json
 
 from services.worker.engine import PromptSpec, RequestRefusedError
+
+REMEDY = "requires --tool-call-parser to be set where the worker is started (--tool-call-parser hermes, for example)"
+"""What is to be done; `--enable-auto-tool-choice`, which vLLM's server names as well, the parser means alone."""
 
 
 def refuse_calls(spec: PromptSpec) -> None:
@@ -13,8 +16,8 @@ def refuse_calls(spec: PromptSpec) -> None:
         return
     choice = json.loads(spec.tool_choice_json or '"auto"')
     if choice == "auto":
-        text = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+        text = f'"auto" tool choice {REMEDY}'
     else:
         wanted = f'function "{choice["function"]["name"]}"' if isinstance(choice, dict) else f'"{choice}"'
-        text = f"tool_choice={wanted} requires --tool-call-parser to be set"
+        text = f"tool_choice={wanted} {REMEDY}"
     raise RequestRefusedError("unsupported_parameter", text, "tool_choice")

@@ -342,3 +342,10 @@ def test_arguments_that_are_vllms_are_said_to_be_unchecked(tmp_path: Path) -> No
     found = findings(str(path))
     assert found.wrong == []
     assert found.odd == [f"{path}: worker.engine_arguments are not checked: vLLM judges them when a worker starts"]
+
+
+def test_a_choice_of_calls_that_nothing_reads_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text("[worker]\nmodel = 'm'\nenable_auto_tool_choice = true\n")
+    said = f"{path}:3: worker.enable_auto_tool_choice: requires --tool-call-parser (worker.tool_call_parser)"
+    assert findings(str(path)).wrong == [said]

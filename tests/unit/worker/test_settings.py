@@ -27,6 +27,16 @@ def test_a_switch_of_the_worker_is_its_own_with_or_without_a_value() -> None:
         assert (settings.trust_request_chat_template, engines) == (wanted, ["--enforce-eager"])
 
 
+def test_a_parser_of_calls_may_be_named_with_the_switch_that_vllms_server_wants_beside_it() -> None:
+    for arguments in (
+        ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"],
+        ["--tool-call-parser", "hermes", "--enable_auto_tool_choice"],
+        ["--tool-call-parser=hermes"],
+    ):
+        settings, engines = load_arguments(["--model", "m", *arguments, "--enforce-eager"])
+        assert (settings.tool_call_parser, engines) == ("hermes", ["--enforce-eager"])
+
+
 def test_served_names_are_read_as_vllm_reads_them() -> None:
     wanted = ("a", "b", "c")
     for arguments in (
@@ -55,6 +65,10 @@ def test_the_worker_is_named_after_host_and_port() -> None:
         (["--model", "m", "--listen", "nonsense"], "--listen: "),
         (["--engine", "other"], "--engine: "),
         (["--model", "m", "--tokenizer-processes", "0"], "--tokenizer-processes: "),
+        (
+            ["--model", "m", "--enable-auto-tool-choice"],
+            "--enable-auto-tool-choice: requires --tool-call-parser (worker.tool_call_parser)",
+        ),
     ],
 )
 def test_wrong_settings_exit_78_and_are_named(
