@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from penstock.errors import InvalidRequest
 from penstock.limits import MAX_NAME_BYTES
 
+BATCH_CHANNEL = "batch"
+"""Channel of batches for which nobody has named one, where the queue has it."""
+
 
 def check_name(field: str, name: object) -> None:
     """Raise InvalidRequest, naming `field`, for what is no name: protobuf would raise a TypeError of its own."""

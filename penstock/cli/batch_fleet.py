@@ -15,6 +15,7 @@ from penstock.client import Client
 from penstock.connection import Patience
 from penstock.errors import NobodyAnswers, PenstockError, Unavailable
 from penstock.exits import EX_UNAVAILABLE
+from penstock.queue.v1 import queue_pb2 as pb
 
 WORKERS_MEET_SCHEDULER_S = 15.0
 """How long workers that are ready may take to appear at the scheduler."""
@@ -38,25 +39,25 @@ class Peers:
     wait_s: float
 
 
-async def find_queue(peers: Peers, say: Say) -> str:
-    """Return the store's name. Raises CommandError with what to do if no queue answers."""
+async def find_queue(peers: Peers, say: Say) -> pb.StatsResponse:
+    """Return what the queue tells of itself. Raises CommandError with what to do if no queue answers."""
     try:
-        return await _store_id(peers, retry_for_s=0)
+        return await _stats(peers, retry_for_s=0)
     except Unavailable as error:
         missing = error
     if peers.wait_s:
         say(f"no queue answers on {peers.queue} yet; waiting for at most {peers.wait_s:g} s")
         try:
-            return await _store_id(peers, peers.wait_s)
+            return await _stats(peers, peers.wait_s)
         except Unavailable as error:
             missing = error
     hint = f"; {HOW_TO_START}, or add --up" if isinstance(missing, NobodyAnswers) else ""
     raise CommandError(f"{missing}{hint}", EX_UNAVAILABLE)
 
 
-async def _store_id(peers: Peers, retry_for_s: float) -> str:
+async def _stats(peers: Peers, retry_for_s: float) -> pb.StatsResponse:
     async with Client(peers.queue, peers.scheduler, retry_for_s=retry_for_s) as client:
-        return (await client.stats()).store_id
+        return await client.stats()
 
 
 async def served_models(peers: Peers, started_here: bool, say: Say) -> set[str] | None:

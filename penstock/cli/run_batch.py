@@ -50,6 +50,7 @@ from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
 from penstock.client import Client
 from penstock.errors import InvalidRequest, PermissionDenied
 from penstock.exits import EX_CANNOT_WRITE, EX_INTERRUPTED, EX_NO_INPUT, EX_USAGE
+from penstock.names import BATCH_CHANNEL
 
 WHY_AFTER_S = 5.0
 """A run that has taken so long may be waiting for a model that nobody serves."""
@@ -81,7 +82,9 @@ def run_batch(
     ] = "",
     queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
     scheduler: SchedulerOption = DEFAULT_SCHEDULER_ADDRESS,
-    channel: Annotated[str, typer.Option(help="Channel the requests wait in.")] = "batch",
+    channel: Annotated[
+        str, typer.Option(help="Channel the requests wait in; without it `batch`, or another if there is none.")
+    ] = "",
     start: Annotated[bool, typer.Option("--up", help="Start the services for this run, stop them after it.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="With --up: number of workers.")] = 1,
     data_dir: Annotated[
@@ -163,15 +166,16 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
             stack = await resources.enter_async_context(running_stack(options.stack, progress.say))
             peers = Peers(stack.queue, stack.scheduler, options.wait_s)
         client = await resources.enter_async_context(Client(peers.queue, peers.scheduler))
-        store_id = await find_queue(peers, progress.say)
-        header = _header(options, source, journal, store_id)
+        found = await find_queue(peers, progress.say)
+        header = _header(options, source, journal, found.store_id)
         is_new = journal.header is None
         journal.start(header)
         model = "" if options.stack else options.model
         look_again = partial(look_for_models, peers, wait_s=peers.wait_s, say=progress.say)
         late = resources.enter_context(Late(progress.say, WHY_AFTER_S))
         served = await served_models(peers, stack is not None, late.set)
-        plan = Plan(header.batch, options.channel, model, served, look_again)
+        channel = options.channel or found.batch_channel or BATCH_CHANNEL  # an older queue says nothing
+        plan = Plan(header.batch, channel, model, served, look_again)
         before, started = await fleet_totals(peers), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from penstock.client import Client
 from penstock.credentials import acting_for
 from penstock.errors import PenstockError
 from penstock.keys import DEFAULT_TENANT
+from penstock.names import BATCH_CHANNEL
 from penstock.openai.bodies import MODELS
 from penstock.queue.v1 import queue_pb2
 from services.gateway.batch.output import Output
@@ -31,8 +33,6 @@ from services.gateway.shelf import Shelf
 from services.gateway.upload import PURPOSE
 
 BATCHES_URL = "/v1/batches"
-CHANNEL = "batch"
-"""Where lines wait unless the creator says otherwise."""
 
 FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
 
@@ -85,7 +85,7 @@ class Batches:
         body = await self._intake.read(request.headers, request.receive)
         batch = new_batch(body, extras, int(time.time()), who.tenant)
         await self._check_file(batch.input_file_id, who.tenant)
-        await self._check_channel(batch.channel, who)
+        batch = replace(batch, channel=await self._channel(batch.channel, who))
         with acting_for(who.tenant):
             await self._records.add(batch)
         self._wake()
@@ -104,14 +104,18 @@ class Batches:
             text = f"input_file_id: there is no file {file_id[:100]!r} with purpose {PURPOSE!r}"
             raise Problem(400, text, "input_file_id", "invalid_value")
 
-    async def _check_channel(self, channel: str, who: queue_pb2.IdentifyResponse) -> None:
+    async def _channel(self, named: str, who: queue_pb2.IdentifyResponse) -> str:
+        """Return where the lines are to wait, which the queue says where nobody named it; raises Problem."""
+        stats = await self._client.stats()
+        channel = named or stats.batch_channel or BATCH_CHANNEL  # an older queue says nothing
         if not who.all_channels and channel not in who.channels:
             text = f"x-penstock-channel: {channel[:80]!r} is not for this key; it may use: {', '.join(who.channels)}"
             raise Problem(403, text, "x-penstock-channel", "permission_denied")
-        known = sorted(line.channel for line in (await self._client.stats()).channels)
+        known = sorted(line.channel for line in stats.channels)
         if channel not in known:
             text = f"x-penstock-channel: {channel[:80]!r} is unknown; known: {', '.join(known)}"
             raise Problem(400, text, "x-penstock-channel", "unknown_channel")
+        return channel
 
     async def list_batches(self, request: Request) -> JSONResponse:
         """List batches, the newest first."""
@@ -180,7 +184,10 @@ def _extras(request: Request) -> Extras:
 
 
 def new_batch(body: dict[str, Any], extras: Extras, now_s: int, tenant: str = DEFAULT_TENANT) -> Batch:
-    """Return the batch that a body asks for; raises Problem naming the first wrong field."""
+    """Return the batch that a body asks for, its channel empty if none is named.
+
+    Raises Problem naming the first wrong field.
+    """
     for name in body:
         if name not in FIELDS:
             raise Problem(400, f"{name[:80]}: there is no such field", name[:80], "unknown_parameter")
@@ -196,7 +203,7 @@ def new_batch(body: dict[str, Any], extras: Extras, now_s: int, tenant: str = DE
         completion_window=window,
         created_at=now_s,
         expires_at=now_s + window_s(window),
-        channel=extras.channel or CHANNEL,
+        channel=extras.channel,
         priority=extras.priority,
         metadata=_metadata(body.get("metadata")),
         output_expires_after_s=read_expiry("output_expires_after", body.get("output_expires_after")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -51,9 +51,20 @@ class Admin:
     """Calls about requests that are in the queue already."""
 
     def __init__(
-        self, committer: Committer, reader: Reader, speaker: Speaker, metrics: QueueMetrics, clock: Clock, store_id: str
+        self,
+        committer: Committer,
+        reader: Reader,
+        speaker: Speaker,
+        metrics: QueueMetrics,
+        clock: Clock,
+        store_id: str,
+        batch_channel: Callable[[], str],
     ) -> None:
-        """Ask `committer` for what changes, and read results with `reader`."""
+        """Ask `committer` for what changes, and read results with `reader`.
+
+        `batch_channel` returns the channel for batches of the caller's for which nobody has named one.
+        """
+        self._batch_channel = batch_channel
         self._committer = committer
         self._reader = reader
         self._speaker = speaker
@@ -178,7 +189,9 @@ class Admin:
             # How busy others are is not a client's business; which channels there are for it is.
             names = (line.channel for line in view.lines if caller.may_use(line.channel))
             channels = [queue_pb2.ChannelStats(channel=name) for name in names]
-            return queue_pb2.StatsResponse(store_id=self._store_id, channels=channels, names_only=True)
+            return queue_pb2.StatsResponse(
+                store_id=self._store_id, channels=channels, names_only=True, batch_channel=self._batch_channel()
+            )
         response = queue_pb2.StatsResponse(
             dead=view.dead,
             results=view.results,
@@ -188,6 +201,7 @@ class Admin:
             scheduler_connected=view.scheduler_connected,
             submits_refused=bool(refusal := self._committer.health.refusal()),
             refusal=refusal,
+            batch_channel=self._batch_channel(),
         )
         for line in view.lines:
             tally = self._speaker.tallies[line.channel]

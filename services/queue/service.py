@@ -108,9 +108,11 @@ class Service:
         self._following = Following(self.committer, self._reader, self._hub, store_id)
         self._speaker.on_reset = self._renew_interests
         metrics.disk_free_min.set(settings.disk_free_min_bytes)
-        self._admin = Admin(self.committer, self._reader, self._speaker, metrics, self._clock, store_id)
         self._intake = intake = Intake(
             self.committer, channels, settings.default_channel, self._clock, telemetry, metrics
+        )
+        self._admin = Admin(
+            self.committer, self._reader, self._speaker, metrics, self._clock, store_id, intake.batch_channel
         )
         backup = BackupCall(self.committer, self._clock, settings.backup_dir or backups_of(settings.data_dir))
         parts = Parts(

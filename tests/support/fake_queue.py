@@ -72,6 +72,8 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
     def __init__(self, answer: Answerer = completed) -> None:
         self.answer = answer
         self.store_id = "fake"
+        self.batch_channel = ""
+        """As an older queue, which does not tell."""
         self.requests: list[request_pb2.Request] = []
         self.by_key: dict[str, str] = {}
         self.results: list[request_pb2.Result] = []
@@ -308,7 +310,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         await self._maybe_unavailable(context)
         batch = pb.ChannelStats(channel="batch", ready=3, ended_by_outcome=[0, 7, 0, 2])
-        return pb.StatsResponse(store_id=self.store_id, channels=[batch], dead=1)
+        return pb.StatsResponse(store_id=self.store_id, channels=[batch], dead=1, batch_channel=self.batch_channel)
 
     async def ListDead(self, request: pb.ListDeadRequest, context: Any) -> pb.ListDeadResponse:
         start = int(request.page_token or 0)

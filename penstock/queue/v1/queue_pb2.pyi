@@ -969,6 +969,7 @@ class StatsResponse(_message.Message):
     SUBMITS_REFUSED_FIELD_NUMBER: _builtins.int
     NAMES_ONLY_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    BATCH_CHANNEL_FIELD_NUMBER: _builtins.int
     dead: _builtins.int
     """Live dead letters."""
     results: _builtins.int
@@ -987,6 +988,10 @@ class StatsResponse(_message.Message):
     """Whether the caller may know nothing but the names of its channels and of the store: all numbers are left out."""
     refusal: _builtins.str
     """Why submits are refused; empty if they are not."""
+    batch_channel: _builtins.str
+    """Channel for a batch of the caller's for which nobody has named one: "batch" if there is one and the caller may use
+    it, else the queue's default channel, else the first by name that the caller may use. Empty if it may use none.
+    """
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelStats]:
         """One per configured channel, also if empty."""
@@ -1004,10 +1009,11 @@ class StatsResponse(_message.Message):
         submits_refused: _builtins.bool = ...,
         names_only: _builtins.bool = ...,
         refusal: _builtins.str = ...,
+        batch_channel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "names_only", b"names_only", "refusal", b"refusal", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_channel", b"batch_channel", "channels", b"channels", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "names_only", b"names_only", "refusal", b"refusal", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

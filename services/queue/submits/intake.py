@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import CHANNEL_DENIED
+from penstock.names import BATCH_CHANNEL
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, Caller
@@ -128,6 +129,14 @@ class Intake:
         """Take requests for these channels alone from now on."""
         self._channels = frozenset(channels)
         self._default_channel = default_channel
+
+    def batch_channel(self) -> str:
+        """Return the channel for a batch of the caller's for which nobody has named one; empty if it may use none."""
+        caller = CALLER.get()
+        for channel in (BATCH_CHANNEL, self._default_channel, *sorted(self._channels)):
+            if channel in self._channels and caller.may_use(channel):
+                return channel
+        return ""
 
     def take(self, call: int, tagged: Sequence[tuple[int, request_pb2.Request]]) -> Frame:
         """Check the requests and post the good ones; those of one `call` are stored in the order they came in."""

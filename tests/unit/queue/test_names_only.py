@@ -1,4 +1,7 @@
-"""What the counts of a queue tell whom: to a client the names of its channels, to others why it takes nothing."""
+"""What the counts of a queue tell whom: to a client the names of its channels, to others why it takes nothing.
+
+And to everyone in which channel its batches go where it names none.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock import Client, Unavailable
+from services.queue.settings import QueueSettings
 from services.queue.storage.store import StoreError
 from services.telemetry import Telemetry
 from tests.support.keyed import Keyfile
@@ -40,3 +44,21 @@ async def test_a_client_is_told_that_there_are_numbers_it_may_not_see(tmp_path: 
             async with Client(f"127.0.0.1:{peer.port}", api_key=keys[role]) as client:
                 stats = await client.stats()
                 assert (stats.names_only, len(stats.channels) > 0) == (only, True)
+
+
+async def test_everyone_is_told_where_its_batches_wait_if_it_names_no_channel(tmp_path: Path) -> None:
+    keyfile = Keyfile(tmp_path / "keys.toml", head="")
+    rights = {"all": "", "bulk": 'channels = ["bulk", "batch"]', "both": 'channels = ["gold", "bulk"]'}
+    rights["none"] = 'channels = ["gone"]'
+    keys = {name: keyfile.put(name, f'role = "client"\n{right}') for name, right in rights.items()}
+    keyfile.write()
+    gold_and_bulk = QueueSettings(default_channel="gold", PENSTOCK_CHANNELS={"gold": {}, "bulk": {}, "a": {}})
+    async with serving(Telemetry(None), keys=keyfile.path) as peer:
+
+        async def told(name: str) -> str:
+            async with Client(f"127.0.0.1:{peer.port}", api_key=keys[name]) as client:
+                return (await client.stats()).batch_channel
+
+        assert [await told(name) for name in keys] == ["batch", "batch", "", ""]
+        peer.service.reconfigure(gold_and_bulk)
+        assert [await told(name) for name in keys] == ["gold", "bulk", "gold", ""]
