@@ -101,6 +101,8 @@ class Journal:
         self.removed = False
         self._source = source
         self._offsets = array("q", [NOT_ANSWERED]) * len(source)
+        self._errors = bytearray(len(source))
+        """1 for each line whose answer is an error, which a later answer replaces."""
         self._file = _locked(path)
         self._end = 0
         try:
@@ -147,14 +149,34 @@ class Journal:
         at = self._source.position(line)
         return at is not None and self._offsets[at] != NOT_ANSWERED
 
-    def add(self, line: int, cursor: int, out: dict[str, Any]) -> None:
-        """Note the answer of line number `line`; a second answer of a line is ignored. Raises JournalWriteError."""
-        self.cursor = max(self.cursor, cursor)
+    def is_settled(self, line: int) -> bool:
+        """Whether line number `line` has an answer that is no error: no other will take its place."""
         at = self._source.position(line)
-        if at is None or self._offsets[at] != NOT_ANSWERED:
+        return at is not None and self._offsets[at] != NOT_ANSWERED and not self._errors[at]
+
+    @property
+    def errors(self) -> int:
+        """How many lines have an answer that is an error."""
+        return sum(self._errors)
+
+    def take_errors_back(self) -> None:
+        """Count the lines whose answers are errors as not answered.
+
+        The file keeps these answers, for a run to go on with that does not want others.
+        """
+        for at in [at for at, is_error in enumerate(self._errors) if is_error]:
+            self._offsets[at] = NOT_ANSWERED
+            self._errors[at] = False
+            self.answered -= 1
+
+    def add(self, line: int, cursor: int, out: dict[str, Any]) -> None:
+        """Note the answer of line number `line`. Raises JournalWriteError.
+
+        A second answer of a line takes the place of one that is an error, and is ignored beside one that is none.
+        """
+        self.cursor = max(self.cursor, cursor)
+        if not self._place(line, out):
             return
-        self._offsets[at] = self._end
-        self.answered += 1
         noted = self.cursor if self._cursor_of_header is None else self._cursor_of_header
         self._write({"line": line, "cursor": noted, "out": out})
 
@@ -226,11 +248,18 @@ class Journal:
 
     def _take(self, record: dict[str, Any]) -> None:
         """Note what an answer says."""
-        at = self._source.position(record["line"])
-        if at is not None and self._offsets[at] == NOT_ANSWERED:
-            self._offsets[at] = self._end
-            self.answered += 1
+        self._place(record["line"], record["out"])
         self.cursor = max(self.cursor, record["cursor"])
+
+    def _place(self, line: int, out: dict[str, Any]) -> bool:
+        """Have the answer of a line stand where the file ends now; return whether it counts."""
+        at = self._source.position(line)
+        if at is None or (self._offsets[at] != NOT_ANSWERED and not self._errors[at]):
+            return False
+        self.answered += self._offsets[at] == NOT_ANSWERED
+        self._offsets[at] = self._end
+        self._errors[at] = out.get("error") is not None
+        return True
 
     def _odd(self, number: int) -> JournalError:
         """Return the error about line `number`, which is whole and yet none that this module writes."""

@@ -2,7 +2,9 @@
 
 Safe to kill at any point. Every line has the same idempotency key in every
 run, so lines that are submitted again run once; the journal's cursor says
-where to go on watching, so that no answer is read twice or missed.
+where to go on watching, so that no answer is read twice or missed. The key of
+a line that failed and is run again is made of the request that failed, so that
+this too is the same in every run.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import hashlib
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -57,6 +59,8 @@ class Plan:
     default_model: str
     served_models: Collection[str] | None
     """Models the fleet answers to; None if not known."""
+    retry_failed: bool = False
+    """Whether lines whose answers are errors by now are run again."""
     look_again: LookAgain | None = None
     """Asked before lines are refused for their models, once the others are submitted; None asks nobody."""
 
@@ -82,6 +86,8 @@ class BatchRun:
         self._submitted_lines = array("q")
         self._started_ns = time.time_ns()
         self._finished = asyncio.Event()
+        self._failed: dict[int, str] = {}
+        """By line, the last request that the queue had of it when the run began, where that one failed."""
         self.tally = Tally(answered_earlier=journal.answered)
         self.has_submitted = False
         """Whether the queue has taken a line, so that its answer is to be waited for."""
@@ -91,6 +97,9 @@ class BatchRun:
 
         Raises the client's errors; the journal is then as far as the run got.
         """
+        if self._plan.retry_failed or not self._done:
+            await self._catch_up()
+        self.tally.failed_earlier = self._journal.errors
         if self._done:
             return
         submitting = asyncio.create_task(self._submit())
@@ -108,6 +117,40 @@ class BatchRun:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _catch_up(self) -> None:
+        """Note the results that the queue has by now: of a line that was run again the last one counts.
+
+        With `retry_failed` then take those back that are errors. All results are read for that, also those that the
+        journal has: what fails is told by its request, and a line that nobody could send has none.
+        """
+        cursor = 0 if self._plan.retry_failed else self._journal.cursor
+        async with aclosing(self._client.wire_ended(self._plan.batch, cursor)) as events:
+            async for event in events:
+                if event.HasField("result"):
+                    self._had(event.result.cursor, event.result.result)
+        if self._plan.retry_failed:
+            self._journal.take_errors_back()
+        self.tally.answered_earlier = self._journal.answered
+
+    def _had(self, cursor: int, result: pb.Result) -> None:
+        """Note a result of before this run."""
+        line = self._line_of(result)
+        if line is None:
+            return
+        self._failed.pop(line, None)
+        if result.outcome != pb.OUTCOME_COMPLETED:
+            self._failed[line] = result.request_id
+        with suppress(LineError):  # which is told when its line is read again
+            ask = self._source.ask(line)
+            self._journal.add(line, cursor, answer(ask.custom_id, line, ask.body, result))
+            self.tally.answered_earlier = self._journal.answered
+            self._observer.progressed(self._journal.answered, self.tally)
+
+    def _line_of(self, result: pb.Result) -> int | None:
+        """Return the line that a result may answer; None if it has its answer, or there is none."""
+        line = int(result.client_reference) if result.client_reference.isdecimal() else 0
+        return None if self._source.position(line) is None or self._journal.is_settled(line) else line
 
     @property
     def _done(self) -> bool:
@@ -189,6 +232,8 @@ class BatchRun:
         request.batch = self._plan.batch
         request.channel = self._plan.channel
         request.idempotency_key = f"{self._plan.batch}:{ask.line}"
+        if self._plan.retry_failed and ask.line in self._failed:
+            request.idempotency_key += f":{self._failed[ask.line]}"
         request.client_reference = str(ask.line)
         if request.ByteSize() > MAX_REQUEST_BYTES:
             limit = MAX_REQUEST_BYTES // 2**20
@@ -213,8 +258,8 @@ class BatchRun:
             )
 
     def _answered(self, cursor: int, result: pb.Result) -> None:
-        line = int(result.client_reference) if result.client_reference.isdecimal() else 0
-        if self._source.position(line) is None or self._journal.is_answered(line):
+        line = self._line_of(result)
+        if line is None or self._journal.is_answered(line):
             return
         try:
             ask = self._source.ask(line)
@@ -224,6 +269,7 @@ class BatchRun:
             return
         if 0 < result.timings.completed_unix_ns < self._started_ns:
             self.tally.answered_earlier += 1
+            self.tally.failed_earlier += result.outcome != pb.OUTCOME_COMPLETED
         else:
             self.tally.add(result)
             if result.timings.delivered_unix_ns and result.timings.submitted_unix_ns >= self._started_ns:

@@ -149,6 +149,8 @@ class Tally:
     completion_tokens: int = 0
     bad_lines: int = 0
     answered_earlier: int = 0
+    failed_earlier: int = 0
+    """Of those, the ones whose answer is an error."""
     granted_here: int = 0
     """Requests that were both submitted and given to a worker in this run, so that each had a grant in it."""
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -168,6 +170,8 @@ class Summary:
 
     requests: int
     answered_earlier: int
+    failed_earlier: int
+    """Lines of `answered_earlier` whose answer is an error."""
     bad_lines: int
     outcomes: dict[str, int]
     elapsed_s: float
@@ -189,6 +193,15 @@ class Summary:
     """Whether a worker is no longer there: kv_usage and preemptions are without it."""
     scheduler_restarted: bool | None
     """Whether the scheduler restarted in the run: the refunds count from then on."""
+
+    def earlier(self, lines: int) -> str:
+        """Return what is to be said of those of `lines` lines that were answered earlier, which must be some."""
+        text = f"{self.answered_earlier} of {lines} lines were answered earlier"
+        if not self.failed_earlier:
+            return f"{text}; --fresh runs them again"
+        if self.failed_earlier == self.answered_earlier == 1:
+            return f"{text}, with an error; --retry-failed runs it again, --fresh all lines"
+        return f"{text}, {self.failed_earlier} of them with an error; --retry-failed runs those again, --fresh all"
 
     def lines(self) -> Iterable[str]:
         """Yield the summary as text, one line an idea."""
@@ -221,6 +234,7 @@ def summarize(tally: Tally, elapsed_s: float, engines: Growth | None) -> Summary
     return Summary(
         requests=tally.requests,
         answered_earlier=tally.answered_earlier,
+        failed_earlier=tally.failed_earlier,
         bad_lines=tally.bad_lines,
         outcomes=dict(tally.outcomes),
         elapsed_s=elapsed_s,

@@ -66,6 +66,7 @@ class Options:
     channel: str
     model: str
     fresh: bool
+    retry_failed: bool
     wait_s: float
     summary_json: Path | None
     stack: StackPlan | None
@@ -91,6 +92,9 @@ def run_batch(
         Path, typer.Option(help="With --up: queue data, logs and the tiny model.", readable=False)
     ] = DEFAULT_DATA_DIR,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run every line again; forget earlier answers.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run the lines again whose answers are errors; keep the others.")
+    ] = False,
     wait_s: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for the services, and workers of all models.")
     ] = 0.0,
@@ -106,6 +110,8 @@ def run_batch(
     flags = flags_for_the_engine(context)
     if flags and not start:
         raise CommandError(f"no such option: {flags[0]} (engine flags need --up)", EX_USAGE)
+    if fresh and retry_failed:
+        raise CommandError("--retry-failed keeps answers that --fresh forgets; give one of them", EX_USAGE)
     for name, flag in (("workers", "--workers"), ("data_dir", "--data-dir")):
         given = context.get_parameter_source(name)
         if not start and given is not None and given.name == "COMMANDLINE":
@@ -114,7 +120,7 @@ def run_batch(
     told = take_config(config)
     stack = StackPlan(data_dir, workers, model, flags, base_port=0, told=told) if start else None
     target = target_of(output_file)
-    options = Options(target, queue, scheduler, channel, model, fresh, wait_s, summary_json, stack)
+    options = Options(target, queue, scheduler, channel, model, fresh, retry_failed, wait_s, summary_json, stack)
     refuse_lost_files(input_file, target, summary_json)
     try:
         source = InputFile(input_file)
@@ -175,7 +181,7 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         late = resources.enter_context(Late(progress.say, WHY_AFTER_S))
         served = await served_models(peers, stack is not None, late.set)
         channel = options.channel or found.batch_channel or BATCH_CHANNEL  # an older queue says nothing
-        plan = Plan(header.batch, channel, model, served, look_again)
+        plan = Plan(header.batch, channel, model, served, options.retry_failed, look_again)
         before, started = await fleet_totals(peers), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)
@@ -247,7 +253,7 @@ async def _write(journal: Journal, source: InputFile, target: Path) -> None:
 
 def _report(options: Options, summary: Summary, lines: int, say: Say) -> None:
     if summary.answered_earlier:
-        say(f"{summary.answered_earlier} of {lines} lines were answered earlier; --fresh runs them again")
+        say(summary.earlier(lines))
     if summary.requests:
         for text in summary.lines():
             say(text)

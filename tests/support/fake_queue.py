@@ -221,7 +221,9 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         ended = {result.request_id for result in self.results}
         if wanted:
             return wanted <= ended
-        return not request.follow and all(r.request_id in ended for r in self.requests if r.batch == request.batch)
+        return request.until_now or (
+            not request.follow and all(r.request_id in ended for r in self.requests if r.batch == request.batch)
+        )
 
     async def Follow(
         self, request_iterator: AsyncIterator[pb.FollowRequest], context: Any

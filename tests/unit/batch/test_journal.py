@@ -381,3 +381,21 @@ def test_a_directory_that_cannot_be_synced_fails_no_run(tmp_path: Path, source: 
     assert len(output.read_text().splitlines()) == 3
     assert journal.removed == (number != errno.EIO), "a disk that fails may not have the output"
     journal.close()
+
+
+def test_an_answer_takes_the_place_of_an_error(tmp_path: Path, source: InputFile) -> None:
+    path = journal_path(tmp_path / "out.jsonl")
+    journal = Journal(path, source)
+    journal.start(HEADER)
+    journal.add(1, 1, {"error": {"code": "a"}})
+    journal.add(3, 2, {"error": {"code": "b"}})
+    journal.add(1, 3, {"error": None})
+    journal.add(1, 4, {"error": {"code": "late"}})
+    assert (journal.answered, journal.errors) == (2, 1)
+    journal.take_errors_back()
+    assert (journal.answered, journal.errors, journal.is_answered(3), journal.is_settled(1)) == (1, 0, False, True)
+    journal.close()
+    again = Journal(path, source)
+    assert (again.answered, again.errors, again.is_answered(3), again.is_settled(3)) == (2, 1, True, False)
+    assert (again.out(1), again.out(3)) == ({"error": None}, {"error": {"code": "b"}})
+    again.close()

@@ -54,7 +54,11 @@ class Bench:
         self.observer = Count()
 
     async def run(
-        self, served: set[str] | None = None, channel: str = "batch", look_again: LookAgain | None = None
+        self,
+        served: set[str] | None = None,
+        channel: str = "batch",
+        look_again: LookAgain | None = None,
+        retry_failed: bool = False,
     ) -> Tally:
         """Run to the end and write the output."""
         journal = Journal(journal_path(self.output), self.source)
@@ -62,7 +66,7 @@ class Bench:
             name = batch_name(self.output, self.source, "")
             journal.start(Header(name, name, self.queue.store_id, self.source.sha256))
             async with serving(self.queue) as address, penstock.Client(address, retry_for_s=20) as client:
-                plan = Plan(name, channel, "", served, look_again)
+                plan = Plan(name, channel, "", served, retry_failed, look_again)
                 run = BatchRun(client, self.source, journal, plan, self.observer)
                 await run.run()
             write_output(journal, self.source, self.output)
@@ -279,6 +283,10 @@ async def test_a_journal_that_fails_twice_at_once_fails_the_run_once(
     async def fail() -> None:
         raise JournalWriteError("full")
 
+    async def nothing() -> None:
+        """Have nothing to tell of earlier runs."""
+
+    monkeypatch.setattr(run, "_catch_up", nothing)
     for part in ("_submit", "_watch"):
         monkeypatch.setattr(run, part, fail)
     with pytest.raises(JournalWriteError):

@@ -378,19 +378,6 @@ async def test_a_run_that_was_begun_stays_one_when_it_is_refused(shell: Shell, t
     assert json.loads(journal.read_text()) == header
 
 
-@pytest.mark.parametrize(
-    ("told", "named", "used"), [("", (), "batch"), ("gold", (), "gold"), ("gold", ("--channel", "bulk"), "bulk")]
-)
-async def test_lines_wait_where_the_queue_says_unless_a_channel_is_named(
-    shell: Shell, tmp_path: Path, told: str, named: tuple[str, ...], used: str
-) -> None:
-    source = lines_in(tmp_path / "in", 2)
-    shell.queue.batch_channel = told
-    ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / "out"), *NO_SCHEDULER, *named)
-    assert ran.status == 0, ran.err
-    assert {request.channel for request in shell.queue.requests} == {used}
-
-
 def test_a_file_that_the_shell_has_opened_is_no_output(tmp_path: Path) -> None:
     """`-o /dev/stdout >> all` would put another file in its place."""
     with open(tmp_path / "all", "w") as opened:

@@ -1,0 +1,57 @@
+"""`penstock run-batch` run again for the lines that failed, and where it has lines wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.request.v1 import request_pb2
+from tests.support.fake_queue import FakeQueue, completed, serving
+from tests.support.shell import Shell
+from tests.unit.cli.test_run_batch import NO_SCHEDULER, lines_in
+
+
+@pytest.fixture
+async def shell() -> AsyncIterator[Shell]:
+    queue = FakeQueue()
+    async with serving(queue) as address:
+        yield Shell(address, queue)
+
+
+async def test_what_was_answered_earlier_with_an_error_is_counted_and_run_again_when_asked(
+    shell: Shell, tmp_path: Path
+) -> None:
+    def half(request: request_pb2.Request) -> request_pb2.Result:
+        result = completed(request)
+        if request.text == "p 0":
+            result.outcome = request_pb2.OUTCOME_EXPIRED
+        return result
+
+    shell.queue.answer = half
+    command = ["run-batch", "-i", str(lines_in(tmp_path / "in", 2)), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
+    assert (await shell.run(*command)).status == 0
+    again = await shell.run(*command)
+    said = "2 of 2 lines were answered earlier, 1 of them with an error; --retry-failed runs those again, --fresh all"
+    assert said in again.err.splitlines()
+    shell.queue.answer = completed
+    retried = await shell.run(*command, "--retry-failed")
+    assert "1 of 2 lines were answered earlier; --fresh runs them again" in retried.err.splitlines()
+    assert [json.loads(line)["error"] for line in (tmp_path / "out").read_text().splitlines()] == [None, None]
+    both = await shell.run(*command, "--retry-failed", "--fresh")
+    assert (both.status, len(shell.queue.requests)) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("told", "named", "used"), [("", (), "batch"), ("gold", (), "gold"), ("gold", ("--channel", "bulk"), "bulk")]
+)
+async def test_lines_wait_where_the_queue_says_unless_a_channel_is_named(
+    shell: Shell, tmp_path: Path, told: str, named: tuple[str, ...], used: str
+) -> None:
+    source = lines_in(tmp_path / "in", 2)
+    shell.queue.batch_channel = told
+    ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / "out"), *NO_SCHEDULER, *named)
+    assert ran.status == 0, ran.err
+    assert {request.channel for request in shell.queue.requests} == {used}
