@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum
@@ -12,10 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.address import DEFAULT_QUEUE_ADDRESS
-from penstock.cli.calls import QUICK_RETRY_S, QueueOption, call
+from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
+from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.errors import CommandError, one_line
 from penstock.client import Client
+from penstock.errors import PenstockError
 from penstock.exits import EX_INCOMPLETE, EX_USAGE
 from penstock.fields import RequestFields
 from penstock.results import Progress, Result, TokenDelta
@@ -28,6 +31,9 @@ LEAST_DEADLINE_S = 0.001
 
 MOST_CURSOR = 2**64 - 1
 """What the protocol's number holds."""
+
+WHY_AFTER_S = 2.0
+"""A request that has had no answer for so long may be waiting for a model that nobody serves."""
 
 Ids = Annotated[list[str], typer.Argument(help="Request ids.", metavar="ID...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
@@ -56,6 +62,7 @@ def submit(
     stream: Annotated[bool, typer.Option("--stream", help="Print the text while it is generated.")] = False,
     as_json: AsJson = False,
     queue: QueueOption = DEFAULT_QUEUE_ADDRESS,
+    scheduler: SchedulerOption = DEFAULT_SCHEDULER_ADDRESS,
 ) -> None:
     """Submit one request and print its id, or with --wait or --stream its text."""
     if stream and n is not None and n > 1:
@@ -86,7 +93,7 @@ def submit(
     else:
         given["prompt"] = _ids(prompt) if token_ids else prompt
     fields = RequestFields(**{k: v for k, v in given.items() if v is not None})  # type: ignore[typeddict-item]
-    call(_submit(queue, fields, wait, stream, as_json))
+    call(_submit(queue, scheduler, fields, wait, stream, as_json))
 
 
 def _ids(text: str) -> list[int]:
@@ -96,14 +103,15 @@ def _ids(text: str) -> list[int]:
         raise CommandError("--token-ids: not a list of numbers separated by commas", EX_USAGE) from None
 
 
-async def _submit(queue: str, fields: RequestFields, wait: bool, stream: bool, as_json: bool) -> None:
+async def _submit(queue: str, scheduler: str, fields: RequestFields, wait: bool, stream: bool, as_json: bool) -> None:
     async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:
         request_id = await client.submit(**fields)
     if not (wait or stream):
         _print_json({"request_id": request_id}) if as_json else print(request_id)
         return
     try:
-        async with Client(queue) as client:  # with the patience of a client: the queue has the request, and comes back
+        # With the patience of a client: the queue has the request, and comes back.
+        async with Client(queue) as client, _telling_why(queue, scheduler, fields.get("model", "")):
             if stream:
                 await _follow(client, request_id)
                 return
@@ -114,6 +122,29 @@ async def _submit(queue: str, fields: RequestFields, wait: bool, stream: bool, a
         tell(f"{request_id} has no answer yet; `penstock get` and `penstock cancel` take this id", sys.stderr)
         raise
     _show_result(result, as_json)
+
+
+@asynccontextmanager
+async def _telling_why(queue: str, scheduler: str, model: str) -> AsyncIterator[None]:
+    """Tell once, if this lasts for a while, that no connected worker can answer a request for `model`."""
+
+    async def tell_later() -> None:
+        await asyncio.sleep(WHY_AFTER_S)
+        async with Client(queue, scheduler, retry_for_s=0) as client:
+            with suppress(PenstockError):  # then it is not known who serves what
+                served = await client.models()
+                if model and served and model not in served:
+                    others = ", ".join(sorted(served))
+                    tell(f"waiting: no connected worker serves the model {model!r} (served: {others})", sys.stderr)
+                elif not served:
+                    tell("waiting: no worker is connected", sys.stderr)
+
+    telling = asyncio.create_task(tell_later())
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
 
 
 async def _follow(client: Client, request_id: str) -> None:

@@ -119,7 +119,7 @@ async def asked(queue: FakeQueue, address: str, stream: bool) -> asyncio.Task[No
     """Return a submit that waits for its answer, once the queue has been asked for that."""
     queue.paused = True
     submit = asyncio.create_task(
-        requests._submit(address, {"prompt": "the gate"}, wait=not stream, stream=stream, as_json=False)
+        requests._submit(address, "127.0.0.1:1", {"prompt": "the gate"}, wait=not stream, stream=stream, as_json=False)
     )
 
     async def waits() -> bool:
