@@ -428,7 +428,10 @@ def _only_text(body: ChatBody) -> None:
 
 
 def _body_error(error: ValidationError) -> BodyError:
-    """Return the first problem as a BodyError; unions report one per branch, so the field's name is what counts."""
+    """Return the first problem as a BodyError.
+
+    Unions report one per branch, so the field's name is what counts; of many messages the place does too.
+    """
     problem = error.errors(include_url=False)[0]
     place = [str(part) for part in problem["loc"]]
     path = ".".join(place)
@@ -438,7 +441,7 @@ def _body_error(error: ValidationError) -> BodyError:
         return BodyError(f"{path}: is missing", path, "missing_parameter")
     if problem["input"] is True and problem.get("ctx") == {"expected": "False"}:
         return BodyError(f"{path}: not supported", path, "unsupported_parameter")
-    param = place[0] if place else ""
+    param = path if path.startswith("messages.") else place[0] if place else ""
     text = problem["msg"].removeprefix("Value error, ")
     shown = repr(problem.get("input"))
     got = f" (got {shown if len(shown) <= 80 else shown[:77] + '...'})" if problem["type"] != "value_error" else ""

@@ -299,7 +299,7 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
-        from services.worker.vllm.sampling import engine_step, refusal, refuse_dead_end
+        from services.worker.vllm.sampling import engine_step, refuse_dead_end
 
         run_id = request.run_id
         params, message = self._understanding.of(request)
@@ -326,14 +326,14 @@ class VllmEngine:
         except VllmDeadError as error:
             raise EngineDeadError(first_line(error)) from error
         except VLLMClientError as error:
-            raise refusal(error) from error
+            raise self._understanding.refusal_of(error, params) from error
         except EngineGenerateError as error:
             if self._llm.errored:
                 # What ended vLLM's own loop is raised in every run, whichever of them it came of.
                 raise EngineDeadError(first_line(error.__cause__ or error)) from error
             # vLLM wraps what its own checks of the parameters raise as ValueError.
             if isinstance(error.__cause__, ValueError | TypeError):
-                raise refusal(error.__cause__) from error
+                raise self._understanding.refusal_of(error.__cause__, params) from error
             raise
         finally:
             self._pace.end(run_id)

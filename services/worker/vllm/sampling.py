@@ -41,6 +41,9 @@ PLAIN_FIELDS = (
 )
 """Optional fields that vLLM takes under the same name, and only if they are set."""
 
+STRUCTURED = "sampling.structured_outputs"
+"""The field that gives an output its form; vLLM's complaints about it name none."""
+
 LENGTH_PARAMETERS = {"input_text", "input_tokens"}
 """What vLLM calls the parameter at fault when a prompt is too long."""
 
@@ -90,7 +93,11 @@ def _structured(sampling: pb.SamplingParams) -> StructuredOutputsParams | None:
         values["choice"] = list(wanted.choice.values)
     elif kind is not None:
         values["json" if kind == "json_schema" else kind] = getattr(wanted, kind)
-    return StructuredOutputsParams(**values)
+    try:
+        return StructuredOutputsParams(**values)
+    except (VLLMError, ValueError, TypeError) as error:
+        refused = refusal(error)
+        raise RequestRefusedError(refused.code, refused.message, STRUCTURED) from None
 
 
 def _extra_args(text: str) -> dict[str, Any] | None:
@@ -137,7 +144,7 @@ def refuse_dead_end(step: EngineStep, params: SamplingParams, loads: bool) -> No
         text = "the engine cannot compile the structured outputs (or not in time) with the backend that it works with"
     else:
         return
-    raise RequestRefusedError("invalid_parameter", text, "sampling.structured_outputs")
+    raise RequestRefusedError("invalid_parameter", text, STRUCTURED)
 
 
 def engine_step(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, NamedTuple
 
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMError
 
-from services.worker.engine import EngineRequest
+from services.worker.engine import EngineRequest, RequestRefusedError
 from services.worker.vllm.adapters import refuse_prompt_logprobs
 from services.worker.vllm.checks import Parsers
 from services.worker.vllm.parsing import MessageRun, parser_class
-from services.worker.vllm.sampling import refusal, sampling_params
+from services.worker.vllm.sampling import STRUCTURED, refusal, sampling_params
 from services.worker.vllm.structured import bound
 
 
@@ -69,10 +70,27 @@ class Understanding:
 
     def verify(self, params: SamplingParams) -> None:
         """Raise RequestRefusedError if vLLM will not take the parameters: what it says itself when it is given them."""
-        config = self._config
         try:
-            params.verify(
-                config.model_config, config.speculative_config, config.structured_outputs_config, self._tokenizer
-            )
+            self._verify(params)
         except (VLLMError, ValueError, TypeError) as error:
-            raise refusal(error) from error
+            raise self.refusal_of(error, params) from error
+
+    def refusal_of(self, error: BaseException, params: SamplingParams) -> RequestRefusedError:
+        """Return vLLM's complaint about parameters as a request error.
+
+        Of what gives the output its form vLLM names no field: it is that one if without it nothing is wrong.
+        """
+        refused = refusal(error)
+        if refused.param != "sampling" or params.structured_outputs is None:
+            return refused
+        formless = copy(params)
+        formless.structured_outputs = None
+        try:
+            self._verify(formless)
+        except (VLLMError, ValueError, TypeError):
+            return refused
+        return RequestRefusedError(refused.code, refused.message, STRUCTURED)
+
+    def _verify(self, params: SamplingParams) -> None:
+        config = self._config
+        params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, self._tokenizer)

@@ -88,6 +88,7 @@ async def test_a_refusal_is_the_engines_own(made: UnderTest, which: str) -> None
     request = pb.Request(text=TEXT, sampling=sampling)
     said = look_says(made, request)
     assert said is not None
+    assert said[2] == FIELD
     assert said == await engine_says(made, request)
 
 

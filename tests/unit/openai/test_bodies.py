@@ -232,6 +232,8 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
         (COMPLETIONS_URL, {"prompt": "p", "suffix": "s"}, "suffix"),
         (CHAT_URL, {"messages": []}, "messages"),
         (CHAT_URL, {"messages": [{"content": "x"}]}, "messages"),
+        (CHAT_URL, {"messages": ["x"]}, "messages.0"),
+        (CHAT_URL, {"messages": [{"role": "user", "content": "x"}, ["y"]]}, "messages.1"),
         (CHAT_URL, {**CHAT, "top_logprobs": 2}, "top_logprobs"),
         (CHAT_URL, {**CHAT, "echo": True}, "echo"),
         (CHAT_URL, {**CHAT, "reasoning_effort": "hihg"}, "reasoning_effort"),
