@@ -29,7 +29,7 @@ from services.config_source import DEFAULT, FLAG, key_of
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
-from services.worker.settings import NO_TOOL_PARSERS, WorkerSettings, flags_of, split_arguments, with_flags
+from services.worker.settings import NO_TOOL_PARSERS, WorkerSettings, flags_of, misplaced, split_arguments, with_flags
 from services.worker.simulated.settings import WrongArgumentsError, read_arguments
 
 KINDS: dict[str, type[ServiceSettings]] = {
@@ -113,9 +113,13 @@ def findings(path: str) -> Findings:
 
 
 def engine_faults(loaded: dict[str, Loaded[Any]]) -> Iterator[str]:
-    """Yield what a worker with a simulated engine would not start with, besides settings that are wrong themselves."""
+    """Yield what a worker would not start with, as far as that is known without vLLM, besides wrong settings."""
     settings, record = loaded.get("worker", (None, None))
-    if not isinstance(settings, WorkerSettings) or record is None or settings.engine != "simulated":
+    if not isinstance(settings, WorkerSettings) or record is None:
+        return
+    strays = list(misplaced(settings, record))
+    yield from strays
+    if strays or settings.engine != "simulated":
         return
     if settings.tool_call_parser:
         yield told(WorkerSettings, "tool_call_parser", NO_TOOL_PARSERS, record)

@@ -44,8 +44,13 @@ def load_settings(kind: type[S], program: str, arguments: list[str] | None = Non
 
     Prints one line per wrong setting and raises SystemExit(78) if any is wrong.
     """
+    return load_recorded(kind, program, sys.argv[1:] if arguments is None else arguments).settings
+
+
+def load_recorded(kind: type[S], program: str, arguments: list[str]) -> Loaded[S]:
+    """Read settings as `load_settings` does, and where they come from."""
     try:
-        return read_settings(kind, sys.argv[1:] if arguments is None else arguments).settings
+        return read_settings(kind, arguments)
     except SettingsRefusedError as error:
         for line in error.lines:
             print(f"{program}: {line}", file=sys.stderr)

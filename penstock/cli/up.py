@@ -24,6 +24,7 @@ from penstock.credentials import key_from_environment
 from penstock.errors import PenstockError
 from penstock.exits import EX_USAGE
 from penstock.openai.bodies import CHAT_URL
+from penstock.server_flags import wrong_here
 from penstock.telling import tell
 from penstock.tls import TlsFiles
 
@@ -83,6 +84,8 @@ def flags_for_the_engine(context: typer.Context) -> list[str]:
     own = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
     for flag in flags:
         name = flag.partition("=")[0]
+        if name.startswith("--") and (why := wrong_here(name)):
+            raise CommandError(f"{name} {why}", EX_USAGE)
         near = get_close_matches(name, own, 1, ALIKE) if flag.startswith("--") else []
         if near and name not in own:  # one that is stood behind `--`, and is meant for the workers
             # The engine would refuse it too, but only once it has been loaded.

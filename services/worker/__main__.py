@@ -13,13 +13,14 @@ from services.rpc.server import require_port
 from services.worker.processes import children_die_with_us
 from services.worker.rendering import Rendering
 from services.worker.service import Parts, serve
-from services.worker.settings import WorkerSettings, load_arguments
+from services.worker.settings import Arguments, load_arguments
 from services.worker.tokenizer import TokenizerPool
 
 
 def main() -> None:
     """Read the arguments, make the engine, serve; exit 0, 69 (port), 70 (engine) or 78 (settings)."""
-    settings, engine_arguments = load_arguments(sys.argv[1:])
+    arguments = load_arguments(sys.argv[1:])
+    settings = arguments.settings
     start_logging(settings.log_level, settings.log_format)
     for address in filter(None, (settings.listen, settings.metrics_listen)):
         require_port(address)  # they are taken only once there is an engine, which may take minutes
@@ -28,7 +29,7 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = str(settings.engine_threads)
     children_die_with_us()
     make = _simulated if settings.engine == "simulated" else _vllm
-    parts = make(settings, engine_arguments)
+    parts = make(arguments)
     status = run_service(serve(settings, parts, announce))
     for stream in (announce, sys.stderr):
         with suppress(OSError):
@@ -44,22 +45,30 @@ def reserve_stdout() -> TextIO:
     return announce
 
 
-def _simulated(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
+def _simulated(arguments: Arguments) -> Parts:
     from services.worker.simulated.engine import ByteRenderer, SimulatedEngine
     from services.worker.simulated.settings import simulated_settings
 
+    settings = arguments.settings
     name, *aliases = settings.names()
-    size = simulated_settings(name, tuple(aliases), engine_arguments)
+    size = simulated_settings(name, tuple(aliases), arguments.engine_arguments, arguments.with_place)
     pool = TokenizerPool.fork(lambda: ByteRenderer(size.max_model_len), settings.tokenizer_processes)
     own = ByteRenderer(size.max_model_len)
     return Parts(lambda: SimulatedEngine(size), Rendering(pool, own))
 
 
-def _vllm(settings: WorkerSettings, engine_arguments: list[str]) -> Parts:
+def _vllm(arguments: Arguments) -> Parts:
     from services.worker.vllm.engine import prepare
 
-    trusts = settings.trust_request_chat_template
-    prepared = prepare(settings.model, settings.names(), engine_arguments, settings.tool_call_parser, trusts)
+    settings = arguments.settings
+    prepared = prepare(
+        settings.model,
+        settings.names(),
+        arguments.engine_arguments,
+        settings.tool_call_parser,
+        settings.trust_request_chat_template,
+        arguments.with_place,
+    )
     # The tokenizers and their nursery come first: they must inherit neither the engine's connections nor its threads.
     pool = TokenizerPool.fork(prepared.make_renderer, settings.tokenizer_processes)
     engine = prepared.build(metrics_read=bool(settings.metrics_listen))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -12,9 +14,11 @@ from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.exits import EX_CONFIG
+from penstock.server_flags import wrong_here
 from services.config import ListenAddress, PeerAddress, ServiceSettings
 from services.config_flags import flags_of_variables
-from services.config_reading import load_settings
+from services.config_reading import load_recorded, told
+from services.config_source import Record
 
 PROGRAM = "worker"
 
@@ -124,6 +128,13 @@ class Arguments(NamedTuple):
 
     settings: WorkerSettings
     engine_arguments: list[str]
+    places: Mapping[str, str] = {}
+    """By the name of each argument that is no flag of the command line: the line of the file, or the variable."""
+
+    def with_place(self, text: str) -> str:
+        """Return what the engine says of its arguments with where the first of them that `text` names was given."""
+        named = re.findall(r"(?<!\S)--([\w.-]+)", text)
+        return next((f"{self.places[name]}: {text}" for name in named if name in self.places), text)
 
 
 def load_arguments(arguments: list[str]) -> Arguments:
@@ -133,7 +144,12 @@ def load_arguments(arguments: list[str]) -> Arguments:
     wrong; the engine's arguments are judged by the engine.
     """
     ours, engines = split_arguments(arguments)
-    settings = load_settings(WorkerSettings, PROGRAM, ours)
+    settings, record = load_recorded(WorkerSettings, PROGRAM, ours)
+    if strays := [*_strays(engines), *misplaced(settings, record)]:
+        for line in strays:
+            print(f"{PROGRAM}: {line}", file=sys.stderr)
+        raise SystemExit(EX_CONFIG)
+    places = _places(settings, record, engines)
     engines = [*flags_of(settings.engine_arguments), *engines]  # of two the engine takes the last
     if settings.engine == "vllm" and not settings.model:
         print(f"{PROGRAM}: --model is required: the name or path of the model to serve", file=sys.stderr)
@@ -141,7 +157,38 @@ def load_arguments(arguments: list[str]) -> Arguments:
     if settings.engine == "simulated" and settings.tool_call_parser:
         print(f"{PROGRAM}: --tool-call-parser: {NO_TOOL_PARSERS}", file=sys.stderr)
         raise SystemExit(EX_CONFIG)
-    return Arguments(settings, engines)
+    return Arguments(settings, engines, places)
+
+
+def misplaced(settings: WorkerSettings, record: Record) -> Iterator[str]:
+    """Yield what is wrong with each engine argument that is none: a setting of the worker, or of vLLM's HTTP server."""
+    for name in settings.engine_arguments:
+        setting = name.replace("-", "_")
+        if setting in WorkerSettings.model_fields and setting != "config":
+            why = f"is a setting of the worker, not of its engine: {setting} in [worker]"
+        elif not (why := wrong_here(name)):
+            continue
+        yield told(WorkerSettings, "engine_arguments", why, record, (name,))
+
+
+def _strays(flags: list[str]) -> Iterator[str]:
+    """Yield what is wrong with each flag that is of vLLM's HTTP server."""
+    for flag in flags:
+        name = flag.partition("=")[0]
+        if name.startswith("--") and (why := wrong_here(name)):
+            yield f"{name} {why}"
+
+
+def _places(settings: WorkerSettings, record: Record, flags: list[str]) -> dict[str, str]:
+    """Return where each engine argument was given that no flag of the command line overrides."""
+    places: dict[str, str] = {}
+    given = arguments_of(flags)
+    for name in settings.engine_arguments:
+        dashed = name.replace("_", "-")
+        if dashed not in given:
+            place = told(WorkerSettings, "engine_arguments", "", record, (name,)).removesuffix(": ")
+            places |= {dashed: place, f"no-{dashed}": place}
+    return places
 
 
 def flags_of(arguments: dict[str, Any]) -> list[str]:

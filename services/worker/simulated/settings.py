@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.exits import EX_CONFIG
@@ -31,12 +32,14 @@ class WrongArgumentsError(ValueError):
     """Arguments that no simulated engine takes; the text says which, and why."""
 
 
-def simulated_settings(model: str, aliases: tuple[str, ...], arguments: list[str]) -> SimulatedSettings:
-    """Read engine arguments. Raises SystemExit(78) naming what is wrong."""
+def simulated_settings(
+    model: str, aliases: tuple[str, ...], arguments: list[str], with_place: Callable[[str], str] = str
+) -> SimulatedSettings:
+    """Read engine arguments. Raises SystemExit(78) naming what is wrong, and `with_place` where it was given."""
     try:
         return read_arguments(model, aliases, arguments)
     except WrongArgumentsError as error:
-        print(f"worker: {error}", file=sys.stderr)
+        print(f"worker: {with_place(str(error))}", file=sys.stderr)
         raise SystemExit(EX_CONFIG) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,8 +59,11 @@ def asked_parsers(tool_parser: str, found: Any) -> Parsers:
     return parsers
 
 
-def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
-    """Return the arguments as vLLM's parser reads them. Raises SystemExit(78) naming the one that is wrong."""
+def parse_engine_arguments(arguments: list[str], on_cpu: bool, with_place: Callable[[str], str] = str) -> Any:
+    """Return the arguments as vLLM's parser reads them.
+
+    Raises SystemExit(78) naming the one that is wrong, and `with_place` where it was given.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -69,7 +73,8 @@ def parse_engine_arguments(arguments: list[str], on_cpu: bool) -> Any:
         """vLLM's parser, with errors on one line."""
 
         def error(self, message: str) -> NoReturn:
-            fail(f"engine arguments: {message}", EX_CONFIG)
+            placed = with_place(message)
+            fail(f"engine arguments of the command line: {message}" if placed == message else placed, EX_CONFIG)
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="worker", add_help=False, allow_abbrev=False))
     adapters.add_flag(parser)

@@ -150,10 +150,16 @@ def stay_eager() -> None:
 
 
 def prepare(
-    model: str, names: tuple[str, ...], arguments: list[str], tool_parser: str = "", trusts_templates: bool = False
+    model: str,
+    names: tuple[str, ...],
+    arguments: list[str],
+    tool_parser: str = "",
+    trusts_templates: bool = False,
+    with_place: Callable[[str], str] = str,
 ) -> Prepared:
     """Read the engine's arguments with vLLM's own parser, and the model's configuration.
 
+    `with_place` puts before what the parser says where it was given.
     Raises SystemExit(78) for wrong arguments, 70 for a model that cannot be loaded.
     """
     check_model_path(model)
@@ -166,7 +172,7 @@ def prepare(
     on_cpu = bool(current_platform.is_cpu())
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    found = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu)
+    found = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu, with_place)
     parsers = asked_parsers(tool_parser, found)
     from vllm.engine.arg_utils import AsyncEngineArgs
 

@@ -7,14 +7,15 @@ import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
 
+from penstock.server_flags import IN_PLACE
 from services.config_check import _is_secret
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
-from services.worker.settings import SHORT_OPTIONS
+from services.worker.settings import SHORT_OPTIONS, Arguments, WorkerSettings
 from services.worker.vllm.checks import Parsers
 from tests.support.fleet import penstock
 
@@ -187,6 +188,31 @@ GPT_OSS = {
     "num_experts_per_tok": 1, "vocab_size": 256, "max_position_embeddings": 1024, "sliding_window": 128,
     "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 10000.0, "torch_dtype": "bfloat16",
 }  # fmt: skip
+
+
+@pytest.mark.vllm
+def test_what_is_said_to_be_of_vllms_http_server_is_none_of_its_engines_arguments() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    def options(parser: Any) -> set[str]:
+        return {option.removeprefix("--") for action in parser._actions for option in action.option_strings}
+
+    engines = options(AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False)))
+    assert set(IN_PLACE) <= options(make_arg_parser(FlexibleArgumentParser(add_help=False))) - engines
+
+
+@pytest.mark.vllm
+def test_an_unknown_argument_is_told_with_the_place_where_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    from services.worker.vllm.arguments import parse_engine_arguments
+
+    for text, place in (("a.toml:3: worker.engine_arguments.zork", {"zork": "a.toml:3: worker.engine_arguments.zork"}),
+                        ("engine arguments of the command line", {})):  # fmt: skip
+        given = Arguments(WorkerSettings(), [], place)
+        with pytest.raises(SystemExit):
+            parse_engine_arguments(["--model", "m", "--zork", "3"], True, given.with_place)
+        assert capsys.readouterr().err == f"worker: {text}: unrecognized arguments: --zork 3\n"
 
 
 @pytest.mark.vllm

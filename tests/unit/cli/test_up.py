@@ -32,6 +32,9 @@ def test_flags_for_the_workers_may_have_names_of_this_command_behind_two_dashes(
     for misspelt, meant in (("--modl=m", "--model"), ("--no-aa", "--no-a")):
         with pytest.raises(CommandError, match=f"unknown flag {misspelt}; did you mean {meant}"):
             understood(misspelt)
+    for flag in ("--port=80", "--api-key", "--ssl_keyfile"):
+        with pytest.raises(CommandError, match=f"{flag.partition('=')[0]} is a flag of vLLM's HTTP server; in its"):
+            understood("--enforce-eager", flag)
 
 
 def test_a_gateway_is_left_out_without_its_packages(

@@ -349,3 +349,12 @@ def test_a_choice_of_calls_that_nothing_reads_is_wrong(tmp_path: Path) -> None:
     path.write_text("[worker]\nmodel = 'm'\nenable_auto_tool_choice = true\n")
     said = f"{path}:3: worker.enable_auto_tool_choice: requires --tool-call-parser (worker.tool_call_parser)"
     assert findings(str(path)).wrong == [said]
+
+
+def test_a_setting_of_the_worker_among_its_engines_arguments_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text(
+        "[worker]\nmodel = 'm'\n[worker.engine_arguments]\ndtype = 'float32'\ntool_call_parser = 'hermes'\n"
+    )
+    said = "worker.engine_arguments.tool_call_parser: is a setting of the worker, not of its engine"
+    assert findings(str(path)).wrong == [f"{path}:5: {said}: tool_call_parser in [worker]"]

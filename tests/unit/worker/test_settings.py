@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from services.worker.settings import load_arguments, split_arguments
@@ -23,7 +25,7 @@ def test_a_switch_of_the_worker_is_its_own_with_or_without_a_value() -> None:
         (["--trust-request-chat-template"], True),
         (["--no-trust-request-chat-template"], False),
     ):
-        settings, engines = load_arguments(["--model", "m", *switch, "--enforce-eager"])
+        settings, engines, _ = load_arguments(["--model", "m", *switch, "--enforce-eager"])
         assert (settings.trust_request_chat_template, engines) == (wanted, ["--enforce-eager"])
 
 
@@ -33,7 +35,7 @@ def test_a_parser_of_calls_may_be_named_with_the_switch_that_vllms_server_wants_
         ["--tool-call-parser", "hermes", "--enable_auto_tool_choice"],
         ["--tool-call-parser=hermes"],
     ):
-        settings, engines = load_arguments(["--model", "m", *arguments, "--enforce-eager"])
+        settings, engines, _ = load_arguments(["--model", "m", *arguments, "--enforce-eager"])
         assert (settings.tool_call_parser, engines) == ("hermes", ["--enforce-eager"])
 
 
@@ -43,7 +45,7 @@ def test_served_names_are_read_as_vllm_reads_them() -> None:
         ["--served-model-name", "a", "b", "c", "--enforce-eager"],
         ["--served-model-name", "a", "--served-model-name=b", "--served_model_name", "c", "--enforce-eager"],
     ):
-        settings, engines = load_arguments(["--model", "m", *arguments])
+        settings, engines, _ = load_arguments(["--model", "m", *arguments])
         assert settings.names() == wanted
         assert engines == ["--enforce-eager"]
 
@@ -64,6 +66,7 @@ def test_the_worker_is_named_after_host_and_port() -> None:
         (["--model", "m", "--watermark-blocks", "-1"], "--watermark-blocks: "),
         (["--model", "m", "--listen", "nonsense"], "--listen: "),
         (["--engine", "other"], "--engine: "),
+        (["--model", "m", "--port=80"], "--port is a flag of vLLM's HTTP server; in its place: --base-port"),
         (["--model", "m", "--tokenizer-processes", "0"], "--tokenizer-processes: "),
         (
             ["--model", "m", "--enable-auto-tool-choice"],
@@ -78,6 +81,41 @@ def test_wrong_settings_exit_78_and_are_named(
         load_arguments(arguments)
     assert ended.value.code == 78
     assert said in capsys.readouterr().err
+
+
+def test_where_an_argument_of_the_engine_was_given_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[worker.engine_arguments]\nmax_model_len = 20\nzork = 3\nenforce-eager = false\n")
+    given = load_arguments(["--config", str(file), "--model", "m", "--max-model-len", "many", "--bork"])
+    for text, line in (
+        ("unrecognized arguments: --zork 3", 3),
+        ("unrecognized arguments: --bork --zork 3", 3),
+        ("unrecognized arguments: --no-enforce-eager", 4),
+    ):
+        name = "enforce-eager" if line == 4 else "zork"
+        assert given.with_place(text) == f"{file}:{line}: worker.engine_arguments.{name}: {text}"
+    for text in ("argument --max-model-len: invalid int value: 'many'", "unrecognized arguments: --bork", "what"):
+        assert given.with_place(text) == text
+
+
+def test_where_an_argument_of_the_engine_was_given_may_be_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_WORKER_ENGINE_ARGUMENTS", '{"zork": 3}')
+    said = load_arguments(["--model", "m"]).with_place("unrecognized arguments: --zork 3")
+    assert said == "PENSTOCK_WORKER_ENGINE_ARGUMENTS.zork: unrecognized arguments: --zork 3"
+
+
+def test_a_setting_of_the_worker_among_its_engines_arguments_is_told_where_it_belongs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[worker.engine_arguments]\ntool-call-parser = 'hermes'\nreasoning-parser = 'qwen3'\nport = 1\n")
+    with pytest.raises(SystemExit) as ended:
+        load_arguments(["--config", str(file), "--model", "m"])
+    assert ended.value.code == 78
+    belongs, other = capsys.readouterr().err.splitlines()
+    where = f"worker: {file}:2: worker.engine_arguments.tool-call-parser"
+    assert belongs == f"{where}: is a setting of the worker, not of its engine: tool_call_parser in [worker]"
+    assert other.startswith(f"worker: {file}:4: worker.engine_arguments.port: is a flag of vLLM's HTTP server")
 
 
 def test_the_environment_is_a_source_too(monkeypatch: pytest.MonkeyPatch) -> None:
