@@ -173,17 +173,14 @@ def is_large(timeline: Timeline, name: str) -> bool:
     return call.channel == "mixed" and call.blocks == 60
 
 
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_channel_alone_keeps_nothing_from_its_own_but_for_its_head(others: int) -> None:
-    """Its weight has nobody to hold against. Beside another one it saves on as many workers as that is worth."""
+def test_a_channel_alone_keeps_nothing_from_its_own_but_for_its_head() -> None:
+    """It has turns in hand, for its requests end sooner than expected. Until another comes nobody waits for its own."""
     timeline = Timeline({"one": Share(), "other": Share()}, [100] * 4, engines=[("m", MANY)] * 4)
-    choose, most = random.Random(1), 0
-    for step in range(300):
-        for name in ("one", "other")[: 1 + others]:
-            calls = [
-                Call(step, name, choose.choice([10, 60]), choose.randint(5, 15), "m")
-                for _ in range(20 - timeline.waiting[name])
-            ]
-            timeline.advance(calls)
-        most = max(most, len(timeline.rig.machine._arbiter._savings))
-    assert most == 1 + 3 * others
+    sizes = [(90, 100)] * 4 + [(90, 1)] * 4 + [(60, 100)] * 16
+    timeline.advance([Call(0, "one", blocks, steps, "m") for blocks, steps in sizes])
+    while len(timeline.granted_at) < 12:
+        timeline.advance()
+    savings = timeline.rig.machine._arbiter._savings
+    assert [saving.channel.name for saving in savings] == ["one"]
+    timeline.advance([Call(timeline.step, "other", 60, 100, "m")])
+    assert [saving.channel.name for saving in savings].count("one") > 1
