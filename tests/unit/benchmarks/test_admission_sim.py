@@ -135,6 +135,14 @@ def test_what_a_channel_has_booked_follows_its_load() -> None:
     assert mean_of_more == pytest.approx(4 * mean, rel=0.5)
 
 
+@pytest.mark.parametrize("ratio", [20.0, 100.0])
+def test_a_flood_is_as_many_times_the_other_channel_as_it_is_said_to_be(ratio: float) -> None:
+    channels = (isolation.INTERACTIVE, isolation.BATCH)
+    run = isolation.Run("predictive", isolation.LOADS["flood"], 4, 0, channels, per_second=40.0, ratio=ratio).waits()
+    assert run.unended > isolation.LEAST_BACKLOG / ratio
+    assert run.ratio > 0.99 * ratio  # a grant of `batch` is made up for within 50 ms
+
+
 def test_the_closing_lines_have_their_form(capsys: pytest.CaptureFixture[str]) -> None:
     workload = small("kv-bound")
     outcomes = [Outcome.of("kv-bound", policy, 0, workload, sim.run(policy, workload)) for policy in ("push", "aimd")]

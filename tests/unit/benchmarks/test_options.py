@@ -72,6 +72,7 @@ MAKEFILE = (Path(__file__).parents[3] / "Makefile").read_text()
         "sim --pool-windows 0.5",
         "sim --pool-windows nan",
         "waits --per-second 0.5",
+        "waits --ratio -1",
         "waits --seconds 2",
         "waits --share 0",
         "waits --share 1.5",
