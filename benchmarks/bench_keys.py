@@ -17,13 +17,16 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.lifecycle.processes import Child, python
-from benchmarks.options import count
+from benchmarks.options import at_least, count
 from penstock.client import Client
 from penstock.keys import ApiKey, Role, digest, new_key
 
 RUN_DIRECTORY = Path(".run")
 KEYS = 10_000
 """In the file: a large platform's."""
+
+LEAST_REQUESTS = 1000
+"""Of a round. The kernel tells a process's time in hundredths of a second, and a hundred requests take about one."""
 
 AT_ONCE = 32
 LIMITS = "[tenants.acme]\nmax_waiting_requests = 100000000\nmax_waiting_bytes = 100000000000\n"
@@ -32,7 +35,7 @@ LIMITS = "[tenants.acme]\nmax_waiting_requests = 100000000\nmax_waiting_bytes = 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=count, default=3000, help="of one round")
+    parser.add_argument("--requests", type=at_least(LEAST_REQUESTS), default=3000, help="of one round")
     parser.add_argument("--rounds", type=count, default=5)
     options = parser.parse_args()
     RUN_DIRECTORY.mkdir(exist_ok=True)

@@ -40,6 +40,7 @@ MAKEFILE = (Path(__file__).parents[3] / "Makefile").read_text()
         "gateway --rounds 0",
         "gateway --sustained 0",
         "isolation --seconds 0",
+        "keys --requests 100",
         "keys --rounds 0",
         "lifecycle --only penstock,rediss",
         "lifecycle --parts comapre",
