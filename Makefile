@@ -155,7 +155,7 @@ bench-admission: $(PARTS) ## Admission policies on real vLLM, alternating; ARGS=
 
 .PHONY: bench-admission-sim
 bench-admission-sim: $(PARTS) ## Admission policies and fleets on simulated engines, in minutes; ARGS="..." for the first
-	@$(MODULES) $(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --requests 600 --out build/bench-sim)
+	@$(MODULES) $(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --requests 600)
 	@$(if $(ARGS),,$(MODULES) $(BIN)/python -m benchmarks.admission.makespan)
 
 .PHONY: bench-keys

@@ -1,7 +1,7 @@
 """Admission policies on a simulated engine, in virtual time: thousands of requests in seconds, the same every time.
 
 Usage: python -m benchmarks.admission.sim [--workload kv-bound ...] [--policies push,predictive] [--requests 1000]
-       [--scale cpu] [--seeds 0,1,2] [--engine-watermark 0.02] [--out build/bench]
+       [--scale cpu] [--seeds 0,1,2] [--engine-watermark 0.02] [--out build/bench-sim]
 
 Penstock's policies run the production scheduler and worker cores. One JSON line per workload and policy ends the
 report; the first policy, `push`, is what the others are compared with.
@@ -144,7 +144,10 @@ def main() -> None:
     parser.add_argument("--scale", choices=sorted(workloads.SCALES), default="cpu")
     parser.add_argument("--profile", choices=sorted(PROFILES), help="another engine than the scale's own")
     parser.add_argument("--seeds", type=each(at_least(0)), default="0")
-    parser.add_argument("--out", type=folder, help="directory for every outcome as JSON and the cache over time as PNG")
+    parser.add_argument(
+        "--out", type=folder, default="build/bench-sim",
+        help="directory for every outcome as JSON and the cache over time as PNG",
+    )  # fmt: skip
     parser.add_argument("--pool-windows", type=from_on(0), help="pool in windows; 0 is what the profile's GPU holds")
     parser.add_argument(
         "--engine-watermark", type=from_on(0, 1), default=ENGINE_WATERMARK,

@@ -100,6 +100,16 @@ def test_a_directory_for_outcomes_is_there_before_the_work(tmp_path: Path, monke
     assert list(out.iterdir()) == []
 
 
+def test_outcomes_of_the_simulation_are_written_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sim", "--workload", "bimodal", "--requests", "5"])
+    sim.main()
+    written = {path.name for path in (tmp_path / "build/bench-sim").iterdir()}
+    assert written == {"bimodal-push-0.json", "bimodal-predictive-0.json", "bimodal.png"}
+
+
 @pytest.mark.parametrize("target", re.findall(r"^(bench-[a-z-]+):", MAKEFILE, re.MULTILINE))
 def test_a_target_takes_the_options_of_its_benchmark(target: str) -> None:
     recipe = MAKEFILE[MAKEFILE.index(f"\n{target}:") :].split("\n\n")[0]
