@@ -33,16 +33,8 @@ TICK_NS = 200 * MS
 TOKENIZE_NS = MS // 2
 """What rendering and counting a prompt takes; hidden behind the other hops of a full engine."""
 
-BYTES_PER_TOKEN = 4
-"""Prompt text, as English has it under a common vocabulary. Announcements carry bytes, not tokens."""
-
 FOREVER_NS = 10**18
 """A lease that is never renewed: nothing is lost here."""
-
-
-def prompt_bytes(tokens: int) -> int:
-    """Return the bytes of a prompt's text, which has a token fewer: the tokenizer puts one before it."""
-    return max(BYTES_PER_TOKEN * (tokens - 1), 1)
 
 
 class Inbox:
@@ -113,7 +105,7 @@ class Penstock:
             self._announced[channel] += 1
             item = self.items[index]
             request = sm.Announced(
-                str(index), channel, 0, index, 1, "", prompt_bytes(item.prompt_tokens), 0, item.max_tokens, 1, False
+                str(index), channel, 0, index, 1, "", item.prompt_bytes, 0, item.max_tokens, 1, False
             )
             self.inbox.put(request, self.hop_ns)
 

@@ -1,7 +1,7 @@
 """Admission policies on a simulated engine, in virtual time: thousands of requests in seconds, the same every time.
 
 Usage: python -m benchmarks.admission.sim [--workload kv-bound ...] [--policies push,predictive] [--requests 1000]
-       [--scale cpu] [--seeds 0,1,2] [--engine-watermark 0.02] [--out build/bench-sim]
+       [--scale cpu] [--seeds 0,1,2] [--engine-watermark 0.02] [--prompt-noise 0] [--out build/bench-sim]
 
 Penstock's policies run the production scheduler and worker cores. One JSON line per workload and policy ends the
 report; the first policy, `push`, is what the others are compared with.
@@ -153,6 +153,10 @@ def main() -> None:
         "--engine-watermark", type=from_on(0, 1), default=ENGINE_WATERMARK,
         help="of the engines behind Penstock's policies",
     )  # fmt: skip
+    parser.add_argument(
+        "--prompt-noise", type=from_on(0), default=0.0,
+        help="deviation of the logarithm of a prompt's bytes per token; 0 is four bytes for each token",
+    )  # fmt: skip
     options = parser.parse_args()
     names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
     scale = workloads.SCALES[options.scale]
@@ -166,6 +170,11 @@ def main() -> None:
         parser.error(f"--pool-windows: the profile {scale.profile} does not say how many blocks its GPU has")
     # All of them first: a trace that is too short for one ends nothing in the middle.
     made = {name: workloads.of_seeds(name, options.requests, scale, options.seeds) for name in names}
+    if options.prompt_noise:
+        made = {
+            name: {seed: workloads.noisy(workload, options.prompt_noise, seed) for seed, workload in seeds.items()}
+            for name, seeds in made.items()
+        }
     lines: list[dict[str, Any]] = []
     for seeds in made.values():
         outcomes = compare(options.policies, seeds, options.engine_watermark)

@@ -30,6 +30,9 @@ AZURE_WINDOW_TOKENS = 16_384
 CHANNEL = "default"
 """Of requests where there is no other."""
 
+BYTES_PER_TOKEN = 4.0
+"""Of a prompt's text, as English has it under a common vocabulary."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -58,6 +61,12 @@ class Item:
     prefix: tuple[int, ...] = ()
     keys: tuple[int, ...] = ()
     channel: str = CHANNEL
+    bytes_per_token: float = BYTES_PER_TOKEN
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Bytes of the prompt's text, which has a token fewer: the tokenizer puts one before it."""
+        return max(round(self.bytes_per_token * (self.prompt_tokens - 1)), 1)
 
 
 @dataclass(frozen=True)
@@ -243,6 +252,14 @@ def bimodal(count: int, scale: Scale, seed: int) -> Workload:
         output = lognormal(rng, scale.tokens(4096 if long else 128), 0.2, 1, scale.tokens(5120))
         items.append(Item(prompt, output, scale.tokens(5120)))
     return Workload("bimodal", items, shape, "one of 2048+4096 tokens to fifty of 256+128, log-normal, scaled")
+
+
+def noisy(workload: Workload, sigma: float, seed: int) -> Workload:
+    """Return the requests with texts that differ in their bytes per token, log-normal with this deviation."""
+    rng = random.Random(f"{seed} bytes")
+    mu = math.log(BYTES_PER_TOKEN) - sigma * sigma / 2
+    items = [replace(item, bytes_per_token=rng.lognormvariate(mu, sigma)) for item in workload.items]
+    return replace(workload, items=items)
 
 
 def lognormal(rng: random.Random, mean: float, sigma: float, least: int, most: int) -> int:

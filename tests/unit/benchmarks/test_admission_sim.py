@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import statistics
 import sys
 from collections import Counter
@@ -65,6 +66,19 @@ def test_every_workload_runs_to_its_end(name: str) -> None:
 def test_a_run_repeats_to_the_nanosecond() -> None:
     workload = small("kv-bound")
     assert sim.run("predictive", workload) == sim.run("predictive", small("kv-bound"))
+
+
+def test_noise_changes_what_prompts_say_of_themselves_and_not_what_they_are() -> None:
+    workload = small("kv-bound", 400)
+    noisy = workloads.noisy(workload, 0.3, 0)
+    assert [replace(item, bytes_per_token=4.0) for item in noisy.items] == workload.items
+    logs = [math.log(item.bytes_per_token) for item in noisy.items]
+    assert statistics.pstdev(logs) == pytest.approx(0.3, rel=0.1)
+    assert statistics.mean(item.bytes_per_token for item in noisy.items) == pytest.approx(4.0, rel=0.05)
+    assert sim.run("push", noisy) == sim.run("push", workload)
+    meter = sim.run("predictive", noisy)
+    check(meter, noisy)
+    assert meter != sim.run("predictive", workload)
 
 
 def test_the_old_pull_keeps_to_whole_windows_and_pushing_preempts() -> None:

@@ -67,6 +67,7 @@ MAKEFILE = (Path(__file__).parents[3] / "Makefile").read_text()
         "sim --out /dev/null/bench",
         "sim --policies old-pull,predictive",
         "sim --policies push,predictve",
+        "sim --prompt-noise -0.1",
         "sim --requests 0",
         "sim --seeds x",
         "sim --pool-windows 0",
