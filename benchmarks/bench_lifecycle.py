@@ -80,7 +80,7 @@ def main() -> None:
             answer.update(report.comparison(rounds, {system.name: system.note for system in systems}))
         if "workers" in parts:
             answer["workers"] = report.growth(
-                "workers", by_workers(directory, options.workers, options.requests, options.policy)
+                "workers", by_workers(directory, options.workers, options.requests, options.lone, options.policy)
             )
         if "waiting" in parts:
             answer["waiting"] = report.growth(

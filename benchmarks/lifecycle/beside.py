@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.lifecycle.processes import client_role
-from benchmarks.lifecycle.systems import FleetShape, penstock_without_workers
+from benchmarks.lifecycle.processes import Child, client_role
+from benchmarks.lifecycle.systems import FleetShape, PenstockStack, penstock_without_workers
 
 REQUESTS_AT_ONCE = 128
 """Of the worker: what its requests wait for each other there stays short against what they wait for elsewhere."""
@@ -30,15 +32,27 @@ def beside_a_flood(directory: Path, requests: int, lone: int, rounds: int, polic
     with penstock_without_workers(directory / "beside", policy) as stack:
         stack.start_workers(FleetShape(1, REQUESTS_AT_ONCE))
         flooding = stack.system.client
-        asking = client_role("asking", directory / "asking.log", stack.queue, stack.scheduler, stack.environment)
-        stack.system.children.append(asking)
+        asking = second_client(stack, directory / "asking.log")
         flooding.ask(do="flood", requests=min(requests, 2_000))
-        with ThreadPoolExecutor(1) as pool:
-            for _ in range(rounds):
-                alone_s = asking.ask(do="lone", requests=lone, channel=CHANNEL)["through_s"]
-                flood = pool.submit(flooding.ask, do="flood", requests=requests)
-                beside_s = []
-                while not flood.done():
-                    beside_s += asking.ask(do="lone", requests=1, channel=CHANNEL)["through_s"]
-                found.append(Beside(alone_s, beside_s, requests / flood.result()["seconds"]))
+        for _ in range(rounds):
+            alone_s = asking.ask(do="lone", requests=lone, channel=CHANNEL)["through_s"]
+            beside_s, flood = asked_during(asking, partial(flooding.ask, do="flood", requests=requests))
+            found.append(Beside(alone_s, beside_s, requests / flood["seconds"]))
     return found
+
+
+def second_client(stack: PenstockStack, log: Path) -> Child:
+    """Return another client than the one that floods."""
+    asking = client_role("asking", log, stack.queue, stack.scheduler, stack.environment)
+    stack.system.children.append(asking)
+    return asking
+
+
+def asked_during(asking: Child, work: Callable[[], dict[str, Any]]) -> tuple[list[float], dict[str, Any]]:
+    """Do `work`, and have one lone request after the other asked meanwhile; return their seconds, and what it says."""
+    lone_s: list[float] = []
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(work)
+        while not doing.done():
+            lone_s += asking.ask(do="lone", requests=1, channel=CHANNEL)["through_s"]
+        return lone_s, doing.result()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from benchmarks.lifecycle.beside import REQUESTS_AT_ONCE, asked_during, second_client
 from benchmarks.lifecycle.measure import Cost, charged
 from benchmarks.lifecycle.processes import Child
 from benchmarks.lifecycle.systems import FleetShape, PenstockStack, penstock_without_workers
@@ -37,6 +38,13 @@ class Growth(NamedTuple):
     service_s: float
 
 
+class Grown(NamedTuple):
+    """What requests took, and how long lone ones did in seconds."""
+
+    cost: Cost
+    lone_s: list[float]
+
+
 class Usage(NamedTuple):
     """What the ledgers said while a backlog existed."""
 
@@ -47,8 +55,8 @@ class Usage(NamedTuple):
     cost: Cost
 
 
-def by_workers(directory: Path, counts: Sequence[int], requests: int, policy: str) -> dict[int, Cost]:
-    """Flood fleets of different sizes that run as many requests at once in all."""
+def by_workers(directory: Path, counts: Sequence[int], requests: int, lone: int, policy: str) -> dict[int, Grown]:
+    """Flood fleets of different sizes that run as many requests at once in all; then ask `lone`, one at a time."""
     found = {}
     for count in counts:
         with penstock_without_workers(directory / f"workers-{count}", policy) as stack:
@@ -56,15 +64,20 @@ def by_workers(directory: Path, counts: Sequence[int], requests: int, policy: st
             _until_connected(stack, count)
             client = stack.system.client
             client.ask(do="flood", requests=min(requests, 2_000))
-            found[count] = charged(stack.system.children, requests, partial(client.ask, do="flood", requests=requests))
-            _log("workers", count, found[count])
+            cost = charged(stack.system.children, requests, partial(client.ask, do="flood", requests=requests))
+            found[count] = Grown(cost, client.ask(do="lone", requests=lone)["through_s"])
+            _log("workers", count, cost)
     return found
 
 
 def by_waiting(
     directory: Path, counts: Sequence[int], requests: int, rate_per_s: float, policy: str
-) -> dict[int, Cost]:
-    """Answer `requests` at `rate_per_s` while so many others wait: for each that ends another is submitted."""
+) -> dict[int, Grown]:
+    """Answer `requests` at `rate_per_s` while so many others wait: for each that ends another is submitted.
+
+    Lone requests are asked beside the same again, on a worker that runs few at once: behind those of a full one they
+    would wait for the pace of its engine and for little else.
+    """
     found = {}
     for count in counts:
         with penstock_without_workers(directory / f"waiting-{count}", policy) as stack:
@@ -73,9 +86,20 @@ def by_waiting(
             stack.start_workers(FleetShape(1, SLOTS, rate_per_s=rate_per_s))
             client.ask(do="turn_over", requests=SLOTS)  # what was granted before anything ran
             turn_over = partial(client.ask, do="turn_over", requests=requests)
-            found[count] = charged(stack.system.children, requests, turn_over)
-            _log("waiting", count, found[count])
+            cost = charged(stack.system.children, requests, turn_over)
+            _log("waiting", count, cost)
+        found[count] = Grown(cost, _lone_beside(directory / f"beside-{count}", count, requests, rate_per_s, policy))
     return found
+
+
+def _lone_beside(directory: Path, count: int, requests: int, rate_per_s: float, policy: str) -> list[float]:
+    """Return what lone requests of a channel of their own take while `count` wait and `requests` are answered."""
+    with penstock_without_workers(directory, policy) as stack:
+        client, asking = stack.system.client, second_client(stack, directory / "asking.log")
+        client.ask(do="preload", requests=count + REQUESTS_AT_ONCE)
+        stack.start_workers(FleetShape(1, REQUESTS_AT_ONCE, rate_per_s=rate_per_s))
+        client.ask(do="turn_over", requests=REQUESTS_AT_ONCE)
+        return asked_during(asking, partial(client.ask, do="turn_over", requests=requests))[0]
 
 
 def fleet_usage(directory: Path, growth: Growth, policy: str) -> Usage:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.lifecycle.beside import Beside
-from benchmarks.lifecycle.growth import Growth, Usage, mean_held
-from benchmarks.lifecycle.measure import Cost, Round
+from benchmarks.lifecycle.growth import Grown, Growth, Usage, mean_held
+from benchmarks.lifecycle.measure import Round
 from benchmarks.lifecycle.systems import PENSTOCK, PENSTOCK_COMPILED
 from benchmarks.quantile import quantile
 
@@ -89,16 +89,21 @@ def _added(runs: Sequence[Round]) -> dict[str, float]:
     return {f"p{int(q * 100)}": round((quantile(through_s, q) - quantile(direct_s, 0.5)) * 1e3, 3) for q in (0.5, 0.99)}
 
 
-def growth(what: str, costs: Mapping[int, Cost]) -> dict[str, Any]:
+def growth(what: str, by_count: Mapping[int, Grown]) -> dict[str, Any]:
     """Print the figures by number of workers or waiting requests; return them."""
-    print(f"{what:>10} {'requests/s':>11} {'wire bytes':>11}  CPU us/request by process")
+    print(
+        f"{what:>10} {'requests/s':>11} {'wire bytes':>11} {'lone p50 ms':>12} {'p99 ms':>8}  CPU us/request by process"
+    )
     answer = {}
-    for count, cost in costs.items():
+    for count, (cost, lone_s) in by_count.items():
         by_process = {name: round(us, 1) for name, us in cost.cpu_us.items()}
-        print(f"{count:10} {cost.per_s:11.0f} {cost.wire_bytes:11.0f}  {by_process}")
+        p50, p99 = (quantile(lone_s, q) * 1e3 for q in (0.5, 0.99))
+        print(f"{count:10} {cost.per_s:11.0f} {cost.wire_bytes:11.0f} {p50:12.2f} {p99:8.2f}  {by_process}")
         answer[str(count)] = {
             "per_s": round(cost.per_s),
             "wire_bytes": round(cost.wire_bytes),
+            "lone_ms_p50": round(p50, 3),
+            "lone_ms_p99": round(p99, 3),
             "cpu_us_by_process": by_process,
         }
     return answer
