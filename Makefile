@@ -154,7 +154,7 @@ bench-admission: $(PARTS) ## Admission policies on real vLLM, alternating; ARGS=
 	@$(MODULES) $(BIN)/python -m benchmarks.admission.real $(ARGS)
 
 .PHONY: bench-admission-sim
-bench-admission-sim: $(PARTS) ## Admission policies and fleets on simulated engines, in minutes; ARGS="..." for the first
+bench-admission-sim: $(PARTS) ## Admission policies and fleets on simulated engines, some twenty minutes; ARGS="..." for the first
 	@$(MODULES) $(BIN)/python -m benchmarks.admission.sim $(or $(ARGS),--workload all --policies all --scale gpu --requests 600)
 	@$(if $(ARGS),,$(MODULES) $(BIN)/python -m benchmarks.admission.makespan)
 

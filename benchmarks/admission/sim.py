@@ -1,4 +1,4 @@
-"""Admission policies on a simulated engine, in virtual time: thousands of requests in seconds, the same every time.
+"""Admission policies on a simulated engine, in virtual time: a run repeats to the nanosecond.
 
 Usage: python -m benchmarks.admission.sim [--workload kv-bound ...] [--policies push,predictive] [--requests 1000]
        [--scale cpu] [--seeds 0,1,2] [--engine-watermark 0.02] [--prompt-noise 0] [--out build/bench-sim]
