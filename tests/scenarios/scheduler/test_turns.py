@@ -184,3 +184,29 @@ def test_a_channel_alone_keeps_nothing_from_its_own_but_for_its_head() -> None:
     assert [saving.channel.name for saving in savings] == ["one"]
     timeline.advance([Call(timeline.step, "other", 60, 100, "m")])
     assert [saving.channel.name for saving in savings].count("one") > 1
+
+
+def test_who_saves_behind_a_head_that_waits_saves_once() -> None:
+    """`mixed` waits with one of 60 for the large worker; of those of 40 behind it some save on small ones meanwhile."""
+    shares = {"mixed": Share(4.0), **{f"crowd-{number}": Share() for number in range(8)}, "small": Share()}
+    timeline = Timeline(shares, [100, 50, 50, 50], engines=[("m", MANY)] * 4)
+    began: list[str] = []
+    choose = random.Random(1)
+    for step in range(300):
+        calls = [Call(step, "mixed", 60, 15, "m")] if step == 50 else []
+        for name in shares:
+            size, hold = {"mixed": (40, choose.randint(5, 15)), "small": (30, choose.randint(5, 15))}.get(
+                name, (60, 15)
+            )
+            calls += [Call(step, name, size, hold, "m")] * (12 - timeline.waiting[name])
+        before = savers(timeline)
+        timeline.advance(calls)
+        began += savers(timeline) - before
+    assert len(began) > 10
+    assert len(set(began)) == len(began)
+
+
+def savers(timeline: Timeline) -> set[str]:
+    """Return the requests of `mixed` that save."""
+    savings = timeline.rig.machine._arbiter._savings
+    return {saving.entry.request_id for saving in savings if saving.channel.name == "mixed"}

@@ -285,3 +285,34 @@ def test_who_names_no_model_leaves_no_worker_idle_where_a_larger_one_is_drained(
         )
         (small,) = (worker for worker in timeline.workers if worker.worker_id == "w1")
         assert len(small.ledger)
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize(("weight", "workers"), [(4.0, 1), (16.0, 1), (16.0, 4)])
+@pytest.mark.parametrize("left", [10, 40])
+def test_who_takes_what_is_left_changes_nothing_between_those_that_wait(
+    policy: str, weight: float, workers: int, left: int
+) -> None:
+    """`small` has its turns all the time, in blocks that are too few for a request of the others."""
+    shares = {"light": Share(), "heavy": Share(weight), "small": Share()}
+    flood = Flood(Timeline(shares, [100] * workers, policy=policy))
+    for step in range(1_500):
+        flood.advance(
+            *((Call(step, name, 60, 10), 3 * workers) for name in ("light", "heavy")),
+            (Call(step, "small", left, 10), 8 * workers),
+        )
+    assert part(flood.timeline.block_steps) == pytest.approx(1 / (1 + weight), abs=0.02)
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+def test_those_that_take_what_is_left_share_it_by_what_they_occupy(policy: str) -> None:
+    """Beside `large`, which can never have what its weight is worth: of two alike one holds three times as long."""
+    shares = {"large": Share(16.0), "light": Share(), "heavy": Share()}
+    flood = Flood(Timeline(shares, [100], policy=policy))
+    for step in range(2_000):
+        flood.advance(
+            (Call(step, "large", 60, 10), 6),
+            (Call(step, "light", 40, 30), 6),
+            (Call(step, "heavy", 40, 10), 6),
+        )
+    assert part(flood.timeline.block_steps) == pytest.approx(0.5, abs=0.03)

@@ -31,7 +31,7 @@ class Account:
         self.deficit_block_ns = 0
         self.last_charge_block_ns = 0
         self.gained_block_ns = 0
-        """All that rounds have given it, or would have."""
+        """All that rounds have given it."""
         self.hold_time = HoldTime()
         """How long its requests hold blocks there."""
         self.running = 0
@@ -62,12 +62,14 @@ class Account:
         """Return the rounds it takes until the channel can pay; 0 or less if it can now."""
         return -((self.deficit_block_ns - cost_block_ns) // self.quantum_block_ns)
 
-    def gain(self, rounds: int, most_block_ns: int | None = None) -> None:
-        """Take the quanta of so many rounds; if `most_block_ns` is given, up to that."""
+    def rounds_until(self, most_block_ns: int) -> int:
+        """Return the rounds after which it has so much in hand, and no more."""
+        return max((most_block_ns - self.deficit_block_ns) // self.quantum_block_ns, 0)
+
+    def gain(self, rounds: int) -> None:
+        """Take the quanta of so many rounds."""
         self.gained_block_ns += rounds * self.quantum_block_ns
-        before = self.deficit_block_ns
-        after = before + rounds * self.quantum_block_ns
-        self.deficit_block_ns = after if most_block_ns is None else max(min(after, most_block_ns), before)
+        self.deficit_block_ns += rounds * self.quantum_block_ns
 
     def pay(self, cost_block_ns: int) -> int:
         """Pay and return the cost; what is not in hand is owed."""

@@ -226,7 +226,7 @@ class Arbiter:
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
-        for saving in self._savings.not_of_the_first(self._heads.first_of):
+        for saving in self._savings.not_of_the_first(self._heads.first_of, self._deposits.count):
             self._cancel(saving)
         for saving in self._savings:
             moved = saving.worker.group.pool is not saving.account.pool
@@ -338,28 +338,44 @@ class Arbiter:
         """Give each channel with work so many quanta.
 
         One whose heads all have paid cannot spend meanwhile what others let it gain. More of that in hand than it could
-        use would have whoever comes later wait until all of it is spent.
+        use would have whoever comes later wait until all of it is spent. Those that wait for the same workers and have
+        some in hand gain alike, up to where the first of them has as much as it may: what they have in hand says whose
+        turn it is. One that has nothing gains its part whatever others have, or each would have a turn for each.
         """
+        wait: list[Account] = []
         for bid in bids:
             if bid.wants:
                 bid.account.gain(rounds)
             elif bid.takes_part:
-                bid.account.gain(rounds, self._most_in_hand(bid.account, bids))
-
-    def _most_in_hand(self, account: Account, bids: list[Bid]) -> int:
-        """Return what a channel whose heads have paid may gain: what can be occupied where they wait meanwhile.
-
-        That is about what is held and saved for there: less than the capacity where an engine runs no more requests at
-        once, though blocks are free. A start is booked no later than the longest usual hold time from when
-        a head begins to save. Heavier ones may gain more, by weight, or those that have as much as they may would be
-        alike.
-        """
+                wait.append(bid.account)
         lightest = min(bid.account.quantum_block_ns for bid in bids)
-        longest_ns = self._longest_ns(account.pool)
-        groups = {saving.worker.group for saving in self._savings.of_account(account)}
-        groups.update(group for deposit in self._deposits.of_account(account) for group in deposit.groups)
-        around_blocks = sum(map(self._claimed_blocks, groups))
-        return longest_ns * around_blocks * account.quantum_block_ns // lightest
+        for groups, accounts in self._by_workers(wait):
+            claimed_blocks = sum(map(self._claimed_blocks, groups))
+            most_rounds = self._longest_ns(accounts[0].pool) * claimed_blocks // lightest
+            left = {account: account.rounds_until(most_rounds * account.quantum_block_ns) for account in accounts}
+            in_hand = [account for account in accounts if account.deficit_block_ns > 0]
+            alike = min((left[account] for account in in_hand), default=0)
+            for account in accounts:
+                account.gain(min(rounds, alike if account.deficit_block_ns > 0 else left[account]))
+
+    def _by_workers(self, accounts: list[Account]) -> list[tuple[set[Group], list[Account]]]:
+        """Return the accounts apart that wait for other workers, with the groups of these."""
+        if not accounts:
+            return []
+        pool = accounts[0].pool
+        if len(pool.groups) == 1:
+            return [(set(pool.groups), accounts)]
+        apart: list[tuple[set[Group], list[Account]]] = []
+        for account in accounts:
+            groups = {saving.worker.group for saving in self._savings.of_account(account)}
+            groups.update(group for deposit in self._deposits.of_account(account) for group in deposit.groups)
+            alike = [account]
+            for others in [others for others in apart if not others[0].isdisjoint(groups)]:
+                apart.remove(others)
+                groups |= others[0]
+                alike += others[1]
+            apart.append((groups, alike))
+        return apart
 
     def _longest_ns(self, pool: Pool) -> int:
         """Return the longest usual hold time of those who held or wanted blocks there when first asked in this pass."""

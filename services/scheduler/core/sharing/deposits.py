@@ -52,6 +52,10 @@ class Deposits:
         """Yield what was paid from the account."""
         return iter(self._by_account.get(account, {}).values())
 
+    def count(self, account: Account, line: Line) -> int:
+        """Return how many of the line were paid for from the account."""
+        return sum(deposit.line is line for deposit in self.of_account(account))
+
     def another_waits(self, account: Account, head: Entry, groups: Iterable[Group]) -> bool:
         """Return whether another head than this one was paid for and waits for workers of the `groups`."""
         found = self._by_account.get(account)

@@ -72,36 +72,45 @@ class Heads:
 
     def _look_at_heads(self, account: Account) -> Bid | None:
         """Look at the heads in order until one can be placed, may save or cannot pay; None if one was set aside."""
-        channel, pool = account.channel, account.pool
         takes_part = False
         capped: set[Group] = set()
-        channel.set_unserved_aside(self._fleet.serving)
+        account.channel.set_unserved_aside(self._fleet.serving)
         bid = self._look_at_paid(account)
         if bid is not None:
             return bid
         for line, head in self._heads_here(account):
-            saving = self._savings.of(head)
-            if saving is None or saving.account is not account:
-                placement = self._places.find(channel, pool, head, self._now_ns, capped)
-                if placement is not None:
-                    return self._bid_to_place(account, placement)
-            if saving is None:
-                front = line.head()
-                worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, capped)
-                kept_out = line.head() is head and self._aside.takes(channel, line, head, could_save=bool(blocks))
-                if line.head() is not front:
-                    return None
-                if kept_out:
-                    continue
-                if blocks:
-                    bid = self._bid_for_head(account, line, head, worker, blocks)
-                else:
-                    capped |= self._where_capped(channel, head)
-            takes_part = takes_part or saving is not None or bool(blocks)
-            bid = bid or self._look_behind(account, line, head, capped)
-            if bid is not None:
+            bid = self._look_at_head(account, line, head, capped)
+            if bid is None or bid.wants:
                 return bid
+            takes_part |= bid.takes_part
         return Bid(account, wants=False, takes_part=takes_part)
+
+    def _look_at_head(self, account: Account, line: Line, head: Entry, capped: set[Group]) -> Bid | None:
+        """Return a bid for a head or those behind it, one that wants nothing if all wait, None if it was set aside."""
+        channel, pool = account.channel, account.pool
+        saving, deposit = self._savings.of(head), self._paid_for(account, head)
+        if deposit is None and (saving is None or saving.account is not account):
+            placement = self._places.find(channel, pool, head, self._now_ns, capped)
+            if placement is not None:
+                return self._bid_to_place(account, placement)
+        has_paid = saving is not None or deposit is not None
+        worker, blocks = None, 0
+        if not has_paid:
+            worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, capped)
+        if saving is None:
+            front = line.head()
+            kept_out = front is head and self._aside.takes(channel, line, head, could_save=blocks > 0)
+            if line.head() is not front:
+                return None
+            if kept_out:
+                return Bid(account, wants=False, takes_part=False)
+        bid: Bid | None = None
+        if blocks:
+            bid = self._bid_for_head(account, line, head, worker, blocks)
+        elif not has_paid:
+            capped |= self._where_capped(channel, head)
+        bid = bid or self._look_behind(account, line, head, capped)
+        return bid or Bid(account, wants=False, takes_part=has_paid or blocks > 0)
 
     def _heads_here(self, account: Account) -> list[tuple[Line, Entry]]:
         """Return the heads as they are in the pool: of a line that is in others too, the first that is for this one.
@@ -169,6 +178,8 @@ class Heads:
             placement = self._places.find(channel, pool, deposit.entry, self._now_ns)
             if placement is not None:
                 return self._bid_to_place(account, placement)
+            if all(self._savings.are_everywhere(group, channel) for group in deposit.groups):
+                continue
             worker, blocks = self._places.to_save(channel, pool, deposit.entry, self._now_ns, set())
             if worker is not None:
                 return self._bid_to_save(account, deposit.line, deposit.entry, worker, blocks)
@@ -186,7 +197,8 @@ class Heads:
         placement = self._place_one_behind(account, line, capped, below)
         if placement is not None:
             return self._bid_to_place(account, placement)
-        for entry in () if self._alone else line.behind():
+        kept = all(self._savings.are_everywhere(group, channel) for group in account.pool.groups)
+        for entry in () if self._alone or kept else line.behind():
             if self._savings.of(entry) is not None:
                 continue
             worker, blocks = self._places.to_save(channel, account.pool, entry, self._now_ns, capped)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.fleet import Worker
+from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.holds import Holds
@@ -48,6 +48,8 @@ class Saving:
     start_ns: int | None = None
     extra_blocks: int = 0
     passed: dict[str, int] = field(default_factory=dict)
+    tier: int = 0
+    """That of its channel when it began."""
 
     @property
     def channel(self) -> Channel:
@@ -68,6 +70,8 @@ class Savings:
         self._by_epoch: dict[int, Saving] = {}
         self._by_request: dict[str, Saving] = {}
         self._by_account: dict[Account, dict[str, Saving]] = {}
+        self._tiers_in: dict[Group, dict[int, int]] = {}
+        """How many savings of each tier there are in each group."""
 
     def __iter__(self) -> Iterator[Saving]:
         """Iterate over a copy of the savings."""
@@ -77,10 +81,13 @@ class Savings:
         """Return the number of savings."""
         return len(self._by_epoch)
 
-    def not_of_the_first(self, first_of: Callable[[Account, Line, int], list[Entry]]) -> list[Saving]:
+    def not_of_the_first(
+        self, first_of: Callable[[Account, Line, int], list[Entry]], paid_in: Callable[[Account, Line], int]
+    ) -> list[Saving]:
         """Return those whose entries are not, or no longer, the `first_of` their lines.
 
-        Of a line with so many savings the first so many have them: who comes before them takes the last one's place.
+        Of a line with so many savings, and `paid_in` it beside them, the first so many have them: who comes before them
+        takes the last one's place.
         """
         by_line: dict[tuple[Line, Account], list[Saving]] = {}
         for saving in self._by_epoch.values():
@@ -88,7 +95,7 @@ class Savings:
         found: list[Saving] = []
         for (line, account), savings in by_line.items():
             present = account.channel.lines.get(line.model) is line
-            first = first_of(account, line, len(savings)) if present else []
+            first = first_of(account, line, len(savings) + paid_in(account, line)) if present else []
             found += [saving for saving in savings if saving.entry not in first]
         return found
 
@@ -114,6 +121,9 @@ class Savings:
         self._by_epoch[saving.worker.epoch] = saving
         self._by_request[saving.entry.request_id] = saving
         self._by_account.setdefault(saving.account, {})[saving.entry.request_id] = saving
+        saving.tier = saving.channel.share.tier
+        tiers = self._tiers_in.setdefault(saving.worker.group, {})
+        tiers[saving.tier] = tiers.get(saving.tier, 0) + 1
 
     def remove(self, saving: Saving) -> None:
         """End it."""
@@ -123,6 +133,17 @@ class Savings:
         del left[saving.entry.request_id]
         if not left:
             del self._by_account[saving.account]
+        tiers = self._tiers_in[saving.worker.group]
+        tiers[saving.tier] -= 1
+        if not any(tiers.values()):
+            del self._tiers_in[saving.worker.group]
+
+    def are_everywhere(self, group: Group, channel: Channel) -> bool:
+        """Return whether one binds the channel on each worker of the group."""
+        tiers = self._tiers_in.get(group)
+        if tiers is None:
+            return False
+        return sum(tiers[tier] for tier in tiers if tier <= channel.share.tier) >= len(group.workers)
 
     def lets_pass(self, saving: Saving, channel: Channel, blocks: int, now_ns: int) -> bool:
         """Return whether a request of `channel` may take `blocks` without delaying the head, whose start is booked."""
