@@ -305,14 +305,16 @@ def test_who_takes_what_is_left_changes_nothing_between_those_that_wait(
 
 
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
-def test_those_that_take_what_is_left_share_it_by_what_they_occupy(policy: str) -> None:
+@pytest.mark.parametrize("order", [("large", "light", "heavy"), ("heavy", "large", "light")])
+def test_those_that_take_what_is_left_share_it_by_what_they_occupy(policy: str, order: tuple[str, ...]) -> None:
     """Beside `large`, which can never have what its weight is worth: of two alike one holds three times as long."""
-    shares = {"large": Share(16.0), "light": Share(), "heavy": Share()}
+    shares = {name: Share(16.0 if name == "large" else 1.0) for name in order}
     flood = Flood(Timeline(shares, [100], policy=policy))
+    choose = random.Random(1)
     for step in range(2_000):
         flood.advance(
             (Call(step, "large", 60, 10), 6),
-            (Call(step, "light", 40, 30), 6),
-            (Call(step, "heavy", 40, 10), 6),
+            (Call(step, "light", 40, choose.randint(20, 40)), 6),
+            (Call(step, "heavy", 40, choose.randint(5, 15)), 6),
         )
     assert part(flood.timeline.block_steps) == pytest.approx(0.5, abs=0.03)

@@ -62,6 +62,11 @@ class Account:
         """Return the rounds it takes until the channel can pay; 0 or less if it can now."""
         return -((self.deficit_block_ns - cost_block_ns) // self.quantum_block_ns)
 
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether it has another turn in hand: what its last request was charged, and no mere part of a round."""
+        return self.deficit_block_ns >= max(self.quantum_block_ns, self.last_charge_block_ns)
+
     def rounds_until(self, most_block_ns: int) -> int:
         """Return the rounds after which it has so much in hand, and no more."""
         return max((most_block_ns - self.deficit_block_ns) // self.quantum_block_ns, 0)

@@ -339,8 +339,9 @@ class Arbiter:
 
         One whose heads all have paid cannot spend meanwhile what others let it gain. More of that in hand than it could
         use would have whoever comes later wait until all of it is spent. Those that wait for the same workers and have
-        some in hand gain alike, up to where the first of them has as much as it may: what they have in hand says whose
-        turn it is. One that has nothing gains its part whatever others have, or each would have a turn for each.
+        another turn in hand gain alike, up to where the first of them has as much as it may: what they have in hand
+        says whose turn it is. One that has none gains its part whatever others have, or it would have one for each of
+        theirs, whatever it holds.
         """
         wait: list[Account] = []
         for bid in bids:
@@ -353,10 +354,10 @@ class Arbiter:
             claimed_blocks = sum(map(self._claimed_blocks, groups))
             most_rounds = self._longest_ns(accounts[0].pool) * claimed_blocks // lightest
             left = {account: account.rounds_until(most_rounds * account.quantum_block_ns) for account in accounts}
-            in_hand = [account for account in accounts if account.deficit_block_ns > 0]
+            in_hand = [account for account in accounts if account.has_in_hand]
             alike = min((left[account] for account in in_hand), default=0)
             for account in accounts:
-                account.gain(min(rounds, alike if account.deficit_block_ns > 0 else left[account]))
+                account.gain(min(rounds, alike if account.has_in_hand else left[account]))
 
     def _by_workers(self, accounts: list[Account]) -> list[tuple[set[Group], list[Account]]]:
         """Return the accounts apart that wait for other workers, with the groups of these."""
