@@ -23,22 +23,17 @@ class Books:
         """Start empty."""
         self.paid: dict[Account, int] = defaultdict(int)
         self.spent: dict[Account, int] = defaultdict(int)
-        self.refunds = 0
-        self.kinds: set[str] = set()
 
     def audit(self, machine: Machine) -> None:
         """Assert that what an account paid is in its deposits, savings and holds, or was spent on what has ended."""
         arbiter = machine._arbiter
         found = dict(self.spent)
         for saving in arbiter._savings:
-            self.kinds.add("saving")
             found[saving.account] = found.get(saving.account, 0) + saving.paid_block_ns
         for deposit in arbiter._deposits._by_request.values():
-            self.kinds.add("deposit")
             found[deposit.account] = found.get(deposit.account, 0) + deposit.paid_block_ns
         for holds in arbiter._holds._by_epoch.values():
             for hold in holds.values():
-                self.kinds.add("hold")
                 found[hold.account] = found.get(hold.account, 0) + hold.paid_block_ns
         off = {
             f"{account.channel.name} at {sorted(account.pool.models)}": self.paid[account] - found.get(account, 0)
@@ -62,7 +57,6 @@ def kept_books() -> Iterator[Books]:
 
     def note_refund(account: Account, block_ns: int) -> None:
         assert block_ns >= 0
-        books.refunds += block_ns > 0
         books.paid[account] -= block_ns
         refund(account, block_ns)
 

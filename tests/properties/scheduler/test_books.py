@@ -89,5 +89,3 @@ def test_what_is_paid_is_held_spent_or_back_where_it_came_from(seed: int) -> Non
         play = Play(random.Random(seed), books)
         for _ in range(150):
             play.step()
-        assert books.refunds
-        assert "hold" in books.kinds
