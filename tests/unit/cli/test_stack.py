@@ -26,7 +26,9 @@ SERVICE = """
 import signal, sys, time
 from pathlib import Path
 lives = Path(sys.argv[3])
-lives.write_text(lives.read_text() + "x" if lives.exists() else "x")
+with lives.open("a") as every_life:
+    # Added, never written anew: a test may read while the next life begins.
+    every_life.write("x")
 if sys.argv[4] == "broken":
     print("the reason", file=sys.stderr)
     sys.exit(78)
@@ -38,7 +40,8 @@ if sys.argv[4] == "stubborn":
 print("ready: fake on " + sys.argv[2].replace(":0", ":4711"), flush=True)
 if sys.argv[4] == "talks":
     print("x" * 1_000_000, flush=True)
-    Path(sys.argv[3]).write_text("talked")
+    with lives.open("a") as every_life:
+        every_life.write("talked")
     sys.exit(70)
 if sys.argv[4] == "crashes" and len(lives.read_text()) < 3:
     sys.exit(70)
@@ -245,7 +248,7 @@ async def test_a_very_long_line_of_a_service_is_passed_over(service: Path) -> No
     started = supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", flags(service, "talks"))
     assert await supervisor.ready(started) == "127.0.0.1:4711"
     await eventually(lambda: bool(said))
-    assert (service / "lives").read_text().startswith("talked")
+    assert lives(service).startswith("xtalked")
     assert "ended with status 70" in said[0]
     await supervisor.stop()
 
