@@ -46,13 +46,17 @@ run: $(PARTS) ## Start queue, scheduler and a vLLM worker, answer INPUT into OUT
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
+.PHONY: test-long
+test-long: $(READY) ## The tests that take too long for `test`
+	@LONG_TESTS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m long
+
 .PHONY: compiled
 compiled: $(READY) ## Compile the services into build/compiled (a C compiler; minutes, unless nothing changed)
 	@$(BIN)/python tools/compile_services.py
 
 .PHONY: test-compiled
 test-compiled: compiled ## The tests of queue, scheduler and worker, and 60 seeds of the simulation, with compiled services
-	@PENSTOCK_COMPILED=1 $(FROM_COMPILED) $(BIN)/python -m pytest -q -n 2 --dist loadfile -o pythonpath= $(or $(TESTS),tests/unit/queue tests/unit/scheduler tests/unit/worker tests/unit/rpc tests/unit/services tests/contract tests/properties tests/scenarios)
+	@PENSTOCK_COMPILED=1 LONG_TESTS=1 $(FROM_COMPILED) $(BIN)/python -m pytest -q -n 2 --dist loadfile -o pythonpath= $(or $(TESTS),tests/unit/queue tests/unit/scheduler tests/unit/worker tests/unit/rpc tests/unit/services tests/contract tests/properties tests/scenarios)
 	@$(FROM_COMPILED) $(BIN)/python -m tests.simulation --fixed 60 --seeds 0
 
 .PHONY: test-console

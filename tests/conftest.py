@@ -14,6 +14,7 @@ import penstock.cli  # noqa: F401 (first, so that the tests' own clients have gR
 NAMED = os.environ.get("GRPC_EXPERIMENTS")
 
 import services  # noqa: E402, F401
+from tests.support.effort import LONG  # noqa: E402
 
 if NAMED is None:
     # The services that tests start choose for themselves.
@@ -26,6 +27,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests share two cores with real services: how long an example takes says nothing about the code.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the tests marked `long` to the targets that ask for them."""
+    for item in items:
+        if not LONG and item.get_closest_marker("long") is not None:
+            item.add_marker(pytest.mark.skip(reason="`make test-long` runs it"))
+
 
 TOGETHER = {
     "what asks one fleet of real vLLM": (

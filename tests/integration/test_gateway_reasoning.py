@@ -25,7 +25,7 @@ from tests.support.thinking_model import make_thinking_model
 from tests.support.vllm_server import VLLM_ENVIRONMENT, vllm_server
 from tests.support.waiting import wait_for
 
-pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(300)]
 
 URL: Final = "/v1/chat/completions"
 PARSERS = ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"]

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.lifecycle import report
 from benchmarks.lifecycle.growth import Grown, by_waiting, by_workers
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 REQUESTS = 400
 POLICY = "predictive"

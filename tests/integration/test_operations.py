@@ -16,7 +16,7 @@ from tests.support.batch_lines import completion
 from tests.support.fleet import Fleet, penstock, read_jsonl, write_jsonl
 from tests.support.waiting import wait_for_async
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(180)]
 
 SLOW_FLAGS = [*SIMULATED_FLAGS, "--profile", "a100-llama-8b"]
 """Steps of some milliseconds, so that requests run for long enough to be met."""

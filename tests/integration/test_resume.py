@@ -62,6 +62,7 @@ def test_the_command_dies_half_way(vllm_fleet: Fleet, tmp_path: Path, blow: sign
     assert_complete(output, LINES)
 
 
+@pytest.mark.long
 def test_the_whole_stack_is_killed_with_the_command(engine_flags: list[str], tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", mixed(LINES, max_tokens=60))
     output = tmp_path / "out.jsonl"

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
+from tests.support.effort import long
 from tests.support.fake_peers import Peers, until
 from tests.support.fleet import Service, alive, descendants, free_port, penstock
 from tests.support.waiting import wait_for
@@ -339,8 +340,8 @@ def test_a_port_in_use_exits_69(tmp_path: Path) -> None:
     ("flags", "status", "said"),
     [
         (("--model", "org/name", "--nonsense", "3"), 78, "unrecognized arguments: --nonsense"),
-        (("--model", "org/name", "--max-model-len", "many"), 78, "--max-model-len"),
-        (("--model", "org/name", "--tool-call-parser", "nope"), 78, "no parser called 'nope'"),
+        long(("--model", "org/name", "--max-model-len", "many"), 78, "--max-model-len"),
+        long(("--model", "org/name", "--tool-call-parser", "nope"), 78, "no parser called 'nope'"),
         (("--model", "nobody/has-this"), 70, "cannot load the model nobody/has-this"),
     ],
 )
@@ -398,7 +399,7 @@ async def test_real_vllm_runs_cancels_and_leaves_no_orphan_when_killed(
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("busy", [True, long(False)])
 async def test_the_engines_death_is_reported_and_ends_the_worker_with_70(
     tmp_path: Path, peers: Peers, started: list[Service], tiny_model: Path, busy: bool
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(240)]
 
 
 def test_what_ends_vllms_output_loop_refuses_nobody(tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def test_parsers_that_the_engine_will_not_start_with_are_left_to_it(
     assert renderer.render(spec).token_ids
 
 
+@pytest.mark.long
 def test_who_ends_of_a_form_or_is_held_up_by_one_is_not_the_worker(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.vllm_form_death", str(tmp_path / "tiny")]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)

@@ -19,7 +19,9 @@ from services.worker.core.messages import EngineReported
 from services.worker.core.sizing import Sizes, need_blocks
 from services.worker.engine import Engine, EngineRequest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180),
+]  # fmt: skip
 
 BLOCKS, BLOCK_SIZE, WINDOW = 64, 32, 512
 STATES = 3

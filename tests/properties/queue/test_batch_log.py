@@ -12,6 +12,7 @@ from services.queue.storage.reader import Page
 from services.queue.watch.batch_log import BatchLog
 from services.queue.watch.hub import RESULT_BYTES, WatchHub
 from services.queue.wire import StoredResult
+from tests.support.effort import examples
 
 BATCH = (DEFAULT_TENANT, "b")
 
@@ -65,7 +66,7 @@ class Queue:
         return Page(page, page[-1].cursor if page else cursor, len(found) < self.page_results)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @example([("read", 0), ("write", 1), ("rebuild", 0)], 5, 4096, 0)
 @example([("read", 1)], 5, 4096, 0)
 @given(steps, st.integers(1, 5), st.sampled_from([600, 1200, 4096]), st.integers(0, 3))

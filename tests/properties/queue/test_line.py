@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.queue.core import lines
 from services.queue.core.lines import Line
+from tests.support.effort import examples
 
 MODELS = ("", "a", "b", "c")
 MOST_WINDOWS, MOST_BESIDE = 1, 1
@@ -97,7 +98,7 @@ class Plain:
         return Counter(self.waiting[seq][1] for seq in self.announced)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(DEED, min_size=30, max_size=40))
 def test_a_line_announces_what_it_may_and_knows_its_oldest(deeds: list[tuple[object, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

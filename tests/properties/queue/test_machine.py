@@ -28,6 +28,7 @@ from services.queue.core.messages import (
 )
 from services.queue.storage.spot_check import differences
 from services.queue.storage.verify import Verifier
+from tests.support.effort import examples
 from tests.support.queueing import LEASE_NS, RULES, Queue, meta
 
 INDEX = st.integers(0, 30)
@@ -297,5 +298,5 @@ class QueueMachine(RuleBasedStateMachine):
             assert entry.state is State.READY
 
 
-QueueMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
 TestQueueMachine = QueueMachine.TestCase

@@ -21,6 +21,7 @@ from services.queue.submits.turns import (
     SubmitTurns,
     weight_of,
 )
+from tests.support.effort import examples
 
 batches = st.sets(st.tuples(st.just("t"), st.sampled_from("bcd")), max_size=2)
 puts = st.tuples(st.integers(0, 4), st.integers(1, SUBMITS_AT_ONCE // 2), batches)
@@ -96,7 +97,7 @@ class Watched:
             self.passed[min(following)] = set()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.one_of(puts, st.just("take"), st.sampled_from("bcd")), max_size=60))
 @example([(0, 32, B), (0, 32, B), (0, 32, B), (1, 1, B), "b", "take", (1, 1, B), "b", "take", "take"])
 @example([(0, 80, B), (0, 80, set()), (0, 80, B), (0, 80, C), "c", "b", "d", "take", "take", "take"])
@@ -193,7 +194,7 @@ def test_a_tenant_with_many_calls_has_one_turn() -> None:
     assert turns.take(all_of_it=True)[-2:] == ["many", "behind"]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(1, TURN))
 def test_tenants_that_always_wait_get_as_much_of_the_commits(large: list[int], small: int) -> None:
     turns: SubmitTurns[tuple[str, int]] = SubmitTurns()

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
+from tests.support.effort import examples
 from tests.support.scheduling import SECOND_NS, Rig, shape
 
 CAPACITY = 60
-relaxed = settings(max_examples=40, deadline=None)
+relaxed = settings(max_examples=examples(40), deadline=None)
 
 
 def keep_waiting(rig: Rig, channel: str, least: int, draw: random.Random, largest: int = 10) -> None:
@@ -44,7 +45,7 @@ class Meter:
         return self.block_ms[channel] / sum(self.block_ms.values())
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(weights=st.tuples(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8)), seed=st.integers(0, 2**32))
 def test_channels_with_work_occupy_blocks_by_weight(weights: tuple[int, int, int], seed: int) -> None:
     """Also if one channel's requests run three times as long as another's, and one's are larger."""

@@ -8,11 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.sharing.share import Share
+from tests.support.effort import examples
 from tests.support.timeline import Call, Timeline
 
 CAPACITY = 60
 LONGEST_STEPS = 40
-bounded = settings(max_examples=15, deadline=None)
+bounded = settings(max_examples=examples(15), deadline=None)
 
 
 def drawn(draw: random.Random, step: int, channel: str, largest: int, longest: int = LONGEST_STEPS) -> Call:
@@ -27,7 +28,7 @@ def weights_and_largest(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, in
     return weights, (draw(st.integers(1, parts[1] + 1)), draw(st.integers(1, parts[0] + 1)))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     channels=weights_and_largest(),
     longest=st.tuples(st.integers(1, LONGEST_STEPS), st.integers(1, LONGEST_STEPS)),

@@ -16,6 +16,7 @@ from services.scheduler.core.admission.lengths import MOST_BINS, Curve, Kind, Le
 from services.scheduler.core.admission.predictive import Predictive
 from services.scheduler.core.messages import CompletionAck, EngineShape, Grant, Holding, ReleaseCause, TokenizerAck
 from services.scheduler.core.sharing.share import Share
+from tests.support.effort import examples
 from tests.support.scheduling import Rig, shape
 
 SHAPE = EngineShape(1000, 16, 4096, 256)
@@ -145,7 +146,7 @@ def test_it_foresees_what_a_simulation_shows() -> None:
         assert math.sqrt(forecast._variances[index] / 1024) == pytest.approx(spread, rel=0.1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["announce", "settle", "finish", "reconnect"]), st.integers(0, 50)), max_size=60

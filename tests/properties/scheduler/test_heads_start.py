@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
+from tests.support.effort import examples
 from tests.support.scheduling import Rig, shape
 
 STEPS = 1_500
@@ -72,7 +73,7 @@ class Load:
         self.seen = len(self.rig.grants)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     shares(),
     st.sampled_from(["predictive", "predictive", "virtual-channels"]),

@@ -8,6 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from services.scheduler.core.ledger import Change, Ledger, Reservation, Verdict
 from services.scheduler.core.messages import Holding
+from tests.support.effort import examples
 
 NAMES = st.sampled_from([f"r{number}" for number in range(6)])
 CHANNELS = st.sampled_from(["interactive", "batch"])
@@ -114,9 +115,9 @@ class AnyOrderAhead(AnyOrder):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestAnyOrderAhead = AnyOrderAhead.TestCase
-TestAnyOrderAhead.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyOrderAhead.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 class Wires(RuleBasedStateMachine):
@@ -170,7 +171,7 @@ class Wires(RuleBasedStateMachine):
 
 
 TestWires = Wires.TestCase
-TestWires.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWires.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 @given(order=st.permutations([("settle", 1, 30), ("settle", 2, 12), ("release", 3, 0)]), repeats=st.integers(1, 3))

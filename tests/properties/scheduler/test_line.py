@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.sharing.line import FRONT_REQUESTS, STALE_ALLOWANCE, Line, order
+from tests.support.effort import examples
 from tests.support.scheduling import announced
 
 NAMES = [f"r{number}" for number in range(40)]
@@ -21,7 +22,7 @@ def entry(name: str, place: tuple[int, int]) -> Entry:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     places=st.lists(PLACES, min_size=len(NAMES), max_size=len(NAMES)),
     steps=st.lists(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from services.scheduler.core import messages as m
 from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.sharing.share import Share
+from tests.support.effort import examples
 from tests.support.scheduling import SECOND_NS, Rig, shape
 
 CAPACITY = 60
@@ -52,7 +53,7 @@ def check_new_grants(rig: Rig) -> None:
         assert alone or ledger.held_by(grant.channel) <= ceiling + unlimited * ledger.ahead_blocks
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     changes=st.lists(configurations(), min_size=1, max_size=8),

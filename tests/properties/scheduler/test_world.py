@@ -18,6 +18,7 @@ from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.admission.predictive import Predictive
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.sharing.share import Share
+from tests.support.effort import examples
 from tests.support.scheduling import SECOND_NS, announced, shape
 
 CAPACITY = 20
@@ -285,7 +286,7 @@ class World:
         return bool(self.backlog) or any(n.held or n.to_scheduler or n.from_scheduler for n in self.nodes.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 300), policy=st.sampled_from(sorted(POLICIES)))
 @example(seed=0, steps=300, policy="virtual-channels")
 def test_after_any_faults_every_request_ends_and_every_credit_is_home(seed: int, steps: int, policy: str) -> None:

@@ -14,6 +14,7 @@ from services.worker.core import messages as m
 from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
+from tests.support.effort import examples
 
 SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
 
@@ -375,5 +376,5 @@ class World(RuleBasedStateMachine):
         assert all(self.leases.values()), f"a lease was never answered: {self.leases}"
 
 
-World.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+World.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestSession = World.TestCase

@@ -12,6 +12,7 @@ from services.worker.core import messages as m
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 from services.worker.core.token_news import TOKEN_WAIT_NS
+from tests.support.effort import examples
 
 SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
 LEASE_NS = 10**15
@@ -159,5 +160,5 @@ class Watching(RuleBasedStateMachine):
         self.tick()
 
 
-Watching.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Watching.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestWatching = Watching.TestCase

@@ -18,6 +18,7 @@ STEP_MS = 20.0
 SHARES = {"safe": Share(1.0, 0.3), "batch": Share()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("load", LOADS)
 def test_beside_any_flood_it_waits_for_some_steps_also_while_nothing_is_known(load: str) -> None:
     alone = Run("predictive", LOADS[load], 40, 0, (INTERACTIVE,)).waits().waits_ms

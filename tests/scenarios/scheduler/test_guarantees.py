@@ -10,6 +10,7 @@ from benchmarks.admission.isolation import BATCH, INTERACTIVE, LOADS, Run
 from benchmarks.admission.stage import Stage
 from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
+from tests.support.effort import long
 from tests.support.scheduling import Rig, announced, shape
 from tests.support.timeline import Call, Timeline
 
@@ -18,6 +19,7 @@ STEP_MS = 20.0
 """Of the simulated engine while its cache is full: the time between two of its steps is less."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_outputs_that_grow_cost_a_guaranteed_channel_a_step_at_most(policy: str) -> None:
     load = LOADS["flood"]
@@ -65,7 +67,10 @@ def test_guarantees_bend_to_what_a_saving_head_is_expected_to_grow_to() -> None:
     assert arbiter._guarantees.blocks(worker, rig.machine.channel("safe")) == 100 - saving.peak_blocks
 
 
-@pytest.mark.parametrize(("guarantee", "prompt_blocks"), [(0.3, 750), (0.5, 493), (0.5, 800)])
+@pytest.mark.parametrize(
+    ("guarantee", "prompt_blocks"),
+    [(0.3, 750), long(0.5, 493), long(0.5, 800)],
+)
 def test_a_large_request_beside_a_busy_guarantee_starts_when_what_ran_has_ended(
     guarantee: float, prompt_blocks: int
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
+from tests.support.effort import long
 from tests.support.flood import Flood
 from tests.support.timeline import Call, Timeline
 
@@ -23,7 +24,7 @@ def part(held: Mapping[str, int]) -> float:
 
 
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
-@pytest.mark.parametrize(("workers", "blocks"), [(2, 60), (4, 60), (8, 60), (4, 25), (2, 10), (4, 10)])
+@pytest.mark.parametrize(("workers", "blocks"), [(2, 60), (4, 60), long(8, 60), (4, 25), (2, 10), (4, 10)])
 @pytest.mark.parametrize("weight", [1.0, 4.0, 16.0])
 @pytest.mark.parametrize("order", [("light", "heavy"), ("heavy", "light")])
 def test_weights_divide_several_workers(
@@ -146,7 +147,10 @@ def test_rounds_that_others_begin_elsewhere_are_none_here(workers: int, asked: i
 
 
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
-@pytest.mark.parametrize(("workers", "blocks", "weight"), [(1, 60, 1.0), (4, 60, 1.0), (1, 10, 4.0), (1, 60, 0.25)])
+@pytest.mark.parametrize(
+    ("workers", "blocks", "weight"),
+    [(1, 60, 1.0), long(4, 60, 1.0), (1, 10, 4.0), (1, 60, 0.25)],
+)
 def test_who_takes_any_model_has_its_part_of_each(policy: str, workers: int, blocks: int, weight: float) -> None:
     """Not only of the one where the first of them saves."""
     models = ("x", "y")
