@@ -46,16 +46,20 @@ class Roster:
         return self._make(name) if found is None else found
 
     def reconfigure(self, shares: Mapping[str, Share]) -> None:
-        """Give every channel its share of `shares`; what they hold, wait for and owe stays as it is."""
+        """Give every channel its share of `shares`; what they hold, wait for and owe stays as it is.
+
+        Whose turn it is stays too.
+        """
         if shares == self.shares:
             return
         self.shares = dict(shares)
         if not self._apart:
             return
-        for channel in self.channels.values():
+        before = {channel: channel.quantum_block_ns for channel in self.channels.values()}
+        for channel in before:
             channel.share = self._share(channel.name)
             channel.quantum_block_ns = self._quantum_block_ns(channel.share)
-        self._arbiter.reshared()
+        self._arbiter.reshared(before)
 
     def _make(self, name: str) -> Channel:
         share = self._share(name)

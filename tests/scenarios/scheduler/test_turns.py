@@ -10,6 +10,7 @@ import pytest
 from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
 from tests.support.flood import Flood
+from tests.support.scheduling import shape
 from tests.support.timeline import Call, Timeline
 
 STEPS = 10
@@ -210,3 +211,25 @@ def savers(timeline: Timeline) -> set[str]:
     """Return the requests of `mixed` that save."""
     savings = timeline.rig.machine._arbiter._savings
     return {saving.entry.request_id for saving in savings if saving.channel.name == "mixed"}
+
+
+@pytest.mark.parametrize("models", ["x", "x k"], ids=["as the first", "of another kind"])
+def test_a_head_that_waits_saves_on_a_worker_that_comes(models: str) -> None:
+    """`first` waits for the only worker, on which `before` saves, when a second comes; `crowd` asks for it later."""
+    flood = Flood(Timeline({name: Share() for name in ("before", "first", "crowd")}, [100], engines=[("x", MANY)]))
+    timeline = flood.timeline
+    flood.advance((Call(0, "before", 90, 1_000, "x"), 1))
+    flood.advance((Call(1, "before", 90, 10, "x"), 1))
+    flood.advance((Call(2, "first", 60, 10, "x"), 1))
+    model, *aliases = models.split()
+    running = [m.Holding(f"old-{number}", "crowd", 10, 0, 1) for number in range(8)]
+    epoch = timeline.rig.open("w1", shape(85, MANY), running, model=model, aliases=tuple(aliases))
+    timeline.speeds[epoch] = 1.0
+    choose = random.Random(1)
+    for step in range(3, 60):
+        if step >= 10 and running:
+            ended = running.pop().request_id
+            timeline.rig.tell(m.CompletionAck(epoch, epoch, ended, 10**6 + step, m.ReleaseCause.COMPLETED))
+        flood.advance((Call(step, "crowd", 10, choose.randint(5, 15), "x"), 20))
+    assert flood.granted("first", "x") == 1
+    assert flood.longest_wait("first", "x") < 40

@@ -322,3 +322,25 @@ def test_those_that_take_what_is_left_share_it_by_what_they_occupy(policy: str, 
             (Call(step, "heavy", 40, choose.randint(5, 15)), 6),
         )
     assert part(flood.timeline.block_steps) == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize(("before", "after"), [(16.0, 1.0), (64.0, 1.0), (16.0, 4.0), (1.0, 4.0)])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_a_larger_weight_has_earned_is_worth_no_more_turns_by_a_smaller_one(
+    before: float, after: float, workers: int
+) -> None:
+    """Who waits has turns in hand, of a larger weight larger ones. From the change on the new weights divide."""
+    shares = {"light": Share(), "heavy": Share(before), "small": Share()}
+    flood = Flood(Timeline(shares, [100] * workers))
+    timeline, changed = flood.timeline, 800
+    for step in range(changed + 600):
+        if step == changed:
+            timeline.rig.tell(m.Reconfigure({**shares, "heavy": Share(after)}))
+            timeline.block_steps.clear()
+        flood.advance(
+            (Call(step, "light", 60, 10), 3 * workers),
+            (Call(step, "heavy", 60, 10), 3 * workers),
+            (Call(step, "small", 40, 10), 8 * workers),
+        )
+    part = timeline.block_steps["heavy"] / timeline.block_steps["light"]
+    assert part == pytest.approx(after, rel=0.1)

@@ -33,6 +33,8 @@ takes O(channels), amortised, however many wait and however many workers there a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fractions import Fraction
 from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
@@ -69,7 +71,7 @@ class Arbiter:
         self._tiers = Tiers(policy)
         self._holds = Holds()
         self._savings = Savings(self._holds)
-        self._deposits = Deposits()
+        self._deposits = Deposits(fleet)
         self._bookings = Bookings(policy, fleet)
         self._guarantees = Guarantees(self._savings, policy, self._bookings)
         self._precedence = Precedence(policy, self._guarantees)
@@ -105,13 +107,21 @@ class Arbiter:
         self._guarantees.add(channel)
         self._look_again_everywhere()
 
-    def reshared(self) -> None:
+    def reshared(self, quanta_block_ns: Mapping[Channel, int]) -> None:
         """Note that channels have other shares than before: what was booked and found out under those is void.
 
-        Heads that saved have their payment back and save again by the new shares, if they still have to.
+        Heads that saved or waited to have their payment back and save again by the new shares, if they still have to.
+        What is in hand then counts as many rounds, against what others have, as with those that gave `quanta_block_ns`:
+        with what a larger weight has earned a channel would keep out the others by a smaller one.
         """
         for saving in self._savings:
             self._cancel(saving)
+        for deposit in self._deposits:
+            deposit.account.refund(self._deposits.take(deposit.entry, deposit.account))
+        worth = {channel: Fraction(channel.quantum_block_ns, before) for channel, before in quanta_block_ns.items()}
+        most = max(worth.values(), default=Fraction(1))
+        for channel, part in worth.items():
+            channel.keep_in_hand(part / most)  # and nobody has more than before
         self._tiers.sort(self._ring)
         self._guarantees.reshared(self._ring)
         self._places.take_fenced()
@@ -369,7 +379,8 @@ class Arbiter:
         apart: list[tuple[set[Group], list[Account]]] = []
         for account in accounts:
             groups = {saving.worker.group for saving in self._savings.of_account(account)}
-            groups.update(group for deposit in self._deposits.of_account(account) for group in deposit.groups)
+            for deposit in self._deposits.of_account(account):
+                groups.update(self._deposits.groups(deposit))
             alike = [account]
             for others in [others for others in apart if not others[0].isdisjoint(groups)]:
                 apart.remove(others)

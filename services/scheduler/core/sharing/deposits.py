@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.fleet import Group
+from services.scheduler.core.fleet import Fleet, Group
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.line import Line
 
@@ -21,13 +21,10 @@ from services.scheduler.core.sharing.line import Line
 class Deposit:
     """What one head has paid."""
 
-    __slots__ = ("account", "entry", "groups", "line", "paid_block_ns", "since_block_ns")
+    __slots__ = ("account", "entry", "line", "paid_block_ns", "since_block_ns")
 
-    def __init__(
-        self, entry: Entry, account: Account, line: Line, groups: tuple[Group, ...], paid_block_ns: int
-    ) -> None:
-        """Note it; `groups` serve the entry."""
-        self.groups = groups
+    def __init__(self, entry: Entry, account: Account, line: Line, paid_block_ns: int) -> None:
+        """Note it."""
         self.entry = entry
         self.account = account
         self.line = line
@@ -39,8 +36,9 @@ class Deposit:
 class Deposits:
     """The deposits by request, which this owns."""
 
-    def __init__(self) -> None:
-        """Start with none."""
+    def __init__(self, fleet: Fleet) -> None:
+        """Start with none; heads wait for workers of the `fleet`."""
+        self._fleet = fleet
         self._by_request: dict[str, Deposit] = {}
         self._by_account: dict[Account, dict[str, Deposit]] = {}
 
@@ -48,9 +46,17 @@ class Deposits:
         """Return what was paid for the entry."""
         return self._by_request.get(entry.request_id)
 
-    def of_account(self, account: Account) -> Iterator[Deposit]:
-        """Yield what was paid from the account."""
-        return iter(self._by_account.get(account, {}).values())
+    def of_account(self, account: Account) -> list[Deposit]:
+        """Return what was paid from the account, in the order in which it was."""
+        return list(self._by_account.get(account, {}).values())
+
+    def groups(self, deposit: Deposit) -> list[Group]:
+        """Return the groups whose workers it waits for, those among them that have come since."""
+        return self._fleet.serving(deposit.line.model)
+
+    def __iter__(self) -> Iterator[Deposit]:
+        """Iterate over a copy of the deposits."""
+        return iter(list(self._by_request.values()))
 
     def count(self, account: Account, line: Line) -> int:
         """Return how many of the line were paid for from the account."""
@@ -60,14 +66,15 @@ class Deposits:
         """Return whether another head than this one was paid for and waits for workers of the `groups`."""
         found = self._by_account.get(account)
         return found is not None and any(
-            deposit.entry is not head and any(group in deposit.groups for group in groups) for deposit in found.values()
+            deposit.entry is not head and any(group in self.groups(deposit) for group in groups)
+            for deposit in found.values()
         )
 
-    def wait(self, account: Account, line: Line, head: Entry, groups: Iterable[Group], cost_block_ns: int) -> None:
+    def wait(self, account: Account, line: Line, head: Entry, cost_block_ns: int) -> None:
         """Pay for a head that waits, once."""
         if head.request_id in self._by_request:
             return
-        deposit = Deposit(head, account, line, tuple(groups), account.pay(cost_block_ns))
+        deposit = Deposit(head, account, line, account.pay(cost_block_ns))
         self._by_request[head.request_id] = deposit
         self._by_account.setdefault(account, {})[head.request_id] = deposit
 
@@ -90,7 +97,7 @@ class Deposits:
 
     def return_to_others_than_heads(self, first_of: Callable[[Account, Line, int], list[Entry]]) -> None:
         """Pay back where another is the `first_of` its line by now, or the workers are another pool's."""
-        for deposit in list(self._by_request.values()):
+        for deposit in self:
             line, account = deposit.line, deposit.account
             present = account.channel.lines.get(line.model) is line
             served = account.pool.present and account.pool.serves(line.model)

@@ -6,7 +6,7 @@ waits to (`deposits`); those behind it and the other lines go on.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
@@ -18,12 +18,28 @@ from services.scheduler.core.sharing.bids import Bid, Placement
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
-from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
+from services.scheduler.core.sharing.line import FRONT_REQUESTS, Key, Line, order
 from services.scheduler.core.sharing.places import ANYWHERE, Below, Places
 from services.scheduler.core.sharing.savings import Saving, Savings
 
 PASSED_HOLDS: Final = 2
 """How long, in its channel's usual hold times, a head that waits is passed within the channel's guarantee."""
+
+
+class _Older(NamedTuple):
+    """What heads of a channel with a ceiling are to those that are younger than the last of them."""
+
+    key: Key
+    capped: set[Group]
+    """Where the ceiling keeps one of them out: it would for ever, if those went before it."""
+    first: set[Group]
+    """Where one of them could be paid for, and has not been."""
+
+
+def _before(entry: Entry, older: list[_Older]) -> _Older:
+    """Return what those that are older than the entry are to it."""
+    key = order(entry)
+    return next((found for found in reversed(older) if found.key < key), _Older(key, set(), set()))
 
 
 class Heads:
@@ -95,7 +111,7 @@ class Heads:
                 return self._bid_to_place(account, placement)
         has_paid = saving is not None or deposit is not None
         worker, blocks = None, 0
-        if not has_paid:
+        if not has_paid or (saving is None and channel.share.has_ceiling):
             worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, capped)
         if saving is None:
             front = line.head()
@@ -105,9 +121,9 @@ class Heads:
             if kept_out:
                 return Bid(account, wants=False, takes_part=False)
         bid: Bid | None = None
-        if blocks:
+        if blocks and not has_paid:
             bid = self._bid_for_head(account, line, head, worker, blocks)
-        elif not has_paid:
+        elif not blocks and saving is None:
             capped |= self._where_capped(channel, head)
         bid = bid or self._look_behind(account, line, head, capped)
         return bid or Bid(account, wants=False, takes_part=has_paid or blocks > 0)
@@ -152,7 +168,7 @@ class Heads:
             return Bid(account, cost_block_ns=cost_block_ns)
         if worker is not None:
             return self._bid_to_save(account, line, head, worker, blocks)
-        self._deposits.wait(account, line, head, groups, cost_block_ns)
+        self._deposits.wait(account, line, head, cost_block_ns)
         return None
 
     def _paid_for(self, account: Account, entry: Entry) -> Deposit | None:
@@ -162,25 +178,52 @@ class Heads:
 
     def _where_capped(self, channel: Channel, head: Entry) -> set[Group]:
         """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
-        return {group for group, _, _ in self._bookings.of(head)} if channel.share.ceiling_share < 1 else set()
+        return {group for group, _, _ in self._bookings.of(head)} if channel.share.has_ceiling else set()
+
+    def _older(self, account: Account) -> list[_Older]:
+        """Return what older heads of a channel with a ceiling are to others, from the oldest on."""
+        channel, pool = account.channel, account.pool
+        found: list[_Older] = []
+        capped: set[Group] = set()
+        first: set[Group] = set()
+        for line, head in self._heads_here(account) if channel.share.has_ceiling else ():
+            if self._savings.of(head) is not None:
+                continue
+            if self._places.to_save(channel, pool, head, self._now_ns, capped)[1] == 0:
+                capped = capped | self._where_capped(channel, head)
+            elif self._paid_for(account, head) is None:
+                first = first.union(self._fleet.serving(line.model))
+            found.append(_Older(order(head), capped, first))
+        return found
 
     def _look_at_paid(self, account: Account) -> Bid | None:
         """Return a bid for a request that has paid, if one may start or save.
 
-        It waits for none of its channel that cannot pay, or that its saving keeps out.
+        It waits for none of its channel that cannot pay, or that its saving keeps out. It does where the channel's
+        ceiling keeps out an older head; what was paid meanwhile is paid back when that head could be paid for.
         """
         channel, pool = account.channel, account.pool
-        for saving in self._savings.of_account(account):
-            placement = self._places.find(channel, pool, saving.entry, self._now_ns)
+        savings, deposits = self._savings.of_account(account), self._deposits.of_account(account)
+        if not savings and not deposits:
+            return None
+        older = self._older(account)
+        for saving in savings:
+            placement = self._places.find(
+                channel, pool, saving.entry, self._now_ns, _before(saving.entry, older).capped
+            )
             if placement is not None:
                 return self._bid_to_place(account, placement)
-        for deposit in self._deposits.of_account(account):
-            placement = self._places.find(channel, pool, deposit.entry, self._now_ns)
-            if placement is not None:
-                return self._bid_to_place(account, placement)
-            if all(self._savings.are_everywhere(group, channel) for group in deposit.groups):
+        for deposit in deposits:
+            before = _before(deposit.entry, older)
+            if not before.first.isdisjoint(self._deposits.groups(deposit)):
+                account.refund(self._deposits.take(deposit.entry, account))
                 continue
-            worker, blocks = self._places.to_save(channel, pool, deposit.entry, self._now_ns, set())
+            placement = self._places.find(channel, pool, deposit.entry, self._now_ns, before.capped)
+            if placement is not None:
+                return self._bid_to_place(account, placement)
+            if all(self._savings.are_everywhere(group, channel) for group in self._deposits.groups(deposit)):
+                continue
+            worker, blocks = self._places.to_save(channel, pool, deposit.entry, self._now_ns, before.capped)
             if worker is not None:
                 return self._bid_to_save(account, deposit.line, deposit.entry, worker, blocks)
         return None

@@ -118,7 +118,7 @@ class Rules:
 
 def below_ceiling(worker: Worker, channel: Channel, blocks: int) -> bool:
     """Return whether the channel may hold `blocks` more of the worker; its first request there always may."""
-    if channel.share.ceiling_share >= 1:
+    if not channel.share.has_ceiling:
         return True  # then only room limits it, and room that is merely taken is worth saving for
     held = worker.ledger.held_by(channel.name)
     return not held or held + blocks <= channel.share.ceiling_blocks(worker.shape.capacity_blocks)

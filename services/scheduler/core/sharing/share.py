@@ -14,6 +14,11 @@ class Share(Value):
         self.weight, self.guaranteed_share, self.ceiling_share = weight, guaranteed_share, ceiling_share
         self.tier = tier
 
+    @property
+    def has_ceiling(self) -> bool:
+        """Whether there is something of a worker that it may not hold."""
+        return self.ceiling_share < 1
+
     def guaranteed_blocks(self, capacity_blocks: int) -> int:
         """Return the blocks nobody else may hold while the channel has work."""
         return int(self.guaranteed_share * capacity_blocks)

@@ -1,0 +1,48 @@
+"""A channel at its ceiling on a worker, with lines for more than one model of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.scheduler.core.sharing.share import Share
+from tests.support.flood import Flood
+from tests.support.timeline import Call, Timeline
+
+MANY = 1_000
+
+
+@pytest.mark.parametrize(("others", "small"), [(70, 3), (75, 5)])
+def test_a_head_that_has_paid_is_not_passed_at_its_ceiling_for_ever(others: int, small: int) -> None:
+    """It pays while its channel holds little. Its other line may not keep the channel at its ceiling from then on."""
+    flood = Flood(Timeline({"other": Share(), "capped": Share(1.0, 0.0, 0.6)}, [100], engines=[("x y", MANY)]))
+    choose = random.Random(1)
+    for step in range(2_000):
+        flood.advance(
+            (Call(step, "other", others, choose.randint(5, 15), "x"), 6),
+            (Call(step, "capped", small, choose.randint(20, 40), "y"), 20),
+            (Call(step, "capped", 50, 10, "x"), int(step >= 200)),
+        )
+    assert flood.longest_wait("capped", "x") < 400
+    assert flood.granted("capped", "y") > 100
+
+
+@pytest.mark.parametrize(("ceiling", "large", "small"), [(0.8, 75, 40), (0.8, 60, 20), (0.6, 50, 30)])
+@pytest.mark.parametrize("waiting", [1, 4])
+def test_what_was_paid_for_elsewhere_does_not_pass_a_head_at_its_ceiling(
+    ceiling: float, large: int, small: int, waiting: int
+) -> None:
+    """`y` pays to wait for the second worker while `x` waits for its ceiling on the first, and fits there as well."""
+    shares = {"other": Share(), "capped": Share(1.0, 0.0, ceiling)}
+    flood = Flood(Timeline(shares, [100, 100], engines=[("x y", MANY), ("y z", MANY)]))
+    choose = random.Random(1)
+    for step in range(1_500):
+        flood.advance(
+            (Call(step, "other", 40, choose.randint(20, 40), "z"), 9),
+            (Call(step, "capped", small, choose.randint(5, 15), "y"), waiting),
+            (Call(step, "capped", large, 10, "x"), 3),
+        )
+    assert flood.longest_wait("capped", "x") < 250
+    assert flood.granted("capped", "x") > 40
+    assert flood.granted("capped", "y") > 90
