@@ -25,8 +25,9 @@ COMPILED: dict[str, str] = {
         snapshot standby standing waiting windows""",
     "services/scheduler/core/admission": """bookings estimate forecast lead lengths margin policies policy predictive
         prompts recompute""",
-    "services/scheduler/core/sharing": """account arbiter aside bids channel deposits guarantees heads hold_time holds
-        largest lately line openings places precedence reach rules savings share tiers""",
+    "services/scheduler/core/sharing": """account arbiter aside bids channel claims deposits guarantees heads
+        hold_time holds largest lately line older openings places precedence reach
+        rules savings share tiers""",
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers prompt_line reservations session sizing
         standing token_news tokenizing values""",

@@ -119,9 +119,12 @@ class Entry:
     `request` is None for a request known from an inventory only. `bookings` keeps what the request would book in
     each group of workers and what it is proven to need there, which a waiting head is asked for at every pass; they are
     of when the policy had learned `lessons`. `had_room_ns` is when lower tiers last left it room, -1 if they never did.
+    `stepped_back` is whether what it had paid was paid back for an older one.
     """
 
-    __slots__ = ("announced_ns", "bookings", "epoch", "had_room_ns", "lessons", "request", "request_id", "state")
+    __slots__ = (
+        "announced_ns", "bookings", "epoch", "had_room_ns", "lessons", "request", "request_id", "state", "stepped_back",
+    )  # fmt: skip
 
     def __init__(self, request_id: str) -> None:
         """Begin absent."""
@@ -130,6 +133,7 @@ class Entry:
         self.request: Announced | None = None
         self.announced_ns = 0
         self.had_room_ns = -1
+        self.stepped_back = False
         self.epoch = 0
         self.bookings: dict[Group, tuple[int, int]] = {}
         self.lessons = 0

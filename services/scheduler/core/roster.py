@@ -46,20 +46,16 @@ class Roster:
         return self._make(name) if found is None else found
 
     def reconfigure(self, shares: Mapping[str, Share]) -> None:
-        """Give every channel its share of `shares`; what they hold, wait for and owe stays as it is.
-
-        Whose turn it is stays too.
-        """
+        """Give every channel its share of `shares`; what they hold, wait for and owe stays as it is."""
         if shares == self.shares:
             return
         self.shares = dict(shares)
         if not self._apart:
             return
-        before = {channel: channel.quantum_block_ns for channel in self.channels.values()}
-        for channel in before:
+        for channel in self.channels.values():
             channel.share = self._share(channel.name)
             channel.quantum_block_ns = self._quantum_block_ns(channel.share)
-        self._arbiter.reshared(before)
+        self._arbiter.reshared()
 
     def _make(self, name: str) -> Channel:
         share = self._share(name)

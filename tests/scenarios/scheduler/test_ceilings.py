@@ -44,5 +44,39 @@ def test_what_was_paid_for_elsewhere_does_not_pass_a_head_at_its_ceiling(
             (Call(step, "capped", large, 10, "x"), 3),
         )
     assert flood.longest_wait("capped", "x") < 250
-    assert flood.granted("capped", "x") > 40
+    assert flood.granted("capped", "x") > 30
     assert flood.granted("capped", "y") > 90
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+def test_what_waits_for_its_channels_ceiling_keeps_no_worker_from_others(policy: str) -> None:
+    """Of `capped` two save. One starts, and an older one than the other is its line's head, which the ceiling stops."""
+    shares = {"other": Share(), "capped": Share(1.0, 0.0, 0.6)}
+    flood = Flood(Timeline(shares, [100, 100], policy=policy, engines=[("x y", MANY)] * 2))
+    choose = random.Random(1)
+    timeline = flood.timeline
+    timeline.advance([Call(0, "capped", 10, 1_000, "y")] * 2)
+    for step in range(2, 200):
+        if step == 20:
+            later = [(20, "x"), (55, "x"), (45, "y")]
+            timeline.advance([Call(step, "capped", blocks, 10, model) for blocks, model in later])
+        waiting = 80 if step > 21 else 36 if step <= 3 else 0
+        flood.advance((Call(step, "other", 5, choose.randint(5, 60), "x"), waiting))
+    timeline.block_steps.clear()
+    for step in range(200, 300):
+        flood.advance((Call(step, "other", 5, choose.randint(5, 60), "x"), 80))
+    assert timeline.block_steps["other"] >= 0.88 * 2 * 100 * 100
+
+
+def test_what_was_paid_is_paid_back_for_an_older_one_once() -> None:
+    """Of one channel `x` has a long line, all of it older than what comes for `y`: both have turns."""
+    flood = Flood(Timeline({"other": Share(), "capped": Share(1.0, 0.0, 0.8)}, [100], engines=[("x y", MANY)]))
+    choose = random.Random(1)
+    for step in range(800):
+        flood.advance(
+            (Call(step, "other", 40, choose.randint(20, 40), "y"), 9),
+            (Call(step, "capped", 30, choose.randint(5, 15), "y"), 1),
+            (Call(step, "capped", 55, choose.randint(5, 15), "x"), 300),
+        )
+    assert flood.longest_wait("capped", "y") < 200
+    assert flood.granted("capped", "x") > 15

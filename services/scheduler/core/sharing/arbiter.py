@@ -33,8 +33,6 @@ takes O(channels), amortised, however many wait and however many workers there a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fractions import Fraction
 from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
@@ -46,6 +44,7 @@ from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement, soonest
 from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.claims import Claims
 from services.scheduler.core.sharing.deposits import Deposits
 from services.scheduler.core.sharing.guarantees import Guarantees
 from services.scheduler.core.sharing.heads import Heads
@@ -89,8 +88,7 @@ class Arbiter:
         self._news: dict[Pool, None] = {}
         """Pools to be looked at: something ended there, or somebody came to the front of a line."""
         self._bids: dict[Pool, dict[Channel, Bid]] = {}
-        self._claimed: dict[Group, int] = {}
-        self._longest: dict[Pool, int] = {}
+        self._claims = Claims(self._holds, self._savings)
         self._guards_looked_ns = 0
         self._alone = False
         self._paused: set[Worker] = set()
@@ -107,22 +105,17 @@ class Arbiter:
         self._guarantees.add(channel)
         self._look_again_everywhere()
 
-    def reshared(self, quanta_block_ns: Mapping[Channel, int]) -> None:
+    def reshared(self) -> None:
         """Note that channels have other shares than before: what was booked and found out under those is void.
 
-        Heads that saved or waited to have their payment back and save again by the new shares, if they still have to.
-        What is in hand then counts as many rounds, against what others have, as with those that gave `quanta_block_ns`:
-        with what a larger weight has earned a channel would keep out the others by a smaller one.
+        Heads that saved have their payment back and save again by the new shares, if they still have to.
         """
+        self._tiers.sort(self._ring)
+        for pool in self._fleet.pools:
+            for ring in self._tiers.rings:
+                self._hold_to_weights(ring, pool)
         for saving in self._savings:
             self._cancel(saving)
-        for deposit in self._deposits:
-            deposit.account.refund(self._deposits.take(deposit.entry, deposit.account))
-        worth = {channel: Fraction(channel.quantum_block_ns, before) for channel, before in quanta_block_ns.items()}
-        most = max(worth.values(), default=Fraction(1))
-        for channel, part in worth.items():
-            channel.keep_in_hand(part / most)  # and nobody has more than before
-        self._tiers.sort(self._ring)
         self._guarantees.reshared(self._ring)
         self._places.take_fenced()
         for worker in self._fleet:
@@ -229,19 +222,13 @@ class Arbiter:
     def begin(self, now_ns: int) -> None:
         """Start a pass: end savings whose head or worker is no longer there, and see whether there is anything new."""
         self._now_ns = now_ns
-        self._claimed.clear()
-        self._longest.clear()
+        self._claims.begin()
         self._aside.begin(now_ns)
         self._deposits.return_to_others_than_heads(self._heads.first_of)
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
-        for saving in self._savings.not_of_the_first(self._heads.first_of, self._deposits.count):
-            self._cancel(saving)
-        for saving in self._savings:
-            moved = saving.worker.group.pool is not saving.account.pool
-            if moved or not saving.worker.takes_grants(now_ns) or self._aside.saves_in_vain(saving):
-                self._cancel(saving)
+        self._end_savings()
         for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
             self._paused.discard(worker)
             self.came_back(worker)
@@ -254,6 +241,17 @@ class Arbiter:
         if now_ns - self._guards_looked_ns >= GUARDS_LOOK_NS:
             self._guards_looked_ns = now_ns
             self._look_past_fences(all_kept_out=True)
+
+    def _end_savings(self) -> None:
+        """End those whose head is behind others or waits for its ceiling by now, or whose worker is not there."""
+        for saving in self._savings.not_of_the_first(self._heads.first_of, self._deposits.count):
+            self._cancel(saving)
+        for saving in self._heads.capped_savings(self._now_ns):
+            self._cancel(saving)
+        for saving in self._savings:
+            moved = saving.worker.group.pool is not saving.account.pool
+            if moved or not saving.worker.takes_grants(self._now_ns) or self._aside.saves_in_vain(saving):
+                self._cancel(saving)
 
     def _bring_all_back(self) -> None:
         """Look again at everybody: what they book is not what it was, and what was saved for them may be too little."""
@@ -361,13 +359,24 @@ class Arbiter:
                 wait.append(bid.account)
         lightest = min(bid.account.quantum_block_ns for bid in bids)
         for groups, accounts in self._by_workers(wait):
-            claimed_blocks = sum(map(self._claimed_blocks, groups))
-            most_rounds = self._longest_ns(accounts[0].pool) * claimed_blocks // lightest
+            most_rounds = self._claims.most_rounds(accounts[0].pool, groups, lightest, self._ring)
             left = {account: account.rounds_until(most_rounds * account.quantum_block_ns) for account in accounts}
             in_hand = [account for account in accounts if account.has_in_hand]
             alike = min((left[account] for account in in_hand), default=0)
             for account in accounts:
                 account.gain(min(rounds, alike if account.has_in_hand else left[account]))
+
+    def _hold_to_weights(self, ring: list[Channel], pool: Pool) -> None:
+        """Leave nobody of a tier more in hand than rounds could have given it by the weights there are now."""
+        accounts = [channel.account(pool) for channel in ring if channel.asks(pool)]
+        lightest = min((account.quantum_block_ns for account in accounts), default=1)
+        self._claims.begin()
+        most_rounds = self._claims.most_rounds(pool, pool.groups, lightest, self._ring)
+        for account in accounts:
+            most_block_ns = most_rounds * account.quantum_block_ns
+            account.deficit_block_ns = min(account.deficit_block_ns, most_block_ns)
+            for deposit in self._deposits.of_account(account):
+                deposit.since_block_ns = min(deposit.since_block_ns, most_block_ns - account.gained_block_ns)
 
     def _by_workers(self, accounts: list[Account]) -> list[tuple[set[Group], list[Account]]]:
         """Return the accounts apart that wait for other workers, with the groups of these."""
@@ -388,25 +397,6 @@ class Arbiter:
                 alike += others[1]
             apart.append((groups, alike))
         return apart
-
-    def _longest_ns(self, pool: Pool) -> int:
-        """Return the longest usual hold time of those who held or wanted blocks there when first asked in this pass."""
-        longest_ns = self._longest.get(pool)
-        if longest_ns is None:
-            accounts = [account for channel in self._ring if (account := channel.account_if_any(pool)) is not None]
-            concerned = [account for account in accounts if account.running or account.has_work]
-            longest_ns = self._longest[pool] = max(map(self._holds.usual_of_ns, concerned), default=0)
-        return longest_ns
-
-    def _claimed_blocks(self, group: Group) -> int:
-        """Return what was held and saved for on all workers of a group when that was first asked in this pass."""
-        claimed = self._claimed.get(group)
-        if claimed is None:
-            workers = group.workers.values()
-            savings = [saving for worker in workers if (saving := self._savings.on(worker)) is not None]
-            claimed = sum(worker.ledger.held_blocks for worker in workers) + sum(saving.blocks for saving in savings)
-            self._claimed[group] = claimed
-        return claimed
 
     def _bid(self, account: Account) -> Bid:
         """Return what the channel would do next in a pool, as found before if nothing has changed for it there."""

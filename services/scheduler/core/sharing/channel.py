@@ -11,7 +11,6 @@ What it may take before others have their turn it has an account of at each pool
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group, Pool, Worker
@@ -163,12 +162,6 @@ class Channel:
         if len(pool.models) < len(self.lines):
             return any(model in self.lines for model in pool.models)
         return any(model in pool.models for model in self.lines)
-
-    def keep_in_hand(self, part: Fraction) -> None:
-        """Keep so large a part of what it has in hand anywhere, and all that it owes."""
-        for account in self._accounts.values():
-            if account.deficit_block_ns > 0:
-                account.deficit_block_ns = int(account.deficit_block_ns * part)
 
     def close_accounts(self) -> None:
         """Forget its standing at pools that are gone."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Fleet, Group
 from services.scheduler.core.sharing.account import Account
-from services.scheduler.core.sharing.line import Line
+from services.scheduler.core.sharing.line import Line, order
 
 
 class Deposit:
@@ -69,6 +69,12 @@ class Deposits:
             deposit.entry is not head and any(group in self.groups(deposit) for group in groups)
             for deposit in found.values()
         )
+
+    def older_waits(self, account: Account, head: Entry) -> bool:
+        """Return whether one that is older than the head was paid for and waits for workers that serve the head."""
+        groups = self._fleet.serving(head.announced.model)
+        others = [deposit for deposit in self.of_account(account) if order(deposit.entry) < order(head)]
+        return any(group in self.groups(deposit) for deposit in others for group in groups)
 
     def wait(self, account: Account, line: Line, head: Entry, cost_block_ns: int) -> None:
         """Pay for a head that waits, once."""

@@ -6,7 +6,7 @@ waits to (`deposits`); those behind it and the other lines go on.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
@@ -18,28 +18,13 @@ from services.scheduler.core.sharing.bids import Bid, Placement
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
-from services.scheduler.core.sharing.line import FRONT_REQUESTS, Key, Line, order
+from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
+from services.scheduler.core.sharing.older import Older
 from services.scheduler.core.sharing.places import ANYWHERE, Below, Places
 from services.scheduler.core.sharing.savings import Saving, Savings
 
 PASSED_HOLDS: Final = 2
 """How long, in its channel's usual hold times, a head that waits is passed within the channel's guarantee."""
-
-
-class _Older(NamedTuple):
-    """What heads of a channel with a ceiling are to those that are younger than the last of them."""
-
-    key: Key
-    capped: set[Group]
-    """Where the ceiling keeps one of them out: it would for ever, if those went before it."""
-    first: set[Group]
-    """Where one of them could be paid for, and has not been."""
-
-
-def _before(entry: Entry, older: list[_Older]) -> _Older:
-    """Return what those that are older than the entry are to it."""
-    key = order(entry)
-    return next((found for found in reversed(older) if found.key < key), _Older(key, set(), set()))
 
 
 class Heads:
@@ -111,11 +96,14 @@ class Heads:
                 return self._bid_to_place(account, placement)
         has_paid = saving is not None or deposit is not None
         worker, blocks = None, 0
-        if not has_paid or (saving is None and channel.share.has_ceiling):
+        if not has_paid:
             worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, capped)
+            could_save = blocks > 0
+        else:
+            could_save = saving is not None or self._places.could_save(channel, pool, head, self._now_ns, capped)
         if saving is None:
             front = line.head()
-            kept_out = front is head and self._aside.takes(channel, line, head, could_save=blocks > 0)
+            kept_out = front is head and self._aside.takes(channel, line, head, could_save=could_save)
             if line.head() is not front:
                 return None
             if kept_out:
@@ -123,7 +111,7 @@ class Heads:
         bid: Bid | None = None
         if blocks and not has_paid:
             bid = self._bid_for_head(account, line, head, worker, blocks)
-        elif not blocks and saving is None:
+        elif not could_save:
             capped |= self._where_capped(channel, head)
         bid = bid or self._look_behind(account, line, head, capped)
         return bid or Bid(account, wants=False, takes_part=has_paid or blocks > 0)
@@ -180,42 +168,54 @@ class Heads:
         """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
         return {group for group, _, _ in self._bookings.of(head)} if channel.share.has_ceiling else set()
 
-    def _older(self, account: Account) -> list[_Older]:
-        """Return what older heads of a channel with a ceiling are to others, from the oldest on."""
+    def capped_savings(self, now_ns: int) -> list[Saving]:
+        """Return savings where an older head waits for its channel's ceiling: it would for ever, if they started."""
+        self._now_ns = now_ns
+        found: list[Saving] = []
+        for account in self._savings.accounts():
+            if account.channel.share.has_ceiling:
+                savings = self._savings.of_account(account)
+                older = self._older(account, [saving.entry for saving in savings])
+                found += [saving for saving in savings if saving.worker.group in older.of(saving.entry).capped]
+        return found
+
+    def _older(self, account: Account, entries: list[Entry]) -> Older:
+        """Return what heads of a channel with a ceiling are to younger entries, of which these are all."""
         channel, pool = account.channel, account.pool
-        found: list[_Older] = []
-        capped: set[Group] = set()
-        first: set[Group] = set()
+        older = Older()
+        youngest = max(map(order, entries))
         for line, head in self._heads_here(account) if channel.share.has_ceiling else ():
+            key = order(head)
+            if key >= youngest:
+                break
             if self._savings.of(head) is not None:
                 continue
-            if self._places.to_save(channel, pool, head, self._now_ns, capped)[1] == 0:
-                capped = capped | self._where_capped(channel, head)
-            elif self._paid_for(account, head) is None:
-                first = first.union(self._fleet.serving(line.model))
-            found.append(_Older(order(head), capped, first))
-        return found
+            if not self._places.could_save(channel, pool, head, self._now_ns, older.last.capped):
+                older.add(key, self._where_capped(channel, head), set())
+            elif self._deposits.of(head) is None and not self._deposits.older_waits(account, head):
+                older.add(key, set(), set(self._fleet.serving(line.model)))
+        return older
 
     def _look_at_paid(self, account: Account) -> Bid | None:
         """Return a bid for a request that has paid, if one may start or save.
 
         It waits for none of its channel that cannot pay, or that its saving keeps out. It does where the channel's
-        ceiling keeps out an older head; what was paid meanwhile is paid back when that head could be paid for.
+        ceiling keeps out an older head; what was paid meanwhile is paid back, once, when that head could be paid for.
         """
         channel, pool = account.channel, account.pool
         savings, deposits = self._savings.of_account(account), self._deposits.of_account(account)
         if not savings and not deposits:
             return None
-        older = self._older(account)
+        older = self._older(account, [saving.entry for saving in savings] + [deposit.entry for deposit in deposits])
         for saving in savings:
-            placement = self._places.find(
-                channel, pool, saving.entry, self._now_ns, _before(saving.entry, older).capped
-            )
+            capped = older.of(saving.entry).capped
+            placement = self._places.find(channel, pool, saving.entry, self._now_ns, capped)
             if placement is not None:
                 return self._bid_to_place(account, placement)
         for deposit in deposits:
-            before = _before(deposit.entry, older)
-            if not before.first.isdisjoint(self._deposits.groups(deposit)):
+            before = older.of(deposit.entry)
+            if not deposit.entry.stepped_back and not before.first.isdisjoint(self._deposits.groups(deposit)):
+                deposit.entry.stepped_back = True
                 account.refund(self._deposits.take(deposit.entry, account))
                 continue
             placement = self._places.find(channel, pool, deposit.entry, self._now_ns, before.capped)

@@ -201,6 +201,17 @@ class Places:
                     best, wanted_blocks = worker, blocks
         return best, wanted_blocks
 
+    def could_save(self, channel: Channel, pool: Pool, head: Entry, now_ns: int, capped: Set[Group]) -> bool:
+        """Return whether some worker may take the head once enough has ended: whether `to_save` tells blocks."""
+        for group, blocks, least_blocks in self._bookings.of(head):
+            if group.pool is not pool or group in capped:
+                continue
+            for worker in islice(channel.openings(group, self.kind(head)).most_room(now_ns), SAVE_LOOKS):
+                too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)
+                if not too_small and head.request_id not in worker.ledger and below_ceiling(worker, channel, blocks):
+                    return True
+        return False
+
     def kept_out(self, channel: Channel, head: Entry, now_ns: int) -> dict[Group, int]:
         """Return where lower tiers leave the head no room, with what it needs, if nothing else keeps it out anywhere.
 

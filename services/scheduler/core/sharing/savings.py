@@ -116,6 +116,10 @@ class Savings:
         """Return the savings that were paid from the account, in the order in which they began."""
         return list(self._by_account.get(account, {}).values())
 
+    def accounts(self) -> list[Account]:
+        """Return the accounts that savings were paid from."""
+        return list(self._by_account)
+
     def add(self, saving: Saving) -> None:
         """Begin to save; the worker and the entry must have no saving."""
         self._by_epoch[saving.worker.epoch] = saving
