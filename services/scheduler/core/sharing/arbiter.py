@@ -371,7 +371,11 @@ class Arbiter:
         accounts = [channel.account(pool) for channel in ring if channel.asks(pool)]
         lightest = min((account.quantum_block_ns for account in accounts), default=1)
         self._claims.begin()
-        most_rounds = self._claims.most_rounds(pool, pool.groups, lightest, self._ring)
+        capacity_blocks = sum(
+            worker.shape.capacity_blocks for group in pool.groups for worker in group.workers.values()
+        )
+        # As if all were claimed: what a large head has saved up while it is not stays.
+        most_rounds = self._claims.longest_ns(pool, self._ring) * capacity_blocks // lightest
         for account in accounts:
             most_block_ns = most_rounds * account.quantum_block_ns
             account.deficit_block_ns = min(account.deficit_block_ns, most_block_ns)

@@ -30,9 +30,9 @@ class Claims:
 
         A round gives the lightest of those that take turns there `lightest_block_ns`. `ring` are all channels.
         """
-        return self._longest_ns(pool, ring) * sum(map(self._claimed_blocks, groups)) // lightest_block_ns
+        return self.longest_ns(pool, ring) * sum(map(self._claimed_blocks, groups)) // lightest_block_ns
 
-    def _longest_ns(self, pool: Pool, ring: Sequence[Channel]) -> int:
+    def longest_ns(self, pool: Pool, ring: Sequence[Channel]) -> int:
         """Return the longest usual hold time of those who hold or want blocks there."""
         longest_ns = self._longest.get(pool)
         if longest_ns is None:
