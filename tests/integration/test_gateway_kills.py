@@ -157,6 +157,7 @@ async def test_a_kill_in_an_upload_leaves_no_file(fleet: Fleet) -> None:
     assert client.files.content(file.id).content == content
 
 
+@LONG
 async def test_a_kill_in_a_download_is_noticed_and_the_next_one_is_whole(fleet: Fleet) -> None:
     gateway = fleet.services["gateway"]
     client = client_of(gateway)

@@ -66,6 +66,7 @@ def same(ours: dict[str, Any], theirs: dict[str, Any], where: str) -> None:
         assert ours["usage"][key] == theirs["usage"][key], where
 
 
+@pytest.mark.long
 def test_chat_equals_vllm_run_batch(vllm_fleet: Fleet, engine_flags: list[str], tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "chat.jsonl", lines(chat, "chat"))
     ours = run_batch(vllm_fleet, source, tmp_path / "ours.jsonl")

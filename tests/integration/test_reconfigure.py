@@ -16,7 +16,7 @@ from penstock.dev_ca import Authority
 from penstock.tls import TlsFiles
 from tests.support.fleet import Fleet, Service
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(240)]
 
 ENGINE = ["--engine", "simulated", "--profile", "cpu-tiny", "--num-gpu-blocks-override", "65", "--max-num-seqs", "32"]
 """64 blocks, and steps that take time: both channels always have requests that wait for blocks."""
