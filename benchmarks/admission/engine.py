@@ -10,7 +10,6 @@ from benchmarks.admission.meter import Life, Meter
 from benchmarks.admission.workloads import Item, Shape
 from services.worker.core.messages import EngineReported
 from services.worker.simulated.batch import Batch, Rules
-from services.worker.simulated.profile import PROFILES
 from services.worker.simulated.sequence import Sequence
 
 
@@ -45,7 +44,7 @@ class Engine:
         self._clock = clock
         self._meter = meter
         self._index = index
-        self._profile = PROFILES[shape.profile]
+        self._speed = shape.speed
         self._lives: dict[str, Life] = {}
         self._stepping = False
         self._since_ns = 0
@@ -79,7 +78,7 @@ class Engine:
         meter.computed_tokens += result.computed_tokens
         meter.preemptions += len(result.preempted)
         meter.recomputed_tokens += result.recomputed_tokens
-        duration_ns = max(int(self._profile.step_s(result) * SECOND_NS), 1)
+        duration_ns = max(int(self._speed.step_s(result) * SECOND_NS), 1)
         self._prefill_ns += duration_ns * result.prefills
         self._prefill_tokens += result.prefill_tokens
         report = EngineReported(

@@ -101,10 +101,11 @@ def _figure(outcome: Outcome, what: str) -> float:
     return outcome.latencies[what] if what in outcome.latencies else float(getattr(outcome, what))
 
 
-COLUMNS = (
-    "requests_per_s", "tokens_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "e2e_p50_s", "e2e_p99_s",
-)  # fmt: skip
-"""What is shown relative to the first policy; in the table requests/s come with their spread."""
+LATENCIES = {
+    "TTFT p50": "ttft_p50_s", "TTFT p99": "ttft_p99_s", "ITL p50": "itl_p50_s", "ITL p99": "itl_p99_s",
+    "e2e p50": "e2e_p50_s", "e2e p99": "e2e_p99_s",
+}  # fmt: skip
+"""Shown relative to the first policy, by the heads of their columns."""
 
 
 def print_table(outcomes: list[Outcome], out: Path | None = None) -> list[dict[str, Any]]:
@@ -113,30 +114,37 @@ def print_table(outcomes: list[Outcome], out: Path | None = None) -> list[dict[s
     for outcome in outcomes:
         by_policy.setdefault(outcome.policy, []).append(outcome)
     base_name, base = next(iter(by_policy.items()))
-    heads = ("policy", f"requests/s vs {base_name}", "KV usage", "overall", "preempted/1000", "recomputed", "tok/s",
-             "TTFT p50", "p99", "ITL p50", "p99", "e2e p50", "p99")  # fmt: skip
-    rows = [_row(policy, runs, base) for policy, runs in by_policy.items()]
-    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
-    for row in (heads, *rows):
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), flush=True)
+    heads = ("policy", f"requests/s vs {base_name}", f"tokens/s vs {base_name}", "KV usage", "overall",
+             "preempted/1000", "recomputed")  # fmt: skip
+    _print_columns([heads, *(_row(policy, runs, base) for policy, runs in by_policy.items())])
+    print(f"  times vs {base_name}")
+    rows = [_times(policy, runs, base) for policy, runs in by_policy.items()]
+    _print_columns([("policy", *LATENCIES), *rows])
     if out is not None:
         _write(outcomes, out)
     return [_line(policy, runs, base) for policy, runs in by_policy.items()]
 
 
-def _row(policy: str, runs: list[Outcome], base: list[Outcome]) -> tuple[str, ...]:
-    def relative(what: str) -> str:
-        return f"{statistics.median(ratios(runs, base, what)):.2f}"
+def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), flush=True)
 
+
+def _row(policy: str, runs: list[Outcome], base: list[Outcome]) -> tuple[str, ...]:
     return (
         policy,
         spread(ratios(runs, base, "requests_per_s"), 3),
+        spread(ratios(runs, base, "tokens_per_s"), 3),
         spread([run.usage for run in runs], 3),
         f"{statistics.median(run.usage_overall for run in runs):.3f}",
         spread([run.preemptions_per_1000 for run in runs], 1),
         _recomputed(runs),
-        *(relative(what) for what in COLUMNS[1:]),
     )
+
+
+def _times(policy: str, runs: list[Outcome], base: list[Outcome]) -> tuple[str, ...]:
+    return policy, *(spread(ratios(runs, base, what)) for what in LATENCIES.values())
 
 
 def _recomputed(runs: list[Outcome]) -> str:
@@ -152,6 +160,7 @@ def _line(policy: str, runs: list[Outcome], base: list[Outcome]) -> dict[str, An
         "kv_usage": round(statistics.median(run.usage for run in runs), 3),
         "preemptions_per_1000": round(statistics.median(run.preemptions_per_1000 for run in runs), 2),
         "rps_ratios": [round(ratio, 3) for ratio in ratios(runs, base, "requests_per_s")],
+        "time_ratios": {what: [round(ratio, 3) for ratio in ratios(runs, base, what)] for what in LATENCIES.values()},
         "kv_usage_after_steps": round(statistics.median(run.usage_after_steps for run in runs), 3),
         "cpu_s": round(sum(run.cpu_s for run in runs), 1),
     }

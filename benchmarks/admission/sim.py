@@ -114,21 +114,25 @@ def saturated_rps(workload: Workload) -> float:
     return len(workload.items) / meter.elapsed_s
 
 
-def compare(policies: list[str], made: Mapping[int, Workload], engine_watermark: float) -> list[Outcome]:
-    """Run every policy on every seed's requests; return one outcome per policy and seed."""
+def describe(made: Mapping[int, Workload]) -> None:
+    """Print what a workload is and what it runs on."""
     first = next(iter(made.values()))
-    name, shape = first.name, first.shape
+    shape = first.shape
     print(
-        f"\n{name}, {len(first.items)} requests: {first.source}\n  window {shape.window_tokens}, "
+        f"\n{first.name}, {len(first.items)} requests: {first.source}\n  window {shape.window_tokens}, "
         f"{shape.blocks} blocks of {shape.block_size}, profile {shape.profile}, seeds {list(made)}"
     )
+
+
+def compare(policies: list[str], made: Mapping[int, Workload], engine_watermark: float) -> list[Outcome]:
+    """Run every policy on every seed's requests; return one outcome per policy and seed."""
     outcomes = []
     for seed, workload in made.items():
         push_rps = saturated_rps(workload) if workload.load is not None else 0.0
         for policy in policies:
             started_s = time.process_time()
             meter = run(policy, workload, push_rps, engine_watermark)
-            outcomes.append(Outcome.of(name, policy, seed, workload, meter, time.process_time() - started_s))
+            outcomes.append(Outcome.of(workload.name, policy, seed, workload, meter, time.process_time() - started_s))
     return outcomes
 
 
@@ -177,6 +181,7 @@ def main() -> None:
         }
     lines: list[dict[str, Any]] = []
     for seeds in made.values():
+        describe(seeds)
         outcomes = compare(options.policies, seeds, options.engine_watermark)
         lines += print_table(outcomes, options.out)
     for line in lines:

@@ -12,6 +12,9 @@ from benchmarks.admission.sim import HOP_NS
 from benchmarks.admission.workloads import Item, Shape
 from services.scheduler.core.sharing.share import Share
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
+from services.worker.simulated.profile import PROFILES
+
+PROFILE = "h100-llama-8b"
 
 
 class Stage:
@@ -21,7 +24,7 @@ class Stage:
         """Open a worker with so many blocks of 16 tokens."""
         self.clock, self.items = Clock(), list[Item]()
         self.meter = Meter([])
-        shape = Shape(8192, 16, blocks, 1024, 2048, "h100-llama-8b")
+        shape = Shape(8192, 16, blocks, 1024, 2048, PROFILE, PROFILES[PROFILE])
         self.engine = Engine(self.clock, self.meter, shape, 0, ENGINE_WATERMARK, ENGINE_SCHEDULING)
         self.penstock = Penstock(self.clock, [self.engine], self.items, policy, HOP_NS, shares)
 

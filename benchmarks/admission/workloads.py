@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import traces
-from services.worker.simulated.profile import PROFILES
+from services.worker.simulated.profile import PROFILES, Profile
 
 MOONCAKE_FILE = "mooncake_conversation.jsonl"
 MOONCAKE_BLOCK_TOKENS = 512
@@ -44,6 +44,7 @@ class Shape:
     max_num_seqs: int
     max_num_batched_tokens: int
     profile: str
+    speed: Profile
     prefix_caching: bool = False
 
 
@@ -102,7 +103,7 @@ class Scale:
     """A family of shapes: what the windows are multiplied by, and what the engine is.
 
     `factor` multiplies every length of a workload; `pool_windows` is the pool in windows, 0 what the profile's GPU
-    has beside its weights.
+    has beside its weights. `speed` is the profile's unless another is given.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Scale:
     max_num_batched_tokens: int
     profile: str
     pool_windows: float = 4
+    speed: Profile | None = None
 
     def tokens(self, full: float) -> int:
         """Return a length of the full scale at this one."""
@@ -120,12 +122,12 @@ class Scale:
     def shape(self, window: int) -> Shape:
         """Return the engine with a window of so many tokens at full scale, and the pool in windows of this scale."""
         window_tokens = -(-self.tokens(window) // self.block_size) * self.block_size
-        blocks = int(self.pool_windows * window_tokens) // self.block_size or PROFILES[self.profile].num_blocks
+        speed = self.speed or PROFILES[self.profile]
+        blocks = int(self.pool_windows * window_tokens) // self.block_size or speed.num_blocks
         if not blocks:
             raise ValueError(f"the profile {self.profile} does not say how many blocks it has")
-        return Shape(
-            window_tokens, self.block_size, blocks, self.max_num_seqs, self.max_num_batched_tokens, self.profile
-        )
+        sequences, batched_tokens = self.max_num_seqs, self.max_num_batched_tokens
+        return Shape(window_tokens, self.block_size, blocks, sequences, batched_tokens, self.profile, speed)
 
 
 SCALES = {

@@ -94,25 +94,28 @@ class Model(NamedTuple):
         return 4 * self.layers * self.attention_heads * self.head_dim
 
 
-BANDWIDTH_EFFICIENCY = 0.80
-"""Share of the data sheet's memory bandwidth that a decode step reaches."""
-
-COMPUTE_EFFICIENCY = 0.55
-"""Share of the data sheet's dense bf16 peak that a prefill reaches."""
-
 MEMORY_UTILIZATION = 0.92
 """Share of the memory the engine takes: the default of `--gpu-memory-utilization` in vLLM 0.32."""
 
-ACTIVATION_GIB = 2.0
-"""Memory for activations and graphs on each GPU, beside weights and KV blocks."""
-
-OVERHEAD_S = 0.002
-"""Time of a step outside the kernels: scheduling, input preparation, launches, sampling."""
-
-ALL_REDUCE_S = 15e-6
-"""One all-reduce of a small batch between the GPUs of a node; two a layer."""
-
 BLOCK_SIZE = 16
+
+
+class Assumed(NamedTuple):
+    """What neither data sheets nor configuration files say: round numbers.
+
+    `python -m benchmarks.admission.sensitivity` varies them.
+    """
+
+    bandwidth_efficiency: float = 0.80
+    """Share of the data sheet's memory bandwidth that a decode step reaches."""
+    compute_efficiency: float = 0.55
+    """Share of the data sheet's dense bf16 peak that a prefill reaches."""
+    overhead_s: float = 0.002
+    """Time of a step outside the kernels: scheduling, input preparation, launches, sampling."""
+    all_reduce_s: float = 15e-6
+    """One all-reduce of a small batch between the GPUs of a node; two a layer."""
+    activation_gib: float = 2.0
+    """Memory for activations and graphs on each GPU, beside weights and KV blocks."""
 
 
 class Roofline(NamedTuple):
@@ -124,23 +127,24 @@ class Roofline(NamedTuple):
     gpu: Gpu
     model: Model
     tensor_parallel: int = 1
+    assumed: Assumed = Assumed()
 
     @property
     def num_blocks(self) -> int:
         """Blocks in what memory is left beside the weights and the activations."""
-        usable_gib = (self.gpu.memory_gib * MEMORY_UTILIZATION - ACTIVATION_GIB) * self.tensor_parallel
+        usable_gib = (self.gpu.memory_gib * MEMORY_UTILIZATION - self.assumed.activation_gib) * self.tensor_parallel
         return int((usable_gib * 2**30 - self.model.weight_bytes) / (self.model.kv_bytes_per_token * BLOCK_SIZE))
 
     def step_s(self, load: Load) -> float:
         """Return the seconds a step takes."""
-        model, gpu = self.model, self.gpu
+        model, gpu, assumed = self.model, self.gpu, self.assumed
         read_bytes = model.weight_bytes + load.kv_tokens_read * model.kv_bytes_per_token
-        memory_s = read_bytes / (gpu.bandwidth_tb_s * 1e12 * self.tensor_parallel * BANDWIDTH_EFFICIENCY)
+        memory_s = read_bytes / (gpu.bandwidth_tb_s * 1e12 * self.tensor_parallel * assumed.bandwidth_efficiency)
         tokens = load.decoding + load.prefill_tokens
         flops = tokens * model.flops_per_token + load.attended_tokens * model.flops_per_attended_token
-        compute_s = flops / (gpu.dense_bf16_tflops * 1e12 * self.tensor_parallel * COMPUTE_EFFICIENCY)
-        exchange_s = 2 * model.layers * ALL_REDUCE_S if self.tensor_parallel > 1 else 0.0
-        return max(memory_s, compute_s) + exchange_s + OVERHEAD_S
+        compute_s = flops / (gpu.dense_bf16_tflops * 1e12 * self.tensor_parallel * assumed.compute_efficiency)
+        exchange_s = 2 * model.layers * assumed.all_reduce_s if self.tensor_parallel > 1 else 0.0
+        return max(memory_s, compute_s) + exchange_s + assumed.overhead_s
 
 
 A100_80GB = Gpu(80, 2.039, 312)

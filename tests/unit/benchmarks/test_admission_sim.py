@@ -167,7 +167,19 @@ def test_the_closing_lines_have_their_form(capsys: pytest.CaptureFixture[str]) -
     assert second["rps_ratio_vs_push"] == pytest.approx(
         outcomes[1].requests_per_s / outcomes[0].requests_per_s, abs=1e-3
     )
-    assert "aimd" in capsys.readouterr().out
+    assert second["time_ratios"]["itl_p99_s"] == [
+        pytest.approx(outcomes[1].latencies["itl_p99_s"] / outcomes[0].latencies["itl_p99_s"], abs=1e-3)
+    ]
+    assert sum(line.split()[:1] == ["aimd"] for line in capsys.readouterr().out.splitlines()) == 2
+
+
+def test_every_ratio_has_its_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    workload = small("kv-bound")
+    first = Outcome.of("kv-bound", "push", 0, workload, sim.run("push", workload))
+    slower = replace(first, policy="aimd", latencies={what: 2 * value for what, value in first.latencies.items()})
+    print_table([first, replace(first, seed=1), slower, replace(first, policy="aimd", seed=1)])
+    times = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["aimd"]][1]
+    assert times.split()[1:] == ["1.50", "[1.00-2.00]"] * 6
 
 
 def test_what_cannot_be_told_is_not_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +187,7 @@ def test_what_cannot_be_told_is_not_nothing(capsys: pytest.CaptureFixture[str]) 
     outcome = Outcome.of("kv-bound", "push", 0, workload, sim.run("push", workload))
     print_table([replace(outcome, recomputed_share=None)])
     row = capsys.readouterr().out.splitlines()[1]
-    assert " – " in row
+    assert row.endswith(" –")
     assert "%" not in row
 
 

@@ -7,13 +7,11 @@ from typing import NamedTuple
 import pytest
 
 from services.worker.simulated.profile import (
-    BANDWIDTH_EFFICIENCY,
-    COMPUTE_EFFICIENCY,
     H100_80GB,
     H200_141GB,
     LLAMA_8B,
-    OVERHEAD_S,
     PROFILES,
+    Assumed,
     Roofline,
 )
 
@@ -48,13 +46,13 @@ def test_an_instant_engine_takes_no_time() -> None:
 def test_a_decode_reads_the_weights_and_the_context() -> None:
     step_s = Roofline(H100_80GB, LLAMA_8B).step_s(decode(32, 1000))
     read_bytes = 2 * 8.03e9 + 32_000 * 131_072
-    assert step_s == pytest.approx(read_bytes / (3.35e12 * BANDWIDTH_EFFICIENCY) + OVERHEAD_S)
+    assert step_s == pytest.approx(read_bytes / (3.35e12 * Assumed().bandwidth_efficiency) + Assumed().overhead_s)
 
 
 def test_a_long_prefill_is_arithmetic() -> None:
     step_s = Roofline(H100_80GB, LLAMA_8B).step_s(prefill(8192))
     flops = 8192 * 2 * 8.03e9 + 8192 * 8193 // 2 * 4 * 32 * 32 * 128
-    assert step_s == pytest.approx(flops / (989e12 * COMPUTE_EFFICIENCY) + OVERHEAD_S)
+    assert step_s == pytest.approx(flops / (989e12 * Assumed().compute_efficiency) + Assumed().overhead_s)
 
 
 def test_blocks_fill_the_memory_beside_the_weights() -> None:
