@@ -30,6 +30,17 @@ def test_outputs_that_grow_cost_a_guaranteed_channel_a_step_at_most(policy: str)
     assert policy == "virtual-channels" or beside.usage > 0.85
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("per_second", [40.0, 80.0])
+def test_a_channel_that_books_most_of_its_guarantee_still_has_its_grants_at_once(per_second: float) -> None:
+    load = LOADS["flood"]
+    alone = Run("predictive", load, 40, 0, (INTERACTIVE,), per_second=per_second).waits().waits_ms
+    beside = Run("predictive", load, 100, 0, (INTERACTIVE, BATCH), per_second=per_second).waits()
+    assert beside.waits_ms["grant p99"] <= 1.2 * alone["grant p99"] + STEP_MS
+    assert beside.booked[0] > per_second / 200
+    assert beside.ratio > 99
+
+
 def test_a_large_guarantee_that_is_hardly_used_is_lent() -> None:
     beside = Run("predictive", LOADS["flood"]._replace(blocks=3_000), 80, 0, (INTERACTIVE, BATCH), share=0.5).waits()
     assert beside.usage > 0.8
