@@ -5,8 +5,9 @@ Usage: python -m benchmarks.bench_instructions [--services queue,scheduler,worke
 
 One service after the other runs under callgrind, which makes it about fifty times slower, while the lifecycle
 benchmark's client floods the stack. What happens by the clock, ticks and audits, weighs that much more than it does
-without, and how many messages share a frame is not quite the same each time: differences below 2 % mean nothing. The
-files are left in build/instructions; `callgrind_annotate --inclusive=yes` shows where they go. Last line JSON.
+without, and the more the slower the machine is; how many messages share a frame is not quite the same each time. Of
+the same machine in the same hour differences below 2 % mean nothing. The files are left in build/instructions;
+`callgrind_annotate --inclusive=yes` shows where they go. Last line JSON.
 """
 
 from __future__ import annotations
