@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from services.scheduler.core.sharing.arbiter import Arbiter
@@ -16,10 +16,16 @@ QUANTUM_BLOCK_NS: Final = 1_000_000
 """What a round gives the channel of least weight: a block for a millisecond. Rounds are given as many at once as it
 takes, so a small quantum costs nothing and lets turns follow the weights closely."""
 
+MOST_QUANTUM_BLOCK_NS: Final = 100_000_000
+"""What it gives the channel of most weight at most: whose turn it is within a round nobody can tell, so that has to be
+less than what requests cost. Of weights that are more than a hundred apart the least has accordingly less; those a
+hundred million apart and more count as that."""
 
-def quantum_block_ns(weight: float, least_weight: float) -> int:
-    """Return what one round gives a channel of `weight`."""
-    return max(round(QUANTUM_BLOCK_NS * weight / least_weight), 1)
+
+def block_ns_per_weight(shares: Iterable[Share]) -> float:
+    """Return what one round gives for each unit of weight where these are the shares, and channels of none come."""
+    weights = [share.weight for share in (*shares, Share())]
+    return min(QUANTUM_BLOCK_NS / min(weights), MOST_QUANTUM_BLOCK_NS / max(weights))
 
 
 class Roster:
@@ -67,4 +73,4 @@ class Roster:
         return self.shares.get(name, Share()) if self._apart else Share()
 
     def _quantum_block_ns(self, share: Share) -> int:
-        return quantum_block_ns(share.weight, min((other.weight for other in self.shares.values()), default=1.0))
+        return max(round(share.weight * block_ns_per_weight(self.shares.values())), 1)

@@ -359,3 +359,29 @@ def test_reloads_take_nothing_away_from_what_is_saved_up_for_a_large_request(eve
         small = [(Call(step, name, 20, choose.randint(5, 15)), 3) for name in shares if name.startswith("small")]
         flood.advance((Call(step, "big", 90, 30), 2), *small)
     assert flood.granted("big", "") >= 5
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize(("weight", "idle"), [(1.0, 1e-6), (1e6, 1e-6), (1.0, 1e6)])
+def test_a_weight_far_from_theirs_of_one_that_asks_for_nothing_ends_nobodys_turns(
+    policy: str, weight: float, idle: float
+) -> None:
+    shares = {"one": Share(weight), "other": Share(weight), "idle": Share(idle)}
+    timeline = Timeline(shares, [100], policy=policy)
+    flood = Flood(timeline)
+    choose = random.Random(1)
+    for step in range(500):
+        flood.advance(*((Call(step, name, 10, choose.randint(5, 15)), 25) for name in ("one", "other")))
+    for name in ("one", "other"):
+        assert timeline.block_steps[name] > 0.45 * timeline.block_steps.total()
+        assert flood.longest_wait(name, "") < 120  # behind 24 others, half a one starting in a step
+
+
+def test_weights_a_million_apart_divide_by_weight() -> None:
+    """What the light one gets is a request now and then, and no more."""
+    timeline = Timeline({"heavy": Share(1e3), "light": Share(1e-3)}, [100])
+    flood = Flood(timeline)
+    choose = random.Random(1)
+    for step in range(1_000):
+        flood.advance(*((Call(step, name, 10, choose.randint(5, 15)), 25) for name in ("heavy", "light")))
+    assert timeline.block_steps["light"] < 0.01 * timeline.block_steps.total()
