@@ -23,7 +23,7 @@ from collections import defaultdict
 from itertools import takewhile
 from typing import Final
 
-from services.scheduler.core.fleet import Group
+from services.scheduler.core.fleet import Group, Pool
 from services.scheduler.core.messages import Announced
 
 
@@ -118,12 +118,14 @@ class Entry:
 
     `request` is None for a request known from an inventory only. `bookings` keeps what the request would book in
     each group of workers and what it is proven to need there, which a waiting head is asked for at every pass; they are
-    of when the policy had learned `lessons`. `had_room_ns` is when lower tiers last left it room, -1 if they never did.
-    `stepped_back` is whether what it had paid was paid back for an older one.
+    of when the policy had learned `lessons`. `wanted` are by pool those of the groups that may get it, under None all
+    of them, of when the fleet had changed `fleet_changes` times. `had_room_ns` is when lower tiers last left it room,
+    -1 if they never did. `stepped_back` is whether what it had paid was paid back for an older one.
     """
 
     __slots__ = (
-        "announced_ns", "bookings", "epoch", "had_room_ns", "lessons", "request", "request_id", "state", "stepped_back",
+        "announced_ns", "bookings", "epoch", "fleet_changes", "had_room_ns", "lessons", "request", "request_id",
+        "state", "stepped_back", "wanted",
     )  # fmt: skip
 
     def __init__(self, request_id: str) -> None:
@@ -137,6 +139,8 @@ class Entry:
         self.epoch = 0
         self.bookings: dict[Group, tuple[int, int]] = {}
         self.lessons = 0
+        self.wanted: dict[Pool | None, list[tuple[Group, int, int]]] = {}
+        self.fleet_changes = 0
 
     @property
     def announced(self) -> Announced:
@@ -150,6 +154,7 @@ class Entry:
         self.request = request
         self.announced_ns = now_ns
         self.bookings.clear()
+        self.wanted.clear()
 
 
 class Backlog:

@@ -234,6 +234,8 @@ class Fleet:
         self._serving: dict[str, list[Group]] = {}
         self._models: tuple[str, ...] | None = ()
         self._pools = Pools()
+        self.changes = 0
+        """How many workers have come and gone."""
 
     @property
     def pools(self) -> list[Pool]:
@@ -267,6 +269,7 @@ class Fleet:
             opened.adapters,
             opened.guaranteed_first and self._engines_preempt,
         )
+        self.changes += 1
         worker.group.workers[worker.epoch] = worker
         worker.group.measure()
         worker.ledger.adopt(opened.inventory)
@@ -284,6 +287,7 @@ class Fleet:
 
     def remove(self, worker: Worker) -> None:
         """Forget the epoch."""
+        self.changes += 1
         del self._by_epoch[worker.epoch]
         if self._by_id.get(worker.worker_id) is worker:
             del self._by_id[worker.worker_id]

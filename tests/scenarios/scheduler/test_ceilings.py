@@ -80,3 +80,29 @@ def test_what_was_paid_is_paid_back_for_an_older_one_once() -> None:
         )
     assert flood.longest_wait("capped", "y") < 200
     assert flood.granted("capped", "x") > 15
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize("model", ["x", "y"])
+def test_a_head_at_its_ceiling_keeps_out_of_no_worker_that_could_never_hold_it(policy: str, model: str) -> None:
+    """Of two that only the large worker could hold one runs for long. What the small ones can run goes there."""
+    shares, engines = {"capped": Share(1.0, 0.0, 0.9)}, [("x y", MANY)] * 4
+    timeline = Timeline(shares, [200, 50, 50, 50], policy=policy, engines=engines)
+    timeline.advance([Call(0, "capped", 150, 1_000, "x")] * 2)
+    timeline.advance([Call(1, "capped", 30, 10, model)] * 9)
+    for _ in range(100):
+        timeline.advance()
+    assert len(timeline.granted_at) == 10
+    assert "capped-1" not in timeline.granted_at
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+def test_what_a_ceiling_keeps_out_of_a_large_worker_leaves_no_small_one_idle(policy: str) -> None:
+    timeline = Timeline({"capped": Share(1.0, 0.0, 0.9)}, [200, 50, 50], policy=policy, engines=[("x y", MANY)] * 3)
+    flood = Flood(timeline)
+    held: list[int] = []
+    for step in range(400):
+        flood.advance((Call(step, "capped", 150, 20, "x"), 2), (Call(step, "capped", 5, 20, "y"), 20))
+        held += [worker.ledger.held_blocks for worker in timeline.workers if worker.shape.capacity_blocks == 50]
+    assert sum(held) > 0.8 * 50 * len(held)
+    assert flood.granted("capped", "x") > 10

@@ -233,3 +233,20 @@ def test_a_head_that_waits_saves_on_a_worker_that_comes(models: str) -> None:
         flood.advance((Call(step, "crowd", 10, choose.randint(5, 15), "x"), 20))
     assert flood.granted("first", "x") == 1
     assert flood.longest_wait("first", "x") < 40
+
+
+@pytest.mark.parametrize("small", [63, 64])
+def test_a_head_saves_on_the_large_worker_however_many_small_ones_have_more_room(small: int) -> None:
+    """Of small workers all sequences are taken, and most blocks are free. Others fill the large one all the time."""
+    shares = {"tiny": Share(), "crowd": Share(), "own": Share()}
+    engines = [("m", 4)] * small + [("m", MANY)]
+    flood = Flood(Timeline(shares, [100] * small + [400], engines=engines))
+    choose = random.Random(1)
+    for step in range(300):
+        calls = [(Call(step, "tiny", 1, choose.randint(20, 60), "m"), 4 * small if step == 0 else 16)]
+        if step:
+            calls.append((Call(step, "crowd", 8, choose.randint(20, 60), "m"), 60))
+        if step == 200:
+            calls.append((Call(step, "own", 300, 10, "m"), 1))
+        flood.advance(*calls)
+    assert flood.granted("own", "m") == 1

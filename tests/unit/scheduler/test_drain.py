@@ -184,12 +184,15 @@ class TestWhoOnlyOneThatIsAwayCouldRun:
         assert len([grant for grant in made.grants if grant.worker_id == "small"]) == 5
 
     @pytest.mark.parametrize("away", AWAY)
-    def test_is_passed_as_soon_as_its_worker_goes(self, policy: str, away: str) -> None:
+    def test_is_passed_where_it_does_not_fit_while_its_worker_is_there_and_when_it_is_gone(
+        self, policy: str, away: str
+    ) -> None:
         made = self.rig(policy, batch=Share(ceiling_share=0.5))
         held, waits, passes = made.announce("batch", 90, 90, 10)
-        assert made.granted == [held]
-        made.tell(AWAY[away])
         assert made.granted == [held, passes]
+        made.tell(AWAY[away])
+        (later,) = made.announce("batch", 10)
+        assert made.granted == [held, passes, later]
         assert waits in made.machine.backlog.names()
 
     def test_takes_what_there_is_once_its_worker_is_gone(self, policy: str) -> None:

@@ -5,19 +5,36 @@ from __future__ import annotations
 from services.scheduler.core.admission.estimate import needed_blocks
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.fleet import Fleet, Group
+from services.scheduler.core.fleet import Fleet, Group, Pool
 
 
 class Bookings:
-    """Finds a booking once for each entry and group, until the policy has learned something."""
+    """Finds a booking once for each entry and group, until the policy has learned something.
+
+    And which groups may get an entry until the fleet has changed.
+    """
 
     def __init__(self, policy: Policy, fleet: Fleet) -> None:
         """Ask `policy` about the groups of `fleet`."""
         self._policy = policy
         self._fleet = fleet
 
-    def of(self, entry: Entry) -> list[tuple[Group, int, int]]:
+    def of(self, entry: Entry, pool: Pool | None = None) -> list[tuple[Group, int, int]]:
         """Return the groups that may get the entry, with what it would book there and what it is proven to need.
+
+        Those of one pool, or of all. It is to be read and not changed.
+        """
+        if entry.fleet_changes != self._fleet.changes or entry.lessons != self._policy.lessons:
+            entry.fleet_changes = self._fleet.changes
+            entry.wanted.clear()
+        if not entry.wanted:
+            found = entry.wanted[None] = self._wanted(entry)
+            for each in found:
+                entry.wanted.setdefault(each[0].pool, []).append(each)
+        return entry.wanted.get(pool, [])
+
+    def _wanted(self, entry: Entry) -> list[tuple[Group, int, int]]:
+        """Find the groups of all pools.
 
         If no worker has what the policy books, the largest book all they have. A smaller one never does: it might
         have to reject what a larger one could run, also while that is full or away.
@@ -43,6 +60,7 @@ class Bookings:
         if entry.lessons != lessons:
             entry.lessons = lessons
             entry.bookings.clear()
+            entry.wanted.clear()
         found = entry.bookings.get(group)
         if found is None:
             request = entry.announced

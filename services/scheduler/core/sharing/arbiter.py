@@ -224,7 +224,8 @@ class Arbiter:
         self._now_ns = now_ns
         self._claims.begin()
         self._aside.begin(now_ns)
-        self._deposits.return_to_others_than_heads(self._heads.first_of)
+        self._heads.begin(now_ns)
+        self._deposits.return_in_vain(self._heads.first_of, self._heads.could_hold)
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
@@ -246,7 +247,7 @@ class Arbiter:
         """End those whose head is behind others or waits for its ceiling by now, or whose worker is not there."""
         for saving in self._savings.not_of_the_first(self._heads.first_of, self._deposits.count):
             self._cancel(saving)
-        for saving in self._heads.capped_savings(self._now_ns):
+        for saving in self._heads.capped_savings():
             self._cancel(saving)
         for saving in self._savings:
             moved = saving.worker.group.pool is not saving.account.pool
@@ -408,7 +409,7 @@ class Arbiter:
         bid = bids.get(account.channel)
         waited = bid is not None and bid.wants and bid.placement is None and bid.saving is None
         if bid is None or (waited and bid.affordable):
-            bid = bids[account.channel] = self._heads.bid(account, self._alone, self._now_ns)
+            bid = bids[account.channel] = self._heads.bid(account, self._alone)
         return bid
 
     # ---- savings ----

@@ -101,11 +101,17 @@ class Deposits:
         deposit.account.refund(deposit.paid_block_ns)
         return 0
 
-    def return_to_others_than_heads(self, first_of: Callable[[Account, Line, int], list[Entry]]) -> None:
-        """Pay back where another is the `first_of` its line by now, or the workers are another pool's."""
+    def return_in_vain(
+        self,
+        first_of: Callable[[Account, Line, int], list[Entry]],
+        could_hold: Callable[[Account, Entry], bool],
+    ) -> None:
+        """Pay back where another is the `first_of` its line by now, or no worker that takes grants `could_hold` it.
+
+        While those are away that it waits for, it would keep its channel from others.
+        """
         for deposit in self:
-            line, account = deposit.line, deposit.account
+            line, account, entry = deposit.line, deposit.account, deposit.entry
             present = account.channel.lines.get(line.model) is line
-            served = account.pool.present and account.pool.serves(line.model)
-            if not present or not served or deposit.entry not in first_of(account, line, 1):
-                account.refund(self.take(deposit.entry, account))
+            if not present or entry not in first_of(account, line, 1) or not could_hold(account, entry):
+                account.refund(self.take(entry, account))

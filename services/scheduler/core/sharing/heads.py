@@ -11,16 +11,17 @@ from typing import Final
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.fleet import Fleet, Group, Worker
+from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
+from services.scheduler.core.sharing.kept import NONE_KEPT, Kept
 from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
 from services.scheduler.core.sharing.older import Older
-from services.scheduler.core.sharing.places import ANYWHERE, Below, Places
+from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.savings import Saving, Savings
 
 PASSED_HOLDS: Final = 2
@@ -52,13 +53,18 @@ class Heads:
         self._aside = aside
         self._now_ns = 0
         self._alone = False
+        self._kept = NONE_KEPT
+        """For heads that were looked at before, of the same channel, and wait for its ceiling."""
 
-    def bid(self, account: Account, alone: bool, now_ns: int) -> Bid:
+    def begin(self, now_ns: int) -> None:
+        """Start a pass."""
+        self._now_ns = now_ns
+
+    def bid(self, account: Account, alone: bool) -> Bid:
         """Return what the channel would do next in the pool; whoever nobody could run meanwhile is set aside.
 
         It is `alone` if no other has work there.
         """
-        self._now_ns = now_ns
         self._alone = alone
         channel = account.channel
         self._aside.look_again(channel)
@@ -74,33 +80,33 @@ class Heads:
     def _look_at_heads(self, account: Account) -> Bid | None:
         """Look at the heads in order until one can be placed, may save or cannot pay; None if one was set aside."""
         takes_part = False
-        capped: set[Group] = set()
         account.channel.set_unserved_aside(self._fleet.serving)
         bid = self._look_at_paid(account)
         if bid is not None:
             return bid
+        self._kept = NONE_KEPT
         for line, head in self._heads_here(account):
-            bid = self._look_at_head(account, line, head, capped)
+            bid = self._look_at_head(account, line, head)
             if bid is None or bid.wants:
                 return bid
             takes_part |= bid.takes_part
         return Bid(account, wants=False, takes_part=takes_part)
 
-    def _look_at_head(self, account: Account, line: Line, head: Entry, capped: set[Group]) -> Bid | None:
+    def _look_at_head(self, account: Account, line: Line, head: Entry) -> Bid | None:
         """Return a bid for a head or those behind it, one that wants nothing if all wait, None if it was set aside."""
         channel, pool = account.channel, account.pool
         saving, deposit = self._savings.of(head), self._paid_for(account, head)
         if deposit is None and (saving is None or saving.account is not account):
-            placement = self._places.find(channel, pool, head, self._now_ns, capped)
+            placement = self._places.find(channel, pool, head, self._now_ns, self._kept)
             if placement is not None:
                 return self._bid_to_place(account, placement)
         has_paid = saving is not None or deposit is not None
         worker, blocks = None, 0
         if not has_paid:
-            worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, capped)
+            worker, blocks = self._places.to_save(channel, pool, head, self._now_ns, self._kept)
             could_save = blocks > 0
         else:
-            could_save = saving is not None or self._places.could_save(channel, pool, head, self._now_ns, capped)
+            could_save = saving is not None or self._places.could_save(channel, pool, head, self._now_ns, self._kept)
         if saving is None:
             front = line.head()
             kept_out = front is head and self._aside.takes(channel, line, head, could_save=could_save)
@@ -112,8 +118,8 @@ class Heads:
         if blocks and not has_paid:
             bid = self._bid_for_head(account, line, head, worker, blocks)
         elif not could_save:
-            capped |= self._where_capped(channel, head)
-        bid = bid or self._look_behind(account, line, head, capped)
+            self._kept = self._kept.with_those(self._kept_at_ceiling(channel, head))
+        bid = bid or self._look_behind(account, line, head)
         return bid or Bid(account, wants=False, takes_part=has_paid or blocks > 0)
 
     def _heads_here(self, account: Account) -> list[tuple[Line, Entry]]:
@@ -139,7 +145,15 @@ class Heads:
         paid = self._savings.of(entry) or self._deposits.of(entry)
         if paid is not None:
             return paid.account is account
-        return any(group.pool is account.pool for group, _, _ in self._bookings.of(entry))
+        return bool(self._bookings.of(entry, account.pool))
+
+    def could_hold(self, account: Account, entry: Entry) -> bool:
+        """Return whether any worker of the pool that takes grants could hold the entry once enough has ended."""
+        return any(
+            worker.takes_grants(self._now_ns) and worker.shape.capacity_blocks >= max(blocks, least_blocks)
+            for group, blocks, least_blocks in self._bookings.of(entry, account.pool)
+            for worker in group.workers.values()
+        )
 
     def _bid_for_head(
         self, account: Account, line: Line, head: Entry, worker: Worker | None, blocks: int
@@ -164,19 +178,20 @@ class Heads:
         deposit = self._deposits.of(entry)
         return deposit if deposit is not None and deposit.account is account else None
 
-    def _where_capped(self, channel: Channel, head: Entry) -> set[Group]:
+    def _kept_at_ceiling(self, channel: Channel, head: Entry) -> Kept:
         """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
-        return {group for group, _, _ in self._bookings.of(head)} if channel.share.has_ceiling else set()
+        if not channel.share.has_ceiling:
+            return NONE_KEPT
+        return Kept({group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(head)})
 
-    def capped_savings(self, now_ns: int) -> list[Saving]:
+    def capped_savings(self) -> list[Saving]:
         """Return savings where an older head waits for its channel's ceiling: it would for ever, if they started."""
-        self._now_ns = now_ns
         found: list[Saving] = []
         for account in self._savings.accounts():
             if account.channel.share.has_ceiling:
                 savings = self._savings.of_account(account)
                 older = self._older(account, [saving.entry for saving in savings])
-                found += [saving for saving in savings if saving.worker.group in older.of(saving.entry).capped]
+                found += [saving for saving in savings if older.of(saving.entry).kept.has(saving.worker)]
         return found
 
     def _older(self, account: Account, entries: list[Entry]) -> Older:
@@ -190,10 +205,10 @@ class Heads:
                 break
             if self._savings.of(head) is not None:
                 continue
-            if not self._places.could_save(channel, pool, head, self._now_ns, older.last.capped):
-                older.add(key, self._where_capped(channel, head), set())
+            if not self._places.could_save(channel, pool, head, self._now_ns, older.last.kept):
+                older.add(key, self._kept_at_ceiling(channel, head), set())
             elif self._deposits.of(head) is None and not self._deposits.older_waits(account, head):
-                older.add(key, set(), set(self._fleet.serving(line.model)))
+                older.add(key, NONE_KEPT, set(self._fleet.serving(line.model)))
         return older
 
     def _look_at_paid(self, account: Account) -> Bid | None:
@@ -208,8 +223,8 @@ class Heads:
             return None
         older = self._older(account, [saving.entry for saving in savings] + [deposit.entry for deposit in deposits])
         for saving in savings:
-            capped = older.of(saving.entry).capped
-            placement = self._places.find(channel, pool, saving.entry, self._now_ns, capped)
+            kept = older.of(saving.entry).kept
+            placement = self._places.find(channel, pool, saving.entry, self._now_ns, kept)
             if placement is not None:
                 return self._bid_to_place(account, placement)
         for deposit in deposits:
@@ -218,17 +233,17 @@ class Heads:
                 deposit.entry.stepped_back = True
                 account.refund(self._deposits.take(deposit.entry, account))
                 continue
-            placement = self._places.find(channel, pool, deposit.entry, self._now_ns, before.capped)
+            placement = self._places.find(channel, pool, deposit.entry, self._now_ns, before.kept)
             if placement is not None:
                 return self._bid_to_place(account, placement)
             if all(self._savings.are_everywhere(group, channel) for group in self._deposits.groups(deposit)):
                 continue
-            worker, blocks = self._places.to_save(channel, pool, deposit.entry, self._now_ns, before.capped)
+            worker, blocks = self._places.to_save(channel, pool, deposit.entry, self._now_ns, before.kept)
             if worker is not None:
                 return self._bid_to_save(account, deposit.line, deposit.entry, worker, blocks)
         return None
 
-    def _look_behind(self, account: Account, line: Line, head: Entry, capped: set[Group]) -> Bid | None:
+    def _look_behind(self, account: Account, line: Line, head: Entry) -> Bid | None:
         """Return a bid for one behind a head that waits: it may pass, or save on another worker if that can be paid.
 
         Where the head has no booked start those behind it have what could never hold it. With one saving for each line
@@ -236,29 +251,26 @@ class Heads:
         that its weight would have to hold against, and what is kept is kept from its own.
         """
         channel = account.channel
-        below = ANYWHERE if self._savings.of(head) is not None else self._below(account, head)
-        placement = self._place_one_behind(account, line, capped, below)
+        has_start = self._savings.of(head) is not None
+        kept = self._kept if has_start else self._kept.with_those(self._could_hold(account, head))
+        placement = self._place_one_behind(account, line, kept, may_go_first=has_start)
         if placement is not None:
             return self._bid_to_place(account, placement)
-        kept = all(self._savings.are_everywhere(group, channel) for group in account.pool.groups)
-        for entry in () if self._alone or kept else line.behind():
+        no_worker = all(self._savings.are_everywhere(group, channel) for group in account.pool.groups)
+        for entry in () if self._alone or no_worker else line.behind():
             if self._savings.of(entry) is not None:
                 continue
-            worker, blocks = self._places.to_save(channel, account.pool, entry, self._now_ns, capped)
-            if (
-                worker is None
-                or not below.has(worker)
-                or self._holds.cost_block_ns(account, blocks) > account.deficit_block_ns
-            ):
+            worker, blocks = self._places.to_save(channel, account.pool, entry, self._now_ns, kept)
+            if worker is None or self._holds.cost_block_ns(account, blocks) > account.deficit_block_ns:
                 return None
             bid = self._bid_to_save(account, line, entry, worker, blocks)
             return None if bid.saving is None or self._aside.saves_in_vain(bid.saving) else bid
         return None
 
-    def _below(self, account: Account, head: Entry) -> Below:
-        """Return the workers of the pool that could never hold the head."""
-        booked = self._bookings.of(head)
-        return Below({group: max(blocks, least) for group, blocks, least in booked if group.pool is account.pool})
+    def _could_hold(self, account: Account, head: Entry) -> Kept:
+        """Return the workers of the pool that could hold the head."""
+        booked = self._bookings.of(head, account.pool)
+        return Kept({group: max(blocks, least_blocks) for group, blocks, least_blocks in booked})
 
     def _bid_to_place(self, account: Account, placement: Placement) -> Bid:
         """Return a bid for a placement, for nothing if that was paid for."""
@@ -280,17 +292,17 @@ class Heads:
         saving = Saving(head, account, line, worker, blocks, peak_blocks, cost_block_ns)
         return Bid(account, cost_block_ns=cost_block_ns, saving=saving)
 
-    def _place_one_behind(self, account: Account, line: Line, capped: set[Group], below: Below) -> Placement | None:
+    def _place_one_behind(self, account: Account, line: Line, kept: Kept, may_go_first: bool) -> Placement | None:
         """Return a placement for the first request that may pass the head."""
         channel, pool = account.channel, account.pool
         groups = [group for group in self._fleet.serving(line.model) if group.pool is pool]
-        if not any(map(below.any_in, groups)):
+        if all(map(kept.has_all, groups)):
             return None
         for entry in line.behind():
             kind, booked = self._places.kind(entry), self._bookings.in_group
             if not any(booked(entry, group)[0] <= channel.openings(group, kind).most_blocks() for group in groups):
                 continue
-            placement = self._places.find(channel, pool, entry, self._now_ns, capped, below)
+            placement = self._places.find(channel, pool, entry, self._now_ns, kept, may_go_first)
             if placement is not None:
                 return placement
         return None

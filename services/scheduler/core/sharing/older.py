@@ -5,18 +5,19 @@ from __future__ import annotations
 from services.core.value import Value
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group
+from services.scheduler.core.sharing.kept import NONE_KEPT, Kept
 from services.scheduler.core.sharing.line import Key, order
 
 
 class Before(Value):
     """Some heads, from the oldest on.
 
-    `capped` is where the ceiling keeps one of them out: it would for ever, if younger ones went before it. `first` is
-    where one of them could be paid for, and has not been.
+    `kept` are workers that could hold one of them and that the ceiling keeps it out of: it would for ever, if younger
+    ones went before it. `first` is where one of them could be paid for, and has not been.
     """
 
-    def __init__(self, capped: set[Group], first: set[Group]) -> None:
-        self.capped, self.first = capped, first
+    def __init__(self, kept: Kept, first: set[Group]) -> None:
+        self.kept, self.first = kept, first
 
 
 class Older:
@@ -24,14 +25,14 @@ class Older:
 
     def __init__(self) -> None:
         """Start with none."""
-        self.last = Before(set(), set())
+        self.last = Before(NONE_KEPT, set())
         """All of them."""
         self._none = self.last
         self._found: list[tuple[Key, Before]] = []
 
-    def add(self, key: Key, capped: set[Group], first: set[Group]) -> None:
+    def add(self, key: Key, kept: Kept, first: set[Group]) -> None:
         """Add one that is younger than all before it."""
-        self.last = Before(self.last.capped | capped, self.last.first | first)
+        self.last = Before(self.last.kept.with_those(kept), self.last.first | first)
         self._found.append((key, self.last))
 
     def of(self, entry: Entry) -> Before:

@@ -6,7 +6,7 @@ on a worker whose engine makes room for it, by preempting what is not guaranteed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
@@ -17,6 +17,7 @@ from services.scheduler.core.fleet import Group, Pool, Worker
 from services.scheduler.core.sharing.bids import Placement
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.guarantees import Guarantees
+from services.scheduler.core.sharing.kept import NONE_KEPT, Kept
 from services.scheduler.core.sharing.openings import Kind, kind_of
 from services.scheduler.core.sharing.precedence import Precedence
 from services.scheduler.core.sharing.rules import Claim, Rules, below_ceiling
@@ -29,27 +30,6 @@ power of two choices", 2001)."""
 
 SAVE_LOOKS: Final = 64
 """Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
-
-
-class Below:
-    """Workers that could never hold a request."""
-
-    def __init__(self, needed_blocks: Mapping[Group, int]) -> None:
-        """Say what the request needs in each group where it may run: elsewhere no worker could."""
-        self._needed_blocks = needed_blocks
-
-    def any_in(self, group: Group) -> bool:
-        """Return whether the group has one of them."""
-        return group not in self._needed_blocks or group.least_blocks < self._needed_blocks[group]
-
-    def has(self, worker: Worker) -> bool:
-        """Return whether the worker is one of them."""
-        group = worker.group
-        return group not in self._needed_blocks or worker.shape.capacity_blocks < self._needed_blocks[group]
-
-
-ANYWHERE: Final = Below({})
-"""All workers."""
 
 
 class Places:
@@ -83,23 +63,22 @@ class Places:
         pool: Pool,
         entry: Entry,
         now_ns: int,
-        capped: Set[Group] = frozenset(),
-        below: Below = ANYWHERE,
+        kept: Kept = NONE_KEPT,
+        may_go_first: bool = True,
     ) -> Placement | None:
         """Return where in the pool the entry fits now, the roomier of the first CHOICES workers; None if nowhere.
 
-        An older request of the channel waits for its ceiling in the groups that are `capped`, or for workers that are
-        not `below` a size.
+        Not on those that are `kept` for older requests of the channel. Unless it `may_go_first` it needs free blocks.
         """
         best: Placement | None = None
         best_room = looks = 0
-        for group, blocks, least_blocks in self._bookings.of(entry):
-            if group.pool is not pool or group in capped or not below.any_in(group):
+        for group, blocks, least_blocks in self._bookings.of(entry, pool):
+            if kept.has_all(group):
                 continue
             openings = channel.openings(group, self.kind(entry))
             for worker in openings.roomiest_first(blocks, now_ns):
                 too_small = worker.shape.capacity_blocks < least_blocks
-                if too_small or entry.request_id in worker.ledger or not below.has(worker):
+                if too_small or entry.request_id in worker.ledger or kept.has(worker):
                     continue
                 claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
                 room = self._room_blocks(channel, entry, worker, blocks, claim, now_ns)
@@ -116,21 +95,23 @@ class Places:
                 looks += 1
                 if looks == CHOICES:
                     return best
-        if best is not None or below is not ANYWHERE:
+        if best is not None or not may_go_first:
             return best
-        return self.find_first(channel, pool, entry, now_ns, capped)
+        return self.find_first(channel, pool, entry, now_ns, kept)
 
     def find_first(
-        self, channel: Channel, pool: Pool, entry: Entry, now_ns: int, capped: Set[Group] = frozenset()
+        self, channel: Channel, pool: Pool, entry: Entry, now_ns: int, kept: Kept = NONE_KEPT
     ) -> Placement | None:
         """Return where in the pool the entry may go first with nothing free: on the least full of the first few."""
         if not self._engines_preempt or not channel.share.guaranteed_share:
             return None
         best: Placement | None = None
-        for group, blocks, least_blocks in self._bookings.of(entry):
-            if group.pool is not pool or group in capped:
+        for group, blocks, least_blocks in self._bookings.of(entry, pool):
+            if kept.has_all(group):
                 continue
             for worker in self._able(channel, entry, group, (blocks, least_blocks), now_ns):
+                if kept.has(worker):
+                    continue
                 if best is None or worker.reach_blocks > best.worker.reach_blocks:
                     best = Placement(entry, channel, worker, blocks, True)
         return best
@@ -170,12 +151,10 @@ class Places:
 
     # ---- savings ----
 
-    def to_save(
-        self, channel: Channel, pool: Pool, head: Entry, now_ns: int, capped: Set[Group]
-    ) -> tuple[Worker | None, int]:
+    def to_save(self, channel: Channel, pool: Pool, head: Entry, now_ns: int, kept: Kept) -> tuple[Worker | None, int]:
         """Return the worker of the pool with most room on which the head may save, and its booking.
 
-        None of a `capped` group, and only where lower tiers leave it room, if they do anywhere.
+        None that is `kept`, and only where lower tiers leave it room, if they do anywhere.
 
         No worker: others save on all of them. No blocks: no worker may take it whatever ends, so there is nothing to
         save for.
@@ -183,12 +162,11 @@ class Places:
         best: Worker | None = None
         wanted_blocks = 0
         below, has_room = self._tiers.has_lower(channel), False
-        for group, blocks, least_blocks in self._bookings.of(head):
-            if group.pool is not pool or group in capped:
+        for group, blocks, least_blocks in self._bookings.of(head, pool):
+            if kept.has_all(group):
                 continue
-            for worker in islice(channel.openings(group, self.kind(head)).most_room(now_ns), SAVE_LOOKS):
-                too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)
-                if too_small or head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
+            for worker in self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns):
+                if kept.has(worker) or head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
                     continue
                 if below and self.has_room_beside_lower(worker, channel, head, blocks) != has_room:
                     if has_room:
@@ -201,16 +179,25 @@ class Places:
                     best, wanted_blocks = worker, blocks
         return best, wanted_blocks
 
-    def could_save(self, channel: Channel, pool: Pool, head: Entry, now_ns: int, capped: Set[Group]) -> bool:
+    def could_save(self, channel: Channel, pool: Pool, head: Entry, now_ns: int, kept: Kept) -> bool:
         """Return whether some worker may take the head once enough has ended: whether `to_save` tells blocks."""
-        for group, blocks, least_blocks in self._bookings.of(head):
-            if group.pool is not pool or group in capped:
+        for group, blocks, least_blocks in self._bookings.of(head, pool):
+            if kept.has_all(group):
                 continue
-            for worker in islice(channel.openings(group, self.kind(head)).most_room(now_ns), SAVE_LOOKS):
-                too_small = worker.shape.capacity_blocks < max(blocks, least_blocks)
-                if not too_small and head.request_id not in worker.ledger and below_ceiling(worker, channel, blocks):
+            for worker in self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns):
+                if kept.has(worker) or head.request_id in worker.ledger:
+                    continue
+                if below_ceiling(worker, channel, blocks):
                     return True
         return False
+
+    def _large_enough(self, channel: Channel, head: Entry, group: Group, blocks: int, now_ns: int) -> Iterator[Worker]:
+        """Return SAVE_LOOKS workers of the group that could hold `blocks`, roughly those with most room first."""
+        roomy = channel.openings(group, self.kind(head)).most_room(now_ns)
+        if group.least_blocks < blocks:
+            # What is too small may have most room; it must not take the looks at what is not.
+            roomy = (worker for worker in roomy if worker.shape.capacity_blocks >= blocks)
+        return islice(roomy, SAVE_LOOKS)
 
     def kept_out(self, channel: Channel, head: Entry, now_ns: int) -> dict[Group, int]:
         """Return where lower tiers leave the head no room, with what it needs, if nothing else keeps it out anywhere.
@@ -219,9 +206,7 @@ class Places:
         """
         found: dict[Group, int] = {}
         for group, blocks, least_blocks in self._bookings.of(head):
-            for worker in islice(channel.openings(group, self.kind(head)).most_room(now_ns), SAVE_LOOKS):
-                if worker.shape.capacity_blocks < max(blocks, least_blocks):
-                    continue
+            for worker in self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns):
                 capped = not below_ceiling(worker, channel, blocks)
                 if capped or self.has_room_beside_lower(worker, channel, head, blocks):
                     return {}
