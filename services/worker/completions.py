@@ -2,7 +2,7 @@
 
 How many there can be is bounded by the leases of the worker (`max_inflight`): with the queue away nothing new is
 claimed. How large they are together is bounded by nothing but the disk: a result may take megabytes of
-log probabilities.
+log probabilities. The file is never larger than the most that was in it at once, each rounded up to a page.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import IO
+
+from services.worker.pages import PAGE_BYTES, Pages
 
 log = logging.getLogger("worker")
 
@@ -27,10 +30,10 @@ class Completions:
         self._most_bytes = most_bytes
         self._kept: dict[str, bytes] = {}
         self._kept_bytes = 0
-        self._spilled: dict[str, tuple[int, int, Callable[[], bytes]]] = {}
-        """Where in the file, offset and length, and what to say if it is there no more."""
+        self._spilled: dict[str, tuple[list[range], int, Callable[[], bytes]]] = {}
+        """In which pages of the file, how many bytes, and what to say if they are there no more."""
         self._file: IO[bytes] | None = None
-        self._end = 0
+        self._pages = Pages()
 
     def __contains__(self, run_id: str) -> bool:
         """Return whether the run's completion is kept."""
@@ -62,9 +65,11 @@ class Completions:
             return self._kept[run_id]
         if run_id not in self._spilled or self._file is None:
             return b""
-        offset, length, lost = self._spilled[run_id]
+        runs, length, lost = self._spilled[run_id]
+        file = self._file.fileno()
         try:
-            completion = os.pread(self._file.fileno(), length, offset)
+            parts = [os.pread(file, stop - start, offset) for offset, start, stop in _places(runs, length)]
+            completion = b"".join(parts)
             reason = f"{len(completion)} of {length} bytes are there"
         except OSError as error:
             completion, reason = b"", str(error)
@@ -76,20 +81,43 @@ class Completions:
     def forget(self, run_id: str) -> None:
         """Drop a completion that was recorded, or whose lease is lost."""
         self._kept_bytes -= len(self._kept.pop(run_id, b""))
-        if self._spilled.pop(run_id, None) is not None and not self._spilled and self._file is not None:
-            self._file.truncate(0)
-            self._end = 0
+        if run_id in self._spilled:
+            self._release(self._spilled.pop(run_id)[0])
 
     def _spill(self, run_id: str, completion: bytes, lost: Callable[[], bytes]) -> bool:
-        """Append to the file; return whether all of it was taken."""
+        """Write into free pages of the file; return whether all of it was taken."""
+        runs = self._pages.take(-(-len(completion) // PAGE_BYTES))
+        if self._write(completion, runs):
+            self._spilled[run_id] = runs, len(completion), lost
+            return True
+        self._release(runs)
+        return False
+
+    def _write(self, completion: bytes, runs: list[range]) -> bool:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="penstock-completions-")  # noqa: SIM115 (open as long as this)
-            written = os.pwrite(self._file.fileno(), completion, self._end)
+            file = self._file.fileno()
+            return all(
+                os.pwrite(file, completion[start:stop], offset) == stop - start
+                for offset, start, stop in _places(runs, len(completion))
+            )
         except OSError:
             return False
-        if written != len(completion):
-            return False
-        self._spilled[run_id] = (self._end, written, lost)
-        self._end += written
-        return True
+
+    def _release(self, runs: list[range]) -> None:
+        """Give pages back; of those at the end of the file the disk has its room again."""
+        before = len(self._pages)
+        self._pages.give_back(runs)
+        if len(self._pages) < before and self._file is not None:
+            with suppress(OSError):  # They are written over in their turn.
+                os.ftruncate(self._file.fileno(), len(self._pages) * PAGE_BYTES)
+
+
+def _places(runs: list[range], length: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where each run is in the file, and from where to where in the completion is what it holds, in bytes."""
+    start = 0
+    for run in runs:
+        stop = min(start + len(run) * PAGE_BYTES, length)
+        yield run.start * PAGE_BYTES, start, stop
+        start = stop
