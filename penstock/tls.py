@@ -1,7 +1,7 @@
 """TLS of a connection's near end: which files, whether they changed, and channels that follow a change.
 
 Certificates are rotated by putting new files in the place of the old ones. Whoever opens a connection after that uses
-the new ones; connections that are open stay open.
+the new ones; those that are open stay open for the calls that they have.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import os
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import grpc
 
@@ -142,14 +144,15 @@ class RotatingChannel(grpc.aio.Channel):
         self._address, self._options, self._identity = address, options, identity
         self._material = identity.current()
         self._channel = self._made()
-        self._retired: list[grpc.aio.Channel] = []
-        """Channels of old files: their calls go on, and their connections end when they are idle."""
+        self._retired: WeakSet[grpc.aio.Channel] = WeakSet()
+        """Channels of old files, each for as long as somebody holds a call over it, or a method that was not called
+        since; then gRPC closes it."""
 
     def current(self) -> grpc.aio.Channel:
         """Return the channel of the present files."""
         material = self._identity.current()
         if material is not self._material:
-            self._retired.append(self._channel)
+            self._retired.add(self._channel)
             self._material = material
             self._channel = self._made()
         return self._channel
@@ -214,7 +217,13 @@ class _Method:
         if channel is not self._channel:
             self._channel = channel
             self._callable = getattr(channel, self._kind)(*self._arguments, **self._named)
-        return self._callable(*arguments, **named)
+        call = self._callable(*arguments, **named)
+        call.add_done_callback(partial(_hold, channel))
+        return call
+
+
+def _hold(_channel: grpc.aio.Channel, _call: object) -> None:
+    """Do nothing: whoever is to be told of the end of a call holds on to its channel."""
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
