@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 
 class Turn:
@@ -47,7 +47,8 @@ class Turns:
     def __init__(self) -> None:
         """Nobody reads."""
         self._one = asyncio.Semaphore(1)
-        self._submitting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By tenant, of those that submit or wait for it, and of no others."""
 
     def to_read(self) -> Turn:
         """Return a turn for reading and nothing else."""
@@ -59,5 +60,6 @@ class Turns:
 
         What has been read stays in memory while the tenant's quota has no room for it: that of one batch, not of many.
         """
-        async with self._submitting[tenant], Turn(self._one) as turn:
+        lock = self._submitting.setdefault(tenant, asyncio.Lock())
+        async with lock, Turn(self._one) as turn:
             yield turn

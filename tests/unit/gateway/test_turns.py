@@ -125,6 +125,14 @@ async def test_one_has_the_turn_at_a_time_and_another_in_its_pauses_but_none_of_
     assert had[4:] == ["a", "a"]
 
 
+async def test_a_tenant_that_submits_nothing_more_leaves_nothing() -> None:
+    turns = Turns()
+    for number in range(100):
+        async with turns.to_submit(f"tenant-{number}"):
+            assert [*turns._submitting] == [f"tenant-{number}"]
+    assert not turns._submitting
+
+
 async def test_whoever_is_stopped_in_a_pause_gives_no_turn_that_is_anothers() -> None:
     turns = Turns()
     paused = asyncio.Event()
