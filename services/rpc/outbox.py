@@ -32,6 +32,8 @@ class Outbox:
         self._room = asyncio.Event()
         self._room.set()
         self._closed = False
+        self.frames_taken = 0
+        """A reader that goes on takes one as soon as the one before is on its way."""
 
     def __len__(self) -> int:
         """Return the number of unsent messages."""
@@ -99,6 +101,7 @@ class Outbox:
     def _take(self) -> bytes:
         parts: list[bytes] = []
         size_bytes = count = 0
+        self.frames_taken += 1
         while self._messages and count < MAX_FRAME_MESSAGES and size_bytes < TARGET_FRAME_BYTES:
             message = self._messages.popleft()
             count += 1

@@ -131,6 +131,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.epoch = 0
         self.name_taken = False
         self.refused = 0
+        self.listens = asyncio.Event()
+        """While it is not set, of a stream no more than what has come is read."""
+        self.listens.set()
         self._outbox = Outbox()
 
     def hang_up(self) -> None:
@@ -167,6 +170,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                     self.frames.append(frame)
                     for message in frame.messages:
                         self._take(message)
+                    await self.listens.wait()
             finally:
                 outbox.close()
 

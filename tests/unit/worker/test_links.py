@@ -1,4 +1,4 @@
-"""A link whose name another instance has: who gives up, and who goes on asking."""
+"""A link whose name another instance has: who gives up, and who goes on asking. And one whose peer does not read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from services.rpc.names import NameTakenError
 from services.worker.core import messages as m
 from services.worker.links import QUEUE, SCHEDULER, Dialect, Link
 from tests.support.fake_peers import Peers, until
+
+LARGE = s.WorkerToScheduler(draining=s.Draining(reason="x" * 60_000))
 
 
 @pytest_asyncio.fixture
@@ -86,6 +88,39 @@ async def test_who_lost_its_name_at_the_queue_leaves_the_scheduler_to_the_other(
     peers.queue.name_taken = False
     await until(lambda: len(peers.scheduler.opens) == 2, "both streams")
     working.cancel()
+    asking.task.cancel()
+
+
+async def test_a_peer_that_does_not_read_is_told_anew_and_costs_a_bounded_amount(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.links.MAX_UNSENT_BYTES", 1_000_000)
+    monkeypatch.setattr("services.worker.links.UNREAD_LOOK_S", 0.05)
+    asking = Asking(peers.scheduler_port, ask_s=0.0)
+    link = asking.link
+    await asyncio.wait_for(link.let_in.wait(), 60)
+    peers.scheduler.listens.clear()
+    unread = link._outbox
+    for _ in range(1000):  # of which gRPC takes some megabytes
+        link.send(LARGE)
+    await until(lambda: len(peers.scheduler.opens) == 2, "the stream to open again")
+    assert (len(unread), unread.size_bytes) == (0, 0)
+    peers.scheduler.listens.set()
+    link.send(s.WorkerToScheduler(draining=s.Draining(reason="the next")))
+    await until(lambda: "the next" in peers.scheduler.draining, "what is said on the next stream")
+    asking.task.cancel()
+
+
+async def test_a_peer_that_reads_is_told_however_much_it_is(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a new stream the queue is told at once all tokens of what is watched: it would never hear of anything else."""
+    monkeypatch.setattr("services.worker.links.MAX_UNSENT_BYTES", 1_000)
+    monkeypatch.setattr("services.worker.links.UNREAD_LOOK_S", 60.0)
+    asking = Asking(peers.scheduler_port, ask_s=0.0)
+    await asyncio.wait_for(asking.link.let_in.wait(), 60)
+    for _ in range(100):
+        asking.link.send(LARGE)
+    await until(lambda: len(peers.scheduler.draining) == 100, "all of it")
+    assert len(peers.scheduler.opens) == 1
     asking.task.cancel()
 
 
