@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from penstock.results import Progress, Result, TokenDelta, result_from, tokens_f
 
 if TYPE_CHECKING:
     from penstock.queue.v1.queue_pb2_grpc import QueueServiceAsyncStub
+
+MAX_POSITIONS = 65_536
+"""Requests whose tokens are followed at once: as many as sixteen workers may have leases for."""
 
 Event: TypeAlias = Result | TokenDelta | Progress
 
@@ -135,11 +139,15 @@ class WatchSession:
 
 
 class TokenPositions:
-    """How far the tokens of each running completion have been handed on."""
+    """How far the tokens of each running completion have been handed on.
+
+    A result that was deleted before it was read never comes: of more than MAX_POSITIONS requests without one, those of
+    which nothing was heard for longest are forgotten.
+    """
 
     def __init__(self) -> None:
         """Nothing seen yet."""
-        self._seen: dict[str, dict[int, _Position]] = {}
+        self._seen: OrderedDict[str, dict[int, _Position]] = OrderedDict()
 
     def advance(self, delta: request_pb2.TokenDelta) -> bool:
         """Cut off `delta` what has been seen; return whether anything is left that joins without a gap.
@@ -148,6 +156,9 @@ class TokenPositions:
         start. What leaves a gap is left out, with all that follows it: the result has it.
         """
         positions = self._seen.setdefault(delta.request_id, {})
+        self._seen.move_to_end(delta.request_id)
+        if len(self._seen) > MAX_POSITIONS:
+            self._seen.popitem(last=False)
         position = positions.get(delta.index)
         if position is None or delta.attempt > position.attempt:
             position = positions[delta.index] = _Position(delta.attempt)

@@ -30,6 +30,19 @@ async def test_breaks_lose_and_repeat_nothing(seed: int) -> None:
     assert [result.request_id for result in results] == [result.request_id for result in queue.results]
 
 
+def test_requests_whose_results_never_come_are_forgotten_and_those_that_go_on_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.watching.MAX_POSITIONS", 10)
+    positions = TokenPositions()
+    for number in range(200):
+        assert positions.advance(TokenDelta(request_id=f"deleted-{number}", attempt=1, token_ids=[1], text="a"))
+        again = TokenDelta(request_id="goes on", attempt=1, token_ids=range(number + 1), text="a" * (number + 1))
+        assert positions.advance(again)
+        assert (list(again.token_ids), again.offset, again.text) == ([number], number, "a")
+        assert len(positions._seen) <= 10
+
+
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     resumes=st.lists(st.integers(0, 7), max_size=5),
