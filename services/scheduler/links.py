@@ -14,6 +14,7 @@ from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
 from services.rpc.outbox import Outbox
 from services.rpc.streams import StreamMethod, stream_method
+from services.rpc.unread import end_unread
 from services.scheduler import wire
 from services.scheduler.core.messages import QueueOpened
 from services.scheduler.runner import Runner
@@ -51,6 +52,7 @@ class BacklogLink:
         outbox = Outbox()
         outbox.put(wire.backlog_open(self._name))
         call = backlog(outbox.frames())
+        unread = asyncio.create_task(end_unread(call, outbox, "the queue", log), name="unread")
         opened = False
         try:
             async for frame in call:
@@ -68,8 +70,10 @@ class BacklogLink:
         except asyncio.CancelledError:
             if cancelled_by_somebody():
                 raise
-            return "the stream broke off"  # gRPC cancels a call whose next frame cannot be made
+            # By `end_unread`, or by gRPC, which cancels a call whose next frame cannot be made.
+            return "the stream broke off"
         finally:
+            unread.cancel()
             outbox.close()
             call.cancel()
             if opened:

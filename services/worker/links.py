@@ -21,10 +21,11 @@ from penstock.queue.v1 import queue_pb2 as q
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from penstock.tls import Access
 from services.rpc.backoff import Backoff
-from services.rpc.limits import CHANNEL_OPTIONS, MAX_UNSENT_BYTES
+from services.rpc.limits import CHANNEL_OPTIONS
 from services.rpc.names import ASK_S, NameTakenError
 from services.rpc.outbox import Outbox
 from services.rpc.streams import stream_method
+from services.rpc.unread import end_unread
 from services.worker import wire
 from services.worker.core import messages as m
 
@@ -32,10 +33,6 @@ log = logging.getLogger("worker.links")
 
 Up = TypeVar("Up", s.WorkerToScheduler, q.WorkerToQueue)
 """What the worker says on a stream."""
-
-UNREAD_LOOK_S = 10.0
-"""Between two looks at whether the peer reads. One that does takes a frame within moments, also over a slow link,
-however much there is: on a new stream it is told all tokens of what is watched at once."""
 
 QUEUE = q.DESCRIPTOR.services_by_name["QueueService"]
 SCHEDULER = s.DESCRIPTOR.services_by_name["SchedulerService"]
@@ -155,7 +152,7 @@ class Link(Generic[Up]):
         try:
             self._outbox.put(await self._opening)
             call = stream_method(channel, self._dialect.service, self._dialect.method)(self._outbox.frames())
-            watch = asyncio.create_task(self._watch(call, self._outbox), name="unread")
+            watch = asyncio.create_task(end_unread(call, self._outbox, self._dialect.name, log), name="unread")
             async for frame in call:
                 if not opened:
                     opened = True
@@ -174,23 +171,13 @@ class Link(Generic[Up]):
         except asyncio.CancelledError:
             if cancelled_by_somebody():
                 raise
-            # By `_watch`, or by gRPC, which cancels a call whose next frame cannot be made, and tells nobody why.
+            # By `end_unread`, or by gRPC, which cancels a call whose next frame cannot be made, and tells nobody why.
             return "the stream broke off"
         finally:
             if watch is not None:
                 watch.cancel()
             self._outbox.close()
             self._post(self._dialect.down)
-
-    async def _watch(self, call: Any, outbox: Outbox) -> None:
-        """End a stream whose peer reads nothing, once too much is unread: the next open says the same."""
-        taken = -1
-        while outbox.size_bytes <= MAX_UNSENT_BYTES or outbox.frames_taken != taken:
-            taken = outbox.frames_taken
-            await asyncio.sleep(UNREAD_LOOK_S)
-        log.warning("%s: more than %d bytes are unread", self._dialect.name, MAX_UNSENT_BYTES)
-        outbox.discard()
-        call.cancel()
 
     def _name_taken(self, reason: str) -> None:
         """Give up if an instance that has not done anything yet has asked for long enough.

@@ -94,8 +94,8 @@ async def test_who_lost_its_name_at_the_queue_leaves_the_scheduler_to_the_other(
 async def test_a_peer_that_does_not_read_is_told_anew_and_costs_a_bounded_amount(
     peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.worker.links.MAX_UNSENT_BYTES", 1_000_000)
-    monkeypatch.setattr("services.worker.links.UNREAD_LOOK_S", 0.05)
+    monkeypatch.setattr("services.rpc.unread.MAX_UNSENT_BYTES", 1_000_000)
+    monkeypatch.setattr("services.rpc.unread.UNREAD_LOOK_S", 0.05)
     asking = Asking(peers.scheduler_port, ask_s=0.0)
     link = asking.link
     await asyncio.wait_for(link.let_in.wait(), 60)
@@ -113,8 +113,8 @@ async def test_a_peer_that_does_not_read_is_told_anew_and_costs_a_bounded_amount
 
 async def test_a_peer_that_reads_is_told_however_much_it_is(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a new stream the queue is told at once all tokens of what is watched: it would never hear of anything else."""
-    monkeypatch.setattr("services.worker.links.MAX_UNSENT_BYTES", 1_000)
-    monkeypatch.setattr("services.worker.links.UNREAD_LOOK_S", 60.0)
+    monkeypatch.setattr("services.rpc.unread.MAX_UNSENT_BYTES", 1_000)
+    monkeypatch.setattr("services.rpc.unread.UNREAD_LOOK_S", 60.0)
     asking = Asking(peers.scheduler_port, ask_s=0.0)
     await asyncio.wait_for(asking.link.let_in.wait(), 60)
     for _ in range(100):
