@@ -15,7 +15,8 @@ from setuptools import setup
 COMPILED: dict[str, str] = {
     "services/core": "value",
     "services/rpc": "backoff encoding outbox streams",
-    "services/queue/core": "audit book effects entry lifecycle lines machine messages offers quotas records workers",
+    "services/queue/core": """ages audit book effects entry lifecycle lines machine messages offers quotas records
+        workers""",
     "services/queue": "committer items outlet payloads rights speaker wire",
     "services/queue/files": "changes listing rows shelf",
     "services/queue/storage": "health loading rocksdb_store spot_check store synced",
@@ -39,7 +40,7 @@ COMPILED: dict[str, str] = {
   `frames`, `reader`, and `windows`, of which the servicers are made;
 - pydantic models and what only reads them: `settings`, `services/config*`;
 - code that runs at the start, at the end, or for an operator: `__main__`, `service`, `admin`, `backup`, `recovery`,
-  `migration`, `verify`, `metrics`, `tracing`;
+  `migration`, `lives`, `verify`, `metrics`, `tracing`;
 - `worker/tokenizer`, `worker/nursery`: what a forked child does with pickles fails without a word when it is compiled;
 - engines (vLLM is Python; the simulated one stands for it) and the gateway, which is a client.
 """

@@ -16,6 +16,7 @@ from services.clock import Clock
 from services.queue import wire
 from services.queue.committer import Committer, RefusedError
 from services.queue.core import records
+from services.queue.core.ages import Ages
 from services.queue.core.effects import Cancelled, Deleted, Inspected, QueueView, Requeued
 from services.queue.core.entry import parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
@@ -59,12 +60,14 @@ class Admin:
         clock: Clock,
         store_id: str,
         batch_channel: Callable[[], str],
+        ages: Ages,
     ) -> None:
         """Ask `committer` for what changes, and read results with `reader`.
 
         `batch_channel` returns the channel for batches of the caller's for which nobody has named one.
         """
         self._batch_channel = batch_channel
+        self._ages = ages
         self._committer = committer
         self._reader = reader
         self._speaker = speaker
@@ -168,7 +171,7 @@ class Admin:
 
         Raises StoreError or RefusedError.
         """
-        before_ns = self._clock.now_ns() - ttl_ns
+        before_ns = self._ages.ago(self._clock.now_ns(), ttl_ns)
         deleted, after = 0, b""
         while True:
             # Each page after the last one: what of that could not be deleted would be found again and again.

@@ -14,6 +14,7 @@ from services.queue.files.shelf import Shelf, ShelfRefusedError
 from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics
 from services.queue.settings import QueueSettings
+from services.queue.storage.lives import Lives
 from services.queue.storage.spot_check import SpotCheck
 from services.queue.storage.store import Store, StoreError
 from services.queue.watch.hub import WatchHub
@@ -48,8 +49,9 @@ class Clockwork:
         admin: Admin,
         shelf: Shelf,
         metrics: QueueMetrics,
+        lives: Lives,
     ) -> None:
-        """Post to `committer`, sweep by `admin` and `shelf`, show `metrics`."""
+        """Post to `committer`, sweep by `admin` and `shelf`, show `metrics`, note the clock in `lives`."""
         self._settings = settings
         self._clock = clock
         self._committer = committer
@@ -57,6 +59,7 @@ class Clockwork:
         self._admin = admin
         self._shelf = shelf
         self._metrics = metrics
+        self._lives = lives
         self._spots = SpotCheck(metrics.audit_violations.inc)
         self._told_behind_s = 0.0
 
@@ -76,10 +79,14 @@ class Clockwork:
                 await asyncio.sleep(self._settings.worker_grace_s)
 
     async def sweeps(self) -> None:
-        """Delete what is old, for ever; beside the ticks, since a sweep after a burst takes as long as it takes."""
+        """Note the clock, and delete what is old by it, for ever.
+
+        Beside the ticks, since a sweep after a burst takes as long as it takes.
+        """
         ttl_ns = int(self._settings.result_ttl_s * 1e9)
         await self._committer.loaded.wait()
         while True:
+            await self._note_clock()
             await self.sweep(ttl_ns)
             await asyncio.sleep(SWEEP_S)
 
@@ -90,6 +97,15 @@ class Clockwork:
                 await sweep()
             except (StoreError, RefusedError, ShelfRefusedError) as error:
                 log.warning("what is old is not deleted now: %s", error)
+
+    async def _note_clock(self) -> None:
+        now_ns = self._clock.now_ns()
+        if not self._lives.is_note_due(now_ns):
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._lives.note, now_ns)
+        except StoreError as error:
+            log.warning("the clock is not noted now: %s", error)
 
     async def _until_loaded(self) -> None:
         """Return once every request of the store is known, and say so."""

@@ -7,6 +7,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import grpc
 
@@ -34,6 +35,7 @@ from services.queue.servicer import Parts, QueueServicer
 from services.queue.settings import QueueSettings
 from services.queue.speaker import Greeting, Speaker
 from services.queue.storage.backup import backups_of
+from services.queue.storage.lives import Lives
 from services.queue.storage.loading import Loading
 from services.queue.storage.read_faults import ReadFaults
 from services.queue.storage.reader import Reader
@@ -74,6 +76,7 @@ class Service:
         recovery = Recovery(store)
         recovery.pass_numbers_over()
         store_id = store_id_of(store, lambda: secrets.token_hex(4))
+        self._lives = Lives(store, self._clock.now_ns())
         channels = tuple(settings.channels)
         lease_ns = int(settings.lease_s * 1e9)
         self._rules = rules = Rules(
@@ -112,7 +115,14 @@ class Service:
             self.committer, channels, settings.default_channel, self._clock, telemetry, metrics
         )
         self._admin = Admin(
-            self.committer, self._reader, self._speaker, metrics, self._clock, store_id, intake.batch_channel
+            self.committer,
+            self._reader,
+            self._speaker,
+            metrics,
+            self._clock,
+            store_id,
+            intake.batch_channel,
+            self._lives.ages,
         )
         backup = BackupCall(self.committer, self._clock, settings.backup_dir or backups_of(settings.data_dir))
         parts = Parts(
@@ -129,8 +139,10 @@ class Service:
         )
         self.servicer = QueueServicer(parts)
         self._reloader = Reloader(settings, "queue", self.reconfigure, registry=metrics.registry)
-        self._shelf = Shelf(store, self._clock, self._content_refusal, faults)
-        self.clockwork = Clockwork(settings, self._clock, self.committer, self._hub, self._admin, self._shelf, metrics)
+        self._shelf = Shelf(store, self._clock, self._content_refusal, faults, self._lives.ages)
+        self.clockwork = Clockwork(
+            settings, self._clock, self.committer, self._hub, self._admin, self._shelf, metrics, self._lives
+        )
 
     def _renew_interests(self) -> None:
         """Tell a rebuilt machine whose tokens are wanted."""
@@ -197,6 +209,8 @@ class Service:
             self._shelf.stop()
             await asyncio.gather(*beside, stopping, return_exceptions=True)
             self._reader.close()
+            with suppress(StoreError):
+                self._lives.note(self._clock.now_ns())
             self._store.close()
         for task in beside:
             if not task.cancelled() and (error := task.exception()) is not None:

@@ -16,6 +16,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Final, NamedTuple
 
 from services.core.value import fields
+from services.queue.core.ages import Ages, Gap
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 
@@ -50,6 +51,7 @@ FAMILIES: tuple[str, ...] = (*REQUEST_FAMILIES, META, *FILE_FAMILIES)
 SCHEMA_KEY: Final = b"schema_version"
 STORE_ID_KEY: Final = b"store_id"
 COUNTERS_KEY: Final = b"counters"
+CLOCK_KEY: Final = b"clock"
 
 _ROW_VERSION: Final = 1
 _UNCOUNTED_ROW_VERSION: Final = 2
@@ -286,6 +288,19 @@ def decode_counters(row: bytes) -> Counters:
     if len(row) != _COUNTERS.size:
         raise ValueError(f"the counters take {_COUNTERS.size} bytes, the row has {len(row)}")
     return Counters(*_COUNTERS.unpack(row))
+
+
+def encode_clock(known_ns: int, ages: Ages) -> bytes:
+    """Return the row of the clock in `meta`: the last that is known of it, and the gaps that are not counted."""
+    return seq_key(known_ns) + b"".join(_PAIR.pack(*gap) for gap in ages.gaps)
+
+
+def decode_clock(row: bytes) -> tuple[int, Ages]:
+    """Read the row of the clock; raises ValueError if it is not one."""
+    known, gaps = row[:8], row[8:]
+    if len(known) < 8 or len(gaps) % _PAIR.size:
+        raise ValueError(f"the row of the clock has {len(row)} bytes")
+    return seq_of(known), Ages(tuple([Gap(*pair) for pair in _PAIR.iter_unpack(gaps)]))
 
 
 def encode_result(head: ResultHead, body: bytes) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from penstock.files.v1 import files_pb2 as pb
 from penstock.limits import PART_BYTES
+from services.queue.core.ages import NO_GAPS, Ages
 from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT
 from services.queue.core.records import FILES, PARTS, RECORDS
@@ -63,9 +64,10 @@ class ConflictError(ChangeError):
 class Draft:
     """The store as it will be: what it holds, and over it what is to be written."""
 
-    def __init__(self, store: Store, now_ns: int) -> None:
+    def __init__(self, store: Store, now_ns: int, ages: Ages = NO_GAPS) -> None:
         """Begin with what is durable."""
         self.now_ns = now_ns
+        self.ages = ages
         self._store = store
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
 
@@ -221,7 +223,7 @@ def sweep(draft: Draft, file_ids: Sequence[str], records: Sequence[tuple[str, st
     deleted = 0
     for file_id in file_ids:
         row = draft.get(FILES, file_key(file_id))
-        if row is not None and file_is_due(read_file(row), draft.now_ns):
+        if row is not None and file_is_due(read_file(row), draft.ages, draft.now_ns):
             deleted += delete(draft, file_id)
     for kind, record_id in records:
         key = record_key(kind, record_id)
@@ -232,11 +234,14 @@ def sweep(draft: Draft, file_ids: Sequence[str], records: Sequence[tuple[str, st
     return deleted
 
 
-def file_is_due(file: pb.File, now_ns: int) -> bool:
+def file_is_due(file: pb.File, ages: Ages, now_ns: int) -> bool:
     """Whether a file is to be deleted: expired, or an upload its client has left."""
-    return 0 < file.expires_unix_ns <= now_ns or (file.uploading and file.touched_unix_ns + ABANDONED_NS <= now_ns)
+    if file.uploading:
+        return file.touched_unix_ns <= ages.ago(now_ns, ABANDONED_NS)
+    kept_ns = file.expires_unix_ns - file.created_unix_ns
+    return file.expires_unix_ns > 0 and file.created_unix_ns <= ages.ago(now_ns, kept_ns)
 
 
 def record_is_due(record: pb.Record, now_ns: int) -> bool:
-    """Whether a record is to be deleted."""
+    """Whether a record is to be deleted; when, its client has said by the clock."""
     return 0 < record.expires_unix_ns <= now_ns

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from penstock.files.v1 import files_pb2 as pb
 from penstock.limits import PART_BYTES
 from services.clock import Clock
+from services.queue.core.ages import NO_GAPS, Ages
 from services.queue.core.records import FILES, PARTS, RECORDS
 from services.queue.files import changes
 from services.queue.files.changes import ChangeError, Draft, UnknownError
@@ -78,11 +79,13 @@ class Shelf:
         clock: Clock,
         refusal: Callable[[], ShelfRefusedError | None],
         faults: ReadFaults | None = None,
+        ages: Ages = NO_GAPS,
     ) -> None:
-        """Keep everything in `store`; `refusal` says why content is refused now, or None."""
+        """Keep everything in `store`; `refusal` says why content is refused now, or None; `ages` what it is old by."""
         self._faults = faults or ReadFaults()
         self._store = store
         self._clock = clock
+        self._ages = ages
         self._refusal = refusal
         self._waiting: list[_Waiting] = []
         self._waiting_bytes = 0
@@ -158,7 +161,7 @@ class Shelf:
                 waiting.answer.set_result(answer)
 
     def _write(self, taken: Sequence[_Waiting]) -> list[Any]:
-        draft = Draft(self._store, self._clock.now_ns())
+        draft = Draft(self._store, self._clock.now_ns(), self._ages)
         answers: list[Any] = []
         for waiting in taken:
             try:
@@ -270,7 +273,9 @@ class Shelf:
         now_ns = self._clock.now_ns()
         files, self._swept_files = await self._to_sweep(FILES, self._swept_files)
         records, self._swept_records = await self._to_sweep(RECORDS, self._swept_records)
-        due_files = [file.file_id for file in readable(read_file, files) if changes.file_is_due(file, now_ns)]
+        due_files = [
+            file.file_id for file in readable(read_file, files) if changes.file_is_due(file, self._ages, now_ns)
+        ]
         due_records = [
             (record.kind, record.record_id)
             for record in readable(read_record, records)

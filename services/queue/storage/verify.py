@@ -26,7 +26,7 @@ PAGE_BODIES = 16
 """Payloads or results read at once: each may have 12 MiB."""
 
 STOPS = (Outcome.CANCELLED, Outcome.EXPIRED)
-KNOWN_META = {r.SCHEMA_KEY, r.STORE_ID_KEY, r.COUNTERS_KEY, b"probe"}
+KNOWN_META = {r.SCHEMA_KEY, r.STORE_ID_KEY, r.COUNTERS_KEY, r.CLOCK_KEY, b"probe"}
 UNREADABLE = (ValueError, TypeError, DecodeError)
 """What decoders of rows raise."""
 
@@ -88,7 +88,7 @@ class Verifier:
     # ---- families ----
 
     def _meta(self) -> Iterator[Violation]:
-        """Schema known, store named, counters readable, and nothing else."""
+        """Schema known, store named, counters and clock readable, and nothing else."""
         rows = dict(self._store.scan(r.META, b"", b"", PAGE_ROWS))
         self.counts[r.META] = len(rows)
         schema = rows.get(r.SCHEMA_KEY)
@@ -102,6 +102,8 @@ class Verifier:
                 yield Violation(r.META, r.COUNTERS_KEY, "the counters cannot be read")
             else:
                 self._counters = counters
+        if r.CLOCK_KEY in rows and _read(r.decode_clock, rows[r.CLOCK_KEY]) is None:
+            yield Violation(r.META, r.CLOCK_KEY, "the clock cannot be read")
         for key in rows.keys() - KNOWN_META:
             yield Violation(r.META, key, "not a row this program writes")
 

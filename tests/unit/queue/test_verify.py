@@ -143,6 +143,7 @@ CASES: list[tuple[str, Damage, str]] = [
     ("schema newer", put(r.META, r.SCHEMA_KEY, b"9"), f"meta {r.SCHEMA_KEY.hex()}: schema version b'9'"),
     ("no name", drop(r.META, r.STORE_ID_KEY), f"meta {r.STORE_ID_KEY.hex()}: the store has no name"),
     ("counters cut", put(r.META, r.COUNTERS_KEY, b"\0"), f"meta {r.COUNTERS_KEY.hex()}: the counters cannot be read"),
+    ("clock cut", put(r.META, r.CLOCK_KEY, b"\0"), f"meta {r.CLOCK_KEY.hex()}: the clock cannot be read"),
     ("foreign row", put(r.META, b"x", b""), "meta 78: not a row this program writes"),
     ("results miscounted", counters(results=3), f"meta {r.COUNTERS_KEY.hex()}: 3 results are counted, 2 are kept"),
     ("number not given out", counters(seq=2), f"requests {DEAD.hex()}: the last number given out is 2"),
