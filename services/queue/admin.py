@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,9 +24,9 @@ from services.queue.core.messages import Cancel, Delete, EndedRow, Inspect, Insp
 from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics, age_ns
 from services.queue.speaker import Speaker
-from services.queue.storage.read_faults import code_of, decoded
+from services.queue.storage.read_faults import code_of
 from services.queue.storage.reader import Reader
-from services.queue.storage.store import Store, StoreDamagedError, StoreError
+from services.queue.storage.store import Store, StoreError
 from services.queue.submits.validate import check_name
 from services.rpc.strict import BadInputError
 
@@ -38,11 +37,7 @@ PAGE_MOST = 1000
 """Dead letters in one response; a page stays well below one frame."""
 
 DELETE_PAGE = 250
-"""Results deleted in one commit, so that a large delete does not hold up everybody else's: they are read for it, and
-with 200 kB of log probabilities each that takes a third of a second."""
-
-RESULTS_AT_ONCE = 16
-"""Results read at once for the heads of those to be deleted: their bodies, which are read with them, may be large."""
+"""Results deleted in one commit, so that a large delete does not hold up everybody else's."""
 
 MAX_IDS = 10_000
 """Names in one call; a frame of 16 MiB could hold half a million, and all would be in one commit."""
@@ -163,7 +158,8 @@ class Admin:
 
     async def _delete(self, context: Context, seqs: Sequence[int]) -> int:
         sees = CALLER.get().sees
-        done: Deleted = await self._ask(context, lambda ticket: _delete_item(ticket, seqs, sees))
+        rows = [row for row in await self._reader.heads(seqs) if sees in {None, row.tenant}]
+        done: Deleted = await self._ask(context, partial(delete_item, rows=rows))
         return done.deleted
 
     async def sweep(self, ttl_ns: int) -> int:
@@ -178,7 +174,11 @@ class Admin:
             old, after = await self._reader.older_than(before_ns, DELETE_PAGE, after)
             if not old:
                 return deleted
-            done: Deleted = await self._committer.ask(partial(_delete_item, seqs=old, before_ns=before_ns))
+            # What is damaged stays, for nobody has named it, and all else would stay with it. And a dead letter may be
+            # younger than it was: requeued, and ended anew, since its age was read.
+            heads = await self._reader.heads(old, past_damage=True)
+            rows = [row for row in heads if row.completed_ns < before_ns]
+            done: Deleted = await self._committer.ask(partial(delete_item, rows=rows))
             self._metrics.expired_results.inc(done.deleted)
             deleted += done.deleted
 
@@ -302,38 +302,18 @@ def subject_ids(request: queue_pb2.CancelRequest | queue_pb2.DeleteRequest) -> t
     return ids_of(request.request_ids) if kind == "request_ids" else None
 
 
-def _delete_item(ticket: int, seqs: Sequence[int], sees: str | None = None, before_ns: int | None = None) -> Lookup:
-    """Return a delete that reads, right before it is stepped, what there is to delete for a caller.
+def delete_item(ticket: int, rows: Sequence[EndedRow]) -> Lookup:
+    """Return a delete of those of `rows` that are still what they were when they were read.
 
-    With `before_ns`, of what ended before that time: a dead letter may have been requeued, and have ended anew, since
-    its age was read. And what is damaged stays then, for nobody has named it, and all else would stay with it.
+    That is looked up right before it is stepped, and in the log, whose rows are small: what is to be deleted may have
+    bodies of megabytes, and all that everybody else commits waits for this look. A result that was deleted meanwhile
+    has no place there any more, and one that took its place, as of a revived dead letter, has another.
     """
 
-    def wanted(row: EndedRow) -> bool:
-        return sees in {None, row.tenant} and (before_ns is None or row.completed_ns < before_ns)
-
     def read(store: Store) -> Delete:
-        rows = _ended_rows(store, seqs, past_damage=before_ns is not None)
-        return Delete(ticket, tuple(row for row in rows if wanted(row)))
+        places = [records.completion_key((row.tenant, row.batch), row.completion_seq) for row in rows]
+        found = store.get_many(records.COMPLETIONS, places)
+        held = zip(rows, found, strict=True)
+        return Delete(ticket, tuple([row for row, seq in held if seq == records.seq_key(row.seq)]))
 
     return Lookup(ticket, read)
-
-
-def _ended_rows(store: Store, seqs: Sequence[int], past_damage: bool) -> Iterator[EndedRow]:
-    """Yield what deleting needs of the results there are; raises StoreError, unless `past_damage` of a damaged one."""
-    for first in range(0, len(seqs), RESULTS_AT_ONCE):
-        some = seqs[first : first + RESULTS_AT_ONCE]
-        try:
-            yield from _heads(store, some)
-        except StoreDamagedError:
-            if not past_damage:
-                raise
-            for seq in some:
-                with suppress(StoreDamagedError):
-                    yield from _heads(store, [seq])
-
-
-def _heads(store: Store, seqs: Sequence[int]) -> list[EndedRow]:
-    rows = store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs])
-    found = ((seq, row) for seq, row in zip(seqs, rows, strict=True) if row is not None)
-    return [EndedRow(seq, *decoded(records.decode_result, row)[0]) for seq, row in found]

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from penstock.request.v1 import request_pb2
-from services.queue.admin import _delete_item
+from services.queue.admin import delete_item
 from services.queue.core.entry import DEFAULT_TENANT, RequestMeta, parse_request_id
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import Cancel, Inspect, NewRequest, RequeueDead
+from services.queue.storage import store
 from services.queue.submits.intake import submit_item
 from tests.simulation.durable import STORE_ID
 from tests.simulation.network import DOWN, Network, Stream
@@ -263,10 +264,11 @@ class ClientActor(Process):
     def _delete(self, key: str, request_id: str) -> None:
         if request_id in self.read[key].to_delete:
             seqs = (parse_request_id(STORE_ID, request_id),)
-            self.call(("delete", (key, request_id)), partial(_delete_item_of, seqs))
+            self.call(("delete", (key, request_id)), partial(_delete_item_of, self.queue, seqs))
             self.timer(RETRY_NS, self._delete, key, request_id)
 
 
-def _delete_item_of(seqs: tuple[int, ...], ticket: int) -> Any:
-    """Return the item of a delete as the queue's servicer makes it."""
-    return _delete_item(ticket, seqs)
+def _delete_item_of(queue: QueueActor, seqs: tuple[int, ...], ticket: int) -> Any:
+    """Return the item of a delete as the queue's servicer makes it; raises StoreError."""
+    rows, _ = store.durably(queue.store, partial(queue.reader._heads, seqs, False))
+    return delete_item(ticket, rows)

@@ -107,8 +107,12 @@ class SimCommitter(Committer):
     def ask_for(self, source: int, make: Callable[[int], Any], answer: Answer) -> None:
         """Post the item that `make` builds for a ticket, a submit in its turn, and have `answer` told."""
         ticket = next(self._tickets)
+        try:
+            item = make(ticket)
+        except StoreError as error:  # what the servicer reads before it asks
+            answer.set_exception(error)
+            return
         self._answers[ticket] = answer  # type: ignore[assignment]
-        item = make(ticket)
         if isinstance(item, m.Submit) or getattr(item, "submits", False):
             self._submits.put(
                 ("t", source), SUBMITS_AT_ONCE // 2, item

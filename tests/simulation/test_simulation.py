@@ -26,7 +26,7 @@ FOUND_BY = {
     "numbers-given-twice": 45,
     "answer-before-sync": 0,
     "built-of-doubt": 3,
-    "told-in-doubt": 155,
+    "told-in-doubt": 133,
     "looked-up-before-heal": 1602,
     "grant-beyond-free": 3,
     "last-in-first-out": 2,

@@ -311,10 +311,15 @@ def encode_result(head: ResultHead, body: bytes) -> bytes:
 
 def decode_result(row: bytes) -> tuple[ResultHead, bytes]:
     """Return the head and the encoded result of a row of `results`; raises ValueError if it is not one."""
+    return decode_head(row), row[_result_head(row)[2] :]
+
+
+def decode_head(row: bytes) -> ResultHead:
+    """Return the head of a row of `results`, with no copy of what is behind it; raises ValueError if it is not one."""
     completion_seq, completed_ns, end = _result_head(row)
     tenant, key, batch = _names(row[_RESULT.size : end])
     # Results, which are large, are not written anew when a store of schema 2 is brought up to date.
-    return ResultHead(completion_seq, completed_ns, tenant or DEFAULT_TENANT, key, batch), row[end:]
+    return ResultHead(completion_seq, completed_ns, tenant or DEFAULT_TENANT, key, batch)
 
 
 def _names(row: bytes) -> list[str]:

@@ -14,8 +14,9 @@ from penstock.request.v1 import request_pb2
 from services.queue import wire
 from services.queue.core import records
 from services.queue.core.entry import BatchKey, Entry, request_id_of
+from services.queue.core.messages import EndedRow
 from services.queue.storage.read_faults import ReadFaults, decoded
-from services.queue.storage.store import Store, durably
+from services.queue.storage.store import Store, StoreDamagedError, durably
 
 READ_THREADS = 2
 """Reads at once: enough that one slow page does not hold up the rest."""
@@ -103,6 +104,37 @@ class Reader:
         results = [(seq, self._result(seq, sees)) for seq in seqs]
         return {seq for seq, found in results if found and found.result().outcome == request_pb2.OUTCOME_CANCELLED}
 
+    async def heads(self, seqs: Sequence[int], past_damage: bool = False) -> list[EndedRow]:
+        """Return what deleting needs of the results there are of these requests; with `past_damage` of none damaged.
+
+        Their bodies are read with them, and let go of: whoever asks pays for their size, and not who commits meanwhile.
+        """
+        found: list[EndedRow] = []
+        first = 0
+        while first < len(seqs):
+            heads, count = await self._off_loop(partial(self._heads, seqs[first:], past_damage))
+            found += heads
+            first += count
+        return found
+
+    def _heads(self, seqs: Sequence[int], past_damage: bool) -> tuple[list[EndedRow], int]:
+        """Return the heads of the first of these results, up to PAGE_BYTES, and of how many requests they are."""
+        found: list[EndedRow] = []
+        size_bytes = count = 0
+        try:
+            for row in self._rows(seqs, LOOK_RESULTS):
+                if row is not None:
+                    found.append(EndedRow(seqs[count], *decoded(records.decode_head, row)))
+                    size_bytes += len(row)
+                count += 1
+                if size_bytes >= PAGE_BYTES:
+                    break
+        except StoreDamagedError:
+            if not past_damage:
+                raise
+            count = max(count, 1)  # one that was read by itself, as the first of a job is, is the damaged one
+        return found, count
+
     async def in_chunks(self, seqs: Sequence[int]) -> AsyncIterator[list[wire.StoredResult]]:
         """Yield the results there are of these requests, in the given order, as many at once as are small together."""
         first = 0
@@ -126,14 +158,18 @@ class Reader:
 
     def _each(self, seqs: Sequence[int]) -> Iterator[wire.StoredResult | None]:
         """Yield the result of each of these requests, or None; of large ones few are read ahead of what is taken."""
+        for row in self._rows(seqs, MOST_CHUNK):
+            yield None if row is None else decoded(wire.read_result, row)
+
+    def _rows(self, seqs: Sequence[int], most: int) -> Iterator[bytes | None]:
+        """Yield the row of each result, or None, at most `most` of them read at once."""
         first, count = 0, 1
         while first < len(seqs):
             rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs[first : first + count]])
-            results = [None if row is None else decoded(wire.read_result, row) for row in rows]
-            yield from results
+            yield from rows
             first += count
-            largest = max((len(result.body) for result in results if result is not None), default=1)
-            count = max(1, min(MOST_CHUNK, PAGE_BYTES // max(largest, 1)))
+            largest = max((len(row) for row in rows if row is not None), default=1)
+            count = max(1, min(most, PAGE_BYTES // max(largest, 1)))
 
     def _results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
         rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs if seq >= 0])
@@ -219,7 +255,7 @@ class Reader:
 
 def _seen(row: bytes, sees: str | None) -> bool:
     """Whether a result is there for a caller that sees this tenant's only; None: everybody's."""
-    return sees is None or decoded(records.decode_result, row)[0].tenant == sees
+    return sees is None or decoded(records.decode_head, row).tenant == sees
 
 
 LAST = (1 << 64) - 1

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 from unittest.mock import AsyncMock, patch
 
 import grpc
 import pytest
 
 from penstock.queue.v1 import queue_pb2
-from services.queue.admin import RESULTS_AT_ONCE
+from penstock.request.v1 import request_pb2
+from services.queue.admin import delete_item
 from services.queue.core.effects import Write
-from services.queue.core.entry import request_id_of
+from services.queue.core.entry import DEFAULT_TENANT, request_id_of
+from services.queue.core.messages import Cancel, Delete, RequeueDead
 from services.queue.core.records import EXPIRY, RESULTS, expiry_key, seq_key
+from services.queue.storage.reader import LOOK_RESULTS, PAGE_BYTES, Reader
+from services.queue.storage.store import Store, StoreDamagedError
 from services.telemetry import Telemetry
 from tests.support.modules import COMPILED
-from tests.support.serving import Peer, ids, refused, serving, text
+from tests.support.queueing import STORE_ID, Queue, dead_letter, meta, working
+from tests.support.serving import COMPLETED, Peer, ids, refused, serving, text
 from tests.support.waiting import wait_for_async
 
 
@@ -45,7 +52,101 @@ async def test_what_is_to_be_deleted_is_read_a_few_results_at_a_time(peer: Peer)
         assert (await peer.stub.Delete(delete)).deleted == 50
         assert (await peer.stub.Delete(queue_pb2.DeleteRequest(batch="b"))).deleted == 50
     assert sum(read) == 101
-    assert max(read) <= RESULTS_AT_ONCE
+    assert max(read) <= LOOK_RESULTS
+
+
+class Held:
+    """Reads of results that wait until they may go on, and what they were."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._begun = threading.Semaphore(0)
+        self._may_go_on = threading.Semaphore(0)
+        self.threads: list[str] = []
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the rows, of results once that is allowed."""
+        if family == RESULTS:
+            self.threads.append(threading.current_thread().name)
+            self._begun.release()
+            assert self._may_go_on.acquire(timeout=30)
+        return type(self._store).get_many(self._store, family, keys)
+
+    async def begun(self) -> None:
+        """Return when a read has begun that was not waited for before."""
+        assert await asyncio.to_thread(self._begun.acquire, timeout=30)
+
+    def go_on(self, reads: int = 1) -> None:
+        """Let reads go on."""
+        self._may_go_on.release(reads)
+
+
+def by_name(peer: Peer, names: Sequence[str]) -> Awaitable[int]:
+    return deleted(peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(*names))))
+
+
+def by_batch(peer: Peer, _names: Sequence[str]) -> Awaitable[int]:
+    return deleted(peer.stub.Delete(queue_pb2.DeleteRequest(batch="b")))
+
+
+def by_age(peer: Peer, _names: Sequence[str]) -> Awaitable[int]:
+    return peer.service._admin.sweep(0)
+
+
+async def deleted(call: Any) -> int:
+    return int((await call).deleted)
+
+
+@pytest.mark.parametrize("delete", [by_name, by_batch, by_age])
+async def test_while_large_results_are_read_for_their_deletion_others_commit(
+    peer: Peer, delete: Callable[[Peer, Sequence[str]], Awaitable[int]]
+) -> None:
+    names = await peer.submit(*(text(batch="b") for _ in range(3)))
+    work = await peer.work()
+    choices = [request_pb2.Choice(text="x" * PAGE_BYTES)]
+    for name in names:
+        lease = (await work.claim(name)).lease
+        await work.complete(lease, result=request_pb2.Result(outcome=COMPLETED, choices=choices))
+    held = Held(peer.service._store)
+    with patch.object(peer.service._store, "get_many", held.get_many):
+        deleting = asyncio.ensure_future(delete(peer, names))
+        for _ in names:
+            await held.begun()
+            await asyncio.wait_for(peer.submit(text()), 30)
+            held.go_on()
+        assert await deleting == 3
+    assert len(held.threads) == 3, "each alone: they are large"
+    assert {thread.partition("_")[0] for thread in held.threads} == {"read"}
+
+
+def test_a_delete_is_of_what_was_read_for_it_and_of_nothing_that_took_its_place() -> None:
+    queue = working(Queue())
+    name, read = dead_letter(queue)
+    assert delete_item(1, [read]).read(queue.store) == Delete(1, (read,))
+    queue.step(RequeueDead(1, (name,)))
+    assert delete_item(1, [read]).read(queue.store) == Delete(1, ())
+    queue.step(Cancel(2, (name,)))
+    assert delete_item(1, [read]).read(queue.store) == Delete(1, ()), "it has ended anew"
+
+
+async def test_damage_between_results_hides_none_of_the_others() -> None:
+    queue = working(Queue())
+    queue.submit(*(meta(batch="b") for _ in range(40)))
+    queue.step(Cancel(1, None, (DEFAULT_TENANT, "b")))
+    store, damaged = queue.store, {seq_key(seq) for seq in (1, 20, 21, 40)}
+
+    def get_many(family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        if damaged & set(keys):
+            raise StoreDamagedError("Corruption: block checksum mismatch")
+        return type(store).get_many(store, family, keys)
+
+    reader = Reader(store, STORE_ID)
+    with patch.object(store, "get_many", get_many):
+        heads = await reader.heads(range(1, 41), past_damage=True)
+        with pytest.raises(StoreDamagedError):
+            await reader.heads(range(1, 41))
+    reader.close()
+    assert [head.seq for head in heads] == [seq for seq in range(1, 41) if seq_key(seq) not in damaged]
 
 
 async def test_an_expired_result_is_swept(peer: Peer) -> None:
