@@ -24,6 +24,7 @@ def end(known: Lengths, kind: Kind, tokens: int) -> None:
 def cut(known: Lengths, kind: Kind, tokens: int) -> None:
     """One completion that was cut after `tokens`."""
     known.reached(kind, 0, bin_of(tokens) - 1)
+    known.cut()
 
 
 @given(tokens=st.integers(0, EDGES[MOST_BINS] - 1))
@@ -194,3 +195,17 @@ def test_kinds_that_come_and_go_do_not_fill_memory(monkeypatch: pytest.MonkeyPat
 def test_prompt_classes_are_coarse() -> None:
     assert prompt_class(20) == prompt_class(31) != prompt_class(64)
     assert len({prompt_class(tokens) for tokens in range(1, 100_000)}) < 10
+
+
+@given(short=st.integers(1, 200), before=st.integers(1, 300), looks=st.booleans())
+def test_what_is_only_cut_from_some_time_on_is_learned_as_well(short: int, before: int, looks: bool) -> None:
+    """Outputs ended early; from then on all run to a limit, and none ends by itself."""
+    known = Lengths()
+    for _ in range(before):
+        end(known, KIND, short)
+        if looks:
+            known.curve(KIND)
+    assert known.curve(KIND).staying(0, 2 * short) < 0.9
+    for _ in range(40 * before + 2 * lengths.MOST_REFRESH_NOTES):
+        cut(known, KIND, 2_000)
+    assert known.curve(KIND).staying(0, 2 * short) > 0.9

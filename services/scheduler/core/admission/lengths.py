@@ -173,11 +173,14 @@ class Lengths:
         self._tables: dict[Key, LifeTable] = {}
         self._chains: dict[Kind, list[LifeTable]] = {}
         """The tables of a kind from the coarsest to its own, as long as none of any kind has been given up."""
-        self._curves: dict[Kind, tuple[int, Curve]] = {}
+        self._curves: dict[Kind, tuple[int, int, Curve]] = {}
+        """Each with the notes and the cuts at which it is out of date."""
         self._weight = 1.0
         self._ends = 0
         self._notes = 0
         """What tells whether curves are out of date: ends, and until the first of them what was reached."""
+        self._cuts = 0
+        """So do these, where hardly any completion ends by itself."""
 
     def reached(self, kind: Kind, first_bin: int, last_bin: int) -> None:
         """Note that a completion has reached the bins from `first_bin` to `last_bin`."""
@@ -219,15 +222,20 @@ class Lengths:
                 table.scale(1 / self._weight)
             self._weight = 1.0
 
+    def cut(self) -> None:
+        """Note that a completion has gone that did not end by itself; its bins have been noted as reached."""
+        self._cuts += 1
+
     def curve(self, kind: Kind) -> Curve:
         """Return what is expected of a kind now; drawn again only when enough has happened since the last time."""
         drawn = self._curves.get(kind)
-        if drawn is not None and self._notes < drawn[0]:
-            return drawn[1]
+        if drawn is not None and self._notes < drawn[0] and self._cuts < drawn[1]:
+            return drawn[2]
         curve = self._draw(kind)
         if len(self._curves) >= MOST_TABLES:
             self._curves.clear()
-        self._curves[kind] = self._notes + 1 + min(self._notes // REFRESH_SHARE, MOST_REFRESH_NOTES), curve
+        notes = self._notes + 1 + min(self._notes // REFRESH_SHARE, MOST_REFRESH_NOTES)
+        self._curves[kind] = notes, self._cuts + MOST_REFRESH_NOTES, curve
         return curve
 
     def _draw(self, kind: Kind) -> Curve:

@@ -297,6 +297,7 @@ class Predictive(Policy):
             self._lengths.ended(flight.kind, tokens)
         else:
             self._reach(flight, bin_of(tokens))
+            self._lengths.cut()
 
     def reported(self, worker: Worker, report: EngineReport) -> bool:
         """Steer the margin; there is room again when the engine has recovered."""
