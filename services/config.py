@@ -47,7 +47,7 @@ def check_metrics_address(address: str) -> str:
     return check_listening(address) if address else address
 
 
-LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
 """Of a channel: what a turn gives is one weight divided by another, and has to stay a number that can be counted with.
 A channel that is to get less than a millionth of another's share belongs into a later tier."""
 

@@ -16,10 +16,10 @@ QUANTUM_BLOCK_NS: Final = 1_000_000
 """What a round gives the channel of least weight: a block for a millisecond. Rounds are given as many at once as it
 takes, so a small quantum costs nothing and lets turns follow the weights closely."""
 
-MOST_QUANTUM_BLOCK_NS: Final = 100_000_000
+MOST_QUANTUM_BLOCK_NS: Final = 1_000_000_000
 """What it gives the channel of most weight at most: whose turn it is within a round nobody can tell, so that has to be
-less than what requests cost. Of weights that are more than a hundred apart the least has accordingly less; those a
-hundred million apart and more count as that."""
+less than what requests cost. Of weights that are more than a thousand apart the least has accordingly less: a thousand
+units where they are a million apart, which is as far as configuration lets them be."""
 
 
 def block_ns_per_weight(shares: Iterable[Share]) -> float:

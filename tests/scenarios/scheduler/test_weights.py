@@ -362,7 +362,7 @@ def test_reloads_take_nothing_away_from_what_is_saved_up_for_a_large_request(eve
 
 
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
-@pytest.mark.parametrize(("weight", "idle"), [(1.0, 1e-6), (1e6, 1e-6), (1.0, 1e6)])
+@pytest.mark.parametrize(("weight", "idle"), [(1.0, 1e-3), (1e3, 1e-3), (1.0, 1e3), (1e-3, 1e3)])
 def test_a_weight_far_from_theirs_of_one_that_asks_for_nothing_ends_nobodys_turns(
     policy: str, weight: float, idle: float
 ) -> None:
@@ -385,3 +385,12 @@ def test_weights_a_million_apart_divide_by_weight() -> None:
     for step in range(1_000):
         flood.advance(*((Call(step, name, 10, choose.randint(5, 15)), 25) for name in ("heavy", "light")))
     assert timeline.block_steps["light"] < 0.01 * timeline.block_steps.total()
+
+
+def test_light_weights_are_held_beside_a_heavy_one_that_asks_for_nothing() -> None:
+    timeline = Timeline({"one": Share(1e-3), "other": Share(1.5e-3), "idle": Share(1e3)}, [100])
+    flood = Flood(timeline)
+    choose = random.Random(1)
+    for step in range(1_000):
+        flood.advance(*((Call(step, name, 10, choose.randint(5, 15)), 25) for name in ("one", "other")))
+    assert abs(timeline.block_steps["other"] / timeline.block_steps["one"] - 1.5) < 0.1

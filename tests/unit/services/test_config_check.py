@@ -132,7 +132,7 @@ queue = ''
         "11: queue.default_chanel: unknown; did you mean default_channel?",
         "5: channels[1].name: there is a channel 'a' already",
         "7: channels[2]: a channel needs a name",
-        "3: channels[0].weight: Input should be greater than or equal to 0.000001",
+        "3: channels[0].weight: Input should be greater than or equal to 0.001",
         "6: channels[1].guaranteed_share: Input should be less than or equal to 1",
         "8: channels[2].tier: Input should be less than or equal to 15",
         "10: queue.max_attempts: Input should be a valid integer, unable to parse string as an integer",
