@@ -64,11 +64,11 @@ class Machine:
         self._fleet_changed = False
         self._came_back: set[str] = set()
         """Requests that wait again: what they waited for may have gone while a worker had them."""
-        self._windows = Windows(self.fleet)
         self._arbiter = Arbiter(policy, self.fleet)
         self._drains = Drains()
         self._stand_by = StandBy(standing_ns, policy, self.fleet, self._arbiter)
         self._roster = Roster(shares, policy.channels_apart, self._arbiter)
+        self._windows = Windows(self.fleet, self._roster.most_aside)
         self._audit = Audit(self.fleet, self.backlog, self._roster.channels)
         self._effects: list[m.Effect] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {

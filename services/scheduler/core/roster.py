@@ -51,6 +51,11 @@ class Roster:
         found = self.channels.get(name)
         return self._make(name) if found is None else found
 
+    def most_aside(self, name: str) -> int:
+        """Return how many of one line are set aside, of the line of channel `name` that has most of them."""
+        channel = self.channels.get(name if self._apart else SHARED_LINE)
+        return 0 if channel is None else max((line.aside for line in channel.lines.values()), default=0)
+
     def reconfigure(self, shares: Mapping[str, Share]) -> None:
         """Give every channel its share of `shares`; what they hold, wait for and owe stays as it is."""
         if shares == self.shares:

@@ -1,13 +1,14 @@
 """How many announced requests of each channel may wait here: a window onto the queue's lines.
 
 So that the scheduler's work and memory do not grow with what waits at the queue; the queue announces more as these
-leave. What waits for a model that nobody serves does not leave, so the queue is told with each window which models
+leave. Who is set aside does not leave: there is room for as many beside those, so that the line behind them has its
+turns. What waits for a model that nobody serves does not leave, so the queue is told with each window which models
 somebody serves, and lets the others take none of their room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from services.scheduler.core.fleet import Fleet
@@ -21,12 +22,17 @@ FACTOR: Final = 2
 """Windows hold this many times what the fleet runs at once: if all of it ended in one step, as many more are known."""
 
 
+MOST_BESIDE: Final = 16_384
+"""Announcements of a line that there is room for beside those: its memory is some tens of megabytes then."""
+
+
 class Windows:
     """The windows that the queue was told of. Owns them."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        """Size windows for `fleet`; the queue has no channel yet."""
+    def __init__(self, fleet: Fleet, most_aside: Callable[[str], int]) -> None:
+        """Size windows for `fleet`, and for those of a channel that are aside; the queue has no channel yet."""
         self._fleet = fleet
+        self._most_aside = most_aside
         self._channels: tuple[str, ...] = ()
         self._told: dict[str, SetWindow] = {}
 
@@ -47,8 +53,13 @@ class Windows:
     def news(self) -> list[SetWindow]:
         """Return what the queue is to be told: windows that differ from those it knows."""
         limit = max(LEAST_REQUESTS, FACTOR * self._fleet.sequences())
-        windows = [SetWindow(name, limit, self._fleet.models()) for name in self._channels]
+        models = self._fleet.models()
+        windows = [SetWindow(name, limit + self._beside(name), models) for name in self._channels]
         news = [window for window in windows if self._told.get(window.channel) != window]
         for window in news:
             self._told[window.channel] = window
         return news
+
+    def _beside(self, channel: str) -> int:
+        """Return the room beside a channel's window: twice those aside, so that a long row of them is soon passed."""
+        return min(FACTOR * self._most_aside(channel), MOST_BESIDE)

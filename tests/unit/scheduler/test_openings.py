@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry
+from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
 from services.scheduler.core.sharing.openings import MOST_KINDS, Openings, Rooms
 from services.scheduler.core.sharing.rules import Claim, Rules
@@ -43,6 +44,52 @@ def test_workers_come_by_room_and_one_that_refused_stays_away_until_its_room_gro
     rooms.remove(rig.worker("w1"))
     assert names(openings, 1) == ["w2"]
     assert openings.most_blocks() == 5
+
+
+def test_workers_of_other_sizes_are_not_looked_at() -> None:
+    rig = Rig({"a": Share()})
+    for number in range(200):
+        rig.open(f"large{number}", shape(100))
+    for name, capacity in (("small", 50), ("medium", 90), ("other", 50)):
+        rig.open(name, shape(capacity))
+    looked_at: list[str] = []
+
+    def reach(worker: Worker) -> int:
+        looked_at.append(worker.worker_id)
+        return worker.reach_blocks
+
+    openings = Rooms(rig.worker("small").group, reach).of((1, 0))
+    assert openings.most_blocks(60) == 50
+    looked_at.clear()
+    found = openings.roomiest_first(10, 0, below_blocks=100)
+    assert [worker.worker_id for worker in found] == ["medium", "other", "small"]
+    assert looked_at.count("medium") == looked_at.count("small") == 1
+    assert len(looked_at) == 3
+    assert [worker.worker_id for worker in openings.most_room(0, 60, 100)] == ["medium"]
+    assert len(list(openings.most_room(0, 95))) == 200
+
+
+@given(
+    capacities=st.lists(st.integers(1, 300), min_size=1, max_size=12),
+    held=st.lists(st.integers(0, 300), min_size=12, max_size=12),
+    blocks=st.integers(1, 100),
+    bounds=st.tuples(st.integers(0, 300), st.integers(0, 400)),
+)
+def test_of_any_sizes_they_come_by_room(
+    capacities: list[int], held: list[int], blocks: int, bounds: tuple[int, int]
+) -> None:
+    rig = Rig({"a": Share()})
+    for number, capacity in enumerate(capacities):
+        rig.open(f"w{number}", shape(capacity))
+    openings = Rooms(rig.worker("w0").group, lambda worker: worker.reach_blocks).of((1, 0))
+    workers = list(rig.machine.fleet)
+    for worker, taken in zip(workers, held, strict=False):
+        if 0 < taken <= worker.shape.capacity_blocks:
+            worker.ledger.book("r", "a", taken)
+    least, below = bounds
+    wanted = [w for w in workers if least <= w.shape.capacity_blocks < below and w.reach_blocks >= blocks]
+    wanted.sort(key=lambda worker: (worker.reach_blocks, worker.epoch), reverse=True)
+    assert list(openings.roomiest_first(blocks, 0, least, below)) == wanted
 
 
 def test_a_worker_may_be_refused_while_they_are_looked_at() -> None:

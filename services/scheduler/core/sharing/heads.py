@@ -149,11 +149,7 @@ class Heads:
 
     def could_hold(self, account: Account, entry: Entry) -> bool:
         """Return whether any worker of the pool that takes grants could hold the entry once enough has ended."""
-        return any(
-            worker.takes_grants(self._now_ns) and worker.shape.capacity_blocks >= max(blocks, least_blocks)
-            for group, blocks, least_blocks in self._bookings.of(entry, account.pool)
-            for worker in group.workers.values()
-        )
+        return self._places.could_hold(account.channel, account.pool, entry, self._now_ns)
 
     def _bid_for_head(
         self, account: Account, line: Line, head: Entry, worker: Worker | None, blocks: int
@@ -300,7 +296,10 @@ class Heads:
             return None
         for entry in line.behind():
             kind, booked = self._places.kind(entry), self._bookings.in_group
-            if not any(booked(entry, group)[0] <= channel.openings(group, kind).most_blocks() for group in groups):
+            if not any(
+                booked(entry, group)[0] <= channel.openings(group, kind).most_blocks(kept.from_blocks(group))
+                for group in groups
+            ):
                 continue
             placement = self._places.find(channel, pool, entry, self._now_ns, kept, may_go_first)
             if placement is not None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from services.scheduler.core.fleet import Group, Worker
+from services.scheduler.core.sharing.openings import ANY_SIZE
 
 
 class Kept:
@@ -27,6 +28,10 @@ class Kept:
         """Return whether all workers of the group are."""
         needed_blocks = self._needed_blocks.get(group)
         return needed_blocks is not None and group.least_blocks >= needed_blocks
+
+    def from_blocks(self, group: Group) -> int:
+        """Return the size from which on workers of the group are: above all sizes if none is."""
+        return self._needed_blocks.get(group, ANY_SIZE)
 
     def with_those(self, other: Kept) -> Kept:
         """Return these and the others."""

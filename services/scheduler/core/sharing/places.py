@@ -76,9 +76,8 @@ class Places:
             if kept.has_all(group):
                 continue
             openings = channel.openings(group, self.kind(entry))
-            for worker in openings.roomiest_first(blocks, now_ns):
-                too_small = worker.shape.capacity_blocks < least_blocks
-                if too_small or entry.request_id in worker.ledger or kept.has(worker):
+            for worker in openings.roomiest_first(blocks, now_ns, below_blocks=kept.from_blocks(group)):
+                if worker.shape.capacity_blocks < least_blocks or entry.request_id in worker.ledger:
                     continue
                 claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
                 room = self._room_blocks(channel, entry, worker, blocks, claim, now_ns)
@@ -109,14 +108,14 @@ class Places:
         for group, blocks, least_blocks in self._bookings.of(entry, pool):
             if kept.has_all(group):
                 continue
-            for worker in self._able(channel, entry, group, (blocks, least_blocks), now_ns):
-                if kept.has(worker):
-                    continue
+            for worker in self._able(channel, entry, group, (blocks, least_blocks), kept, now_ns):
                 if best is None or worker.reach_blocks > best.worker.reach_blocks:
                     best = Placement(entry, channel, worker, blocks, True)
         return best
 
-    def _able(self, channel: Channel, entry: Entry, group: Group, wanted: tuple[int, int], now_ns: int) -> list[Worker]:
+    def _able(
+        self, channel: Channel, entry: Entry, group: Group, wanted: tuple[int, int], kept: Kept, now_ns: int
+    ) -> list[Worker]:
         """Return the first CHOICES workers of the group where the entry may go first, its channel's rest largest.
 
         It books the first of what is `wanted`, and is proven to need the second.
@@ -124,7 +123,7 @@ class Places:
         blocks, least_blocks = wanted
         guaranteed = channel.guaranteed(group, self.kind(entry))
         able: list[Worker] = []
-        for worker in guaranteed.roomiest_first(blocks, now_ns):
+        for worker in guaranteed.roomiest_first(blocks, now_ns, below_blocks=kept.from_blocks(group)):
             if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
                 continue
             claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
@@ -165,8 +164,8 @@ class Places:
         for group, blocks, least_blocks in self._bookings.of(head, pool):
             if kept.has_all(group):
                 continue
-            for worker in self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns):
-                if kept.has(worker) or head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
+            for worker in self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns, kept):
+                if head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
                     continue
                 if below and self.has_room_beside_lower(worker, channel, head, blocks) != has_room:
                     if has_room:
@@ -184,20 +183,25 @@ class Places:
         for group, blocks, least_blocks in self._bookings.of(head, pool):
             if kept.has_all(group):
                 continue
-            for worker in self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns):
-                if kept.has(worker) or head.request_id in worker.ledger:
-                    continue
-                if below_ceiling(worker, channel, blocks):
+            for worker in self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns, kept):
+                if head.request_id not in worker.ledger and below_ceiling(worker, channel, blocks):
                     return True
         return False
 
-    def _large_enough(self, channel: Channel, head: Entry, group: Group, blocks: int, now_ns: int) -> Iterator[Worker]:
+    def _large_enough(
+        self, channel: Channel, head: Entry, group: Group, blocks: int, now_ns: int, kept: Kept = NONE_KEPT
+    ) -> Iterator[Worker]:
         """Return SAVE_LOOKS workers of the group that could hold `blocks`, roughly those with most room first."""
-        roomy = channel.openings(group, self.kind(head)).most_room(now_ns)
-        if group.least_blocks < blocks:
-            # What is too small may have most room; it must not take the looks at what is not.
-            roomy = (worker for worker in roomy if worker.shape.capacity_blocks >= blocks)
-        return islice(roomy, SAVE_LOOKS)
+        openings = channel.openings(group, self.kind(head))
+        least_blocks = 0 if group.least_blocks >= blocks else blocks
+        return islice(openings.most_room(now_ns, least_blocks, kept.from_blocks(group)), SAVE_LOOKS)
+
+    def could_hold(self, channel: Channel, pool: Pool, entry: Entry, now_ns: int) -> bool:
+        """Return whether any worker of the pool that takes grants could hold the entry once enough has ended."""
+        for group, blocks, least_blocks in self._bookings.of(entry, pool):
+            for _worker in self._large_enough(channel, entry, group, max(blocks, least_blocks), now_ns):
+                return True
+        return False
 
     def kept_out(self, channel: Channel, head: Entry, now_ns: int) -> dict[Group, int]:
         """Return where lower tiers leave the head no room, with what it needs, if nothing else keeps it out anywhere.
