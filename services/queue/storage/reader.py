@@ -76,8 +76,8 @@ class Reader:
         row = self._store.get(records.RESULTS, records.seq_key(seq)) if seq >= 0 else None
         return None if row is None or not _seen(row, sees) else decoded(wire.read_result, row)
 
-    async def results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
-        """Return the results there are of these requests, in order of completion; for a few of them."""
+    async def results(self, seqs: Sequence[int]) -> dict[int, wire.StoredResult]:
+        """Return the results there are of these requests; for a few of them."""
         return await self._off_loop(lambda: self._results(seqs))
 
     async def in_order(self, seqs: Sequence[int], sees: str | None = None) -> list[int]:
@@ -135,7 +135,7 @@ class Reader:
             count = max(count, 1)  # one that was read by itself, as the first of a job is, is the damaged one
         return found, count
 
-    async def in_chunks(self, seqs: Sequence[int]) -> AsyncIterator[list[wire.StoredResult]]:
+    async def in_chunks(self, seqs: Sequence[int]) -> AsyncIterator[dict[int, wire.StoredResult]]:
         """Yield the results there are of these requests, in the given order, as many at once as are small together."""
         first = 0
         while first < len(seqs):
@@ -143,14 +143,14 @@ class Reader:
             yield results
             first += count
 
-    def _chunk(self, seqs: Sequence[int]) -> tuple[list[wire.StoredResult], int]:
+    def _chunk(self, seqs: Sequence[int]) -> tuple[dict[int, wire.StoredResult], int]:
         """Return the results of the first of these requests, up to PAGE_BYTES, and of how many requests they are."""
-        found: list[wire.StoredResult] = []
+        found: dict[int, wire.StoredResult] = {}
         size_bytes = count = 0
         for result in self._each(seqs):
             count += 1
             if result is not None:
-                found.append(result)
+                found[seqs[count - 1]] = result
                 size_bytes += len(result.body)
             if size_bytes >= PAGE_BYTES:
                 break
@@ -171,10 +171,10 @@ class Reader:
             largest = max((len(row) for row in rows if row is not None), default=1)
             count = max(1, min(most, PAGE_BYTES // max(largest, 1)))
 
-    def _results(self, seqs: Sequence[int]) -> list[wire.StoredResult]:
-        rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs if seq >= 0])
-        found = [decoded(wire.read_result, row) for row in rows if row is not None]
-        return sorted(found, key=lambda result: result.cursor)
+    def _results(self, seqs: Sequence[int]) -> dict[int, wire.StoredResult]:
+        rows = self._store.get_many(records.RESULTS, [records.seq_key(seq) for seq in seqs])
+        pairs = zip(seqs, rows, strict=True)
+        return {seq: decoded(wire.read_result, row) for seq, row in pairs if row is not None}
 
     async def page(self, batch: BatchKey, cursor: int, limit: int) -> Page:
         """Return results of a batch after `cursor`.

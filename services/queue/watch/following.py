@@ -15,16 +15,15 @@ import grpc
 from penstock.queue.v1 import queue_pb2
 from services.auth.caller import CALLER
 from services.queue.committer import Committer, RefusedError
-from services.queue.core.effects import Inspected
 from services.queue.core.entry import NO_SEQ, parse_request_id, request_id_of
-from services.queue.core.lifecycle import State
-from services.queue.core.messages import Inspect, WatchTokens
+from services.queue.core.messages import WatchTokens
 from services.queue.storage.read_faults import code_of
 from services.queue.storage.reader import Reader
 from services.queue.storage.store import StoreError
 from services.queue.submits.validate import check_name
 from services.queue.watch.frames import Results, delta_events, frames, result_events
 from services.queue.watch.hub import Watcher, WatchHub
+from services.queue.watch.standing import Standing
 from services.queue.wire import StoredResult
 from services.rpc.reading import reading
 from services.rpc.strict import BadInputError, ReaderFailedError
@@ -60,6 +59,7 @@ class Following:
         self._reader = reader
         self._hub = hub
         self._store_id = store_id
+        self._standing = Standing(committer, store_id)
         self._followers: set[_Follower] = set()
 
     def renew_interests(self) -> None:
@@ -99,40 +99,25 @@ class Following:
         sees = CALLER.get().sees
         if sees is None:
             return set(seqs)
-        names = tuple(request_id_of(self._store_id, seq) for seq in seqs)
-        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, names, sees))
-        live = {view.seq for view in found.views if view is not None}
-        return live | set(await self._reader.in_order(sorted(set(seqs) - live), sees))
+        known = (await self._standing.states(seqs, sees)).keys()
+        return known | set(await self._reader.in_order(sorted(set(seqs) - known), sees))
 
     async def _told(self, follower: _Follower) -> AsyncIterator[bytes]:
         """Yield what the follower is told, one wake-up after the other, until there is nothing left to follow."""
         while not follower.over:
             ended = await follower.news()
-            lost = await self._lost(ended)
-            for seq in await follower.live(lost):
-                # A dead letter that was requeued before its result was read: it goes on.
-                del ended[seq]
-                lost.remove(seq)
-            follower.end(ended)
-            results = [result for result in ended.values() if result is not None]
-            for frame in frames(delta_events(follower.watcher) + result_events(results)):
+            at_hand = {seq: result for seq, result in ended.items() if result is not None}
+            follower.end(at_hand)
+            for frame in frames(delta_events(follower.watcher) + result_events(at_hand.values())):
                 yield frame
-            unread = [seq for seq, result in ended.items() if result is None and seq not in lost]
-            async for frame in self._results.ended(dict.fromkeys(unread)):
-                yield frame
+            unread = ended.keys() - at_hand.keys()
+            async for frame in self._results.ended(dict.fromkeys(unread), follower.end):
                 for deltas in frames(delta_events(follower.watcher)):  # others' do not wait for all that is read
                     yield deltas
-            unknown = follower.take_unknown() + [request_id_of(self._store_id, seq) for seq in lost]
+                yield frame
+            unknown = follower.take_unknown() + await follower.end_gone(unread)
             if unknown:
                 yield queue_pb2.FollowResponse(unknown=unknown).SerializeToString()
-
-    async def _lost(self, ended: dict[int, StoredResult | None]) -> list[int]:
-        """Return which of the ended requests that are not at hand have no result in the store either."""
-        unread = [seq for seq, result in ended.items() if result is None]
-        if not unread:
-            return []
-        found = set(await self._reader.in_order(unread))
-        return [seq for seq in unread if seq not in found]
 
 
 class _Follower:
@@ -144,6 +129,7 @@ class _Follower:
         self._committer = committer
         self._hub = hub
         self._store_id = store_id
+        self._standing = Standing(committer, store_id)
         self._open: dict[int, bool] = {}
         """Requests without a told result, and whether their tokens are wanted."""
         self._unknown: list[str] = []
@@ -218,19 +204,11 @@ class _Follower:
 
     async def _end_ended(self, seqs: Collection[int]) -> None:
         """Have told what has ended already: the hub tells only what ends from now on."""
-        ended = set(seqs) - await self.live(seqs)
+        ended = set(seqs) - await self._standing.live(seqs)
         for seq in ended:
             self.watcher.ended.setdefault(seq, None)
         if ended:
             self.watcher.notify()
-
-    async def live(self, seqs: Collection[int]) -> set[int]:
-        """Return those of the requests that have not ended, as of what is durable."""
-        if not seqs:
-            return set()
-        names = tuple(request_id_of(self._store_id, seq) for seq in seqs)
-        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, names))
-        return {view.seq for view in found.views if view is not None and view.state is not State.DEAD}
 
     # ---- what it is told ----
 
@@ -251,6 +229,12 @@ class _Follower:
     def end(self, seqs: Iterable[int]) -> None:
         """Follow these no longer: they are about to be told of."""
         self._leave_seqs(seqs)
+
+    async def end_gone(self, seqs: Collection[int]) -> list[str]:
+        """Return the names of those of these that have ended, but have no result, and follow them no longer."""
+        gone = await self._standing.gone(self._open.keys() & seqs, self.watcher)
+        self.end(gone)
+        return [request_id_of(self._store_id, seq) for seq in sorted(gone)]
 
     def take_unknown(self) -> list[str]:
         """Return the names that were followed and mean nothing."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from penstock.limits import TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2
@@ -10,6 +11,9 @@ from services.queue.storage.reader import Reader
 from services.queue.watch.hub import Watcher
 from services.queue.wire import StoredResult
 from services.rpc.encoding import length_tag, wrapped
+
+Told: TypeAlias = Callable[[Collection[int]], object]
+"""Is called with the requests whose results are about to be told."""
 
 FEW_RESULTS = 8
 """Results that are read at once whatever their size; more are put in order first and then read a few at a time."""
@@ -28,22 +32,29 @@ class Results:
         """Read with `reader`."""
         self._reader = reader
 
-    async def ended(self, ended: dict[int, StoredResult | None]) -> AsyncIterator[bytes]:
-        """Yield frames of the results of requests that have just ended; those that are None are read."""
+    async def ended(self, ended: Mapping[int, StoredResult | None], told: Told) -> AsyncIterator[bytes]:
+        """Yield frames of the results of requests that have just ended; those that are None are read.
+
+        `told` is called before a result is yielded, and never of what has none.
+        """
         unread = [seq for seq, result in ended.items() if result is None]
         if len(unread) > FEW_RESULTS:
-            async for frame in self.stored(await self._reader.in_order(list(ended))):
+            async for frame in self.stored(await self._reader.in_order(list(ended)), told):
                 yield frame
             return
-        results = [result for result in ended.values() if result is not None]
+        results = {seq: result for seq, result in ended.items() if result is not None}
         if unread:
-            results += await self._reader.results(unread)
-        for frame in frames(result_events(results)):
+            results |= await self._reader.results(unread)
+        told(results.keys())
+        for frame in frames(result_events(results.values())):
             yield frame
 
-    async def stored(self, seqs: Sequence[int]) -> AsyncIterator[bytes]:
-        """Yield frames of the results of these requests, read a few at a time however many there are."""
-        async for results in self._reader.in_chunks(seqs):
+    async def stored(self, seqs: Sequence[int], told: Told) -> AsyncIterator[bytes]:
+        """Yield frames of the results of these requests, read a few at a time however many there are; see `ended`."""
+        async for found in self._reader.in_chunks(seqs):
+            told(found.keys())
+            results = list(found.values())
+            found.clear()
             for frame in frames(events_in_turn(results)):
                 yield frame
 

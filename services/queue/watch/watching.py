@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 
@@ -13,10 +13,9 @@ from penstock.queue.v1 import queue_pb2
 from services.auth.caller import CALLER
 from services.queue.admin import ids_of
 from services.queue.committer import Committer, RefusedError
-from services.queue.core.effects import Inspected
 from services.queue.core.entry import NO_SEQ, BatchKey, parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
-from services.queue.core.messages import NO_BATCH, Inspect, WatchTokens
+from services.queue.core.messages import NO_BATCH, WatchTokens
 from services.queue.storage.read_faults import code_of
 from services.queue.storage.reader import Reader
 from services.queue.storage.store import StoreError
@@ -24,9 +23,18 @@ from services.queue.submits.validate import check_name
 from services.queue.watch.batch_log import BatchLog
 from services.queue.watch.frames import Results, delta_events, events_in_turn, frames
 from services.queue.watch.hub import Watcher, WatchHub
+from services.queue.watch.standing import Standing
 from services.queue.wire import StoredResult
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Found(NamedTuple):
+    """What the first look at named requests finds."""
+
+    ended: set[int]
+    in_order: list[int]
+    """Those of them that have a result, in order of completion."""
 
 
 class Watching:
@@ -39,6 +47,7 @@ class Watching:
         self._results = Results(reader)
         self._hub = hub
         self._store_id = store_id
+        self._standing = Standing(committer, store_id)
         self._interests: dict[int, WatchTokens] = {}
 
     def renew_interests(self) -> None:
@@ -85,46 +94,56 @@ class Watching:
                 await watcher.wait()
 
     async def _watch_requests(self, ids: Sequence[str], tokens: bool, context: Context) -> AsyncIterator[bytes]:
-        seqs = {parse_request_id(self._store_id, request_id) for request_id in ids}
-        if NO_SEQ in seqs:
+        left = {parse_request_id(self._store_id, request_id) for request_id in ids}
+        """Requests without a told result."""
+        if NO_SEQ in left:
             await self._unknown(ids, context)
-        with self._hub.requests(seqs, tokens) as watcher, self._interest(tokens, watcher, tuple(sorted(seqs))):
-            running = await self._live(ids)
-            ended = await self._reader.in_order(sorted(seqs - running), CALLER.get().sees)
-            if len(ended) < len(seqs) - len(running):
-                lost = seqs - running - set(ended)
-                await self._unknown([request_id_of(self._store_id, seq) for seq in sorted(lost)], context)
-            async for frame in self._results.stored(ended):
-                yield frame
-            if running:
-                # Nothing else may be said for hours, and a watcher that has come back is to know that the queue is too.
-                yield b""
-            while running:
+        with self._hub.requests(left, tokens) as watcher, self._interest(tokens, watcher, tuple(sorted(left))):
+            found = await self._first_look(left, context)
+            ended: Set[int] = found.ended
+            telling = self._results.stored(found.in_order, left.difference_update)
+            silent = True
+            while True:
+                async for frame in telling:
+                    yield frame
+                if gone := await self._standing.gone(left & ended, watcher):
+                    await self._unknown(self._names(gone), context)
+                if not left:
+                    return
+                if silent:
+                    # Nothing else may be said for hours, and a watcher that has come back is to know that the queue is
+                    # too.
+                    silent = False
+                    yield b""
                 await watcher.wait()
                 watcher.clear()
                 for frame in frames(delta_events(watcher)):
                     yield frame
-                now = {seq: result for seq, result in watcher.take_ended().items() if seq in running}
-                if watcher.started_over:
-                    watcher.started_over = False
-                    live = await self._live(ids)
-                    now |= dict.fromkeys(running - live - now.keys())
-                now = await self._without_revived(now)
-                running -= now.keys()
-                async for frame in self._results.ended(now):
-                    yield frame
+                news = await self._news(watcher, left)
+                ended = news.keys()
+                telling = self._results.ended(news, left.difference_update)
 
-    async def _without_revived(self, ended: dict[int, StoredResult | None]) -> dict[int, StoredResult | None]:
-        """Return `ended` without the dead letters that were requeued before their result was read: they go on."""
-        unread = [request_id_of(self._store_id, seq) for seq, result in ended.items() if result is None]
-        revived = await self._live(unread) if unread else set()
-        return {seq: result for seq, result in ended.items() if seq not in revived}
-
-    async def _live(self, ids: Sequence[str]) -> set[int]:
-        """Return those of the requests that have not ended, as of what is durable."""
+    async def _first_look(self, seqs: Set[int], context: Context) -> _Found:
+        """Return which of the requests have ended; ends the call if the caller has none of that name."""
         sees = CALLER.get().sees
-        found: Inspected = await self._committer.ask(lambda ticket: Inspect(ticket, tuple(ids), sees))
-        return {view.seq for view in found.views if view is not None and view.state is not State.DEAD}
+        states = await self._standing.states(seqs, sees)
+        ended = {seq for seq in seqs if states.get(seq, State.DEAD) is State.DEAD}
+        in_order = await self._reader.in_order(sorted(ended), sees)
+        # Of what was a dead letter a result that is not there tells nothing: it may have been requeued meanwhile.
+        if unknown := ended - states.keys() - set(in_order):
+            await self._unknown(self._names(unknown), context)
+        return _Found(ended, in_order)
+
+    async def _news(self, watcher: Watcher, left: Set[int]) -> dict[int, StoredResult | None]:
+        """Return those of `left` that have ended since the last look, with their results or None."""
+        news = {seq: result for seq, result in watcher.take_ended().items() if seq in left}
+        if watcher.started_over:
+            watcher.started_over = False
+            news |= dict.fromkeys(left - await self._standing.live(left) - news.keys())
+        return news
+
+    def _names(self, seqs: Iterable[int]) -> list[str]:
+        return [request_id_of(self._store_id, seq) for seq in sorted(seqs)]
 
     async def _unknown(self, ids: Sequence[str], context: Context) -> None:
         known = (name for name in ids if parse_request_id(self._store_id, name) == NO_SEQ)

@@ -274,10 +274,11 @@ async def test_of_large_results_that_follow_small_ones_no_more_is_kept_than_a_pa
 
 async def test_no_more_is_read_for_a_watcher_than_the_frame_that_it_does_not_take() -> None:
     store, _ = store_with_results()
+    told: set[int] = set()
     async with serving(Telemetry(None), store) as peer:
         watching = peer.service._watching
         batch = watching.watch(queue_pb2.WatchRequest(batch="b"), cast(Any, None))
-        for frames_of in (batch, watching._results.stored(range(1, RESULTS))):
+        for frames_of in (batch, watching._results.stored(range(1, RESULTS), told.update)):
             store.read = 0
             frame = queue_pb2.WatchResponse.FromString(await anext(frames_of))
             assert len(frame.events) <= store.read <= 1 + 2 * len(frame.events)
@@ -296,9 +297,11 @@ async def test_many_that_end_at_once_with_large_results_are_read_a_few_at_a_time
     store, names = store_with_results()
     reader = Reader(store, STORE_ID)
     store.most_at_once = 0
+    told: set[int] = set()
     found: list[str] = []
-    async for frame in Results(reader).ended(dict.fromkeys(range(1, 1001))):
+    async for frame in Results(reader).ended(dict.fromkeys(range(1, 1001)), told.update):
         found += [event.result.result.request_id for event in queue_pb2.WatchResponse.FromString(frame).events]
     reader.close()
     assert found == names[999::-1]
+    assert told == set(range(1, 1001))
     assert store.most_at_once <= MOST_CHUNK
