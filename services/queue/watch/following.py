@@ -7,8 +7,8 @@ would be a frame, a wake-up here and one there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -28,6 +28,7 @@ from services.queue.wire import StoredResult
 from services.rpc.reading import reading
 from services.rpc.strict import BadInputError, ReaderFailedError
 
+T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 MAX_FOLLOWED = 100_000
@@ -40,9 +41,19 @@ MAX_BEHIND_BYTES = 32 * 1024 * 1024
 """What is kept for one follower that does not read: a gateway's thousand streams may be a second behind together."""
 
 
-def too_many() -> BadInputError:
-    """Return what is said to one who follows too many."""
-    return BadInputError(f"follow: one stream may follow at most {MAX_FOLLOWED} requests")
+def too_many(field: str) -> BadInputError:
+    """Return what is said to one who follows too many, or names more than it can follow in this field of a frame."""
+    return BadInputError(f"{field}: one stream may follow at most {MAX_FOLLOWED} requests")
+
+
+async def in_portions(field: str, names: Sequence[T]) -> AsyncIterator[Sequence[T]]:
+    """Yield what one frame names a few at a time; others have their turn in between. Raises BadInputError."""
+    if len(names) > MAX_FOLLOWED:
+        raise too_many(field)
+    for first in range(0, len(names), FOLLOWED_AT_ONCE):
+        if first:
+            await asyncio.sleep(0)
+        yield names[first : first + FOLLOWED_AT_ONCE]
 
 
 Seen: TypeAlias = Callable[[Collection[int]], Awaitable[set[int]]]
@@ -143,13 +154,10 @@ class _Follower:
         try:
             async for message in requests:
                 await self._committer.room()
-                self._leave(message.leave)
-                if len(message.follow) > MAX_FOLLOWED:
-                    raise too_many()
-                for first in range(0, len(message.follow), FOLLOWED_AT_ONCE):
-                    if first:
-                        await asyncio.sleep(0)
-                    await self._begin(message.follow[first : first + FOLLOWED_AT_ONCE])
+                async for names in in_portions("leave", message.leave):
+                    self._leave(names)
+                async for items in in_portions("follow", message.follow):
+                    await self._begin(items)
         except (BadInputError, StoreError, RefusedError) as error:
             self.fail(error)
         except Exception:
@@ -173,7 +181,7 @@ class _Follower:
             self._unknown.append(wanted.pop(seq).request_id)
         self._leave_seqs(wanted)  # so that what is followed already begins anew
         if len(self._open) + len(wanted) + len(self._unknown) > MAX_FOLLOWED:
-            raise too_many()
+            raise too_many("follow")
         for seq, item in wanted.items():
             self._open[seq] = item.tokens
             self._hub.follow(self.watcher, seq, item.tokens)
@@ -183,7 +191,11 @@ class _Follower:
         await self._end_ended(wanted)
 
     def _leave(self, names: Iterable[str]) -> None:
-        self._leave_seqs({parse_request_id(self._store_id, name) for name in names})
+        seqs = set()
+        for name in names:
+            check_name("leave", name)  # to read one of megabytes takes a while
+            seqs.add(parse_request_id(self._store_id, name))
+        self._leave_seqs(seqs)
 
     def _leave_seqs(self, seqs: Iterable[int]) -> None:
         tokens = []

@@ -154,11 +154,38 @@ async def test_one_that_has_ended_and_is_left_is_not_kept_for_who_does_not_read(
     assert not follower.watcher.ended
 
 
-async def test_a_name_that_is_too_long_for_one_is_refused_not_kept(peer: Peer) -> None:
+@pytest.mark.parametrize(
+    ("frame", "field"),
+    [
+        (pb.FollowRequest(follow=[pb.FollowedRequest(request_id="x" * 513)]), "follow.request_id"),
+        (pb.FollowRequest(leave=["x" * 513]), "leave"),
+    ],
+)
+async def test_a_name_that_is_too_long_for_one_is_refused_not_kept(
+    peer: Peer, frame: pb.FollowRequest, field: str
+) -> None:
     stream = Stream(peer)
-    await stream.follow("x" * 513)
+    await stream.call.write(frame)
     await stream.call.read()
-    await refused(stream.call.read(), grpc.StatusCode.INVALID_ARGUMENT, "follow.request_id: 513 bytes")
+    await refused(stream.call.read(), grpc.StatusCode.INVALID_ARGUMENT, f"{field}: 513 bytes")
+
+
+async def test_no_more_are_left_than_can_be_followed_and_a_few_at_a_time(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "FOLLOWED_AT_ONCE", 2)
+    names = await peer.submit(*[text() for _ in range(5)])
+    stream = Stream(peer)
+    await stream.follow(*names)
+    await stream.follow(leave=names[:4])
+
+    async def four_left() -> bool:
+        return [len(follower._open) for follower in peer.service._following._followers] == [1]
+
+    await wait_for_async(four_left, "four to be left")
+    await stream.call.read()
+    await stream.call.write(pb.FollowRequest(leave=[""] * (following.MAX_FOLLOWED + 1)))
+    await refused(stream.call.read(), grpc.StatusCode.INVALID_ARGUMENT, f"leave: one stream may follow at most {10**5}")
 
 
 async def test_a_result_on_disk_whose_write_failed_is_told(peer: Peer) -> None:
