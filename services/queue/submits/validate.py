@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import Any, cast
@@ -37,11 +38,18 @@ MAX_STOP_STRINGS_BYTES = 4096
 MAX_STOP_TOKENS = 1024
 """Stop tokens of a request: the engine's scheduler looks through them at every token."""
 
+MAX_JSON_PIECES = 131_072
+"""Strings, commas and opening brackets of one JSON text: to make objects of them takes the loop a tenth of a second,
+and 20 MiB. A conversation of 10,000 messages that have a part each has as many; 12 MiB could hold four million."""
+
 MAX_LISTED_BYTES = 65_536
 """Of a request whose unknown fields are listed: to list those of 12 MiB takes seconds of the loop."""
 
 MAX_UNKNOWN_NAMED = 10
 """Of the unknown fields of a request: each takes two bytes, and a refusal that named them all could not be sent."""
+
+_JSON_PIECES = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
+"""A string, also one that does not end, or what opens or parts values."""
 
 _RANGES: dict[str, tuple[float, float, bool]] = {
     # least, most, whether the least itself is excluded
@@ -240,6 +248,8 @@ def _check_structured(outputs: request_pb2.StructuredOutputs) -> None:
 
 def _json(param: str, text: str) -> Any:
     """Return what `text` says; what no message could repeat is refused here, before a worker has to quote it."""
+    if _has_too_many_pieces(text):
+        raise InvalidRequestError(param, f"has more than {MAX_JSON_PIECES} strings, commas and opening brackets")
     try:
         found = json.loads(text)
         speakable = unspeakable_field(text.encode(), {param: found}) is None
@@ -248,6 +258,13 @@ def _json(param: str, text: str) -> Any:
     if not speakable:
         raise InvalidRequestError(param, UNSPEAKABLE)
     return found
+
+
+def _has_too_many_pieces(text: str) -> bool:
+    """Whether making objects of a JSON text would take long; what its strings hold is not counted."""
+    if sum(text.count(mark) for mark in '"[{,') <= MAX_JSON_PIECES:
+        return False
+    return sum(1 for _ in islice(_JSON_PIECES.finditer(text), MAX_JSON_PIECES + 1)) > MAX_JSON_PIECES
 
 
 def _check_objects(param: str, text: str) -> None:

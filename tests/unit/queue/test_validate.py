@@ -42,7 +42,17 @@ def structured(**fields: object) -> request_pb2.Request:
     return sampling(structured_outputs=request_pb2.StructuredOutputs(**fields))  # type: ignore[arg-type]
 
 
+def in_pieces(piece: str, pieces: int) -> str:
+    """Return JSON messages of so many strings, commas and opening brackets, all but a few of them in `piece`."""
+    count, rest = divmod(pieces - 4, 2)
+    return '[{"a":[' + f"{piece}," * count + "1," * rest + "1]}]"
+
+
+MOST_PIECES = 131_072
+
 GOOD = [
+    chat(in_pieces("[]", MOST_PIECES)),
+    chat('[{"content": "' + r"[{,\"\\" * MOST_PIECES + '"}]'),
     request(),
     request(text=""),
     request(deadline_unix_ns=EARLIEST_NS),
@@ -79,6 +89,15 @@ BAD = [
     (chat("{}"), "chat.messages_json"),
     (chat("[1]"), "chat.messages_json"),
     (chat("[" * 100_000), "chat.messages_json"),
+    (chat(in_pieces("{}", MOST_PIECES + 1)), "chat.messages_json"),
+    (chat(in_pieces('"{"', MOST_PIECES + 1)), "chat.messages_json"),
+    (chat('["' + r"\"" * 1_000_000), "chat.messages_json"),
+    (
+        chat("[{}]", chat_template_kwargs_json='{"a":' + in_pieces("[]", MOST_PIECES) + "}"),
+        "chat.chat_template_kwargs_json",
+    ),
+    (offering(in_pieces("[]", MOST_PIECES + 1)), "chat.tools.tools_json"),
+    (structured(json_schema=in_pieces("[]", MOST_PIECES + 1)), "sampling.structured_outputs.json_schema"),
     (chat('[{"role": "user"}]', chat_template_kwargs_json="[]"), "chat.chat_template_kwargs_json"),
     (chat(r'[{"role": "user", "content": "\ud800"}]'), "chat.messages_json"),
     (chat('[{"role": "user"}]', chat_template_kwargs_json=r'{"\uDFFF": 1}'), "chat.chat_template_kwargs_json"),
@@ -137,6 +156,12 @@ def test_bad_requests_are_refused_by_field(bad: request_pb2.Request, param: str)
         check(bad, {"batch"})
     assert refusal.value.failure.param == param
     assert refusal.value.failure.message.startswith(f"{param}: ")
+
+
+def test_json_in_too_many_pieces_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("services.queue.submits.validate.json.loads")
+    with pytest.raises(InvalidRequestError, match="has more than 131072 strings, commas and"):
+        check(chat("[" + "{}," * 1_000_000 + "{}]"), {"batch"})
 
 
 def test_an_unknown_channel_is_answered_with_the_known_ones() -> None:
