@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from penstock.openai.limits import MAX_ENTRIES, MAX_PROMPTS, MAX_STOP_STRINGS, MAX_TOKEN_ID
 from penstock.openai.parts import wrong_part
 from penstock.openai.strict import Entries, Items, Strict
 
@@ -72,15 +73,6 @@ WITHOUT_EFFECT = (
     "safety_identifier",
 )
 """Fields that never change an answer and that vLLM does not know; accepted whatever they hold, and left out."""
-
-MAX_PROMPTS = 1024
-"""In one body: each is a request of its own, and all of them are watched at once."""
-
-MAX_STOP_STRINGS = 4
-"""vLLM's own limit."""
-
-MAX_TOKEN_ID = 2**32 - 1
-"""Ids are 32 bits wide on the wire."""
 
 Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Int32: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
@@ -224,6 +216,14 @@ class Body(Strict):
             raise ValueError("a stop string must not be empty")
         if isinstance(value, list) and len(value) > MAX_STOP_STRINGS:
             raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(value)}")
+        return value
+
+    @field_validator("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words", mode="before")
+    @classmethod
+    def _few_entries(cls, value: Any) -> Any:
+        """Refuse too many before any of them is looked at."""
+        if isinstance(value, list | dict) and len(value) > MAX_ENTRIES:
+            raise ValueError(f"at most {MAX_ENTRIES} entries, got {len(value)}")
         return value
 
     @field_validator("logit_bias")

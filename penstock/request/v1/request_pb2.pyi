@@ -234,7 +234,8 @@ class ChatPrompt(_message.Message):
     AS_MESSAGE_FIELD_NUMBER: _builtins.int
     messages_json: _builtins.str
     """The OpenAI `messages` array as UTF-8 JSON, exactly as the client wrote it,
-    so that every field the model's template knows reaches it.
+    so that every field the model's template knows reaches it. No JSON text of
+    a request has more than 131,072 strings, commas and opening brackets.
     """
     chat_template: _builtins.str
     """Jinja chat template to use in place of the model's; empty uses the model's."""
@@ -454,15 +455,15 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Token id to bias added to its logit, in [-100, 100]."""
+        """Token id to bias added to its logit, in [-100, 100]; at most 1,024."""
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Only these token ids may be generated; empty means all."""
+        """Only these token ids may be generated, at most 1,024; empty means all."""
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Words that may not be generated, of 64 KiB in all."""
+        """Words that may not be generated, at most 1,024, of 64 KiB in all."""
 
     @_builtins.property
     def structured_outputs(self) -> Global___StructuredOutputs:

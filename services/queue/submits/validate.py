@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from penstock.limits import MAX_NAME_BYTES, MAX_REQUEST_BYTES
-from penstock.openai.bodies import MAX_STOP_STRINGS
+from penstock.openai.limits import MAX_ENTRIES, MAX_STOP_STRINGS
 from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from penstock.request.v1 import request_pb2
 from services.queue.core.entry import Failure, RequestMeta
@@ -35,9 +35,6 @@ MAX_BAD_WORDS_BYTES = 65_536
 MAX_STOP_STRINGS_BYTES = 4096
 """Of all stop strings together: vLLM looks for each of them at every token, on the loop that all runs share."""
 
-MAX_STOP_TOKENS = 1024
-"""Stop tokens of a request: the engine's scheduler looks through them at every token."""
-
 MAX_JSON_PIECES = 131_072
 """Strings, commas and opening brackets of one JSON text: to make objects of them takes the loop a tenth of a second,
 and 20 MiB. A conversation of 10,000 messages that have a part each has as many; 12 MiB could hold four million."""
@@ -50,6 +47,15 @@ MAX_UNKNOWN_NAMED = 10
 
 _JSON_PIECES = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 """A string, also one that does not end, or what opens or parts values."""
+
+_MOST: dict[str, int] = {
+    "stop": MAX_STOP_STRINGS,
+    "logit_bias": MAX_ENTRIES,
+    "stop_token_ids": MAX_ENTRIES,
+    "allowed_token_ids": MAX_ENTRIES,
+    "bad_words": MAX_ENTRIES,
+}
+"""Entries that a field may have; 12 MiB have room for millions, each of which would be looked at."""
 
 _RANGES: dict[str, tuple[float, float, bool]] = {
     # least, most, whether the least itself is excluded
@@ -164,7 +170,11 @@ def _check_sampling(sampling: request_pb2.SamplingParams) -> None:
         bounds = _RANGES.get(name)
         if bounds is not None:
             _check_range(name, value, *bounds)
-        elif (check_field := _OTHERS.get(name)) is not None:
+            continue
+        most = _MOST.get(name)
+        if most is not None and len(value) > most:
+            raise InvalidRequestError(f"sampling.{name}", f"at most {most} entries, got {len(value)}")
+        if (check_field := _OTHERS.get(name)) is not None:
             check_field(sampling)
 
 
@@ -180,20 +190,12 @@ def _check_logit_bias(sampling: request_pb2.SamplingParams) -> None:
 
 
 def _check_stop(sampling: request_pb2.SamplingParams) -> None:
-    if len(sampling.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequestError("sampling.stop", f"at most {MAX_STOP_STRINGS} strings, got {len(sampling.stop)}")
     if "" in sampling.stop:
         raise InvalidRequestError("sampling.stop", "a stop string cannot be empty")
     size_bytes = sum(len(text.encode()) for text in sampling.stop)
     if size_bytes > MAX_STOP_STRINGS_BYTES:
         text = f"{size_bytes} bytes in all; at most {MAX_STOP_STRINGS_BYTES} are allowed"
         raise InvalidRequestError("sampling.stop", text)
-
-
-def _check_stop_tokens(sampling: request_pb2.SamplingParams) -> None:
-    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
-        text = f"at most {MAX_STOP_TOKENS} tokens, got {len(sampling.stop_token_ids)}"
-        raise InvalidRequestError("sampling.stop_token_ids", text)
 
 
 def _check_bad_words(sampling: request_pb2.SamplingParams) -> None:
@@ -215,7 +217,6 @@ _OTHERS: dict[str, Callable[[request_pb2.SamplingParams], None]] = {
     "min_tokens": _check_min_tokens,
     "logit_bias": _check_logit_bias,
     "stop": _check_stop,
-    "stop_token_ids": _check_stop_tokens,
     "bad_words": _check_bad_words,
     "extra_args_json": _check_extra_args,
     "structured_outputs": _check_structured_outputs,

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from penstock import connection
-from penstock.openai.bodies import COMPLETIONS_URL, MAX_PROMPTS, BodyError, parse_body
+from penstock.openai.bodies import COMPLETIONS_URL, BodyError, parse_body
 from penstock.openai.chunks import Chunks
 from penstock.openai.convert import to_request
+from penstock.openai.limits import MAX_PROMPTS
 from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb

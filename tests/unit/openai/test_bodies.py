@@ -13,7 +13,6 @@ from penstock.errors import InvalidRequest
 from penstock.openai.bodies import (
     CHAT_URL,
     COMPLETIONS_URL,
-    MAX_PROMPTS,
     NOT_CARRIED,
     WITHOUT_EFFECT,
     BodyError,
@@ -23,6 +22,7 @@ from penstock.openai.bodies import (
     parse_body,
 )
 from penstock.openai.convert import to_request
+from penstock.openai.limits import MAX_PROMPTS
 from penstock.request.v1 import request_pb2 as pb
 from tests.support.json_depth import levels_around_the_limit
 
@@ -198,6 +198,10 @@ def test_a_structural_tag_keeps_its_fields() -> None:
         ({"stop": ["a"] * 5}, "stop"),
         ({"stop": ""}, "stop"),
         ({"stop": [""]}, "stop"),
+        ({"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids"),
+        ({"bad_words": ["a"] * 1025}, "bad_words"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {str(2**32): 1}}, "logit_bias"),

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, MODELS, BodyError, parse_body
+from penstock.openai.limits import MAX_ENTRIES
 
 MANY = 3000
 """Wrong items in one body of 16 MiB may be a thousand times as many; each that is noted takes kilobytes and time."""
@@ -55,7 +56,7 @@ def test_only_the_first_of_many_wrong_places_is_noted(url: str, body: dict[str, 
 
 
 def test_large_values_that_are_right_are_taken_whole() -> None:
-    bias = {str(number): 1.5 for number in range(MANY)}
+    bias = {str(number): 1.5 for number in range(MAX_ENTRIES)}
     variables = {name: [1, "a", 0.5] for name in NAMES}
     body = parse_body(COMPLETIONS_URL, {**PROMPT, "logit_bias": bias, "vllm_xargs": variables})
     assert (body.logit_bias, body.vllm_xargs) == (bias, variables)
