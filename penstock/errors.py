@@ -98,8 +98,13 @@ LARGER_THAN_QUOTA = "larger_than_quota"
 """Code of a request that takes more than its tenant's whole quota."""
 
 
-def _error_code(error: grpc.aio.AioRpcError) -> str:
-    found = [value for name, value in error.trailing_metadata() or () if name == ERROR_CODE]
+ANSWERED = "penstock-answered"
+"""Trailing metadata of every call that a service has taken: without it, a status may be what gRPC makes of a service
+that is away."""
+
+
+def _trailing(error: grpc.aio.AioRpcError, name: str) -> str:
+    found = [value for key, value in error.trailing_metadata() or () if key == name]
     return str(found[0]) if found else ""
 
 
@@ -140,14 +145,14 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE | grpc.StatusCode.ALREADY_EXISTS:
             field = _FIELD.match(details)
             message, param = as_given(details, field.group(1) if field else "")
-            return InvalidRequest(message, param, _error_code(error) or "invalid_request")
+            return InvalidRequest(message, param, _trailing(error, ERROR_CODE) or "invalid_request")
         case code if _torn_off(code, details):
             return Unavailable(f"{address} broke off the call")
         case grpc.StatusCode.UNAVAILABLE:
-            # With a code they are the words of a service that is there.
-            return Unavailable(details) if _error_code(error) else _unavailable(details, address)
+            said = _trailing(error, ANSWERED) or _trailing(error, ERROR_CODE)
+            return Unavailable(details) if said else _unavailable(details, address)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return QuotaExceeded(details) if _error_code(error) == OVER_QUOTA else Unavailable(details)
+            return QuotaExceeded(details) if _trailing(error, ERROR_CODE) == OVER_QUOTA else Unavailable(details)
         case code:
             return ServiceError(f"{address} answered {code.name}: {details}")
 

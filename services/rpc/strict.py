@@ -19,6 +19,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from penstock.errors import ANSWERED
 from services.auth.guard import Guard
 from services.auth.keyring import NotAllowedError
 from services.rpc.encoding import encoded
@@ -163,6 +164,7 @@ class _Door:
     @asynccontextmanager
     async def admit(self, context: Context) -> AsyncIterator[None]:
         """Serve a call inside; ends it if it may not be made, or if the servicer refuses its input or its caller."""
+        context.set_trailing_metadata(((ANSWERED, "1"),))  # so that its client knows the service's words from gRPC's
         async with self._doorkeeper.admit(context), self._guard.admit(self._method, context):
             try:
                 yield

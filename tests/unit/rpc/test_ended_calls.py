@@ -39,6 +39,8 @@ class Stuck:
         self.writing.set()
         await asyncio.Event().wait()
 
+    def set_trailing_metadata(self, _: object) -> None: ...
+
     async def abort(self, code: grpc.StatusCode, _: str) -> None:
         self.status = code
         raise AbortedError
