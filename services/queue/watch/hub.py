@@ -266,12 +266,15 @@ class WatchHub:
         return self._progress.get(batch, (0, 0))
 
     def update(self, progress: dict[BatchKey, tuple[int, int]]) -> None:
-        """Take the durable counts of batches that changed."""
+        """Take the durable counts of batches that changed.
+
+        Watchers are told of them beside results, and wake here only where nothing is left, which may be their end.
+        """
         for batch, counts in progress.items():
             if any(counts):
                 self._progress[batch] = counts
-            else:
-                self._progress.pop(batch, None)
+                continue
+            self._progress.pop(batch, None)
             for watcher in self._by_batch.get(batch, ()):
                 watcher.notify()
 

@@ -23,6 +23,7 @@ from services.queue.submits.validate import check_name
 from services.queue.watch.batch_log import BatchLog
 from services.queue.watch.frames import Results, delta_events, events_in_turn, frames
 from services.queue.watch.hub import Watcher, WatchHub
+from services.queue.watch.pace import Pace
 from services.queue.watch.standing import Standing
 from services.queue.wire import StoredResult
 
@@ -48,6 +49,7 @@ class Watching:
         self._hub = hub
         self._store_id = store_id
         self._standing = Standing(committer, store_id)
+        self._pace = Pace()
         self._interests: dict[int, WatchTokens] = {}
 
     def renew_interests(self) -> None:
@@ -92,6 +94,7 @@ class Watching:
                 if request.until_now or not (request.follow or any(progress)):
                     return
                 await watcher.wait()
+                await self._pace.place()
 
     async def _watch_requests(self, ids: Sequence[str], tokens: bool, context: Context) -> AsyncIterator[bytes]:
         left = {parse_request_id(self._store_id, request_id) for request_id in ids}
