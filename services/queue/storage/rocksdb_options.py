@@ -8,6 +8,9 @@ import rocksdict
 
 from services.queue.core.records import PARTS, PAYLOADS, RESULTS
 
+BODIES = (PAYLOADS, RESULTS, PARTS)
+"""Families whose rows may be large."""
+
 WRITE_BUFFER_BYTES = 32 * 1024 * 1024
 """Of one family in memory: a few thousand requests between flushes, and a bound on replay at start-up."""
 
@@ -21,11 +24,17 @@ at its pace, for hours; most rows are read once, soon after they were written, a
 BLOB_BYTES = 4096
 """Payloads and results from this size on go to blob files, so that compaction does not copy them."""
 
-MAX_WAL_BYTES = 256 * 1024 * 1024
-"""Bounds the log that a start replays, which is what bounds the time of a start after a kill."""
+MAX_WAL_BYTES = ALL_WRITE_BUFFERS_BYTES
+"""Of the log, beyond which the families that keep its oldest file from going are flushed. As much as write buffers may
+hold: a longer log only waits for families that write little. It bounds the time of a start after a kill, which replays
+the log, and the room that takes, since what is replayed is written once more: a quarter of the watermark by default, so
+that neither a start on a nearly full disk nor what is in the log by itself runs into its end."""
 
 INFO_LOGS_KEPT = 2
-"""RocksDB's own text logs; one for this run and one for the run before."""
+"""RocksDB's own text logs; one for this run and one for the run before, or two of this one."""
+
+INFO_LOG_BYTES = 4 * 1024 * 1024
+"""Of one of them, about a day of a queue that is idle. Without a bound it grows for as long as the queue runs."""
 
 
 def database_options() -> Any:
@@ -36,6 +45,7 @@ def database_options() -> Any:
     options.set_db_write_buffer_size(ALL_WRITE_BUFFERS_BYTES)
     options.set_max_total_wal_size(MAX_WAL_BYTES)
     options.set_keep_log_file_num(INFO_LOGS_KEPT)
+    options.set_max_log_file_size(INFO_LOG_BYTES)
     return options
 
 
@@ -48,7 +58,7 @@ def family_options(name: str, cache: Any) -> Any:
     table.set_bloom_filter(10, False)
     table.set_block_cache(cache)
     options.set_block_based_table_factory(table)
-    if name in {PAYLOADS, RESULTS, PARTS}:
+    if name in BODIES:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(BLOB_BYTES)
         options.set_enable_blob_gc(True)
