@@ -81,6 +81,11 @@ class QueueMetrics:
         self.disk_free_min = Gauge(
             "penstock_queue_disk_free_min_bytes", "Watermark below which submits are refused.", registry=registry
         )
+        self.reclaimed = Counter(
+            "penstock_queue_reclaimed_bytes_total",
+            "Bytes of the store's disk that deleted payloads, results and parts gave back.",
+            registry=registry,
+        )
         self.clock_behind = Gauge(
             "penstock_queue_clock_behind_seconds",
             "Seconds by which the machine's clock was set forward since the queue read it, at its start.",

@@ -17,7 +17,8 @@ from services.descriptors import raise_file_limit
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY
 from services.queue.storage.backup import BackupError, BackupNameError, backups_of, make_backup, restore
 from services.queue.storage.migration import MIGRATED_VERSIONS
-from services.queue.storage.rocksdb_store import RocksdbStore, written_by_older
+from services.queue.storage.opening import written_by_older
+from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError, StoreUnreadableError, StoreUnusableError
 from services.queue.storage.verify import Verifier, Violation
 

@@ -39,6 +39,7 @@ from services.queue.storage.lives import Lives
 from services.queue.storage.loading import Loading
 from services.queue.storage.read_faults import ReadFaults
 from services.queue.storage.reader import Reader
+from services.queue.storage.reclaimer import Reclaimer
 from services.queue.storage.recovery import Recovery, recover, store_id_of
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import Store, StoreError, StoreUnusableError
@@ -140,6 +141,7 @@ class Service:
         self.servicer = QueueServicer(parts)
         self._reloader = Reloader(settings, "queue", self.reconfigure, registry=metrics.registry)
         self._shelf = Shelf(store, self._clock, self._content_refusal, faults, self._lives.ages)
+        self._reclaimer = Reclaimer(store, self.committer.health, settings.disk_free_min_bytes, metrics.reclaimed.inc)
         self.clockwork = Clockwork(
             settings, self._clock, self.committer, self._hub, self._admin, self._shelf, metrics, self._lives
         )
@@ -189,6 +191,7 @@ class Service:
         shelf = asyncio.create_task(self._shelf.run(), name="shelf")
         ticks = asyncio.create_task(self.clockwork.ticks(), name="ticks")
         sweeps = asyncio.create_task(self.clockwork.sweeps(), name="sweeps")
+        reclaimer = asyncio.create_task(self._reclaimer.run(self.committer.loaded), name="reclaimer")
         reloader = asyncio.create_task(self._reloader.run(), name="reloader")
         watchman = asyncio.create_task(self._guard.watch(), name="watchman")
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -196,14 +199,14 @@ class Service:
         ready(server.port)
         try:
             # None of them but `stopping` ends by itself; if one does, it failed.
-            beside = (loop, shelf, ticks, sweeps, reloader, watchman)
+            beside = (loop, shelf, ticks, sweeps, reclaimer, reloader, watchman)
             await asyncio.wait({*beside, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._speaker.end_all("the queue service is stopping")
             self._following.end_all("the queue service is stopping")
             self.servicer.end_submits("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
-            for task in (ticks, sweeps, reloader, watchman, stopping):
+            for task in (ticks, sweeps, reclaimer, reloader, watchman, stopping):
                 task.cancel()
             self.committer.stop()
             self._shelf.stop()

@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock.files.v1 import files_pb2, files_pb2_grpc
-from services.queue.storage.rocksdb_store import BACKUP_MARK
+from services.queue.storage.opening import BACKUP_MARK
 from tests.support.fleet import penstock as command
 from tests.support.old_store import ALONE, BATCH, CANCELLED, FILE_NAME, FILE_TEXT, WAITING, key
 

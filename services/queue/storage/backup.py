@@ -19,7 +19,8 @@ from typing import NamedTuple
 from services.queue.core import records
 from services.queue.core.effects import Write
 from services.queue.core.entry import Counters
-from services.queue.storage.rocksdb_store import BACKUP_MARK, RocksdbStore
+from services.queue.storage.opening import BACKUP_MARK
+from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import Store, StoreError, StoreUnusableError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -16,17 +16,20 @@ import rocksdict
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY, SCHEMA_VERSION
 from services.queue.storage.migration import MIGRATED_VERSIONS, migrate
+from services.queue.storage.opening import (
+    BACKUP_MARK,
+    DAMAGE,
+    keep_writers_away,
+    lost_writes,
+    open_reason,
+    refuse_lost_writes,
+)
 from services.queue.storage.rocksdb_options import CACHE_BYTES, database_options, family_options
+from services.queue.storage.space import Space
 from services.queue.storage.store import Row, StoreDamagedError, StoreError, StoreUnreadableError, StoreUnusableError
-from services.queue.storage.synced import MARK_FILE, MarkError, SyncedMark, read_mark, write_mark
+from services.queue.storage.synced import MARK_FILE, SyncedMark, write_mark
 
 log = logging.getLogger(__name__)
-
-BACKUP_MARK = "PENSTOCK_BACKUP.json"
-"""The file that tells a backup from a data directory."""
-
-DAMAGE = "Corruption"
-"""How RocksDB begins an error about bytes that are not what was written."""
 
 NOT_OF_THE_DISK = re.compile("Too many open files|Cannot allocate memory")
 """In errors that say nothing of what the disk holds."""
@@ -56,6 +59,8 @@ class RocksdbStore:
         self._sync_ended = threading.Condition()
         self._writing = threading.RLock()
         """Held while a batch is written and synced, and to open and close: the binding cannot close what syncs."""
+        self._reclaiming = threading.Lock()
+        """Held while disk space is given back: the binding cannot close what compacts either."""
         self._mark: SyncedMark | None = None
         self._mark_fails = False
         if read_only:
@@ -77,12 +82,12 @@ class RocksdbStore:
     def _open_to_read(self) -> None:
         if not (self._path / "CURRENT").is_file():
             raise StoreUnusableError(f"there is no store in {self._path}")
-        self._lock = _keep_writers_away(self._path)
+        self._lock = keep_writers_away(self._path)
         self._open()
 
     def _open(self) -> None:
         if not self._read_only:
-            _refuse_lost_writes(self._path)
+            refuse_lost_writes(self._path)
         access = rocksdict.AccessType.read_only() if self._read_only else rocksdict.AccessType.read_write()
         try:
             cache = rocksdict.Cache(CACHE_BYTES)
@@ -91,10 +96,11 @@ class RocksdbStore:
             self._db: Any = rocksdict.Rdict(str(self._path), options, column_families=families, access_type=access)
             self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+            self._space = Space(self._families)
             self._cache = cache  # it must live as long as the database
         except Exception as error:  # rocksdict raises plain Exception for every failure
             kind = StoreUnreadableError if str(error).startswith(DAMAGE) else StoreUnusableError
-            raise kind(_open_reason(self._path, str(error))) from None
+            raise kind(open_reason(self._path, str(error))) from None
         with self._sync_ended:
             # To open replays the log into table files, which are synced.
             self._synced, self._sync_failed, self._write_failed = self._db.latest_sequence_number(), "", ""
@@ -111,7 +117,7 @@ class RocksdbStore:
 
     def lost_writes(self) -> str:
         """Return what is missing at the end of the log, in words; empty if nothing is."""
-        return _lost_writes(self._path, self._db.latest_sequence_number())
+        return lost_writes(self._path, self._db.latest_sequence_number())
 
     def _check_schema(self) -> None:
         found = self.get(META, SCHEMA_KEY)
@@ -307,6 +313,11 @@ class RocksdbStore:
             raise StoreError(f"statvfs: {error.strerror}") from None
         return stats.f_bavail * stats.f_frsize
 
+    def reclaim(self, bound_bytes: int, is_low: bool) -> int:
+        """Compact what holds the bodies of deleted rows; return the bytes of files that went. Commits go on."""
+        with self._reclaiming, _STORE_ERRORS:
+            return self._space.reclaim(bound_bytes, self.disk_free_bytes(), is_low)
+
     def reopen(self) -> None:
         """Close and open again; raises StoreError if that fails."""
         with self._writing:
@@ -319,7 +330,11 @@ class RocksdbStore:
     def close(self) -> None:
         """Flush and release the directory; never raises, and a second call does nothing."""
         with self._writing:
-            self._close()
+            if self._reclaiming.locked():
+                with suppress(rocksdict.DbClosedError):
+                    self._db.cancel_all_background(False)  # a compaction ends at once, with nothing changed
+            with self._reclaiming:
+                self._close()
 
     def _close(self) -> None:
         # The lock goes when the last handle does, so these go first; cleared, for a frame that an error keeps, as the
@@ -358,87 +373,3 @@ class _StoreErrors:
 
 _STORE_ERRORS: Final = _StoreErrors()
 """It has no state."""
-
-
-def _keep_writers_away(path: Path) -> IO[bytes] | None:
-    """Take the lock of a store that is only read; raises StoreUnusableError if a queue has it.
-
-    RocksDB reads beside a writer without asking, and sees rows of different moments.
-    """
-    lock = path / "LOCK"
-    if not lock.exists():
-        return None
-    file = lock.open("r+b")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise StoreUnusableError(_open_reason(path, f"{lock}: {error.strerror}")) from None
-    return file
-
-
-def _refuse_lost_writes(path: Path) -> None:
-    """Raise StoreUnusableError if writes are missing that were synced; only reads.
-
-    Opening to write would make what the log still says the truth, and delete what is behind the damage.
-    """
-    if not (path / MARK_FILE).exists():
-        return  # new, or written by a version that kept no mark
-    try:
-        refusal = _lost_writes(path, _last_write(path))
-    except Exception as error:  # rocksdict raises plain Exception for every failure
-        refusal = str(error)
-        if not refusal.startswith(DAMAGE):
-            raise StoreUnusableError(_open_reason(path, refusal)) from None
-    if not refusal:
-        return
-    # Beside a writer a log may look torn. The lock is looked at only now, because to let go of it would take it from
-    # another store of this process.
-    lock = _keep_writers_away(path)
-    if lock is not None:
-        lock.close()
-    raise StoreUnusableError(
-        f"data directory {path} is damaged: {refusal}. Acknowledged requests would be lost silently: restore a backup,"
-        f" or see docs/operations.md on how to go on with what is left"
-    )
-
-
-def _last_write(path: Path) -> int:
-    """Return the number of the last write in the store, by reading its log; 0 if there is no store."""
-    if not (path / "CURRENT").exists():
-        return 0
-    # The default family alone: the whole log is read for its numbers, and no row of it kept.
-    access = rocksdict.AccessType.read_only()
-    db: Any = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True), access_type=access)
-    number: int = db.latest_sequence_number()
-    db.close()
-    return number
-
-
-def _lost_writes(path: Path, found: int) -> str:
-    try:
-        marked = read_mark(path)
-    except MarkError as error:
-        return str(error)
-    if marked is None or found >= marked:
-        return ""
-    return f"its log ends after write {found}, and write {marked} had reached the disk"
-
-
-def written_by_older(path: Path) -> str:
-    """Return what to say of a store whose rows only a migration can read."""
-    if (path / BACKUP_MARK).exists():
-        what, remedy = "backup", "`penstock restore` makes a data directory of it, which its queue migrates"
-    else:
-        what, remedy = "data directory", "starting its queue migrates it; the version that wrote it can back it up"
-    return f"{what} {path} was written by an older version of this program; {remedy}"
-
-
-def _open_reason(path: Path, text: str) -> str:
-    if f"{path / 'LOCK'}:" in text or "lock hold by current process" in text:
-        return f"data directory {path} is locked: another queue service uses it"
-    if "Column family not found" in text:
-        return written_by_older(path)
-    if "Column families not opened" in text:
-        return f"data directory {path} was written by a newer version of this program ({text})"
-    return f"data directory {path} cannot be opened: {text}"

@@ -77,6 +77,10 @@ class Store(Protocol):
     def disk_free_bytes(self) -> int:
         """Return the free bytes of the disk under the store."""
 
+    def reclaim(self, bound_bytes: int, is_low: bool) -> int:
+        """Give back the disk space of deleted payloads, results and parts, if more than `bound_bytes` of it are dead,
+        and all that is worth it if `is_low`, there being little; return the bytes. Blocks, and holds up no write."""
+
     def reopen(self) -> None:
         """Close and open again, to leave an error the store cannot recover from by itself; what it holds is durable."""
 

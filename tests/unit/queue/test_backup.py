@@ -25,8 +25,9 @@ from services.queue.core.machine import Machine
 from services.queue.core.messages import Claim, WorkerOpened
 from services.queue.offline import main
 from services.queue.storage.backup import BackupError, backups_of, make_backup, restore
+from services.queue.storage.opening import BACKUP_MARK
 from services.queue.storage.recovery import recover
-from services.queue.storage.rocksdb_store import BACKUP_MARK, RocksdbStore
+from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreUnusableError
 from services.queue.storage.verify import Verifier
 from tests.support.committing import Ear, HandClock

@@ -1,0 +1,104 @@
+"""What is looked at before a store is opened, and what is said of one that cannot be."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO, Any
+
+import rocksdict
+
+from services.queue.storage.store import StoreUnusableError
+from services.queue.storage.synced import MARK_FILE, MarkError, read_mark
+
+BACKUP_MARK = "PENSTOCK_BACKUP.json"
+"""The file that tells a backup from a data directory."""
+
+DAMAGE = "Corruption"
+"""How RocksDB begins an error about bytes that are not what was written."""
+
+
+def keep_writers_away(path: Path) -> IO[bytes] | None:
+    """Take the lock of a store that is only read; raises StoreUnusableError if a queue has it.
+
+    RocksDB reads beside a writer without asking, and sees rows of different moments.
+    """
+    lock = path / "LOCK"
+    if not lock.exists():
+        return None
+    file = lock.open("r+b")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StoreUnusableError(open_reason(path, f"{lock}: {error.strerror}")) from None
+    return file
+
+
+def refuse_lost_writes(path: Path) -> None:
+    """Raise StoreUnusableError if writes are missing that were synced; only reads.
+
+    Opening to write would make what the log still says the truth, and delete what is behind the damage.
+    """
+    if not (path / MARK_FILE).exists():
+        return  # new, or written by a version that kept no mark
+    try:
+        refusal = lost_writes(path, _last_write(path))
+    except Exception as error:  # rocksdict raises plain Exception for every failure
+        refusal = str(error)
+        if not refusal.startswith(DAMAGE):
+            raise StoreUnusableError(open_reason(path, refusal)) from None
+    if not refusal:
+        return
+    # Beside a writer a log may look torn. The lock is looked at only now, because to let go of it would take it from
+    # another store of this process.
+    lock = keep_writers_away(path)
+    if lock is not None:
+        lock.close()
+    raise StoreUnusableError(
+        f"data directory {path} is damaged: {refusal}. Acknowledged requests would be lost silently: restore a backup,"
+        f" or see docs/operations.md on how to go on with what is left"
+    )
+
+
+def _last_write(path: Path) -> int:
+    """Return the number of the last write in the store, by reading its log; 0 if there is no store."""
+    if not (path / "CURRENT").exists():
+        return 0
+    # The default family alone: the whole log is read for its numbers, and no row of it kept.
+    access = rocksdict.AccessType.read_only()
+    db: Any = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True), access_type=access)
+    number: int = db.latest_sequence_number()
+    db.close()
+    return number
+
+
+def lost_writes(path: Path, found: int) -> str:
+    """Return in words what is missing behind the write `found`, the last that is there; empty if nothing is."""
+    try:
+        marked = read_mark(path)
+    except MarkError as error:
+        return str(error)
+    if marked is None or found >= marked:
+        return ""
+    return f"its log ends after write {found}, and write {marked} had reached the disk"
+
+
+def written_by_older(path: Path) -> str:
+    """Return what to say of a store whose rows only a migration can read."""
+    if (path / BACKUP_MARK).exists():
+        what, remedy = "backup", "`penstock restore` makes a data directory of it, which its queue migrates"
+    else:
+        what, remedy = "data directory", "starting its queue migrates it; the version that wrote it can back it up"
+    return f"{what} {path} was written by an older version of this program; {remedy}"
+
+
+def open_reason(path: Path, text: str) -> str:
+    """Return what to say of a directory that RocksDB does not open, saying `text`."""
+    if f"{path / 'LOCK'}:" in text or "lock hold by current process" in text:
+        return f"data directory {path} is locked: another queue service uses it"
+    if "Column family not found" in text:
+        return written_by_older(path)
+    if "Column families not opened" in text:
+        return f"data directory {path} was written by a newer version of this program ({text})"
+    return f"data directory {path} cannot be opened: {text}"

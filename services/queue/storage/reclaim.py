@@ -1,0 +1,74 @@
+"""When what deleted rows leave on the disk is to be given back, and how: the decision, by numbers alone.
+
+RocksDB deletes a row by writing that it is gone. The row and its blob stay in their files until a compaction finds
+both, and one begins only when enough has been *written*. A deletion is a few bytes, whatever it is about: a backlog of
+large prompts that is answered would keep its disk space for hours, and a queue that refuses submits for want of room,
+which writes nothing, for ever.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+TABLES_TO_DEAD: Final = 4
+"""With room on the disk, at most so many bytes of table files are written anew for each byte that is dead."""
+
+TABLES_TO_DEAD_IF_LOW: Final = 64
+"""The same once room is short: a few rows are not worth gigabytes even then."""
+
+RELOCATED_SHARE: Final = 0.25
+"""Of the blob files, the oldest: what lives in them a compaction moves to new ones. RocksDB's default."""
+
+
+class Step(Enum):
+    """What to do with a family."""
+
+    NOTHING = "nothing"
+    COMPACT = "compact"
+    """Flush, and have deletions meet their rows: files in which nothing lives go."""
+    RELOCATE = "relocate"
+    """Besides, move what lives in the oldest blob files to new ones."""
+
+
+class Usage(NamedTuple):
+    """What a family has on the disk."""
+
+    rows: int
+    """In table files, dead or alive."""
+    deletions: int
+    """That have not met their rows, in memory and in table files."""
+    table_bytes: int
+    blob_bytes: int
+    blob_files: int
+    garbage_bytes: int
+    """Of the blob files: what compactions have found dead there."""
+
+    @property
+    def row_bytes(self) -> float:
+        """Mean size of a row on the disk."""
+        return (self.table_bytes + self.blob_bytes - self.garbage_bytes) / self.rows if self.rows else 0.0
+
+    @property
+    def relocated_share(self) -> float:
+        """Share of the blob files that a compaction is to empty: of few at least one."""
+        return max(RELOCATED_SHARE, 1 / max(1, self.blob_files))
+
+    @property
+    def room_bytes(self) -> int:
+        """Most that a compaction may take for a while: the old files go when the new ones are there."""
+        return self.table_bytes + int(self.blob_bytes * self.relocated_share)
+
+
+def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_low: bool) -> Step:
+    """Return what to do with a family of which the last step left `settled` deletions as they are.
+
+    `bound_bytes`: what may be dead while there is room; `is_low`: there is little, so that whatever is dead counts.
+    """
+    dead_bytes = (usage.deletions - settled) * usage.row_bytes
+    least_bytes = usage.table_bytes / TABLES_TO_DEAD_IF_LOW if is_low else usage.table_bytes / TABLES_TO_DEAD
+    if dead_bytes > 0 and dead_bytes >= (least_bytes if is_low else max(bound_bytes, least_bytes)):
+        return Step.COMPACT
+    if not usage.garbage_bytes or usage.garbage_bytes < bound_bytes or usage.room_bytes > free_bytes:
+        return Step.NOTHING
+    return Step.RELOCATE if is_low or 2 * usage.garbage_bytes >= usage.blob_bytes else Step.NOTHING

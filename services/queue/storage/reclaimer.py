@@ -1,0 +1,74 @@
+"""Gives disk space back by the clock, beside everything else the queue does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from services.queue.storage.health import StoreHealth
+from services.queue.storage.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 5.0
+"""Between looks at what is dead, each some reads of RocksDB's statistics."""
+
+REST: Final = 9.0
+"""Times as long as it took to give space back nothing is done about it: a tenth of the disk's time at most."""
+
+BOUND_SHARE: Final = 8
+"""An eighth of the watermark may be dead while there is room: little beside what is kept free, and compactions enough
+apart for a flush to be worth it."""
+
+LEAST_BOUND_BYTES: Final = 8 * 1024 * 1024
+"""Where the watermark is small, or 0."""
+
+
+class Reclaimer:
+    """The loop; it has a thread of its own, for a compaction takes as long as it takes."""
+
+    def __init__(
+        self, store: Store, health: StoreHealth, disk_free_min_bytes: int, count: Callable[[int], None]
+    ) -> None:
+        """Give back space of `store`, whatever is dead while less than twice `disk_free_min_bytes` is free.
+
+        Call `count` with the bytes.
+        """
+        self._store = store
+        self._health = health
+        self._low_bytes = 2 * disk_free_min_bytes
+        self._bound_bytes = max(disk_free_min_bytes // BOUND_SHARE, LEAST_BOUND_BYTES)
+        self._count = count
+        self._thread = ThreadPoolExecutor(1, "reclaim")
+
+    async def run(self, loaded: asyncio.Event) -> None:
+        """Look for ever, once the store is `loaded`: until then the disk's time is needed for that."""
+        await loaded.wait()
+        try:
+            while True:
+                await asyncio.sleep(max(LOOK_S, REST * await self.look()))
+        finally:
+            self._thread.shutdown(wait=False)  # to close the store ends what it does
+
+    async def look(self) -> float:
+        """Give back what is worth it; return the seconds it took."""
+        self._health.check_disk()
+        if self._health.broken or self._health.unreadable:
+            return 0.0  # it is looked after
+        is_low = self._health.disk_free_bytes < self._low_bytes
+        began_s = time.monotonic()
+        try:
+            loop = asyncio.get_running_loop()
+            freed = await loop.run_in_executor(self._thread, self._store.reclaim, self._bound_bytes, is_low)
+        except StoreError as error:
+            log.warning("disk space is not given back now: %s", error)
+            freed = 0
+        took_s = time.monotonic() - began_s
+        if freed:
+            self._count(freed)
+            log.info("%d MiB of the disk came back in %.1f s", freed >> 20, took_s)
+        return took_s

@@ -1,0 +1,87 @@
+"""The disk space of RocksDB's families of bodies: what there is of it, and compactions that give it back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import rocksdict
+
+from services.queue.storage.reclaim import Step, Usage, step_for
+from services.queue.storage.rocksdb_options import BODIES
+
+SMALL_STEP_BYTES: Final = 64 * 1024 * 1024
+"""Where room is short a compaction writes about so much before what it replaces goes: the size of a table file."""
+
+LARGE_STEP_BYTES: Final = 25 * SMALL_STEP_BYTES
+"""RocksDB's default."""
+
+_COUNT: Final = re.compile(r"# (entries|deletions)=(\d+)")
+
+
+class Space:
+    """Gives back what deleted rows leave. One thread at a time."""
+
+    def __init__(self, families: dict[str, Any]) -> None:
+        """Look after `families`; while they are closed it is empty, and calls raise KeyError."""
+        # Never a family by itself: the lock of the directory goes when the last handle does.
+        self._families = families
+        self._settled = dict.fromkeys(BODIES, 0)
+        self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
+
+    def reclaim(self, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
+        """Do what `step_for` says for each family; return the bytes of the files that are gone. Blocks meanwhile."""
+        return sum(self._reclaim(name, bound_bytes, free_bytes, is_low) for name in BODIES)
+
+    def _reclaim(self, name: str, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
+        usage = self._usage(name)
+        self._settled[name] = min(self._settled[name], usage.deletions)  # RocksDB has compacted by itself
+        step = step_for(usage, self._settled[name], bound_bytes, free_bytes, is_low)
+        if step is Step.NOTHING:
+            return 0
+        self._tune(name, usage, free_bytes)
+        self._families[name].flush(True)
+        before = self._file_bytes(name)
+        options = rocksdict.CompactOptions()
+        options.set_exclusive_manual_compaction(False)  # those of other families go on
+        if step is Step.RELOCATE:
+            options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
+        self._families[name].compact_range(None, None, options)
+        self._settled[name] = self._usage(name).deletions
+        return max(0, before - self._file_bytes(name))
+
+    def _tune(self, name: str, usage: Usage, free_bytes: int) -> None:
+        """Have compactions be as large as they are by default, or take little room and move nothing where it is short.
+
+        Only what changes is set: RocksDB writes a file with all options each time.
+        """
+        has_room = usage.room_bytes <= free_bytes
+        wanted = {
+            "max_compaction_bytes": str(LARGE_STEP_BYTES if has_room else SMALL_STEP_BYTES),
+            "enable_blob_garbage_collection": str(has_room).lower(),
+            "blob_garbage_collection_age_cutoff": f"{usage.relocated_share:.4f}",
+        }
+        if wanted != self._tuned[name]:
+            self._families[name].set_options(wanted)
+            self._tuned[name] = wanted
+
+    def _usage(self, name: str) -> Usage:
+        tables = dict(_COUNT.findall(self._families[name].property_value("rocksdb.aggregated-table-properties") or ""))
+        deletions = int(tables.get("deletions", 0))
+        in_memory = self._number(name, "num-deletes-active-mem-table") + self._number(
+            name, "num-deletes-imm-mem-tables"
+        )
+        return Usage(
+            rows=max(0, int(tables.get("entries", 0)) - deletions),
+            deletions=deletions + in_memory,
+            table_bytes=self._number(name, "live-sst-files-size"),
+            blob_bytes=self._number(name, "live-blob-file-size"),
+            blob_files=self._number(name, "num-blob-files"),
+            garbage_bytes=self._number(name, "live-blob-file-garbage-size"),
+        )
+
+    def _file_bytes(self, name: str) -> int:
+        return self._number(name, "total-sst-files-size") + self._number(name, "total-blob-file-size")
+
+    def _number(self, name: str, what: str) -> int:
+        return self._families[name].property_int_value(f"rocksdb.{what}") or 0

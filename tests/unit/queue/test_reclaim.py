@@ -1,0 +1,191 @@
+"""Disk space of deleted bodies comes back: when it is worth it, in small steps where room is short, and no more."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.queue.core.effects import Write
+from services.queue.core.records import PARTS, PAYLOADS, RESULTS, seq_key
+from services.queue.storage import reclaimer
+from services.queue.storage.health import StoreHealth
+from services.queue.storage.reclaim import Step, Usage, step_for
+from services.queue.storage.reclaimer import Reclaimer
+from services.queue.storage.rocksdb_store import RocksdbStore
+from services.queue.storage.store import StoreError
+from tests.support.committing import HandClock
+from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_for, wait_for_async
+
+MIB = 1 << 20
+BODY = os.urandom(200_000)
+BODIES = 300
+PLENTY = 1 << 40
+USAGE = Usage(rows=1000, deletions=0, table_bytes=MIB, blob_bytes=1000 * MIB, blob_files=10, garbage_bytes=0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RocksdbStore]:
+    made = RocksdbStore(tmp_path)
+    yield made
+    made.close()
+
+
+def blob_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.blob"))
+
+
+def fill(store: RocksdbStore, family: str) -> None:
+    for first in range(0, BODIES, 20):
+        store.write([Write(family, seq_key(n), BODY) for n in range(first, first + 20)])
+
+
+def delete(store: RocksdbStore, family: str, step: int = 1) -> None:
+    store.write([Write(family, seq_key(n), None) for n in range(0, BODIES, step)])
+
+
+@pytest.mark.parametrize("family", [PAYLOADS, RESULTS, PARTS])
+def test_what_is_deleted_comes_back(store: RocksdbStore, tmp_path: Path, family: str) -> None:
+    fill(store, family)
+    wait_for(lambda: blob_bytes(tmp_path) > 20 * MIB, "a flush of what was written")
+    assert store.reclaim(8 * MIB, False) == store.reclaim(8 * MIB, True) == 0, "nothing is deleted"
+    delete(store, family)
+    assert store.reclaim(8 * MIB, False) > 0
+    wait_for(lambda: blob_bytes(tmp_path) == 0, "the disk space")
+
+
+def test_deletions_of_an_earlier_life_count(store: RocksdbStore, tmp_path: Path) -> None:
+    fill(store, PAYLOADS)
+    delete(store, PAYLOADS)
+    store.reopen()
+    assert blob_bytes(tmp_path) > 20 * MIB
+    assert store.reclaim(8 * MIB, False) > 0
+    wait_for(lambda: blob_bytes(tmp_path) == 0, "the disk space")
+
+
+def test_what_is_scattered_among_the_living_comes_back_where_room_is_short(store: RocksdbStore, tmp_path: Path) -> None:
+    fill(store, PAYLOADS)
+    delete(store, PAYLOADS, step=2)
+    rounds = [store.reclaim(8 * MIB, True) for _ in range(12)]
+    assert rounds[-1] == 0
+    assert blob_bytes(tmp_path) < BODIES * len(BODY) / 2 + 8 * MIB
+    assert [store.get(PAYLOADS, seq_key(n)) for n in range(4)] == [None, BODY, None, BODY]
+
+
+def test_a_store_is_closed_and_opened_while_it_compacts(store: RocksdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, PAYLOADS)
+    delete(store, PAYLOADS, step=2)
+    began, raised = threading.Event(), []
+    monkeypatch.setattr(store._space, "_tune", lambda *_: began.set())
+
+    def work() -> None:
+        try:
+            store.reclaim(8 * MIB, False)
+        except StoreError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert began.wait(30)
+    store.reopen()
+    thread.join(30)
+    assert store.get(PAYLOADS, seq_key(1)) == BODY
+    store.reclaim(8 * MIB, True)
+    assert store.get(PAYLOADS, seq_key(0)) is None
+
+
+def test_a_closed_store_gives_nothing_back(tmp_path: Path) -> None:
+    store = RocksdbStore(tmp_path)
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.reclaim(MIB, True)
+
+
+@pytest.mark.parametrize(
+    ("usage", "settled", "is_low", "step"),
+    [
+        (USAGE, 0, True, Step.NOTHING),
+        (USAGE._replace(deletions=10), 0, False, Step.NOTHING),  # 10 MiB, and 32 may be dead
+        (USAGE._replace(deletions=10), 0, True, Step.COMPACT),
+        (USAGE._replace(deletions=10), 10, True, Step.NOTHING),  # the last step left them
+        (USAGE._replace(deletions=33), 0, False, Step.COMPACT),
+        (USAGE._replace(deletions=33, table_bytes=400 * MIB), 0, False, Step.NOTHING),  # too much to write anew
+        (USAGE._replace(deletions=33, table_bytes=400 * MIB), 0, True, Step.COMPACT),
+        (USAGE._replace(deletions=1, table_bytes=400 * MIB), 0, True, Step.NOTHING),
+        (USAGE._replace(rows=0, table_bytes=0, blob_bytes=0, deletions=9), 0, True, Step.NOTHING),  # all in memory
+        (USAGE._replace(garbage_bytes=400 * MIB), 0, False, Step.NOTHING),
+        (USAGE._replace(garbage_bytes=600 * MIB), 0, False, Step.RELOCATE),
+        (USAGE._replace(garbage_bytes=33 * MIB), 0, True, Step.RELOCATE),
+        (USAGE._replace(garbage_bytes=31 * MIB), 0, True, Step.NOTHING),
+    ],
+)
+def test_steps(usage: Usage, settled: int, is_low: bool, step: Step) -> None:
+    assert step_for(usage, settled, 32 * MIB, PLENTY, is_low) is step
+
+
+def test_nothing_is_moved_without_room_for_it() -> None:
+    usage = USAGE._replace(garbage_bytes=600 * MIB)
+    assert usage.room_bytes == MIB + 250 * MIB
+    assert step_for(usage, 0, 32 * MIB, usage.room_bytes, True) is Step.RELOCATE
+    assert step_for(usage, 0, 32 * MIB, usage.room_bytes - 1, True) is Step.NOTHING
+    assert usage._replace(blob_files=2).room_bytes == MIB + 500 * MIB, "of few files at least one"
+
+
+# ---- the loop ----
+
+
+class AskedStore(MemoryStore):
+    """A store that notes what it is asked to give back."""
+
+    def __init__(self, free_bytes: int) -> None:
+        super().__init__(free_bytes)
+        self.asked: list[tuple[int, bool]] = []
+        self.answer: int | StoreError = 5 * MIB
+
+    def reclaim(self, bound_bytes: int, is_low: bool) -> int:
+        self.asked.append((bound_bytes, is_low))
+        if isinstance(self.answer, StoreError):
+            raise self.answer
+        return self.answer
+
+
+WATERMARK = 256 * MIB
+
+
+async def test_whatever_is_dead_counts_near_the_watermark() -> None:
+    for free_bytes, is_low in ((2 * WATERMARK, False), (2 * WATERMARK - 1, True), (0, True)):
+        store, freed = AskedStore(free_bytes), list[int]()
+        await Reclaimer(store, StoreHealth(store, HandClock(), WATERMARK), WATERMARK, freed.append).look()
+        assert store.asked == [(32 * MIB, is_low)]
+        assert freed == [5 * MIB]
+
+
+async def test_a_store_that_cannot_write_is_left_alone_and_one_that_fails_asked_again() -> None:
+    store, freed = AskedStore(WATERMARK), list[int]()
+    health = StoreHealth(store, HandClock(), WATERMARK)
+    loop = Reclaimer(store, health, WATERMARK, freed.append)
+    store.answer = StoreError("no medium")
+    await loop.look()
+    health.failed(store.answer)
+    await loop.look()
+    assert len(store.asked) == 1
+    assert freed == []
+
+
+async def test_the_loop_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reclaimer, "LOOK_S", 0.001)
+    store, loaded = AskedStore(WATERMARK), asyncio.Event()
+    loop = Reclaimer(store, StoreHealth(store, HandClock(), WATERMARK), WATERMARK, lambda _: None)
+    running = asyncio.create_task(loop.run(loaded))
+    await asyncio.sleep(0)
+    assert not store.asked, "not before the store is loaded"
+    loaded.set()
+
+    async def looked_again() -> bool:
+        return len(store.asked) > 2
+
+    await wait_for_async(looked_again, "further looks")
+    running.cancel()
