@@ -40,7 +40,7 @@ COMPILED: dict[str, str] = {
   `frames`, `reader`, and `windows`, of which the servicers are made;
 - pydantic models and what only reads them: `settings`, `services/config*`;
 - code that runs at the start, at the end, every few seconds, or for an operator: `__main__`, `service`, `admin`,
-  `backup`, `opening`, `recovery`, `migration`, `lives`, `reclaim`, `reclaimer`, `space`, `verify`,
+  `backup`, `opening`, `recovery`, `migration`, `lives`, `reclaim`, `reclaimer`, `reserve`, `space`, `verify`,
   `metrics`, `tracing`;
 - `worker/tokenizer`, `worker/nursery`: what a forked child does with pickles fails without a word when it is compiled;
 - engines (vLLM is Python; the simulated one stands for it) and the gateway, which is a client.

@@ -229,6 +229,8 @@ class Committer:
 
     async def _handle(self, items: Sequence[Item]) -> None:
         self.health.notice_failure()
+        if self.health.notice_little_room():
+            await self._rebuild()  # which ends the streams: what workers say from now on waits with them
         if self.health.broken:
             await self._heal(items)  # before anything is looked up: rows may come and go with it
         messages = await self._look_up(items)

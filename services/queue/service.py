@@ -226,7 +226,7 @@ async def serve(settings: QueueSettings) -> None:
     telemetry = start_telemetry("queue")
     raise_file_limit()  # before the store is opened
     try:
-        store = RocksdbStore(settings.data_dir)
+        store = RocksdbStore(settings.data_dir, keeps_reserve=True)
         service = Service(settings, store, telemetry, QueueMetrics())
     except (StoreError, StoreUnusableError) as error:
         print(f"penstock queue: {error}", file=sys.stderr)

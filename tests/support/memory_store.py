@@ -86,6 +86,14 @@ class MemoryStore:
         """Return what the constructor was told."""
         return self.free_bytes
 
+    def make_room(self) -> bool:
+        """Return whether anything is free."""
+        return self.free_bytes > 0
+
+    def is_reserve_given_up(self) -> bool:
+        """Return that there is none."""
+        return False
+
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
         """Return that nothing is dead."""
         return 0

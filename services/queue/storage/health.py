@@ -10,8 +10,17 @@ from typing import Final
 from services.clock import Clock
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.core.messages import BacklogClosed, Inspect, InspectQueue, WatchTokens, WorkerClosed
+from services.queue.core.messages import (
+    BacklogClosed,
+    Cancel,
+    Delete,
+    Inspect,
+    InspectQueue,
+    WatchTokens,
+    WorkerClosed,
+)
 from services.queue.items import Item
+from services.queue.storage.reserve import LAST_ROOM_BYTES, ROOM_AGAIN_BYTES
 from services.queue.storage.store import Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -25,8 +34,19 @@ HEAL_PAUSE_NS: Final = 1_000_000_000
 READ_ONLY = (Inspect, InspectQueue, WatchTokens, WorkerClosed, BacklogClosed)
 """Messages that are served while the store cannot write."""
 
+FREEING = (*READ_ONLY, Cancel, Delete)
+"""Messages that are served while the last room on the disk is kept for what frees some."""
+
 UNANSWERED = (WatchTokens, WorkerClosed, BacklogClosed)
 """Those of them that are answered with nothing: served even by a machine that may know what the disk does not."""
+
+NO_ROOM: Final = (
+    "the queue's disk is full and its reserve given up: only cancels and deletes are taken until there is room again"
+)
+
+
+class LittleRoomError(StoreError):
+    """The store writes, and has too little room for all but what frees some."""
 
 
 class StoreHealth:
@@ -39,6 +59,8 @@ class StoreHealth:
         self._disk_free_min_bytes = disk_free_min_bytes
         self.broken = ""
         """Why the store cannot write; empty if it can."""
+        self.is_tight = False
+        """Whether it is broken only towards what takes room: the reserve is given up, and little is left."""
         self.in_doubt = False
         """Whether the machine may know what the disk does not: it could not be built anew after a failed write."""
         self.disk_free_bytes = 0
@@ -74,7 +96,7 @@ class StoreHealth:
     @property
     def is_disk_full(self) -> bool:
         """Whether submits are refused because of how much is on the disk, and nothing else is wrong with it."""
-        return bool(self.refusal()) and not (self.broken or self.unreadable)
+        return bool(self.refusal()) and (self.is_tight or not (self.broken or self.unreadable))
 
     def refusal(self) -> str:
         """Return why submits are refused for now; empty if they are not."""
@@ -93,23 +115,43 @@ class StoreHealth:
         """Return whether `item` can be served as things are; what changes nothing in the store can."""
         if not self.broken:
             return True
-        return isinstance(item, UNANSWERED if self.in_doubt else READ_ONLY)
+        if self.in_doubt:
+            return isinstance(item, UNANSWERED)
+        return isinstance(item, FREEING if self.is_tight else READ_ONLY)
 
     def failed(self, error: StoreError) -> None:
         """Note that a batch could not be written."""
+        self.is_tight = False
         log.error("the store cannot write, refusing all changes: %s", error)
         self.still_fails(error)
         self._probe_at_ns = self._clock.now_ns() + HEAL_PAUSE_NS
 
     def notice_failure(self) -> None:
         """Be broken, to be probed at once, where another writer's write or sync failed: files and records have one."""
-        if not self.broken and (failure := self._store.write_failure()):
+        if (not self.broken or self.is_tight) and (failure := self._store.write_failure()):
+            self.is_tight = False
             log.error("a write to the store failed, refusing all changes: %s", failure)
             self.still_fails(failure)
             self._probe_at_ns = 0
 
+    def notice_little_room(self) -> bool:
+        """Be broken towards all that takes room, where the reserve is given up and little is left beside.
+
+        Return whether that is new.
+        """
+        if self.broken or not self._store.is_reserve_given_up():
+            return False
+        self.check_disk()
+        if self.disk_free_bytes >= LAST_ROOM_BYTES or self.unreadable:
+            return False
+        self.broken, self.is_tight = NO_ROOM, True
+        log.error("%s", NO_ROOM)
+        return True
+
     def still_fails(self, error: StoreError | str) -> None:
         """Note why the store cannot write now."""
+        if isinstance(error, LittleRoomError):
+            return
         self.broken = f"the queue's store cannot write: {error}"
 
     def is_probe_due(self) -> bool:
@@ -121,20 +163,23 @@ class StoreHealth:
         return True
 
     def probe(self) -> None:
-        """Write something harmless; if that fails though the disk has room, or in doubt, open the store and retry.
+        """Write something harmless; if that fails though there is room to open the store, or in doubt, do so and retry.
 
-        Raises StoreError if it cannot be written.
+        Raises StoreError if it cannot be written, or there is still little room.
         """
+        if self.is_tight and self._store.is_reserve_given_up() and self._store.disk_free_bytes() < ROOM_AGAIN_BYTES:
+            raise LittleRoomError(NO_ROOM)
         rows: Sequence[Write] = [Write(records.META, b"probe", b"")]
         try:
             self._store.write(rows)
         except StoreError:
-            if not self._store.doubt() and self._store.disk_free_bytes() < self._disk_free_min_bytes:
+            if not self._store.make_room() and not self._store.doubt():
                 raise
             self._store.reopen()
             self._store.write(rows)
 
     def mended(self) -> None:
         """Note that the store writes again, and that the machine knows what it holds."""
-        self.broken = ""
+        self.broken, self.is_tight = "", False
+        self._disk_checked_ns = 0  # what was seen of the disk is of the time before
         log.warning("the store writes again")

@@ -18,7 +18,11 @@ TABLES_TO_DEAD_IF_LOW: Final = 64
 """The same once room is short: a few rows are not worth gigabytes even then."""
 
 RELOCATED_SHARE: Final = 0.25
-"""Of the blob files, the oldest: what lives in them a compaction moves to new ones. RocksDB's default."""
+"""Of the blob files, the oldest: what lives in them a compaction moves to new ones, where there is room. RocksDB's
+default."""
+
+ROOM_SHARE: Final = 0.75
+"""Of the free space, what a compaction may take for a while."""
 
 
 class Step(Enum):
@@ -49,15 +53,17 @@ class Usage(NamedTuple):
         """Mean size of a row on the disk."""
         return (self.table_bytes + self.blob_bytes - self.garbage_bytes) / self.rows if self.rows else 0.0
 
-    @property
-    def relocated_share(self) -> float:
-        """Share of the blob files that a compaction is to empty: of few at least one."""
-        return max(RELOCATED_SHARE, 1 / max(1, self.blob_files))
+    def relocated_share(self, free_bytes: int) -> float:
+        """Share of the blob files that a compaction is to empty: one file at least; 0 if there is no room for that.
 
-    @property
-    def room_bytes(self) -> int:
-        """Most that a compaction may take for a while: the old files go when the new ones are there."""
-        return self.table_bytes + int(self.blob_bytes * self.relocated_share)
+        What it replaces goes only when it is done.
+        """
+        if not self.blob_bytes:
+            return RELOCATED_SHARE
+        one_file = 1 / max(1, self.blob_files)
+        fits = (ROOM_SHARE * free_bytes - self.table_bytes) / self.blob_bytes
+        share = min(max(RELOCATED_SHARE, one_file), fits)
+        return share if share >= one_file else 0.0
 
 
 def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_low: bool) -> Step:
@@ -69,6 +75,6 @@ def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_l
     least_bytes = usage.table_bytes / TABLES_TO_DEAD_IF_LOW if is_low else usage.table_bytes / TABLES_TO_DEAD
     if dead_bytes > 0 and dead_bytes >= (least_bytes if is_low else max(bound_bytes, least_bytes)):
         return Step.COMPACT
-    if not usage.garbage_bytes or usage.garbage_bytes < bound_bytes or usage.room_bytes > free_bytes:
+    if not usage.garbage_bytes or usage.garbage_bytes < bound_bytes or not usage.relocated_share(free_bytes):
         return Step.NOTHING
     return Step.RELOCATE if is_low or 2 * usage.garbage_bytes >= usage.blob_bytes else Step.NOTHING

@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 5.0
 """Between looks at what is dead, each some reads of RocksDB's statistics."""
 
+TOLD_BYTES: Final = 1024 * 1024
+"""Less is not worth a line in the log."""
+
 REST: Final = 9.0
 """Times as long as it took to give space back nothing is done about it: a tenth of the disk's time at most."""
 
@@ -57,7 +60,7 @@ class Reclaimer:
     async def look(self) -> float:
         """Give back what is worth it; return the seconds it took."""
         self._health.check_disk()
-        if self._health.broken or self._health.unreadable:
+        if (self._health.broken and not self._health.is_tight) or self._health.unreadable:
             return 0.0  # it is looked after
         is_low = self._health.disk_free_bytes < self._low_bytes
         began_s = time.monotonic()
@@ -68,7 +71,7 @@ class Reclaimer:
             log.warning("disk space is not given back now: %s", error)
             freed = 0
         took_s = time.monotonic() - began_s
-        if freed:
-            self._count(freed)
+        self._count(freed)
+        if freed >= TOLD_BYTES:
             log.info("%d MiB of the disk came back in %.1f s", freed >> 20, took_s)
         return took_s

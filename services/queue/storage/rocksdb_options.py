@@ -24,6 +24,9 @@ at its pace, for hours; most rows are read once, soon after they were written, a
 BLOB_BYTES = 4096
 """Payloads and results from this size on go to blob files, so that compaction does not copy them."""
 
+BLOB_FILE_BYTES = WRITE_BUFFER_BYTES
+"""Of one blob file: no more than a flush writes. To empty one takes as much room, on a disk that is nearly full too."""
+
 MAX_WAL_BYTES = ALL_WRITE_BUFFERS_BYTES
 """Of the log, beyond which the families that keep its oldest file from going are flushed. As much as write buffers may
 hold: a longer log only waits for families that write little. It bounds the time of a start after a kill, which replays
@@ -61,5 +64,6 @@ def family_options(name: str, cache: Any) -> Any:
     if name in BODIES:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(BLOB_BYTES)
+        options.set_blob_file_size(BLOB_FILE_BYTES)
         options.set_enable_blob_gc(True)
     return options

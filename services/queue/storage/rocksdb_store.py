@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from services.queue.storage.opening import (
     open_reason,
     refuse_lost_writes,
 )
+from services.queue.storage.reserve import Reserve, free_bytes, log_bytes
 from services.queue.storage.rocksdb_options import CACHE_BYTES, database_options, family_options
 from services.queue.storage.space import Space
 from services.queue.storage.store import Row, StoreDamagedError, StoreError, StoreUnreadableError, StoreUnusableError
@@ -34,6 +34,12 @@ log = logging.getLogger(__name__)
 NOT_OF_THE_DISK = re.compile("Too many open files|Cannot allocate memory")
 """In errors that say nothing of what the disk holds."""
 
+NO_SPACE = "No space left on device"
+"""In errors of a disk that is full."""
+
+OPENING_BYTES = 8 * 1024 * 1024
+"""What it takes to open a store beside the replay of its log: a manifest, and the first writes."""
+
 TABLE_FILE = re.compile(r"\d+\.sst")
 """The name of a table file, as RocksDB's errors have it."""
 
@@ -41,8 +47,10 @@ TABLE_FILE = re.compile(r"\d+\.sst")
 class RocksdbStore:
     """A store in one directory. The directory belongs to one process at a time."""
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
+    def __init__(self, path: Path, read_only: bool = False, keeps_reserve: bool = False) -> None:
         """Open or create the store in `path`; with `read_only` one that exists, of whatever schema, and change nothing.
+
+        With `keeps_reserve` there is a reserve of disk space beside it, which is given up if it is needed to open it.
 
         Raises StoreUnusableError if the directory is locked, cannot be written, has lost
         writes that were synced, or has a schema this program does not know.
@@ -61,6 +69,7 @@ class RocksdbStore:
         """Held while a batch is written and synced, and to open and close: the binding cannot close what syncs."""
         self._reclaiming = threading.Lock()
         """Held while disk space is given back: the binding cannot close what compacts either."""
+        self._reserve: Reserve | None = None
         self._mark: SyncedMark | None = None
         self._mark_fails = False
         if read_only:
@@ -72,7 +81,8 @@ class RocksdbStore:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreUnusableError(f"data directory {path}: {error.strerror}") from None
-        self._open()
+        self._reserve = Reserve(path) if keeps_reserve else None
+        self._open_with_room()
         try:
             self._check_schema()
         except StoreUnusableError:
@@ -84,6 +94,18 @@ class RocksdbStore:
             raise StoreUnusableError(f"there is no store in {self._path}")
         self._lock = keep_writers_away(self._path)
         self._open()
+
+    def _open_with_room(self) -> None:
+        with suppress(StoreError):  # what cannot be looked at cannot be opened either, which says why
+            self.make_room()
+        try:
+            self._open()
+        except StoreUnusableError as error:
+            if NO_SPACE not in str(error) or self._reserve is None or not self._reserve.give_up():
+                raise
+            self._open()
+        if self._reserve is not None:
+            self._reserve.make()
 
     def _open(self) -> None:
         if not self._read_only:
@@ -308,22 +330,43 @@ class RocksdbStore:
     def disk_free_bytes(self) -> int:
         """Return the bytes an unprivileged process may still write."""
         try:
-            stats = os.statvfs(self._path)
+            return free_bytes(self._path)
         except OSError as error:
             raise StoreError(f"statvfs: {error.strerror}") from None
-        return stats.f_bavail * stats.f_frsize
+
+    def make_room(self) -> bool:
+        """Return whether there is room to open the store, which replays its log; give the reserve up if there is not.
+
+        Raises StoreError if the directory cannot be read.
+        """
+        try:
+            needed = OPENING_BYTES + log_bytes(self._path)
+            if free_bytes(self._path) >= needed:
+                return True
+            return self._reserve is not None and self._reserve.give_up() and free_bytes(self._path) >= needed
+        except OSError as error:
+            raise StoreError(f"{self._path}: {error.strerror}") from None
+
+    def is_reserve_given_up(self) -> bool:
+        """Return whether the reserve was needed, and has not been made again."""
+        return self._reserve is not None and self._reserve.is_given_up
 
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
         """Compact what holds the bodies of deleted rows; return the bytes of files that went. Commits go on."""
         with self._reclaiming, _STORE_ERRORS:
-            return self._space.reclaim(bound_bytes, self.disk_free_bytes(), is_low)
+            if is_low and log_bytes(self._path) >= bound_bytes:
+                self._space.let_log_go(self.disk_free_bytes())
+            freed = self._space.reclaim(bound_bytes, self.disk_free_bytes(), is_low)
+            if self._reserve is not None:
+                self._reserve.make()
+            return freed
 
     def reopen(self) -> None:
         """Close and open again; raises StoreError if that fails."""
         with self._writing:
             self.close()
             try:
-                self._open()
+                self._open_with_room()
             except StoreUnusableError as error:
                 raise StoreError(str(error)) from None
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import rocksdict
 
-from services.queue.storage.reclaim import Step, Usage, step_for
+from services.queue.storage.reclaim import ROOM_SHARE, Step, Usage, step_for
 from services.queue.storage.rocksdb_options import BODIES
 
 SMALL_STEP_BYTES: Final = 64 * 1024 * 1024
@@ -28,6 +28,12 @@ class Space:
         self._families = families
         self._settled = dict.fromkeys(BODIES, 0)
         self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
+
+    def let_log_go(self, free_bytes: int) -> None:
+        """Flush every family, if there is room for what they have in memory: nothing then needs the log."""
+        if sum(self._number(name, "cur-size-all-mem-tables") for name in self._families) <= free_bytes:
+            for name in tuple(self._families):
+                self._families[name].flush(True)
 
     def reclaim(self, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
         """Do what `step_for` says for each family; return the bytes of the files that are gone. Blocks meanwhile."""
@@ -55,11 +61,12 @@ class Space:
 
         Only what changes is set: RocksDB writes a file with all options each time.
         """
-        has_room = usage.room_bytes <= free_bytes
+        share = usage.relocated_share(free_bytes)
+        has_room = usage.table_bytes <= ROOM_SHARE * free_bytes
         wanted = {
             "max_compaction_bytes": str(LARGE_STEP_BYTES if has_room else SMALL_STEP_BYTES),
-            "enable_blob_garbage_collection": str(has_room).lower(),
-            "blob_garbage_collection_age_cutoff": f"{usage.relocated_share:.4f}",
+            "enable_blob_garbage_collection": str(share > 0).lower(),
+            "blob_garbage_collection_age_cutoff": f"{min(1.0, share + 1e-6):.6f}",  # RocksDB rounds down to files
         }
         if wanted != self._tuned[name]:
             self._families[name].set_options(wanted)

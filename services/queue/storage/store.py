@@ -77,9 +77,18 @@ class Store(Protocol):
     def disk_free_bytes(self) -> int:
         """Return the free bytes of the disk under the store."""
 
+    def make_room(self) -> bool:
+        """Return whether there is room to open the store again; its reserve is given up for that if it must be."""
+
+    def is_reserve_given_up(self) -> bool:
+        """Return whether the disk has been so full, and the reserve could not be made again; looks at memory alone."""
+
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
         """Give back the disk space of deleted payloads, results and parts, if more than `bound_bytes` of it are dead,
-        and all that is worth it if `is_low`, there being little; return the bytes. Blocks, and holds up no write."""
+        and all that is worth it if `is_low`, there being little; return the bytes. Blocks, and holds up no write.
+
+        Where there is room then, a reserve that was given up is made again.
+        """
 
     def reopen(self) -> None:
         """Close and open again, to leave an error the store cannot recover from by itself; what it holds is durable."""
