@@ -21,6 +21,7 @@ class Deaf(queue_pb2_grpc.QueueServiceServicer):
 
     def __init__(self) -> None:
         self.opens = 0
+        self.over = asyncio.Event()
 
     async def Backlog(
         self, frames: AsyncIterator[queue_pb2.BacklogRequest], context: Any
@@ -30,7 +31,7 @@ class Deaf(queue_pb2_grpc.QueueServiceServicer):
         self.opens += 1
         opened = queue_pb2.QueueToScheduler(open=queue_pb2.BacklogOpen())
         yield queue_pb2.BacklogResponse(messages=[opened])
-        await asyncio.Event().wait()
+        await self.over.wait()
 
 
 class Heard:
@@ -66,4 +67,7 @@ async def test_a_queue_that_does_not_read_is_told_anew_and_costs_a_bounded_amoun
     await until(lambda: deaf.opens == 2, "the stream to open again")
     assert (len(heard.outboxes[0]), heard.outboxes[0].size_bytes) == (0, 0)
     link.cancel()
-    await server.stop(0)
+    with pytest.raises(asyncio.CancelledError):
+        await link
+    deaf.over.set()
+    await server.stop(None)
