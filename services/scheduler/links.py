@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import grpc
 
@@ -17,17 +19,29 @@ from services.rpc.streams import StreamMethod, stream_method
 from services.rpc.unread import end_unread
 from services.scheduler import wire
 from services.scheduler.core.messages import QueueOpened
-from services.scheduler.runner import Runner
 
 SERVICE = queue_pb2.DESCRIPTOR.services_by_name["QueueService"]
 
 log = logging.getLogger("scheduler")
 
 
+class Listener(Protocol):
+    """Who hears what the queue says: the runner."""
+
+    def open_queue(self, outbox: Outbox) -> None:
+        """The queue's stream is open, and `outbox` says things to it."""
+
+    def close_queue(self) -> None:
+        """It has ended."""
+
+    def feed(self, messages: Iterable[Any]) -> None:
+        """Hear messages, in order."""
+
+
 class BacklogLink:
     """Keeps one Backlog stream open and feeds what it says to the runner. Logs changes of state, not retries."""
 
-    def __init__(self, address: str, name: str, runner: Runner, access: Access) -> None:
+    def __init__(self, address: str, name: str, runner: Listener, access: Access) -> None:
         """Connect to the queue at `address`, calling ourselves `name`."""
         self._address = address
         self._access = access

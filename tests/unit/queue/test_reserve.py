@@ -7,6 +7,7 @@ import pytest
 import rocksdict
 
 from services.queue.core.effects import Write
+from services.queue.core.entry import LeaseRef
 from services.queue.core.messages import Cancel, Claim, Complete, Delete, Inspect, Tick
 from services.queue.core.records import PAYLOADS, seq_key
 from services.queue.storage import reserve, rocksdb_store
@@ -153,7 +154,7 @@ def test_with_little_left_only_what_frees_space_is_served() -> None:
     store.given_up = True
     assert health.notice_little_room()
     assert not health.notice_little_room(), "noticed before"
-    claim, complete = Claim.__new__(Claim), Complete.__new__(Complete)
+    claim, complete = Claim(1, "r"), Complete(1, LeaseRef("r", 1, 1), None, None, b"")
     messages = (Cancel(1, ("r",)), Delete(1, ()), Inspect(1, ()), Tick(), claim, complete)
     assert [health.serves(message) for message in messages] == [True] * 3 + [False] * 3
     assert "only cancels and deletes" in health.refusal()

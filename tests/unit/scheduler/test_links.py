@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
@@ -46,7 +46,7 @@ class Heard:
     def close_queue(self) -> None:
         """Nobody asks."""
 
-    def feed(self, messages: list[Any]) -> None:
+    def feed(self, messages: Iterable[Any]) -> None:
         """Nobody asks."""
 
 
@@ -59,7 +59,7 @@ async def test_a_queue_that_does_not_read_is_told_anew_and_costs_a_bounded_amoun
     queue_pb2_grpc.add_QueueServiceServicer_to_server(deaf, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    link = asyncio.create_task(BacklogLink(f"127.0.0.1:{port}", "s", heard, Access()).run())  # type: ignore[arg-type]
+    link = asyncio.create_task(BacklogLink(f"127.0.0.1:{port}", "s", heard, Access()).run())
     await until(lambda: bool(heard.outboxes), "the stream to open")
     window = queue_pb2.SchedulerToQueue(window=queue_pb2.Window(channel="x" * 20_000))
     for _ in range(1000):  # of which gRPC takes some megabytes
