@@ -50,15 +50,19 @@ def kept_books() -> Iterator[Books]:
     pay, refund, ended, drop = Account.pay, Account.refund, Holds.ended, Holds.drop
 
     def note_pay(account: Account, cost_block_ns: int) -> int:
+        before_block_ns = account.deficit_block_ns
         paid_block_ns = pay(account, cost_block_ns)
         assert paid_block_ns >= 0
+        assert account.deficit_block_ns == before_block_ns - paid_block_ns
         books.paid[account] += paid_block_ns
         return paid_block_ns
 
     def note_refund(account: Account, block_ns: int) -> None:
         assert block_ns >= 0
         books.paid[account] -= block_ns
+        wanted_block_ns = account.deficit_block_ns + block_ns
         refund(account, block_ns)
+        assert account.deficit_block_ns == (wanted_block_ns if account.has_work else min(wanted_block_ns, 0))
 
     def note_ended(holds: Holds, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
         hold = holds._by_epoch.get(worker.epoch, {}).get(request_id)

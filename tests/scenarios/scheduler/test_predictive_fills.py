@@ -74,6 +74,16 @@ def test_an_output_that_its_limit_cut_is_not_taken_for_an_end() -> None:
     assert policy._lengths.curve(Kind("m", "batch", prompt_class(50))).staying(0, 79) > 0.8
 
 
+def test_outputs_that_are_all_cut_from_some_time_on_are_expected_to_be() -> None:
+    """Early ends alone were learned from; of what comes then none ends by itself."""
+    lengths = [Lengths(50, 20)] * 100 + [Lengths(50, 256)] * 300
+    granted = Granted(Predictive(), lengths, SIZES, 256, 1)
+    granted.run()
+    policy = granted.machine.policy
+    assert isinstance(policy, Predictive)
+    assert policy._lengths.curve(KIND).staying(0, 100) > 0.6
+
+
 def test_what_ran_on_a_lost_worker_is_not_taken_to_run_on() -> None:
     """Lengths learned afterwards say what they would have said without it."""
 
