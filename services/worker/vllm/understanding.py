@@ -14,6 +14,7 @@ from services.worker.engine import EngineRequest, RequestRefusedError
 from services.worker.vllm.adapters import refuse_prompt_logprobs
 from services.worker.vllm.checks import Parsers
 from services.worker.vllm.parsing import MessageRun, parser_class
+from services.worker.vllm.sampler_room import SamplerRoom
 from services.worker.vllm.sampling import STRUCTURED, refusal, sampling_params
 from services.worker.vllm.structured import bound
 
@@ -48,6 +49,7 @@ class Understanding:
         self._variables = variables
         self._defaults: dict[str, Any] = config.model_config.get_diff_sampling_param()
         self.limits = output_limits(config.model_config, self._defaults)
+        self._room = SamplerRoom(config, tokenizer)
         self._parser = parser_class(*parsers, tokenizer) if any(parsers) else None
 
     def of(self, request: EngineRequest) -> tuple[SamplingParams, MessageRun | None]:
@@ -58,6 +60,7 @@ class Understanding:
         params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
         by_echo = not request.sampling.HasField("prompt_logprobs")
         refuse_prompt_logprobs(self._config, params.prompt_logprobs is not None, by_echo)
+        self._room.refuse_beyond(params)
         message = None
         if request.chat is not None:
             model_config = self._config.model_config
