@@ -152,6 +152,8 @@ class Recovered:
 
     counters: Counters = field(default_factory=Counters)
     entries: list[Entry] = field(default_factory=list)
+    stopped_token: int = 0
+    """The latest fencing token when a life of the store last ended in order; 0 if none has."""
 
 
 def request_id_of(store_id: str, seq: int) -> str:

@@ -52,6 +52,7 @@ SCHEMA_KEY: Final = b"schema_version"
 STORE_ID_KEY: Final = b"store_id"
 COUNTERS_KEY: Final = b"counters"
 CLOCK_KEY: Final = b"clock"
+STOPPED_KEY: Final = b"stopped"
 
 _ROW_VERSION: Final = 1
 _UNCOUNTED_ROW_VERSION: Final = 2
@@ -301,6 +302,18 @@ def decode_clock(row: bytes) -> tuple[int, Ages]:
     if len(known) < 8 or len(gaps) % _PAIR.size:
         raise ValueError(f"the row of the clock has {len(row)} bytes")
     return seq_of(known), Ages(tuple([Gap(*pair) for pair in _PAIR.iter_unpack(gaps)]))
+
+
+def encode_stopped(fencing_token: int) -> bytes:
+    """Return the row in `meta` of a stop in order: the latest fencing token given by then."""
+    return seq_key(fencing_token)
+
+
+def decode_stopped(row: bytes) -> int:
+    """Read the row of the latest stop in order; raises ValueError if it is not one."""
+    if len(row) != 8:
+        raise ValueError(f"the row of the last stop has {len(row)} bytes")
+    return seq_of(row)
 
 
 def encode_result(head: ResultHead, body: bytes) -> bytes:

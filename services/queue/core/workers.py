@@ -71,10 +71,16 @@ class Worker:
 class Workers:
     """The workers the queue knows: those with a Work stream, and those that may return in time."""
 
-    def __init__(self, book: Book, rules: Rules) -> None:
-        """Know no worker yet; recovered leases wait for theirs, or expire."""
+    def __init__(self, book: Book, rules: Rules, stopped_token: int = 0) -> None:
+        """Know no worker yet; recovered leases wait for theirs, or expire.
+
+        Leases up to `stopped_token` are of before a stop of the queue during which no worker could hand them back.
+        """
         self._book = book
         self._rules = rules
+        self._stopped_token = stopped_token
+        self._back_tokens: set[int] = set()
+        """Leases of before the stop whose workers have come back with them."""
         self._workers: dict[str, Worker] = {}
         self._by_stream: dict[int, Worker] = {}
         self._offers = Offers()
@@ -117,6 +123,8 @@ class Workers:
                 self._book.emit(StopRun(message.stream, lease, StopReason.LEASE_LOST))
                 continue
             adopted.add(entry.seq)
+            if lease.fencing_token <= self._stopped_token:
+                self._back_tokens.add(lease.fencing_token)
             self._book.renew(entry.seq, now_ns)
             self.tell_stop(entry)
             self._tell_watched(entry, self._is_watched(entry))
@@ -130,7 +138,19 @@ class Workers:
         if entry.instance_id == instance_id and entry.uncounted < MOST_UNCOUNTED:
             self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
         else:
-            self._lose(entry, Input.WORKER_LOST, "the worker restarted without the request", now_ns)
+            self._miss_worker(entry, Input.WORKER_LOST, "the worker restarted without the request", now_ns)
+
+    def _miss_worker(self, entry: Entry, event: Input, text: str, now_ns: int) -> None:
+        """Requeue what ran on a worker of which nothing more was heard.
+
+        One that was to stop while the queue was stopped, as where a whole fleet is, had nobody to hand it back to.
+        """
+        token = entry.fencing_token
+        had_nobody = token <= self._stopped_token and token not in self._back_tokens
+        if had_nobody and entry.uncounted < MOST_UNCOUNTED:
+            self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
+        else:
+            self._lose(entry, event, text, now_ns)
 
     def worker_closed(self, message: WorkerClosed, now_ns: int) -> None:
         """Give a worker whose stream ended some time to return."""
@@ -268,14 +288,14 @@ class Workers:
         for worker in [w for w in self._workers.values() if w.stream is None and w.return_by_ns <= now_ns]:
             del self._workers[worker.worker_id]
             for seq in sorted(self._book.holdings.get(worker.worker_id, ())):
-                self._lose(self._book.entries[seq], Input.WORKER_LOST, "the worker was lost", now_ns)
+                self._miss_worker(self._book.entries[seq], Input.WORKER_LOST, "the worker was lost", now_ns)
 
     def _expire_lease(self, entry: Entry, now_ns: int) -> None:
         lease = self._book.lease_of(entry)
         worker = self._workers.get(entry.worker_id)
         if worker is not None and worker.stream is not None:
             self._book.emit(StopRun(worker.stream, lease, StopReason.LEASE_LOST))
-        self._lose(entry, Input.LEASE_EXPIRED, "the lease expired", now_ns)
+        self._miss_worker(entry, Input.LEASE_EXPIRED, "the lease expired", now_ns)
 
     def tell_stop(self, entry: Entry) -> None:
         """Tell the worker of a stopping request, if it is connected."""

@@ -45,8 +45,18 @@ class Lives:
     def note(self, now_ns: int) -> None:
         """Have the store know the clock; blocks on the disk, raises StoreError."""
         self._noted_ns = now_ns  # also if it fails: the next try is the next note
-        row = records.encode_clock(now_ns, self.ages)
-        self._store.write([Write(records.META, records.CLOCK_KEY, row)])
+        self._store.write([self._clock(now_ns)])
+
+    def end(self, now_ns: int, fencing_token: int) -> None:
+        """Have the store know that this life ends in order, having given tokens up to `fencing_token`.
+
+        Blocks on the disk, raises StoreError.
+        """
+        stopped = Write(records.META, records.STOPPED_KEY, records.encode_stopped(fencing_token))
+        self._store.write([self._clock(now_ns), stopped])
+
+    def _clock(self, now_ns: int) -> Write:
+        return Write(records.META, records.CLOCK_KEY, records.encode_clock(now_ns, self.ages))
 
 
 def _newest_end(store: Store) -> int | None:

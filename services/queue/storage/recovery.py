@@ -39,6 +39,8 @@ class Recovery:
             self.counters = Counters() if row is None else records.decode_counters(row)
             # Not by its counters: a store of an older version has none before its first request is written.
             self._is_new = store.get(records.META, records.STORE_ID_KEY) is None
+            row = store.get(records.META, records.STOPPED_KEY)
+            self.stopped_token = 0 if row is None else records.decode_stopped(row)
         self._last_seq = self.counters.seq
 
     def pass_numbers_over(self) -> None:
@@ -108,7 +110,8 @@ def _damage() -> Iterator[None]:
 def recover(store: Store) -> Recovered:
     """Return every live request of `store`; raises StoreUnusableError if its rows contradict each other."""
     recovery = Recovery(store)
-    return Recovered(recovery.counters, [entry for page in recovery.pages() for entry in page])
+    entries = [entry for page in recovery.pages() for entry in page]
+    return Recovered(recovery.counters, entries, recovery.stopped_token)
 
 
 def _lease(key: bytes, row: bytes) -> Entry:

@@ -26,7 +26,7 @@ PAGE_BODIES = 16
 """Payloads or results read at once: each may have 12 MiB."""
 
 STOPS = (Outcome.CANCELLED, Outcome.EXPIRED)
-KNOWN_META = {r.SCHEMA_KEY, r.STORE_ID_KEY, r.COUNTERS_KEY, r.CLOCK_KEY, b"probe"}
+KNOWN_META = {r.SCHEMA_KEY, r.STORE_ID_KEY, r.COUNTERS_KEY, r.CLOCK_KEY, r.STOPPED_KEY, b"probe"}
 UNREADABLE = (ValueError, TypeError, DecodeError)
 """What decoders of rows raise."""
 
@@ -104,6 +104,8 @@ class Verifier:
                 self._counters = counters
         if r.CLOCK_KEY in rows and _read(r.decode_clock, rows[r.CLOCK_KEY]) is None:
             yield Violation(r.META, r.CLOCK_KEY, "the clock cannot be read")
+        if r.STOPPED_KEY in rows and _read(r.decode_stopped, rows[r.STOPPED_KEY]) is None:
+            yield Violation(r.META, r.STOPPED_KEY, "the fencing token of the last stop cannot be read")
         for key in rows.keys() - KNOWN_META:
             yield Violation(r.META, key, "not a row this program writes")
 
