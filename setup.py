@@ -31,7 +31,7 @@ COMPILED: dict[str, str] = {
         rules savings share tiers""",
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers prompt_line reservations session sizing
-        standing token_news tokenizing values""",
+        standing token_news tokenizing values watchdog""",
     "services/worker": "alarm completions engine forms links outputs pages run runner wire",
 }
 """Modules by directory: those a request passes through. What is left out, and why:

@@ -142,6 +142,7 @@ class Runner:
             m.StartEngine: self._start_engine,
             m.TellAt: self._tell_at,
             m.AbortEngine: self._abort_engine,
+            m.GiveUpEngine: lambda e, _: self.died(e.reason),
             m.Forget: self._forget,
             m.AuditFailed: _report_audit,
         }

@@ -79,7 +79,7 @@ class Service:
         shape = engine.shape
         worker_id = settings.the_worker_id()
         capacity = capacity_of(shape, settings.watermark_blocks)
-        session = Session(sizes_of(shape, capacity))
+        session = Session(sizes_of(shape, capacity), int(settings.engine_stall_s * 1e9))
         self._settings = settings
         self._engine = engine
         self._tokenizer = tokenizer

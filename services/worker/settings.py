@@ -15,7 +15,7 @@ from pydantic_settings import SettingsConfigDict
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.exits import EX_CONFIG
 from penstock.server_flags import wrong_here
-from services.config import ListenAddress, PeerAddress, ServiceSettings
+from services.config import ListenAddress, PeerAddress, Seconds, ServiceSettings
 from services.config_flags import flags_of_variables
 from services.config_reading import load_recorded, told
 from services.config_source import Record
@@ -24,6 +24,12 @@ PROGRAM = "worker"
 
 NO_TOOL_PARSERS = "the simulated engine has no tool parsers"
 """What is wrong with naming one."""
+
+ENGINE_STALL_S = 300.0
+"""What an engine does within one step takes up to a minute: the compilation of a helper at the first request that needs
+it, half of that; the prefill of a chunk, or the load of an adapter, some seconds. Five times as much is for a processor
+that other work has most of. An engine that is given up wrongly costs each of its runs an attempt, and the fleet the
+time of its start; one that is given up late, these minutes for those who wait for it."""
 
 SHORT_OPTIONS = {
     "O": "optimization-level",
@@ -100,6 +106,13 @@ class WorkerSettings(ServiceSettings):
     )
     engine_threads: int = Field(
         0, ge=0, description="OMP_NUM_THREADS of the engine; 0 leaves the environment as it is."
+    )
+    engine_stall_s: Seconds = Field(
+        ENGINE_STALL_S,
+        ge=0,
+        description="Seconds without a step, though something is in the engine, after which it is taken for dead and"
+        " the worker ends; 0 waits for ever. Of a time for which the worker itself was stopped, a tenth of this counts"
+        " at most.",
     )
 
     engine_arguments: dict[str, Any] = Field(

@@ -1,16 +1,19 @@
-"""kill -9 of a real vLLM worker: no orphan, and its requests are answered by its next life."""
+"""A real vLLM worker that is killed, or whose engine hangs: no orphan, and its next life answers its requests."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 import penstock as public
+from penstock.exits import EX_SOFTWARE
 from tests.support.fleet import Fleet, alive, descendants
 from tests.support.waiting import wait_for, wait_for_async
 
@@ -41,6 +44,28 @@ async def ask(client: public.Client, number: int) -> str:
 async def leased(client: public.Client, request_id: str) -> bool:
     """Whether a worker has taken the request."""
     return (await client.get(request_id)).state is public.RequestState.LEASED
+
+
+@pytest.mark.long
+async def test_a_worker_whose_engine_hangs_ends_and_its_next_life_answers(
+    make_fleet: Callable[..., Fleet], engine_flags: list[str]
+) -> None:
+    """A core that is stopped stands for one whose kernel never returns: its process lives, and answers nothing."""
+    fleet = make_fleet()
+    worker = fleet.add_worker("w1", [*engine_flags, "--engine-stall-s", "3"])
+    async with public.Client(fleet.queue.address, retry_for_s=60) as client:
+        await client.generate(prompt="before", max_tokens=4)
+        family = descendants(worker.pid)
+        core = {pid for pid in family if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        tell(core, signal.SIGSTOP)
+        hung = await client.submit(prompt="in the engine", max_tokens=4)
+        status = await asyncio.to_thread(worker.wait_exit)
+        assert (len(core), status) == (1, EX_SOFTWARE), worker.log()[-2000:]
+        assert "the engine has made no step for 3 s" in worker.log()
+        wait_for(partial(none_alive, family), "the engine to end with its worker")
+        worker.start()
+        result = await client.result(hung)
+    assert (result.outcome, result.attempts) == (public.Outcome.COMPLETED, 2)
 
 
 async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(

@@ -390,6 +390,12 @@ class AbortEngine(NamedTuple):
     run_id: str
 
 
+class GiveUpEngine(NamedTuple):
+    """Take the engine for dead; answered by `EngineDied`."""
+
+    reason: str
+
+
 class Forget(Value):
     """Drop everything kept for a run."""
 
@@ -425,6 +431,7 @@ Effect: TypeAlias = (
     | StartEngine
     | TellAt
     | AbortEngine
+    | GiveUpEngine
     | Forget
     | AuditFailed
 )

@@ -24,6 +24,7 @@ from services.worker.core.messages import Cause, Ending, EndingKind
 from services.worker.core.peers import Peers
 from services.worker.core.reservations import Reservations
 from services.worker.core.sizing import Sizes, covered_tokens, need_blocks, size
+from services.worker.core.watchdog import Watchdog
 
 CLAIM_HOLD_NS = 500_000_000
 """How long a grant is kept unclaimed while the queue is unreachable. Long enough for a restarted queue to be
@@ -53,12 +54,16 @@ class Session:
     report, renewals) and acts on what has become due.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
-        """Start with nothing granted, and with neither peer reachable."""
+    def __init__(self, sizes: Sizes, stall_ns: int = 0) -> None:
+        """Start with nothing granted, and with neither peer reachable.
+
+        An engine with something in it that makes no step for `stall_ns` is given up; 0 means never.
+        """
         self.counters = Counters()
         self.view = EngineView(sizes.blocks_total)
         self._sizes = sizes
         self._over_need: dict[str, None] = {}
+        self._watchdog = Watchdog(stall_ns)
         self._stopping = False
         self._out: list[m.Effect] = []
         self._peers = Peers(self._out)
@@ -131,6 +136,8 @@ class Session:
                 times.append(tokens_ns)
         elif not self._peers.queue_up and self._held.unclaimed:
             times.append(next(iter(self._held.unclaimed.values())).granted_ns + CLAIM_HOLD_NS)
+        if (look_ns := self._watchdog.due_ns) is not None:
+            times.append(look_ns)
         return max(now_ns, min(times)) if times else None
 
     # ---- scheduler ----
@@ -381,6 +388,7 @@ class Session:
         self._held.move(entry, Input.ABORTED, now_ns)
 
     def _engine_reported(self, message: m.EngineReported, now_ns: int) -> None:
+        self._watchdog.stepped()
         self.view.reported(message, now_ns)
         self.auditor.reported(message)
         if not self._held.in_engine:
@@ -429,3 +437,6 @@ class Session:
             self._held.return_unclaimed([e for e in entries if now_ns - e.granted_ns >= CLAIM_HOLD_NS], now_ns)
         self._peers.report(self.view, now_ns)
         self.auditor.tick(now_ns)
+        if self._watchdog.look(self._held.in_engine > 0, now_ns):
+            silent_s = self._watchdog.stall_ns / 1e9
+            self._out.append(m.GiveUpEngine(f"the engine has made no step for {silent_s:g} s, with something in it"))

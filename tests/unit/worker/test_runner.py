@@ -96,6 +96,14 @@ class NeverAborts(Engine):
             raise RuntimeError("a defect")
 
 
+class Hangs(Engine):
+    """Takes every run, lives, and makes no step."""
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
+        await asyncio.Event().wait()
+        yield EngineStep([], True)
+
+
 class Renderer:
     """A token for each character."""
 
@@ -262,29 +270,60 @@ async def test_an_engine_that_cannot_abort_a_run_ends_the_worker(at_leaving: boo
     loop.cancel()
 
 
+class Serving:
+    """A whole service with an engine and a run in it, between peers that are not there."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, engine_stall_s: float) -> None:
+        metrics = partial(WorkerMetrics, registry=CollectorRegistry())
+        monkeypatch.setattr("services.worker.service.WorkerMetrics", metrics)
+        settings = WorkerSettings(
+            listen="127.0.0.1:0",
+            queue_address="127.0.0.1:1",
+            scheduler_address="127.0.0.1:1",
+            engine_stall_s=engine_stall_s,
+        )
+        tokenizer = Tokenizer()
+        service = Service(settings, engine, tokenizer, Telemetry(None))  # type: ignore[arg-type]
+        tokenizer.runner = self.runner = service.runner
+        self.queue = Queue()
+        self.runner.connect(Scheduler(), self.queue)
+        self.lease = q.LeaseRef(request_id="r1", attempt=1, fencing_token=1)
+        self.status = asyncio.get_running_loop().create_task(service.run(StringIO()))
+
+    async def deliver(self) -> None:
+        """Have r1 in the engine."""
+        runner, queue = self.runner, self.queue
+        for message in (m.SchedulerReached(), m.SchedulerUp(1, 0), m.QueueReached(), m.QueueUp(10**15, 8)):
+            runner.post(message)
+        runner.grant_arrived(s.Grant(request_id="r1", channel="batch", booked_blocks=9, settles=True, attempt=1))
+        request = pb.Request(request_id="r1", text="well", sampling=pb.SamplingParams(max_tokens=4))
+        await until(lambda: any(h.claim.request_id == "r1" for h in queue.heard), "the claim")
+        runner.deliver_arrived(q.Deliver(lease=self.lease, request=request, watched=True))
+
+    async def ended(self) -> q.Complete:
+        """Return how r1 ended, once the worker has: with the status of an engine that has died."""
+        completion = await until(lambda: self.queue.completion("r1"), "its end", 10)
+        self.runner.post(m.Recorded(wire.lease_of(self.lease), True))
+        async with asyncio.timeout(30):
+            assert await self.status == EX_SOFTWARE
+        return completion
+
+
 async def test_a_service_whose_engine_cannot_abort_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine says that it is dead here: it is the runner that finds it out."""
-    monkeypatch.setattr("services.worker.service.WorkerMetrics", partial(WorkerMetrics, registry=CollectorRegistry()))
-    settings = WorkerSettings(listen="127.0.0.1:0", queue_address="127.0.0.1:1", scheduler_address="127.0.0.1:1")
-    tokenizer = Tokenizer()
-    service = Service(settings, NeverAborts(False), tokenizer, Telemetry(None))  # type: ignore[arg-type]
-    tokenizer.runner = runner = service.runner
-    queue = Queue()
-    runner.connect(Scheduler(), queue)
-    serving = asyncio.get_running_loop().create_task(service.run(StringIO()))
-    for message in (m.SchedulerReached(), m.SchedulerUp(1, 0), m.QueueReached(), m.QueueUp(10**15, 8)):
-        runner.post(message)
-    runner.grant_arrived(s.Grant(request_id="r1", channel="batch", booked_blocks=9, settles=True, attempt=1))
-    lease = q.LeaseRef(request_id="r1", attempt=1, fencing_token=1)
-    request = pb.Request(request_id="r1", text="well", sampling=pb.SamplingParams(max_tokens=4))
-    await until(lambda: any(h.claim.request_id == "r1" for h in queue.heard), "the claim")
-    runner.deliver_arrived(q.Deliver(lease=lease, request=request, watched=True))
-    await until(lambda: queue.said("r1"), "the first token")
-    runner.post(m.CancelRun(wire.lease_of(lease), m.CancelCause.CLIENT))
-    await until(lambda: queue.completion("r1"), "its end", 10)
-    runner.post(m.Recorded(wire.lease_of(lease), True))
-    async with asyncio.timeout(30):
-        assert await serving == EX_SOFTWARE
+    serving = Serving(NeverAborts(False), monkeypatch, 0)
+    await serving.deliver()
+    await until(lambda: serving.queue.said("r1"), "the first token")
+    serving.runner.post(m.CancelRun(wire.lease_of(serving.lease), m.CancelCause.CLIENT))
+    await serving.ended()
+
+
+async def test_a_service_whose_engine_hangs_ends_and_the_attempt_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = Serving(Hangs(), monkeypatch, 0.05)
+    await serving.deliver()
+    failure = (await serving.ended()).failure
+    assert failure.code == "engine_dead"
+    assert failure.message == "the engine has made no step for 0.05 s, with something in it"
 
 
 async def test_what_is_kept_of_a_grant_for_its_spans_goes_with_it() -> None:
