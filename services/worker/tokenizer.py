@@ -32,6 +32,10 @@ ANSWER_AFTER_NS = 4_000_000
 neighbours, a part of an engine's step. A number of prompts would be too many where each takes a millisecond, and too
 few where each takes some microseconds: every batch of answers goes round worker, scheduler and queue by itself."""
 
+LONG_CHARACTERS = 16 * 1024
+"""As many as a fast tokenizer takes in that time. A prompt that has more is not begun before the answers that there are
+by then are sent: it may take a second."""
+
 STALLED_AFTER_S = 60.0
 """A process that has answered nothing for so long, though it has prompts, will not: a million tokens take a slow
 tokenizer 5 s. Loading does not count."""
@@ -317,14 +321,14 @@ def _send(stream: BinaryIO, answers: list[PackedAnswer]) -> None:
 
 
 def some_answers(renderer: CheckingRenderer, todo: deque[tuple[str, PromptSpec]], told: Any) -> list[PackedAnswer]:
-    """Render prompts of `todo` in order, at least one, until it has taken ANSWER_AFTER_NS; those done leave it.
+    """Render prompts of `todo` in order, at least one, until ANSWER_AFTER_NS or a long one; those done leave it.
 
     The first number in `told` counts them as they are begun: who dies of one has not answered those before it either.
     The second says that it is not the prompt that is dealt with, but the form.
     """
     until_ns = time.monotonic_ns() + ANSWER_AFTER_NS
     answers: list[PackedAnswer] = []
-    while todo:
+    while todo and not (answers and todo[0][1].characters > LONG_CHARACTERS):
         name, spec = todo.popleft()
         told[BEGUN] += 1
         answer = answer_to(renderer, name, spec)

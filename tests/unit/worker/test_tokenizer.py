@@ -14,7 +14,7 @@ import pytest_asyncio
 from services.worker.core.prompt_line import AHEAD_CHARACTERS
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.simulated.engine import ByteRenderer
-from services.worker.tokenizer import ANSWER_AFTER_NS, Answer, Refusal, TokenizerPool, some_answers
+from services.worker.tokenizer import ANSWER_AFTER_NS, LONG_CHARACTERS, Answer, Refusal, TokenizerPool, some_answers
 from tests.support.answered import Answered
 from tests.support.gate import Gate, Gated
 from tests.support.rendered import bytewise
@@ -98,6 +98,14 @@ def test_what_is_ready_does_not_wait_long_for_its_neighbours(
     assert [name for name, _ in answers] == [f"p{number}" for number in range(answered)]
     assert begun == [answered]
     assert len(todo) == 200 - answered
+
+
+def test_answers_do_not_wait_for_a_long_prompt_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.worker.tokenizer.time.monotonic_ns", lambda: 0)
+    texts = {"a": "x", "b": "x" * LONG_CHARACTERS, "long": "x" * (LONG_CHARACTERS + 1), "c": "x"}
+    todo = deque((name, PromptSpec(text=text)) for name, text in texts.items())
+    sent = [[name for name, _ in some_answers(Brittle(2 * LONG_CHARACTERS), todo, [0])] for _ in range(2)]
+    assert sent == [["a", "b"], ["long", "c"]]
 
 
 async def test_closing_is_no_death() -> None:
