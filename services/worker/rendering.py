@@ -2,7 +2,8 @@
 
 To send a prompt to another process and its tokens back takes two wake-ups, each of which costs as much as to render a
 short prompt, and more where every processor is busy. Where several wait, or one is long, the event loop must not be
-held up, and the processes work beside it. What has a form to be looked at as well might end who looks at it.
+held up, and the processes work beside it; long ones there do not keep a short one from being alone here. What has a
+form to be looked at as well might end who looks at it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Rendering:
         self._now_ns = now_ns
         self._lone: asyncio.Handle | None = None
         """The one that is about to be rendered here."""
+        self._company: set[str] = set()
+        """Those that might have been rendered here, and that the processes have not answered."""
         self._not_before_ns = 0
         self._on_answer: OnAnswer
         self._on_death: OnDeath
@@ -53,13 +56,17 @@ class Rendering:
 
     def render(self, name: str, spec: PromptSpec) -> None:
         """Queue a prompt."""
-        if self._own is not None and not spec.form and self._is_alone() and spec.characters <= SHORT_CHARACTERS:
+        fits_here = not spec.form and spec.characters <= SHORT_CHARACTERS
+        if self._own is not None and fits_here and self._is_alone():
             self._lone = asyncio.get_running_loop().call_soon(self._render, self._own, name, spec)
-        else:
-            self._pool.render(name, spec)
+            return
+        if fits_here:
+            self._company.add(name)
+        self._pool.render(name, spec)
 
     def forget(self, name: str) -> None:
         """Leave a prompt out that nobody waits for any more; one that is about to be rendered here is not worth it."""
+        self._company.discard(name)
         self._pool.forget(name)
 
     async def close(self) -> None:
@@ -70,12 +77,13 @@ class Rendering:
 
     def _answered(self, name: str, answer: Answer) -> None:
         """Pass on what a process answered; what it died of may be tried again, and not on this thread."""
+        self._company.discard(name)
         if isinstance(answer, Refusal) and not answer.rejects:
             self._not_before_ns = self._now_ns() + DEADLY_PAUSE_NS
         self._on_answer(name, answer)
 
     def _is_alone(self) -> bool:
-        return not self._pool.busy and self._lone is None and self._now_ns() >= self._not_before_ns
+        return not self._company and self._lone is None and self._now_ns() >= self._not_before_ns
 
     def _render(self, own: Renderer, name: str, spec: PromptSpec) -> None:
         self._lone = None

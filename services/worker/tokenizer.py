@@ -113,11 +113,6 @@ class TokenizerProcess:
         """The process that is there."""
         return self._child
 
-    @property
-    def busy(self) -> bool:
-        """Whether a prompt has no answer yet."""
-        return len(self._prompts) > 0
-
     def start(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
         """Begin to work on the running loop; `on_death` is told once that nothing will be rendered any more."""
         self._task = asyncio.get_running_loop().create_task(self._run(on_answer, on_death), name="tokenizer")
@@ -254,11 +249,6 @@ class TokenizerPool:
     def pids(self) -> Sequence[int]:
         """The nursery's process id, and those of the processes that are there."""
         return [self._nursery.pid, *(process.child.pid for process in self._processes)]
-
-    @property
-    def busy(self) -> bool:
-        """Whether a prompt has no answer yet."""
-        return any(process.busy for process in self._processes)
 
     async def start(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
         """Begin to work on the running loop."""

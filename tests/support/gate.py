@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from array import array
+from collections.abc import Callable
 
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.simulated.engine import ByteRenderer
@@ -32,16 +33,17 @@ class Gate:
 
 
 class Gated(ByteRenderer):
-    """Waits at its gate on one word, and answers another with the number of prompts it has rendered."""
+    """Waits at its gate with some prompts, and answers one word with the number of prompts it has rendered."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, waits: Callable[[PromptSpec], bool] = lambda spec: spec.text == "wait") -> None:
         super().__init__(1_000_000)
         self._gate = gate
+        self._waits = waits
         self._rendered = 0
 
     def render(self, spec: PromptSpec) -> Rendered:
         self._rendered += 1
-        if spec.text == "wait":
+        if self._waits(spec):
             self._gate.wait()
         if spec.text == "how many?":
             return Rendered(array("I", [self._rendered]), None)

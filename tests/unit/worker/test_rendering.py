@@ -13,6 +13,7 @@ from services.worker.rendering import SHORT_CHARACTERS, SLOW_NS, SLOW_PAUSE_NS, 
 from services.worker.simulated.engine import ByteRenderer
 from services.worker.tokenizer import OnAnswer, OnDeath, Refusal, TokenizerPool, failed
 from tests.support.answered import Answered
+from tests.support.gate import Gate, Gated
 from tests.support.rendered import bytewise
 
 
@@ -77,8 +78,6 @@ async def test_what_a_process_died_of_is_not_tried_again_here() -> None:
     class Dying(TokenizerPool):
         """Answers as one whose process died of the prompt."""
 
-        busy = True
-
         def __init__(self) -> None:
             self.asked: list[str] = []
 
@@ -91,12 +90,13 @@ async def test_what_a_process_died_of_is_not_tried_again_here() -> None:
     own, pool, answered = Own(), Dying(), Answered()
     rendering = Rendering(pool, own, lambda: own.now_ns)
     await rendering.start(answered.answer, answered.died)
-    rendering.render("p.1", PromptSpec(text="deadly"))
-    pool.answer("p.1", failed("signal 11"))
-    pool.busy = False
-    rendering.render("p.2", PromptSpec(text="deadly"))
+    rendering.render("p", PromptSpec(text="well"))
+    rendering.render("q.1", PromptSpec(text="deadly"))
     await asyncio.sleep(0)
-    assert (pool.asked, own.rendered, list(answered.answers)) == (["p.1", "p.2"], [], ["p.1"])
+    pool.answer("q.1", failed("signal 11"))
+    rendering.render("q.2", PromptSpec(text="deadly"))
+    await asyncio.sleep(0)
+    assert (pool.asked, own.rendered, list(answered.answers)) == (["q.1", "q.2"], ["well"], ["p", "q.1"])
 
 
 async def test_of_several_at_once_the_first_alone_is_rendered_here(started: Started) -> None:
@@ -107,14 +107,43 @@ async def test_of_several_at_once_the_first_alone_is_rendered_here(started: Star
     assert started.own.rendered == ["prompt 0"]
 
 
-async def test_while_the_processes_render_one_nothing_is_rendered_here(started: Started) -> None:
+async def gated() -> tuple[Started, Gate]:
+    """Return a rendering whose process waits at the gate with what is long."""
+    gate, own = Gate(), Own()
+    pool = TokenizerPool.fork(lambda: Gated(gate, lambda spec: spec.characters > SHORT_CHARACTERS))
+    started = Started(Rendering(pool, own, lambda: own.now_ns), own)
+    await started.rendering.start(started.answer, started.died)
+    return started, gate
+
+
+async def test_a_short_prompt_does_not_wait_for_the_long_ones_of_others() -> None:
+    started, gate = await gated()
     started.rendering.render("long", PromptSpec(text="x" * 500_000))
-    started.rendering.render("short", PromptSpec(text="y"))
-    await started.until(2)
-    assert started.own.rendered == []
-    started.rendering.render("after", PromptSpec(text="z"))
-    await started.until(3)
-    assert started.own.rendered == ["z"]
+    await gate.reached()
+    for number in range(3):
+        started.rendering.render(f"short{number}", PromptSpec(text=f"{number}"))
+        await started.until(number + 1)
+    assert started.own.rendered == ["0", "1", "2"]
+    gate.open()
+    await started.until(4)
+    await started.rendering.close()
+
+
+async def test_while_the_processes_have_a_short_one_nothing_is_rendered_here() -> None:
+    started, gate = await gated()
+    started.rendering.render("long", PromptSpec(text="x" * 500_000))
+    await gate.reached()
+    for name in "abc":
+        started.rendering.render(name, PromptSpec(text=name))
+    await started.until(1)
+    started.rendering.render("d", PromptSpec(text="d"))
+    gate.open()
+    await started.until(5)
+    assert started.own.rendered == ["a"]
+    started.rendering.render("e", PromptSpec(text="e"))
+    await started.until(6)
+    assert started.own.rendered == ["a", "e"]
+    await started.rendering.close()
 
 
 @pytest.mark.parametrize(
@@ -224,14 +253,15 @@ async def test_what_ends_the_worker_ends_it(started: Started) -> None:
 
 async def test_what_is_forgotten_is_not_rendered(started: Started) -> None:
     started.rendering.render("first", PromptSpec(text="x" * 1_000_000))
+    started.rendering.render("lone", PromptSpec(text="y"))
     for i in range(5):
         started.rendering.render(f"p{i}", PromptSpec(text="y"))
         started.rendering.forget(f"p{i}")
-    await started.until(1)
-    started.rendering.render("after", PromptSpec(text="z"))
     await started.until(2)
-    assert list(started.answers) == ["first", "after"]
-    assert started.own.rendered == ["z"], "none of them keeps the processes busy"
+    started.rendering.render("after", PromptSpec(text="z"))
+    await started.until(3)
+    assert started.answers.keys() == {"first", "lone", "after"}
+    assert started.own.rendered == ["y", "z"], "none of them is company"
 
 
 async def test_nothing_is_rendered_after_the_end(started: Started) -> None:
