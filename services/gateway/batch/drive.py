@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from penstock.client import Client
 from services.gateway.batch.ending import Ending
 from services.gateway.batch.errors import RefusedError
+from services.gateway.batch.looks import Looks, Page, page_of
 from services.gateway.batch.output import BREATHE_EVERY, counted, is_line, is_output
 from services.gateway.batch.reading import count_lines
 from services.gateway.batch.records import ChangedError, Held, LostError
@@ -42,14 +43,16 @@ class Drive:
         metrics: GatewayMetrics,
         held: Held,
         turns: Turns,
+        looks: Looks,
     ) -> None:
-        """Drive what is `held`; read its input when it is its turn among `turns`."""
+        """Drive what is `held`; read its input when it is its turn among `turns`, and its results by `looks`."""
         self._client = client
         self._shelf = shelf
         self._served = served
         self._metrics = metrics
         self._held = held
         self._turns = turns
+        self._looks = looks
         self._submitting = Submitting(client, shelf, metrics, held)
         self._ending = Ending(client, shelf)
         self._unsaved: tuple[Counts, int] | None = None
@@ -155,19 +158,29 @@ class Drive:
         What is counted goes into the record now and then, by the beat; without `follow` all of it at the end.
         """
         counts, cursor = self._batch.counts, self._batch.progress.cursor
-        read = 0
-        async with aclosing(self._client.wire_results(self._batch.batch_id, cursor, follow)) as results:
-            async for watched in results:
-                cursor = watched.cursor
-                if is_line(self._batch, watched.result):
-                    counts = counted(counts, watched.result)
-                    self._metrics.batch_lines.labels("completed" if is_output(watched.result) else "failed").inc()
-                self._unsaved = (counts, cursor)
-                read += 1
-                if read % BREATHE_EVERY == 0:
-                    await asyncio.sleep(0)
+        with self._looks.pauses() as pauses:
+            while True:
+                async with self._looks.place:
+                    page = await page_of(self._client, self._batch.batch_id, cursor)
+                    counts, cursor = await self._tally_page(page, counts, cursor)
+                if page.last and not (follow or page.under_way):
+                    break
+                if page.last:
+                    await asyncio.sleep(next(pauses))
         self._unsaved = None
         await self._count(counts, cursor)
+
+    async def _tally_page(self, page: Page, counts: Counts, cursor: int) -> tuple[Counts, int]:
+        """Return counts and cursor with what a page has."""
+        for read, watched in enumerate(page.results, 1):
+            cursor = watched.cursor
+            if is_line(self._batch, watched.result):
+                counts = counted(counts, watched.result)
+                self._metrics.batch_lines.labels("completed" if is_output(watched.result) else "failed").inc()
+            self._unsaved = (counts, cursor)
+            if read % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)
+        return counts, cursor
 
     async def _count(self, counts: Counts, cursor: int) -> None:
         def counted_in(batch: Batch) -> Batch:

@@ -16,6 +16,7 @@ from penstock.client import Client
 from penstock.credentials import act_for
 from penstock.errors import PenstockError, ServiceError
 from services.gateway.batch.drive import Drive
+from services.gateway.batch.looks import Looks
 from services.gateway.batch.records import BatchRecords, DamagedError, Held, LostError, Stillness
 from services.gateway.batch.turns import Turns
 from services.gateway.metrics import GatewayMetrics
@@ -55,6 +56,7 @@ class Driver:
         self._stillness = Stillness()
         self._look = asyncio.Event()
         self._turns = Turns()
+        self._looks = Looks()
 
     def wake(self) -> None:
         """Look for batches now: there is a new one."""
@@ -99,11 +101,14 @@ class Driver:
     def _over(self, task: asyncio.Task[None]) -> None:
         self._driving.pop(task.get_name(), None)
 
+    def _drive_of(self, held: Held) -> Drive:
+        return Drive(self._client, self._shelf, self._served, self._metrics, held, self._turns, self._looks)
+
     async def _drive(self, held: Held) -> None:
         batch_id = held.batch.batch_id
         act_for(held.batch.tenant)
         try:
-            await Drive(self._client, self._shelf, self._served, self._metrics, held, self._turns).run()
+            await self._drive_of(held).run()
             self._metrics.ended_batches.labels(str(held.batch.status)).inc()
         except LostError:
             log.warning("%s is driven by another gateway", batch_id)

@@ -17,6 +17,7 @@ from penstock.openai.answers import body_of, error_object, failure_of
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch.lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
+from services.gateway.batch.looks import results_of
 from services.gateway.batch.records import KEPT_S
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
 from services.gateway.shelf import Shelf
@@ -203,21 +204,21 @@ class Output:
         """
         seen: set[int] = set()
         count = failed = 0
-        async with aclosing(self._client.wire_ended(batch.batch_id)) as events:
-            async for event in events:
+        async with aclosing(results_of(self._client, batch.batch_id)) as ended:
+            async for one in ended:
                 count += 1
                 if count % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
-                line = line_number(batch, event.result.result) if event.HasField("result") else 0
+                line = line_number(batch, one.result)
                 if not line:
                     continue
-                if batch.counts.dead and not is_output(event.result.result):
+                if batch.counts.dead and not is_output(one.result):
                     if line in seen:
                         continue  # it was a dead letter when it was yielded, and has failed again since
                     failed += 1
                 if batch.counts.dead:
                     seen.add(line)
-                yield event.result.result
+                yield one.result
         if errors and batch.counts.dead and failed < batch.counts.failed:
             seen.update(refusal.line for refusal in batch.refusals)
             for numbers in (range(1, batch.progress.line + 1), batch.scattered):

@@ -20,6 +20,7 @@ from services.gateway.app import _problem
 from services.gateway.batch import drive, reading, submitting
 from services.gateway.batch.drive import Drive
 from services.gateway.batch.lines import ask_of, read_lines, request_of
+from services.gateway.batch.looks import Looks
 from services.gateway.batch.output import Output
 from services.gateway.batch.records import (
     BATCHES,
@@ -84,7 +85,7 @@ class Rig:
     def drive(self, held: Held, served: Served | None = None) -> Drive:
         metrics = GatewayMetrics(CollectorRegistry())
         served = served or Served(no_fleet, time.monotonic)
-        return Drive(self.client, self.shelf, served, metrics, held, Turns())
+        return Drive(self.client, self.shelf, served, metrics, held, Turns(), Looks())
 
     def keys(self) -> list[str]:
         """Return the idempotency keys of every request that lives at the queue."""

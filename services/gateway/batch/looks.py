@@ -1,0 +1,96 @@
+"""The results of batches, looked at a page at a time: no stream is held for a batch that waits or a slow client.
+
+A stream is one of the few that a gateway's client may have open. What is to be read of a batch is read at once, the
+stream ends with it, and the next page begins after the last result's cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import NamedTuple
+
+from penstock.client import Client
+from penstock.limits import TARGET_FRAME_BYTES
+from penstock.queue.v1 import queue_pb2
+
+PAGE_RESULTS = 1000
+"""Results of one page: to open a stream takes as long as to write some ten of their lines."""
+
+PAGE_BYTES = TARGET_FRAME_BYTES
+"""The same in bytes, and one result more: what a slow client keeps in memory is a frame of the queue's."""
+
+AT_ONCE = 16
+"""Batches whose results are counted at once: what is held of them are so many pages."""
+
+FIRST_PAUSE_S, PAUSE_S = 0.05, 1.0
+"""Between two looks at a batch, doubled from the first to the second: a short batch ends soon."""
+
+GAP_S = 0.01
+"""Longest pauses are so long for each open batch: a look takes gateway and queue up to two milliseconds each, and
+however many batches are open all of them together take a fifth of a processor of either."""
+
+
+class Page(NamedTuple):
+    """Some results of a batch."""
+
+    results: list[queue_pb2.WatchResult]
+    under_way: int
+    """Requests of the batch that waited or ran before the last of the results were read."""
+    last: bool
+    """Whether there were no more results."""
+
+
+async def page_of(client: Client, batch_id: str, cursor: int) -> Page:
+    """Return results of a batch after `cursor`. Raises the client's errors."""
+    results: list[queue_pb2.WatchResult] = []
+    under_way = size_bytes = 0
+    async with aclosing(client.wire_ended(batch_id, cursor)) as events:
+        async for event in events:
+            if event.HasField("progress"):
+                under_way = event.progress.waiting + event.progress.running
+                continue
+            results.append(event.result)
+            size_bytes += event.result.ByteSize()
+            if len(results) >= PAGE_RESULTS or size_bytes >= PAGE_BYTES:
+                return Page(results, under_way, last=False)
+    return Page(results, under_way, last=True)
+
+
+async def results_of(client: Client, batch_id: str) -> AsyncGenerator[queue_pb2.WatchResult, None]:
+    """Yield the results that a batch has now, in order of completion, to whoever takes them at any speed."""
+    cursor, last = 0, False
+    while not last:
+        page = await page_of(client, batch_id, cursor)
+        last, waiting = page.last, page.results[::-1]
+        del page
+        while waiting:
+            result = waiting.pop()
+            cursor = result.cursor
+            yield result
+
+
+class Looks:
+    """When the batches that one gateway drives are looked at, however many they are."""
+
+    def __init__(self) -> None:
+        """No batch is open."""
+        self.place = asyncio.Semaphore(AT_ONCE)
+        """To have while a page is read and counted."""
+        self._open = 0
+
+    @contextmanager
+    def pauses(self) -> Iterator[Iterator[float]]:
+        """Take part inside; have seconds to wait after each look that found no more."""
+        self._open += 1
+        try:
+            yield self._growing()
+        finally:
+            self._open -= 1
+
+    def _growing(self) -> Iterator[float]:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            yield pause_s
+            pause_s = min(pause_s * 2, max(PAUSE_S, self._open * GAP_S))
