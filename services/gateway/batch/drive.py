@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.client import Client
+from penstock.errors import NotFound, ServiceError
 from services.gateway.batch.ending import Ending
 from services.gateway.batch.errors import RefusedError
 from services.gateway.batch.looks import Looks, Page, page_of
@@ -16,7 +17,7 @@ from services.gateway.batch.output import BREATHE_EVERY, counted, is_line, is_ou
 from services.gateway.batch.reading import count_lines
 from services.gateway.batch.records import ChangedError, Held, LostError
 from services.gateway.batch.submitting import Submitting
-from services.gateway.batch.turns import Turns
+from services.gateway.batch.turns import Reader, TooLateError, Turns
 from services.gateway.core.batch import Batch, Counts, Event, Status
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
@@ -101,17 +102,27 @@ class Drive:
     # ---- validating ----
 
     async def _validate(self) -> None:
-        """Read every line; nothing is submitted unless all are good."""
+        """Read every line; nothing is submitted unless all are good. What is late ends, be it read or not."""
         try:
-            async with self._turns.to_read():
-                total = await count_lines(self._shelf, self._batch, await self._served.names())
+            async with self._turns.to_read(await self._reader()) as turn:
+                total = await count_lines(self._shelf, self._batch, await self._served.names(), turn)
         except RefusedError as error:
             await self._fail(error)
+            return
+        except TooLateError:
+            await self._end(Event.LATE, self._batch)
             return
         if self._held.late:
             await self._end(Event.LATE, replace(self._batch, counts=Counts(total)))
         else:
             await self._move(Event.VALID, replace(self._batch, counts=Counts(total)))
+
+    async def _reader(self) -> Reader:
+        """Return who waits for a turn; of an input that is gone or damaged it is known when it is read."""
+        size_bytes = 0
+        with suppress(NotFound, ServiceError):
+            size_bytes = (await self._shelf.file(self._batch.input_file_id)).bytes
+        return Reader(self._batch.tenant, size_bytes, lambda: self._batch.expires_at - self._held.now_s())
 
     async def _fail(self, error: RefusedError) -> None:
         # Nobody is shown the refusals of a batch that failed; in its record the errors have their place.
@@ -135,22 +146,21 @@ class Drive:
             await self._move(Event.ENDED)
 
     async def _submit_in_turn(self) -> None:
-        """Submit when it is this batch's turn, and count meanwhile; nothing more if its time is over before that."""
+        """Submit when it is this batch's turn, and count meanwhile; nothing more once its time is over."""
         if self._held.late:  # nothing of the input is wanted any more, be it there or not
             await self._held.progress(submitted=True, cut=True)
             return
-        timeout = asyncio.timeout(self._batch.expires_at - self._held.now_s())
         try:
-            async with timeout, self._turns.to_submit(self._batch.tenant) as turn:
-                timeout.reschedule(None)
-                await first_of(self._submitting.run(turn), self._tally(follow=True))
-        except TimeoutError:
-            if not timeout.expired():
-                raise
+            await first_of(self._submit(), self._tally(follow=True))
+        except TooLateError:
             await self._held.progress(submitted=True, cut=True)
         if self._unsaved is not None:
             await self._count(*self._unsaved)
             self._unsaved = None
+
+    async def _submit(self) -> None:
+        async with self._turns.to_submit(await self._reader()) as turn:
+            await self._submitting.run(turn)
 
     async def _tally(self, follow: bool) -> None:
         """Count results until every request of the batch has ended; with `follow` for ever, while more are submitted.

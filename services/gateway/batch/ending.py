@@ -49,6 +49,8 @@ class Ending:
         left += len(refusals)
         counts = batch.counts
         counts = replace(counts, failed=counts.failed + left, error_bytes=counts.error_bytes + left_bytes)
+        if not counts.total:  # it was over before its lines were counted, and none was submitted
+            counts = replace(counts, total=left)
         if counts.completed + counts.failed > counts.total:
             # A dead letter that was requeued has ended twice; only its last end is in the files.
             failed, error_bytes = await self._output.size(batch.moved(event, now_s), errors=True)

@@ -21,7 +21,11 @@ MAX_CUSTOM_ID_BYTES = 512
 """It travels with its request and is kept in the queue's memory while that lives."""
 
 WINDOW_LINES = 1000
-"""Lines submitted between two writes of how far a batch is: what a crash submits again in vain, and what is held."""
+"""Lines submitted between two writes of how far a batch is: what a crash submits again in vain, and what is held. It is
+also what is read of a batch before others have their turn."""
+
+WINDOW_BYTES = 4 * 1024 * 1024
+"""The same in bytes."""
 
 
 class InputDamagedError(NotFound):

@@ -242,7 +242,7 @@ class Output:
     async def _after(self, batch: Batch) -> Sequence[int]:
         """Return the lines of the last window that a quota may have let in, though not all of those before them."""
         done = batch.progress
-        if batch.scattered or (done.submitted and not done.cut):
+        if batch.scattered or (done.submitted and not done.cut) or not batch.counts.total:
             return batch.scattered
         refused = {refusal.line for refusal in batch.refusals}
         found: list[int] = []
@@ -282,8 +282,6 @@ class Output:
         """
         code, message = UNDONE[pb.OUTCOME_EXPIRED if late else pb.OUTCOME_CANCELLED]
         done = batch.progress
-        if not batch.counts.total:
-            return  # it was over before its lines were known
         left_out = {refusal.line for refusal in batch.refusals} | set(batch.scattered or await self.scattered(batch))
         try:
             async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:

@@ -14,6 +14,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch.errors import RefusedError, described, lost_input
 from services.gateway.batch.lines import RawLine, ask_of, read_lines, request_of
 from services.gateway.batch.output import BREATHE_EVERY
+from services.gateway.batch.turns import Turn
 from services.gateway.core.batch import Batch, LineError
 from services.gateway.shelf import Shelf
 
@@ -26,11 +27,14 @@ MAX_ERRORS = 100
 """Wrong lines that are named; reading ends there."""
 
 
-async def count_lines(shelf: Shelf, batch: Batch, models: Collection[str]) -> int:
-    """Return how many lines the input has; raises RefusedError unless all of them can be asked of these models."""
+async def count_lines(shelf: Shelf, batch: Batch, models: Collection[str], turn: Turn) -> int:
+    """Return how many lines the input has, read in a `turn` that was had; others have it after each window.
+
+    Raises RefusedError unless all of them can be asked of these models, and TooLateError.
+    """
     seen = CustomIds()
     errors: list[LineError] = []
-    total = 0
+    total = offset = 0
     try:
         async with aclosing(read_lines(shelf, batch.input_file_id)) as lines:
             async for raw in lines:
@@ -46,6 +50,8 @@ async def count_lines(shelf: Shelf, batch: Batch, models: Collection[str]) -> in
                     errors.append(described(error))
                 if len(errors) == MAX_ERRORS:
                     break
+                await turn.read(raw.end - offset)
+                offset = raw.end
     except NotFound as error:
         raise RefusedError(lost_input(error)) from None
     if errors:

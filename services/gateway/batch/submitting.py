@@ -12,7 +12,7 @@ from penstock.errors import OVER_QUOTA, NotFound
 from penstock.request.v1 import request_pb2 as pb
 from penstock.submitting import QUOTA_PAUSE_S
 from services.gateway.batch.errors import RefusedError, described, lost_input, refused, with_refusals
-from services.gateway.batch.lines import WINDOW_LINES, RawLine, read_lines
+from services.gateway.batch.lines import WINDOW_BYTES, WINDOW_LINES, RawLine, read_lines
 from services.gateway.batch.output import BREATHE_EVERY
 from services.gateway.batch.reading import MAX_ERRORS, understood
 from services.gateway.batch.records import Held
@@ -27,9 +27,6 @@ MAX_REFUSALS = 1000
 MAX_ROW_BYTES = 768 * 1024
 """What a batch's record may grow to by them: the queue takes 1 MiB."""
 
-WINDOW_BYTES = 4 * 1024 * 1024
-"""The same in bytes as WINDOW_LINES in lines."""
-
 
 class Submitting:
     """Submits what is left of the batch of one lease."""
@@ -42,7 +39,7 @@ class Submitting:
         self._held = held
 
     async def run(self, turn: Turn) -> None:
-        """Submit line after line; stop when the time is over. Raises RefusedError."""
+        """Submit line after line; stop when the time is over. Raises RefusedError or TooLateError."""
         in_time = True
         try:
             async with aclosing(self.windows()) as windows:
@@ -51,6 +48,7 @@ class Submitting:
                     if not in_time:
                         break
                     await self._held.progress(line=last.number, offset=last.end)
+                    await turn.pass_on()
         except NotFound as error:
             raise RefusedError(lost_input(error)) from None
         await self._held.progress(submitted=True, cut=not in_time)
@@ -82,7 +80,7 @@ class Submitting:
     async def send(self, window: list[pb.Request], turn: Turn) -> bool:
         """Submit a window, waiting for room if its tenant has a quota; others have the turn meanwhile.
 
-        Return False if the batch's time was over before there was room for all of it.
+        Return False if the batch's time was over before there was room for all of it; may raise TooLateError then.
         """
         await self._held.beat()  # raises LostError if another gateway has taken the batch, because this one was frozen
         left = await self._send_once(window)

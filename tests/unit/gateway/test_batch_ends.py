@@ -20,6 +20,7 @@ from services.gateway.batch.lines import ask_of, read_lines, request_of
 from services.gateway.batch.output import Output
 from services.gateway.batch.records import ChangedError, LostError
 from services.gateway.batch.submitting import Submitting
+from services.gateway.batch.turns import Reader
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import Batch, Counts, Refusal, Status
 from services.gateway.shelf import Shelf
@@ -63,14 +64,21 @@ async def test_a_cancel_that_is_repeated_does_not_hold_up_the_end(rig: Rig, monk
     assert (await rig.records.get(batch.batch_id))[1] == revision
 
 
-async def test_a_batch_whose_time_is_over_before_its_turn_ends(rig: Rig) -> None:
-    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES), expires_at=int(time.time()) + 1)
+@pytest.mark.parametrize(
+    "fields", [{}, {"status": Status.IN_PROGRESS, "counts": Counts(LINES)}], ids=["validating", "in_progress"]
+)
+async def test_a_batch_whose_time_is_over_before_its_turn_ends(rig: Rig, fields: dict[str, Any]) -> None:
+    batch = await rig.batch(expires_at=int(time.time()) + 1, **fields)
     driven = rig.drive(await rig.take(batch, "me"))
-    async with driven._turns.to_submit(batch.tenant):
+    async with driven._turns.to_submit(Reader(batch.tenant, 1, lambda: 60.0)):
         async with asyncio.timeout(5):
             await driven.run()
     done, _ = await rig.records.get(batch.batch_id)
-    assert (done.status, done.counts.failed, rig.keys()) == (Status.EXPIRED, LINES, [])
+    assert (done.status, done.counts.total, done.counts.failed, rig.keys()) == (Status.EXPIRED, LINES, LINES, [])
+    lines = [line async for line in Output(rig.client, rig.shelf).lines(done, errors=True)]
+    names = [json.loads(line)["custom_id"] for line in lines]
+    assert names == [f"line-{n}" for n in range(LINES)]
+    assert (await rig.shelf.file(done.error_file_name)).bytes == sum(len(line) for line in lines)
 
 
 async def test_a_cancel_in_the_moment_of_the_end_leaves_files_of_the_size_they_say(

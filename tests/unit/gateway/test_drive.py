@@ -238,7 +238,7 @@ async def test_a_refused_line_counts_once_and_does_not_hide_those_after_it(
     driven = rig.drive(held)
     for _ in range(2):
         async for window, _ in driven._submitting.windows():
-            async with Turns().to_read() as turn:
+            async with Turns().to_read(await driven._reader()) as turn:
                 await driven._submitting.send(window, turn)
             break
     assert [one.line for one in held.batch.refusals] == [3]
