@@ -20,6 +20,9 @@ from services.gateway.shelf import Shelf, UnreadableError
 MAX_CUSTOM_ID_BYTES = 512
 """It travels with its request and is kept in the queue's memory while that lives."""
 
+MAX_LINES = 200_000
+"""Of one batch: four times OpenAI's limit. Each takes some 150 bytes here while its batch is validated."""
+
 WINDOW_LINES = 1000
 """Lines submitted between two writes of how far a batch is: what a crash submits again in vain, and what is held. It is
 also what is read of a batch before others have their turn."""

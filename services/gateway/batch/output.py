@@ -16,7 +16,7 @@ from penstock.files.v1 import files_pb2
 from penstock.openai.answers import body_of, error_object, failure_of
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.batch.lines import WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
+from services.gateway.batch.lines import MAX_LINES, WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
 from services.gateway.batch.looks import results_of
 from services.gateway.batch.records import KEPT_S
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
@@ -278,17 +278,22 @@ class Output:
     async def unsubmitted(self, batch: Batch, late: bool) -> AsyncGenerator[bytes, None]:
         """Yield the lines of the error file for those of the input that were never submitted.
 
-        None if all were, or if the input is gone. `late` says that the batch's time was over.
+        None if all were, or if the input is gone. `late` says that the batch's time was over. Of an input that was not
+        read before that, no more are told than a batch may have.
         """
         code, message = UNDONE[pb.OUTCOME_EXPIRED if late else pb.OUTCOME_CANCELLED]
         done = batch.progress
         left_out = {refusal.line for refusal in batch.refusals} | set(batch.scattered or await self.scattered(batch))
+        count = 0
         try:
             async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
                 async for raw in lines:
                     await asyncio.sleep(0)
                     if raw.number in left_out:
                         continue
+                    count += 1
+                    if count > MAX_LINES:
+                        return
                     custom_id = _custom_id(raw, batch.endpoint)
                     name = f"{batch.batch_id}-{raw.number}"
                     yield _line(name, custom_id, None, {"code": code, "message": message})
@@ -329,5 +334,7 @@ DELETE_AT_ONCE = 1000
 def _custom_id(raw: RawLine, endpoint: str) -> str:
     try:
         return ask_of(raw, endpoint, ()).custom_id
-    except LineError as error:  # the input was valid; only a file put in its place could not be
+    except LineError as error:  # of an input that was not read before its batch was over
         return error.custom_id or ""
+    except Exception:  # a defect, which is told of where lines are read to be run; here it would come again for ever
+        return ""

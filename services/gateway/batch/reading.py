@@ -12,16 +12,13 @@ from penstock.batch.reader import LineError as WrongLine
 from penstock.errors import NotFound
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch.errors import RefusedError, described, lost_input
-from services.gateway.batch.lines import RawLine, ask_of, read_lines, request_of
+from services.gateway.batch.lines import MAX_LINES, RawLine, ask_of, read_lines, request_of
 from services.gateway.batch.output import BREATHE_EVERY
 from services.gateway.batch.turns import Turn
 from services.gateway.core.batch import Batch, LineError
 from services.gateway.shelf import Shelf
 
 log = logging.getLogger(__name__)
-
-MAX_LINES = 200_000
-"""Of one batch: four times OpenAI's limit. Each takes some 150 bytes here while its batch is validated."""
 
 MAX_ERRORS = 100
 """Wrong lines that are named; reading ends there."""

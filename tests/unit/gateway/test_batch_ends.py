@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.files.v1 import files_pb2
 from penstock.queue.v1.queue_pb2 import GetRequest, IdempotencyKey
 from penstock.request.v1 import request_pb2
 from penstock.request.v1.request_pb2 import Request
@@ -276,3 +277,28 @@ async def test_a_line_whose_result_was_deleted_is_not_told_as_one_that_was_never
     assert "line-3" not in before
     await Output(rig.client, rig.shelf).delete(done, errors=False)
     assert await rig.error_ids(done) == before
+
+
+async def test_a_batch_cancelled_before_its_input_was_read_has_each_line_in_its_error_file(rig: Rig) -> None:
+    batch = await rig.batch()
+    done = await driven_after_a_cancel(rig, batch)
+    assert (done.counts.total, rig.keys()) == (LINES, [])
+    content = [line async for line in Output(rig.client, rig.shelf).lines(done, errors=True)]
+    assert [json.loads(line)["custom_id"] for line in content] == [f"line-{n}" for n in range(LINES)]
+    assert (await rig.shelf.file(done.error_file_name)).bytes == sum(len(line) for line in content)
+
+
+async def test_an_input_that_was_never_read_may_have_wrong_lines_and_too_many(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b'{"custom_id": "a", "method": "GET"}\n{torn\n' + b"[]\n" * 10
+    await rig.shelf.begin("file-2")
+    await rig.shelf.append("file-2", 0, content)
+    await rig.shelf.end(files_pb2.CloseFileRequest(file_id="file-2", bytes=len(content), purpose="batch"))
+    monkeypatch.setattr(batch_output, "MAX_LINES", LINES - 20)
+    batch = await rig.batch(input_file_id="file-2")
+    await rig.records.change(batch.batch_id, cancelled)
+    await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.total, done.counts.failed) == (Status.CANCELLED, LINES - 20, LINES - 20)
+    assert await rig.error_ids(done) == ["a", "", "", "", ""]
