@@ -30,6 +30,10 @@ TRACEPARENT = re.compile(r"^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 """W3C trace context, version 00; one of another form is left out, as the specification says (section 3.2.2.5), and so
 is one that names no trace: ids of zeros are invalid."""
 
+OURS = re.compile(r"(?:batch_[0-9a-f]{32}|several-[0-9a-f]{32}|rb-[0-9a-f]{16}):")
+"""How the keys begin that batches, bodies with several prompts and `penstock run-batch` give their requests: one of a
+client's would be taken for theirs, and answered in their place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extras:
@@ -64,6 +68,8 @@ def read_extras(headers: Iterable[tuple[str, str]]) -> Extras:
     key = given.get("idempotency-key", "")
     if len(key.encode()) > MAX_NAME_BYTES:
         raise _refusal("idempotency-key", f"at most {MAX_NAME_BYTES} bytes are allowed")
+    if OURS.match(key):
+        raise _refusal("idempotency-key", "keys of this form are those of the lines of batches and of several prompts")
     keep = given.get(KEEP, "false").lower()
     if keep not in {"true", "false"}:
         raise _refusal(KEEP, f"must be true or false, got {keep[:40]!r}")

@@ -8,9 +8,11 @@ from dataclasses import replace
 from penstock.client import Client
 from penstock.errors import NotFound
 from penstock.queue.v1 import queue_pb2
+from services.gateway.batch.errors import with_refusals
 from services.gateway.batch.lines import key_of, read_lines
 from services.gateway.batch.output import Output, put_view, refusal_line
-from services.gateway.core.batch import Batch, Counts, Event, Progress
+from services.gateway.batch.submitting import MAX_REFUSALS, MAX_ROW_BYTES
+from services.gateway.core.batch import Batch, Counts, Event, Progress, Refusal
 from services.gateway.shelf import Shelf
 
 
@@ -27,8 +29,11 @@ class Ending:
         """Put the output and error files where they have lines; return the batch, about to end, with their names."""
         batch = replace(batch, progress=await self._settled(batch))
         batch = replace(batch, scattered=await self._output.scattered(batch))
-        ended = replace(batch, counts=await self._counts(batch, event, now_s))
-        counts = ended.counts
+        counts = await self._counts(batch, event, now_s)
+        if (missing := counts.total - counts.completed - counts.failed) > 0:
+            batch = with_as_many(batch, await self._output.unanswered(batch, missing))
+            counts = await self._counts(batch, event, now_s)
+        ended = replace(batch, counts=counts)
         if counts.completed:
             await put_view(self._shelf, ended, ended.output_file_name, "output", counts.output_bytes)
             ended = replace(ended, output_file_id=ended.output_file_name)
@@ -71,3 +76,11 @@ class Ending:
                     await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
                     done = replace(done, line=raw.number, offset=raw.end)
         return done
+
+
+def with_as_many(batch: Batch, refusals: list[Refusal]) -> Batch:
+    """Return the batch with more lines refused, or as many of them as its record has room for."""
+    refusals = refusals[: max(0, MAX_REFUSALS - len(batch.refusals))]
+    while refusals and len(with_refusals(batch, refusals).to_row()) > MAX_ROW_BYTES:
+        refusals = refusals[: len(refusals) // 2]
+    return with_refusals(batch, refusals)

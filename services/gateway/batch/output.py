@@ -36,6 +36,9 @@ UNDONE = {
 }
 """Code and message of a line that was not answered because of its batch, or has no end for now."""
 
+NO_RESULT = ("no_result", "This line has no result: another request has its idempotency key, or it was deleted.")
+"""Code and message of a line that was submitted and cannot be answered for."""
+
 
 def is_output(result: pb.Result) -> bool:
     """Whether a result is in the output file; else it is in the error file."""
@@ -299,6 +302,21 @@ class Output:
                     yield _line(name, custom_id, None, {"code": code, "message": message})
         except NotFound:
             return
+
+    async def unanswered(self, batch: Batch, most: int) -> list[Refusal]:
+        """Return up to `most` of the lines that were submitted and have no result; none if the input is gone."""
+        done, found = batch.progress, list[Refusal]()
+        known = {refusal.line for refusal in batch.refusals}
+        with suppress(NotFound):
+            async with aclosing(read_lines(self._shelf, batch.input_file_id)) as lines:
+                async for raw in lines:
+                    was_submitted = raw.number <= done.line or raw.number in batch.scattered
+                    if not was_submitted or raw.number in known or await self._result_of(batch, raw.number):
+                        continue
+                    found.append(Refusal(raw.number, _custom_id(raw, batch.endpoint), *NO_RESULT))
+                    if len(found) == most:
+                        break
+        return found
 
     async def scattered(self, batch: Batch) -> list[int]:
         """Return the lines behind those that were all submitted that were submitted too, as far as the queue knows."""

@@ -17,7 +17,7 @@ from penstock.request.v1.request_pb2 import Request
 from services.gateway.batch import ending, submitting
 from services.gateway.batch import output as batch_output
 from services.gateway.batch.drive import Drive
-from services.gateway.batch.lines import ask_of, read_lines, request_of
+from services.gateway.batch.lines import ask_of, key_of, read_lines, request_of
 from services.gateway.batch.output import Output
 from services.gateway.batch.records import ChangedError, LostError
 from services.gateway.batch.submitting import Submitting
@@ -302,3 +302,59 @@ async def test_an_input_that_was_never_read_may_have_wrong_lines_and_too_many(
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.counts.total, done.counts.failed) == (Status.CANCELLED, LINES - 20, LINES - 20)
     assert await rig.error_ids(done) == ["a", "", "", "", ""]
+
+
+async def check_whole(rig: Rig, batch: Batch, without_result: list[str]) -> None:
+    """Check that each line is in the error file of a batch of which nothing was answered, these with an error of it."""
+    assert (batch.counts.total, batch.counts.failed) == (LINES, LINES)
+    for input_order in (False, True):
+        content = [one async for one in Output(rig.client, rig.shelf).lines(batch, True, input_order)]
+        lines = {line["custom_id"]: line["response"] for line in map(json.loads, content)}
+        assert (sorted(lines), len(content)) == (sorted(f"line-{n}" for n in range(LINES)), LINES)
+        told = [name for name, response in lines.items() if response]
+        assert sorted(told) == without_result
+        assert {lines[name]["body"]["error"]["code"] for name in told} == {"no_result"}
+        assert sum(len(one) for one in content) == batch.counts.error_bytes
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["completed", "cancelled"])
+async def test_a_line_whose_key_is_another_requests_is_in_the_error_file(rig: Rig, cut: bool) -> None:
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
+    others = [Request(text="hi", idempotency_key=key_of(batch.batch_id, line), channel="batch") for line in (3, 7)]
+    taken = [ack.request_id async for ack in rig.client.submit_many(others)]
+    if cut:
+        done = await driven_after_a_cancel(rig, batch)
+    else:
+        driving = asyncio.create_task(rig.drive(await rig.take(batch, "me")).run())
+        await wait_for_async(lambda: _true_of(lambda: len(rig.keys()) == LINES), "the submission")
+        await rig.client.cancel(*taken)
+        await rig.client.cancel(batch=batch.batch_id)
+        async with asyncio.timeout(30):
+            await driving
+        done, _ = await rig.records.get(batch.batch_id)
+        assert done.status is Status.COMPLETED
+    await check_whole(rig, done, ["line-2", "line-6"])
+
+
+async def test_a_line_whose_result_was_deleted_before_it_was_counted_is_in_the_error_file(rig: Rig) -> None:
+    batch = await rig.batch(status=Status.IN_PROGRESS, counts=Counts(LINES))
+    lines = [raw async for raw in read_lines(rig.shelf, "file-1")]
+    asked = [request_of(ask_of(raw, URL, ()), batch) for raw in lines]
+    names = [ack.request_id async for ack in rig.client.submit_many(asked)]
+    held = await rig.take(batch, "me")
+    await held.progress(submitted=True, line=lines[-1].number, offset=lines[-1].end)
+    await rig.client.cancel(batch=batch.batch_id)
+    assert await rig.client.delete(names[4]) == 1
+    async with asyncio.timeout(30):
+        await rig.drive(held).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert done.status is Status.COMPLETED
+    await check_whole(rig, done, ["line-4"])
+
+
+async def test_a_record_has_room_for_so_many_lines_without_result() -> None:
+    batch = Batch("batch_1", URL, "file-1", "24h", 1, 2, "batch")
+    few, many = ([Refusal(n, name * 512, *batch_output.NO_RESULT) for n in range(2000)] for name in ("a", "\x01"))
+    assert len(ending.with_as_many(batch, few).refusals) == submitting.MAX_REFUSALS
+    row = ending.with_as_many(batch, many).to_row()
+    assert submitting.MAX_ROW_BYTES / 3 < len(row) <= submitting.MAX_ROW_BYTES

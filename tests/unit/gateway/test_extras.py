@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from penstock.batch.reader import InputFile
+from penstock.batch.runner import batch_name
 from penstock.request.v1 import request_pb2 as pb
+from services.gateway.batch.lines import key_of
+from services.gateway.batch.records import new_batch_id
 from services.gateway.extras import Extras, read_extras
+from services.gateway.group import Group
 from services.gateway.problem import Problem
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -57,6 +64,18 @@ def test_a_wrong_header_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(Problem) as refused:
         read_extras([(name, value)])
     assert (refused.value.status, refused.value.error["param"]) == (400, name)
+
+
+def test_a_key_of_ours_is_no_clients(tmp_path: Path) -> None:
+    """Or its request would be taken for a line's, or a prompt's, and answer in its place."""
+    (tmp_path / "in").write_text("")
+    run = batch_name(tmp_path / "out", InputFile(tmp_path / "in"), "")
+    for key in (key_of(new_batch_id(), 3), Group.of("", 2).key(1), f"{run}:3", f"{run}:3:abc"):
+        with pytest.raises(Problem) as refused:
+            read_extras([("idempotency-key", key)])
+        assert (refused.value.status, refused.value.error["param"]) == (400, "idempotency-key")
+    for key in ("batch_1:3", "several-requests", "rb-1", f"my-{run}:3", new_batch_id()):
+        assert read_extras([("idempotency-key", key)]).idempotency_key == key
 
 
 NO_TRACES = [f"00-{0:032x}-{1:016x}-01", f"00-{1:032x}-{0:016x}-01", f"ff-{1:032x}-{1:016x}-01", TRACE + "\n"]
