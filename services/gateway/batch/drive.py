@@ -211,7 +211,8 @@ class Drive:
         await self._end(Event.WRITTEN, self._batch)
 
     async def _end(self, event: Event, batch: Batch) -> None:
-        await self._move(event, await self._ending.of(batch, event, self._held.now_s()))
+        turn = self._turns.to_read((await self._reader())._replace(left_s=lambda: None))
+        await self._move(event, await self._ending.of(batch, event, self._held.now_s(), turn))
 
 
 async def first_of(working: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None]) -> None:

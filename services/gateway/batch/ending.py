@@ -12,6 +12,7 @@ from services.gateway.batch.errors import with_refusals
 from services.gateway.batch.lines import key_of, read_lines
 from services.gateway.batch.output import Output, put_view, refusal_line
 from services.gateway.batch.submitting import MAX_REFUSALS, MAX_ROW_BYTES
+from services.gateway.batch.turns import Turn
 from services.gateway.core.batch import Batch, Counts, Event, Progress, Refusal
 from services.gateway.shelf import Shelf
 
@@ -25,14 +26,17 @@ class Ending:
         self._shelf = shelf
         self._output = Output(client, shelf)
 
-    async def of(self, batch: Batch, event: Event, now_s: float) -> Batch:
-        """Put the output and error files where they have lines; return the batch, about to end, with their names."""
+    async def of(self, batch: Batch, event: Event, now_s: float, turn: Turn) -> Batch:
+        """Put the output and error files where they have lines; return the batch, about to end, with their names.
+
+        What of the input was never submitted is read when the `turn` for it is had.
+        """
         batch = replace(batch, progress=await self._settled(batch))
         batch = replace(batch, scattered=await self._output.scattered(batch))
-        counts = await self._counts(batch, event, now_s)
+        counts = await self._counts(batch, event, now_s, turn)
         if (missing := counts.total - counts.completed - counts.failed) > 0:
             batch = with_as_many(batch, await self._output.unanswered(batch, missing))
-            counts = await self._counts(batch, event, now_s)
+            counts = await self._counts(batch, event, now_s, turn)
         ended = replace(batch, counts=counts)
         if counts.completed:
             await put_view(self._shelf, ended, ended.output_file_name, "output", counts.output_bytes)
@@ -42,13 +46,15 @@ class Ending:
             ended = replace(ended, error_file_id=ended.error_file_name)
         return ended
 
-    async def _counts(self, batch: Batch, event: Event, now_s: float) -> Counts:
+    async def _counts(self, batch: Batch, event: Event, now_s: float, turn: Turn) -> Counts:
         """Return its counts with the lines that have no result: not submitted, or refused by the queue."""
         left_bytes = left = 0
-        async with aclosing(self._output.unsubmitted(batch, late=event is Event.LATE)) as lines:
-            async for line in lines:
-                left_bytes += len(line)
-                left += 1
+        if not batch.progress.submitted or batch.progress.cut:
+            async with turn, aclosing(self._output.unsubmitted(batch, late=event is Event.LATE)) as lines:
+                async for line in lines:
+                    left_bytes += len(line)
+                    left += 1
+                    await turn.read(len(line))
         refusals = [refusal_line(batch, one) for one in batch.refusals]
         left_bytes += sum(len(line) for line in refusals)
         left += len(refusals)

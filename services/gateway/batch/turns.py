@@ -19,7 +19,7 @@ from services.gateway.batch.lines import WINDOW_BYTES, WINDOW_LINES
 
 
 class TooLateError(Exception):
-    """The time of a batch was over before it had its turn."""
+    """A turn was not had while it was of use."""
 
 
 class Reader(NamedTuple):
@@ -28,8 +28,8 @@ class Reader(NamedTuple):
     tenant: str
     size_bytes: int
     """Of the input."""
-    left_s: Callable[[], float]
-    """Seconds until the batch's time is over."""
+    left_s: Callable[[], float | None]
+    """Seconds until its turn is of no use any more; None if it always is."""
 
 
 class Rank(NamedTuple):

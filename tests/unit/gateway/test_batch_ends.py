@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -68,12 +69,23 @@ async def test_a_cancel_that_is_repeated_does_not_hold_up_the_end(rig: Rig, monk
 @pytest.mark.parametrize(
     "fields", [{}, {"status": Status.IN_PROGRESS, "counts": Counts(LINES)}], ids=["validating", "in_progress"]
 )
-async def test_a_batch_whose_time_is_over_before_its_turn_ends(rig: Rig, fields: dict[str, Any]) -> None:
+async def test_a_batch_whose_time_is_over_before_its_turn_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    ending_begun = asyncio.Event()
+    end = ending.Ending.of
+
+    def noted(*args: Any) -> Any:
+        ending_begun.set()
+        return end(*args)
+
+    monkeypatch.setattr(ending.Ending, "of", noted)
     batch = await rig.batch(expires_at=int(time.time()) + 1, **fields)
     driven = rig.drive(await rig.take(batch, "me"))
-    async with driven._turns.to_submit(Reader(batch.tenant, 1, lambda: 60.0)):
-        async with asyncio.timeout(5):
-            await driven.run()
+    async with driven._turns.to_submit(Reader(batch.tenant, 1, lambda: None)):
+        driving = asyncio.create_task(driven.run())
+        await wait_for_async(lambda: _true_of(ending_begun.is_set), "its end to begin")
+    await driving
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.counts.total, done.counts.failed, rig.keys()) == (Status.EXPIRED, LINES, LINES, [])
     lines = [line async for line in Output(rig.client, rig.shelf).lines(done, errors=True)]
@@ -286,6 +298,27 @@ async def test_a_batch_cancelled_before_its_input_was_read_has_each_line_in_its_
     content = [line async for line in Output(rig.client, rig.shelf).lines(done, errors=True)]
     assert [json.loads(line)["custom_id"] for line in content] == [f"line-{n}" for n in range(LINES)]
     assert (await rig.shelf.file(done.error_file_name)).bytes == sum(len(line) for line in content)
+
+
+async def test_what_was_never_submitted_is_read_in_its_turn(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many batches may be cancelled, or late, at once."""
+    batch = await rig.batch()
+    await rig.records.change(batch.batch_id, cancelled)
+    driven = rig.drive(await rig.take(batch, "me"))
+    read = asyncio.Event()
+    unsubmitted = Output.unsubmitted
+
+    def noted(*args: Any, **named: Any) -> AsyncGenerator[bytes, None]:
+        read.set()
+        return unsubmitted(*args, **named)
+
+    monkeypatch.setattr(Output, "unsubmitted", noted)
+    async with driven._turns.to_read(Reader("another", 1, lambda: None)):
+        driving = asyncio.create_task(driven.run())
+        await wait_for_async(lambda: _true_of(lambda: driven._turns._reading.is_wanted), "its turn to be waited for")
+        assert not read.is_set()
+    await driving
+    assert read.is_set()
 
 
 async def test_an_input_that_was_never_read_may_have_wrong_lines_and_too_many(
