@@ -47,6 +47,8 @@ class Usage(NamedTuple):
     blob_files: int
     garbage_bytes: int
     """Of the blob files: what compactions have found dead there."""
+    moves_blobs: bool = True
+    """Whether compactions may read blobs: not where one is damaged."""
 
     @property
     def row_bytes(self) -> float:
@@ -54,10 +56,13 @@ class Usage(NamedTuple):
         return (self.table_bytes + self.blob_bytes - self.garbage_bytes) / self.rows if self.rows else 0.0
 
     def relocated_share(self, free_bytes: int) -> float:
-        """Share of the blob files that a compaction is to empty: one file at least; 0 if there is no room for that.
+        """Share of the blob files that a compaction is to empty: one file at least; 0 if there is no room for that,
+        or none may be.
 
         What it replaces goes only when it is done.
         """
+        if not self.moves_blobs:
+            return 0.0
         if not self.blob_bytes:
             return RELOCATED_SHARE
         one_file = 1 / max(1, self.blob_files)

@@ -7,6 +7,7 @@ from typing import Any
 import rocksdict
 
 from services.queue.core.records import PARTS, PAYLOADS, RESULTS
+from services.queue.storage.spared import Spared
 
 BODIES = (PAYLOADS, RESULTS, PARTS)
 """Families whose rows may be large."""
@@ -52,8 +53,11 @@ def database_options() -> Any:
     return options
 
 
-def family_options(name: str, cache: Any) -> Any:
-    """Return the options of a column family that shares `cache`, a rocksdict.Cache, with others."""
+def family_options(name: str, cache: Any, spared: Spared) -> Any:
+    """Return the options of a column family that shares `cache`, a rocksdict.Cache, with others.
+
+    Where `spared` has a family not compacted RocksDB holds no write up for that, however many table files there are.
+    """
     options = rocksdict.Options(raw_mode=True)
     options.set_write_buffer_size(WRITE_BUFFER_BYTES)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
@@ -61,9 +65,10 @@ def family_options(name: str, cache: Any) -> Any:
     table.set_bloom_filter(10, False)
     table.set_block_cache(cache)
     options.set_block_based_table_factory(table)
+    options.set_disable_auto_compactions(name in spared.families)
     if name in BODIES:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(BLOB_BYTES)
         options.set_blob_file_size(BLOB_FILE_BYTES)
-        options.set_enable_blob_gc(True)
+        options.set_enable_blob_gc(not spared.blobs)
     return options

@@ -26,6 +26,7 @@ from services.queue.storage.opening import (
 from services.queue.storage.reserve import Reserve, free_bytes, log_bytes
 from services.queue.storage.rocksdb_options import CACHE_BYTES, database_options, family_options
 from services.queue.storage.space import Space
+from services.queue.storage.spared import TABLE_FILE, Spared
 from services.queue.storage.store import Row, StoreDamagedError, StoreError, StoreUnreadableError, StoreUnusableError
 from services.queue.storage.synced import MARK_FILE, SyncedMark, write_mark
 
@@ -39,9 +40,6 @@ NO_SPACE = "No space left on device"
 
 OPENING_BYTES = 8 * 1024 * 1024
 """What it takes to open a store beside the replay of its log: a manifest, and the first writes."""
-
-TABLE_FILE = re.compile(r"\d+\.sst")
-"""The name of a table file, as RocksDB's errors have it."""
 
 
 class RocksdbStore:
@@ -70,6 +68,7 @@ class RocksdbStore:
         self._reclaiming = threading.Lock()
         """Held while disk space is given back: the binding cannot close what compacts either."""
         self._reserve: Reserve | None = None
+        self._spared = Spared()
         self._mark: SyncedMark | None = None
         self._mark_fails = False
         if read_only:
@@ -113,12 +112,12 @@ class RocksdbStore:
         access = rocksdict.AccessType.read_only() if self._read_only else rocksdict.AccessType.read_write()
         try:
             cache = rocksdict.Cache(CACHE_BYTES)
-            families = {name: family_options(name, cache) for name in FAMILIES}
+            families = {name: family_options(name, cache, self._spared) for name in FAMILIES}
             options = database_options()
             self._db: Any = rocksdict.Rdict(str(self._path), options, column_families=families, access_type=access)
             self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
-            self._space = Space(self._families)
+            self._space = Space(self._families, self._spared, self._background_errors)
             self._cache = cache  # it must live as long as the database
         except Exception as error:  # rocksdict raises plain Exception for every failure
             kind = StoreUnreadableError if str(error).startswith(DAMAGE) else StoreUnusableError
@@ -271,7 +270,9 @@ class RocksdbStore:
                 self._db.write(batch)
                 self._sync(self._db.latest_sequence_number())
             except BaseException as error:  # a panic of the binding is no Exception
-                self._write_failed = str(error) or type(error).__name__
+                is_first, self._write_failed = not self._write_failed, str(error) or type(error).__name__
+                if is_first and self._write_failed.startswith(DAMAGE):  # a write reads nothing: a compaction met it
+                    self._spared.note(self._write_failed, self._families)
                 raise
             self._write_failed = ""
 
@@ -289,6 +290,9 @@ class RocksdbStore:
             self._synced = number
             self._sync_ended.notify_all()
         self._note_synced(number)
+
+    def _background_errors(self) -> int:
+        return self._db.property_int_value("rocksdb.background-errors") or 0
 
     def doubt(self) -> str:
         """Return why the last sync failed; empty if it did not."""

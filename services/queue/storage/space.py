@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import rocksdict
 
 from services.queue.storage.reclaim import ROOM_SHARE, Step, Usage, step_for
 from services.queue.storage.rocksdb_options import BODIES
+from services.queue.storage.spared import Spared
 
 SMALL_STEP_BYTES: Final = 64 * 1024 * 1024
 """Where room is short a compaction writes about so much before what it replaces goes: the size of a table file."""
@@ -22,10 +24,15 @@ _COUNT: Final = re.compile(r"# (entries|deletions)=(\d+)")
 class Space:
     """Gives back what deleted rows leave. One thread at a time."""
 
-    def __init__(self, families: dict[str, Any]) -> None:
-        """Look after `families`; while they are closed it is empty, and calls raise KeyError."""
+    def __init__(self, families: dict[str, Any], spared: Spared, errors: Callable[[], int]) -> None:
+        """Look after `families`, all but what is `spared`; while they are closed it is empty, and calls raise KeyError.
+
+        `errors` counts what goes wrong in RocksDB's own threads: the binding does not say that a compaction failed.
+        """
         # Never a family by itself: the lock of the directory goes when the last handle does.
         self._families = families
+        self._spared = spared
+        self._errors = errors
         self._settled = dict.fromkeys(BODIES, 0)
         self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
 
@@ -37,7 +44,8 @@ class Space:
 
     def reclaim(self, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
         """Do what `step_for` says for each family; return the bytes of the files that are gone. Blocks meanwhile."""
-        return sum(self._reclaim(name, bound_bytes, free_bytes, is_low) for name in BODIES)
+        names = [name for name in BODIES if name not in self._spared.families]
+        return sum(self._reclaim(name, bound_bytes, free_bytes, is_low) for name in names)
 
     def _reclaim(self, name: str, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
         usage = self._usage(name)
@@ -47,13 +55,14 @@ class Space:
             return 0
         self._tune(name, usage, free_bytes)
         self._families[name].flush(True)
-        before = self._file_bytes(name)
+        before, errors = self._file_bytes(name), self._errors()
         options = rocksdict.CompactOptions()
         options.set_exclusive_manual_compaction(False)  # those of other families go on
         if step is Step.RELOCATE:
             options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
         self._families[name].compact_range(None, None, options)
-        self._settled[name] = self._usage(name).deletions
+        if self._errors() == errors:  # else it is tried again
+            self._settled[name] = self._usage(name).deletions
         return max(0, before - self._file_bytes(name))
 
     def _tune(self, name: str, usage: Usage, free_bytes: int) -> None:
@@ -85,6 +94,7 @@ class Space:
             blob_bytes=self._number(name, "live-blob-file-size"),
             blob_files=self._number(name, "num-blob-files"),
             garbage_bytes=self._number(name, "live-blob-file-garbage-size"),
+            moves_blobs=not self._spared.blobs,
         )
 
     def _file_bytes(self, name: str) -> int:

@@ -134,6 +134,7 @@ def test_no_more_is_moved_than_there_is_room_for() -> None:
     assert usage._replace(blob_files=2).relocated_share(PLENTY) == 0.5, "of few files one"
     assert step_for(usage, 0, 32 * MIB, 200 * MIB, True) is Step.RELOCATE
     assert step_for(usage, 0, 32 * MIB, 120 * MIB, True) is Step.NOTHING
+    assert usage._replace(moves_blobs=False).relocated_share(PLENTY) == 0.0
 
 
 # ---- the loop ----
