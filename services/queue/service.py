@@ -140,7 +140,7 @@ class Service:
         )
         self.servicer = QueueServicer(parts)
         self._reloader = Reloader(settings, "queue", self.reconfigure, registry=metrics.registry)
-        self._shelf = Shelf(store, self._clock, self._content_refusal, faults, self._lives.ages)
+        self._shelf = Shelf(store, self._clock, self._shelf_refusal, faults, self._lives.ages)
         self._reclaimer = Reclaimer(store, self.committer.health, settings.disk_free_min_bytes, metrics.reclaimed.inc)
         self.clockwork = Clockwork(
             settings, self._clock, self.committer, self._hub, self._admin, self._shelf, metrics, self._lives
@@ -159,11 +159,12 @@ class Service:
         }
         return {name: quota for name, quota in limits.items() if quota != Quota()}
 
-    def _content_refusal(self) -> ShelfRefusedError | None:
-        """Say why the store takes no content now: for the same reasons as no submits."""
-        self.committer.health.check_disk()
-        text = self.committer.health.refusal()
-        return ShelfRefusedError(text, full=self.committer.health.is_disk_full) if text else None
+    def _shelf_refusal(self, has_content: bool) -> ShelfRefusedError | None:
+        """Say why the store takes nothing that needs room now. Content it takes when it takes submits."""
+        health = self.committer.health
+        health.check_disk()
+        text = health.refusal() if has_content or health.is_tight else ""
+        return ShelfRefusedError(text, full=health.is_disk_full) if text else None
 
     def reconfigure(self, settings: QueueSettings) -> None:
         """Have the channels of `settings` from now on."""

@@ -205,6 +205,11 @@ def put_records(
     return revisions
 
 
+def new_bytes(puts: Sequence[pb.PutRecord]) -> int:
+    """Return the bytes that new records bring. Those that are there may change however full the disk is, to end."""
+    return sum(len(put.record.value) for put in puts if not put.delete and not put.record.revision)
+
+
 def _checked_owner(draft: Draft, put: pb.PutRecord, tenant: str, sees: str | None) -> str:
     """Return whose a record is; raises ChangeError if it cannot be changed."""
     row = draft.get(RECORDS, record_key(put.record.kind, put.record.record_id))

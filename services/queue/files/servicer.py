@@ -106,8 +106,8 @@ class FilesServicer:
         check_name("file_id", request.file_id)
         sees = CALLER.get().sees
         async with _answered(context):
-            deleted = await self._shelf.change(lambda draft: changes.delete(draft, request.file_id, sees))
-            return pb.DeleteFileResponse(deleted=deleted)
+            change = self._shelf.change(lambda draft: changes.delete(draft, request.file_id, sees), frees=True)
+            return pb.DeleteFileResponse(deleted=await change)
 
     async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> pb.ReadFileResponse:
         """Return content."""
@@ -125,7 +125,9 @@ class FilesServicer:
         caller = CALLER.get()
         async with _answered(context):
             change = self._shelf.change(
-                lambda draft: changes.put_records(draft, request.puts, caller.tenant, caller.sees)
+                lambda draft: changes.put_records(draft, request.puts, caller.tenant, caller.sees),
+                changes.new_bytes(request.puts),
+                frees=all(put.delete for put in request.puts),
             )
             return pb.PutRecordsResponse(revisions=await change)
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from penstock.files.v1 import files_pb2 as pb
 from penstock.limits import PART_BYTES
@@ -64,6 +64,10 @@ class ShelfRefusedError(Exception):
         self.full = full
 
 
+Refusal: TypeAlias = Callable[[bool], ShelfRefusedError | None]
+"""Why a change that takes room is refused now, or None; called with whether it brings content."""
+
+
 class _Waiting(NamedTuple):
     change: Change[Any]
     size_bytes: int
@@ -77,11 +81,11 @@ class Shelf:
         self,
         store: Store,
         clock: Clock,
-        refusal: Callable[[], ShelfRefusedError | None],
+        refusal: Refusal,
         faults: ReadFaults | None = None,
         ages: Ages = NO_GAPS,
     ) -> None:
-        """Keep everything in `store`; `refusal` says why content is refused now, or None; `ages` what it is old by."""
+        """Keep everything in `store`; `refusal` says what is refused now; `ages` what it is old by."""
         self._faults = faults or ReadFaults()
         self._store = store
         self._clock = clock
@@ -101,17 +105,17 @@ class Shelf:
 
     # ---- changes ----
 
-    async def change(self, change: Change[T], size_bytes: int = 0) -> T:
+    async def change(self, change: Change[T], size_bytes: int = 0, frees: bool = False) -> T:
         """Return what `change` answers, once it is durable.
 
         Raises ChangeError, ShelfRefusedError, and StoreError for what cannot be read.
 
         `size_bytes` is the content it brings; a change without any is made on a nearly full disk as well: a batch
-        must be able to end, and a file to be deleted.
+        must be able to end. What `frees` space, and takes none, is made where the last room is kept for such too.
         """
         if self._stopping:
             raise ShelfRefusedError("the queue service is stopping")
-        if size_bytes and (refusal := self._refusal()) is not None:
+        if not frees and (refusal := self._refusal(size_bytes > 0)) is not None:
             raise refusal
         if self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
             raise ShelfRefusedError(f"{self._waiting_bytes} bytes of content wait for the disk already")
@@ -283,7 +287,7 @@ class Shelf:
         ]
         if not due_files and not due_records:
             return 0
-        return await self.change(lambda draft: changes.sweep(draft, due_files, due_records))
+        return await self.change(lambda draft: changes.sweep(draft, due_files, due_records), frees=True)
 
     async def _to_sweep(self, family: str, start: bytes) -> tuple[list[Row], bytes]:
         """Return the next rows of a family, and where to go on after them; nothing if that is the beginning."""

@@ -107,7 +107,7 @@ async def committing_to(store: DoubtfulStore, clock: HandClock) -> AsyncIterator
 @asynccontextmanager
 async def shelving(store: DoubtfulStore) -> AsyncIterator[Shelf]:
     """Yield a shelf that runs on `store`."""
-    shelf = Shelf(store, SystemClock(), lambda: None)
+    shelf = Shelf(store, SystemClock(), lambda _: None)
     running = asyncio.create_task(shelf.run())
     yield shelf
     shelf.stop()
@@ -123,13 +123,13 @@ async def result_of(store: DoubtfulStore) -> bool:
 
 
 async def file_of(store: DoubtfulStore) -> bool:
-    file = await Shelf(store, SystemClock(), lambda: None).file("file-1")
+    file = await Shelf(store, SystemClock(), lambda _: None).file("file-1")
     return file is not None and file.file_id == FILE.file_id
 
 
 async def no_content_of(store: DoubtfulStore) -> bool:
     with pytest.raises(UnknownError):
-        await Shelf(store, SystemClock(), lambda: None).content("file-2", 0)
+        await Shelf(store, SystemClock(), lambda _: None).content("file-2", 0)
     return True
 
 

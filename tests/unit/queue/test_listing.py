@@ -59,7 +59,7 @@ def put_files(store: MemoryStore, count: int, tenant: str) -> list[str]:
 async def test_a_file_is_read_between_lists_that_pass_over_all_of_another_tenants() -> None:
     store = GatedStore()
     names = put_files(store, FILES, "alice")
-    shelf = Shelf(store, SystemClock(), lambda: None)
+    shelf = Shelf(store, SystemClock(), lambda _: None)
     lists = [asyncio.create_task(shelf.files(pb.ListFilesRequest(), 1, "mallory")) for _ in range(4 * READ_THREADS)]
     file = asyncio.create_task(shelf.file(names[0], "alice"))
     for _ in range(3):
@@ -82,7 +82,7 @@ async def test_a_list_finds_its_own_files_among_many_of_others(ascending: bool) 
     put_files(store, 3 * LOOK_ROWS, "alice")
     put_files(store, 3 * LOOK_ROWS, "n")
     store.write([Write(r.FILES, file_key(n), pb.File(file_id=n, tenant="mallory").SerializeToString()) for n in own])
-    shelf = Shelf(store, SystemClock(), lambda: None)
+    shelf = Shelf(store, SystemClock(), lambda _: None)
     found: list[str] = []
     more = True
     while more:

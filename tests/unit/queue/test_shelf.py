@@ -332,7 +332,7 @@ async def test_a_damaged_row_refuses_its_own_changes_alone(stub: Any, store: Sto
 
 async def test_a_row_that_fails_its_checksum_refuses_its_own_change_alone(store: ShortStore) -> None:
     store.damaged = file_key("bad")
-    shelf = Shelf(store, SystemClock(), lambda: None)
+    shelf = Shelf(store, SystemClock(), lambda _: None)
 
     def create(name: str) -> Callable[[changes.Draft], pb.File]:
         return lambda draft: changes.create(draft, pb.CreateFileRequest(file_id=name))
@@ -346,18 +346,6 @@ async def test_a_row_that_fails_its_checksum_refuses_its_own_change_alone(store:
     assert [key for key, _ in store.scan(r.FILES, b"", b"", 9)] == [file_key("a"), file_key("b")]
 
 
-async def test_content_is_refused_when_the_disk_is_nearly_full_and_records_are_not(
-    stub: Any, peer: Peer, store: ShortStore
-) -> None:
-    await stub.CreateFile(pb.CreateFileRequest(file_id="f"))
-    store.free_bytes = 1
-    peer.service.committer.health._disk_checked_ns = 1
-    append = pb.AppendFileRequest(file_id="f", data=TAIL)
-    assert await code_of(stub.AppendFile(append)) is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await stub.PutRecords(pb.PutRecordsRequest(puts=[put("a", b"")]))
-    await stub.DeleteFile(pb.DeleteFileRequest(file_id="f"))
-
-
 async def test_a_failed_write_is_told_and_changes_nothing(stub: Any, peer: Peer, store: ShortStore) -> None:
     store.fails = True
     request = pb.PutRecordsRequest(puts=[put("a", b"")])
@@ -368,7 +356,7 @@ async def test_a_failed_write_is_told_and_changes_nothing(stub: Any, peer: Peer,
 
 
 async def test_changes_that_wait_together_share_a_sync(store: ShortStore) -> None:
-    shelf = Shelf(store, SystemClock(), lambda: None)
+    shelf = Shelf(store, SystemClock(), lambda _: None)
 
     def put_one(number: int) -> Callable[[changes.Draft], list[int]]:
         return lambda draft: changes.put_records(draft, [put(f"r{number}", b"")])
@@ -382,7 +370,7 @@ async def test_changes_that_wait_together_share_a_sync(store: ShortStore) -> Non
 
 
 async def test_content_that_waits_is_bounded(store: ShortStore) -> None:
-    shelf = Shelf(store, SystemClock(), lambda: None)
+    shelf = Shelf(store, SystemClock(), lambda _: None)
     first = asyncio.create_task(shelf.change(lambda draft: None, MAX_WAITING_BYTES))
     await asyncio.sleep(0)
     with pytest.raises(ShelfRefusedError, match="wait for the disk"):
