@@ -34,6 +34,13 @@ hold: a longer log only waits for families that write little. It bounds the time
 the log, and the room that takes, since what is replayed is written once more: a quarter of the watermark by default, so
 that neither a start on a nearly full disk nor what is in the log by itself runs into its end."""
 
+STOP_AT_TABLES = 36
+"""Table files of a family that wait to be compacted, from which on it takes no writes: RocksDB's default. Writes are
+not slowed down before: RocksDB would do it by pauses, and none are let be made (`batches.py`)."""
+
+STOP_AT_BYTES = 256 * 1024 * 1024 * 1024
+"""The same of bytes."""
+
 INFO_LOGS_KEPT = 2
 """RocksDB's own text logs; one for this run and one for the run before, or two of this one."""
 
@@ -65,6 +72,10 @@ def family_options(name: str, cache: Any, spared: Spared) -> Any:
     table.set_bloom_filter(10, False)
     table.set_block_cache(cache)
     options.set_block_based_table_factory(table)
+    options.set_level_zero_slowdown_writes_trigger(STOP_AT_TABLES)
+    options.set_level_zero_stop_writes_trigger(STOP_AT_TABLES)
+    options.set_soft_pending_compaction_bytes_limit(STOP_AT_BYTES)
+    options.set_hard_pending_compaction_bytes_limit(STOP_AT_BYTES)
     options.set_disable_auto_compactions(name in spared.families)
     if name in BODIES:
         options.set_enable_blob_files(True)

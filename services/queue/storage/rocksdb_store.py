@@ -14,6 +14,7 @@ import rocksdict
 
 from services.queue.core.effects import Write
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY, SCHEMA_VERSION
+from services.queue.storage.batches import write_batch, write_options
 from services.queue.storage.migration import MIGRATED_VERSIONS, migrate
 from services.queue.storage.opening import (
     BACKUP_MARK,
@@ -69,6 +70,7 @@ class RocksdbStore:
         """Held while disk space is given back: the binding cannot close what compacts either."""
         self._reserve: Reserve | None = None
         self._spared = Spared()
+        self._at_once = write_options()
         self._mark: SyncedMark | None = None
         self._mark_fails = False
         if read_only:
@@ -259,15 +261,8 @@ class RocksdbStore:
         """
         with self._writing, _STORE_ERRORS:
             self._refuse_in_doubt()
-            batch = rocksdict.WriteBatch(raw_mode=True)
-            put, delete, handles = batch.put, batch.delete, self._handles
-            for write in writes:
-                if write.value is None:
-                    delete(write.key, handles[write.family])
-                else:
-                    put(write.key, write.value, handles[write.family])
             try:
-                self._db.write(batch)
+                write_batch(self._db, self._handles, writes, self._at_once)
                 self._sync(self._db.latest_sequence_number())
             except BaseException as error:  # a panic of the binding is no Exception
                 is_first, self._write_failed = not self._write_failed, str(error) or type(error).__name__

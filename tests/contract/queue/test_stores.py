@@ -164,8 +164,8 @@ class Spy:
         self.may_sync.set()
         self.error = ""
 
-    def write(self, batch: Any) -> None:
-        self._database.write(batch)
+    def write(self, batch: Any, options: Any) -> None:
+        self._database.write(batch, options)
         self.calls.append("write")
 
     def flush_wal(self, sync: bool) -> None:
