@@ -18,7 +18,7 @@ from services.queue.core.effects import Write
 STALLED: Final = "Write stall"
 """In the error of a write that would have had to wait: for a flush, or for compactions."""
 
-STALL_S: Final = 60.0
+STALL_S = 60.0
 """Of waiting at most: a flush of 32 MiB that takes longer is no good news either."""
 
 FIRST_PAUSE_S: Final = 0.001

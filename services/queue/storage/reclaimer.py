@@ -30,6 +30,9 @@ apart for a flush to be worth it."""
 LEAST_BOUND_BYTES: Final = 8 * 1024 * 1024
 """Where the watermark is small, or 0."""
 
+SHORT_BOUND_BYTES: Final = 1024 * 1024
+"""Where the reserve is given up: whatever the watermark, what is dead is all there is to go on with."""
+
 
 class Reclaimer:
     """The loop; it has a thread of its own, for a compaction takes as long as it takes."""
@@ -37,7 +40,8 @@ class Reclaimer:
     def __init__(
         self, store: Store, health: StoreHealth, disk_free_min_bytes: int, count: Callable[[int], None]
     ) -> None:
-        """Give back space of `store`, whatever is dead while less than twice `disk_free_min_bytes` is free.
+        """Give back space of `store`, whatever is dead while room is short: while less than twice `disk_free_min_bytes`
+        is free, or the reserve is given up.
 
         Call `count` with the bytes.
         """
@@ -62,11 +66,11 @@ class Reclaimer:
         self._health.check_disk()
         if (self._health.broken and not self._health.is_tight) or self._health.unreadable:
             return 0.0  # it is looked after
-        is_low = self._health.disk_free_bytes < self._low_bytes
+        bound_bytes = SHORT_BOUND_BYTES if self._store.is_reserve_given_up() else self._bound_bytes
         began_s = time.monotonic()
         try:
             loop = asyncio.get_running_loop()
-            freed = await loop.run_in_executor(self._thread, self._store.reclaim, self._bound_bytes, is_low)
+            freed = await loop.run_in_executor(self._thread, self._store.reclaim, bound_bytes, self._is_short())
         except StoreError as error:
             log.warning("disk space is not given back now: %s", error)
             freed = 0
@@ -75,3 +79,6 @@ class Reclaimer:
         if freed >= TOLD_BYTES:
             log.info("%d MiB of the disk came back in %.1f s", freed >> 20, took_s)
         return took_s
+
+    def _is_short(self) -> bool:
+        return self._health.disk_free_bytes < self._low_bytes or self._store.is_reserve_given_up()

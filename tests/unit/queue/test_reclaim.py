@@ -147,6 +147,10 @@ class AskedStore(MemoryStore):
         super().__init__(free_bytes)
         self.asked: list[tuple[int, bool]] = []
         self.answer: int | StoreError = 5 * MIB
+        self.given_up = False
+
+    def is_reserve_given_up(self) -> bool:
+        return self.given_up
 
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
         self.asked.append((bound_bytes, is_low))
@@ -164,6 +168,14 @@ async def test_whatever_is_dead_counts_near_the_watermark() -> None:
         await Reclaimer(store, StoreHealth(store, HandClock(), WATERMARK), WATERMARK, freed.append).look()
         assert store.asked == [(32 * MIB, is_low)]
         assert freed == [5 * MIB]
+
+
+@pytest.mark.parametrize("watermark", [0, 16 * MIB, WATERMARK])
+async def test_whatever_is_dead_counts_while_the_reserve_is_given_up(watermark: int) -> None:
+    store = AskedStore(PLENTY)
+    store.given_up = True
+    await Reclaimer(store, StoreHealth(store, HandClock(), watermark), watermark, lambda _: None).look()
+    assert store.asked == [(MIB, True)]
 
 
 async def test_a_store_that_cannot_write_is_left_alone_and_one_that_fails_asked_again() -> None:
