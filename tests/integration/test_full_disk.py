@@ -129,6 +129,7 @@ def test_a_write_that_finds_no_space_and_deletes_after_it(disk: Callable[[int], 
 
     def is_made_again() -> bool:
         store.reclaim(8 * MIB, True)
+        store.keep_reserve()
         return not store.is_reserve_given_up()
 
     wait_for(is_made_again, "the reserve to be made again")

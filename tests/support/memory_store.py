@@ -94,6 +94,9 @@ class MemoryStore:
         """Return that there is none."""
         return False
 
+    def keep_reserve(self) -> None:
+        """Nothing to do."""
+
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
         """Return that nothing is dead."""
         return 0

@@ -23,6 +23,9 @@ TOLD_BYTES: Final = 1024 * 1024
 REST: Final = 9.0
 """Times as long as it took to give space back nothing is done about it: a tenth of the disk's time at most."""
 
+REST_IF_SHORT: Final = 1.0
+"""The same while room is short, also where that begins during a rest: half of the disk's time then."""
+
 BOUND_SHARE: Final = 8
 """An eighth of the watermark may be dead while there is room: little beside what is kept free, and compactions enough
 apart for a flush to be worth it."""
@@ -35,7 +38,7 @@ SHORT_BOUND_BYTES: Final = 1024 * 1024
 
 
 class Reclaimer:
-    """The loop; it has a thread of its own, for a compaction takes as long as it takes."""
+    """Two loops, a thread for each: a compaction takes as long as it takes, and the reserve waits for none."""
 
     def __init__(
         self, store: Store, health: StoreHealth, disk_free_min_bytes: int, count: Callable[[int], None]
@@ -50,16 +53,28 @@ class Reclaimer:
         self._low_bytes = 2 * disk_free_min_bytes
         self._bound_bytes = max(disk_free_min_bytes // BOUND_SHARE, LEAST_BOUND_BYTES)
         self._count = count
-        self._thread = ThreadPoolExecutor(1, "reclaim")
+        self._threads = ThreadPoolExecutor(2, "reclaim")
 
     async def run(self, loaded: asyncio.Event) -> None:
         """Look for ever, once the store is `loaded`: until then the disk's time is needed for that."""
         await loaded.wait()
         try:
-            while True:
-                await asyncio.sleep(max(LOOK_S, REST * await self.look()))
+            await asyncio.gather(self._give_back(), self._keep_reserve())
         finally:
-            self._thread.shutdown(wait=False)  # to close the store ends what it does
+            self._threads.shutdown(wait=False)  # to close the store ends what they do
+
+    async def _give_back(self) -> None:
+        while True:
+            took_s, rested_s = await self.look(), 0.0
+            while not rested_s or rested_s < took_s * (REST_IF_SHORT if self._is_short() else REST):
+                await asyncio.sleep(LOOK_S)
+                rested_s += LOOK_S
+                self._health.check_disk()
+
+    async def _keep_reserve(self) -> None:
+        while True:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._store.keep_reserve)
+            await asyncio.sleep(LOOK_S)
 
     async def look(self) -> float:
         """Give back what is worth it; return the seconds it took."""
@@ -70,7 +85,7 @@ class Reclaimer:
         began_s = time.monotonic()
         try:
             loop = asyncio.get_running_loop()
-            freed = await loop.run_in_executor(self._thread, self._store.reclaim, bound_bytes, self._is_short())
+            freed = await loop.run_in_executor(self._threads, self._store.reclaim, bound_bytes, self._is_short())
         except StoreError as error:
             log.warning("disk space is not given back now: %s", error)
             freed = 0

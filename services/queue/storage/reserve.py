@@ -66,13 +66,16 @@ class Reserve:
         self.is_given_up = size == 0
         """Whether it was needed, and has not been made again."""
 
+    def due_bytes(self, free: int) -> int:
+        """Return what it is about to take of so many free bytes: it is made where it is wanted and leaves some room."""
+        is_wanted = not self._is_held and (self.is_given_up or free < AMPLE_BYTES)
+        return RESERVE_BYTES if is_wanted and free >= RESERVE_BYTES + LAST_ROOM_BYTES else 0
+
     def make(self) -> None:
-        """Make it if it is wanted and there is room for it and some more."""
+        """Make it if it is due."""
         with self._guard:
             try:
-                free = free_bytes(self._directory)
-                is_wanted = not self._is_held and (self.is_given_up or free < AMPLE_BYTES)
-                if is_wanted and free >= RESERVE_BYTES + LAST_ROOM_BYTES:
+                if self.due_bytes(free_bytes(self._directory)):
                     self._allocate()
             except OSError as error:
                 log.warning("%s cannot be made: %s", self._path, error.strerror)

@@ -350,15 +350,19 @@ class RocksdbStore:
         """Return whether the reserve was needed, and has not been made again."""
         return self._reserve is not None and self._reserve.is_given_up
 
+    def keep_reserve(self) -> None:
+        """Make the reserve, if there is to be one and it is due."""
+        if self._reserve is not None:
+            self._reserve.make()
+
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
         """Compact what holds the bodies of deleted rows; return the bytes of files that went. Commits go on."""
         with self._reclaiming, _STORE_ERRORS:
             if is_low and log_bytes(self._path) >= bound_bytes:
                 self._space.let_log_go(self.disk_free_bytes())
-            freed = self._space.reclaim(bound_bytes, self.disk_free_bytes(), is_low)
-            if self._reserve is not None:
-                self._reserve.make()
-            return freed
+            free = self.disk_free_bytes()
+            due = 0 if self._reserve is None else self._reserve.due_bytes(free)  # it may be made meanwhile
+            return self._space.reclaim(bound_bytes, free - due, is_low)
 
     def reopen(self) -> None:
         """Close and open again; raises StoreError if that fails."""

@@ -32,7 +32,7 @@ class StoreUnreadableError(StoreUnusableError):
 class Store(Protocol):
     """An ordered, durable key-value store with the families of `core.records`.
 
-    Methods may be called from any thread. All but `close` raise StoreError if the disk fails.
+    Methods may be called from any thread. All but `keep_reserve` and `close` raise StoreError if the disk fails.
     """
 
     def get(self, family: str, key: bytes) -> bytes | None:
@@ -83,11 +83,12 @@ class Store(Protocol):
     def is_reserve_given_up(self) -> bool:
         """Return whether the disk has been so full, and the reserve could not be made again; looks at memory alone."""
 
+    def keep_reserve(self) -> None:
+        """Make the reserve of disk space where it is missing and there is room for it. Blocks; never raises."""
+
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
         """Give back the disk space of deleted payloads, results and parts, if more than `bound_bytes` of it are dead,
         and all that is worth it if `is_low`, there being little; return the bytes. Blocks, and holds up no write.
-
-        Where there is room then, a reserve that was given up is made again.
         """
 
     def reopen(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,7 @@ def test_what_is_scattered_among_the_living_comes_back_where_room_is_short(store
 
 def test_a_store_is_closed_and_opened_while_it_compacts(store: RocksdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, PAYLOADS)
+    store._families[PAYLOADS].flush(True)  # what is dead in memory alone is worth no compaction
     delete(store, PAYLOADS, step=2)
     began, raised = threading.Event(), []
     monkeypatch.setattr(store._space, "_tune", lambda *_: began.set())
@@ -204,3 +205,86 @@ async def test_the_loop_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     await wait_for_async(looked_again, "further looks")
     running.cancel()
+
+
+class BusyStore(AskedStore):
+    """A store whose compactions last until they are let end, and whose reserve is looked after."""
+
+    def __init__(self, free_bytes: int) -> None:
+        super().__init__(free_bytes)
+        self.kept = 0
+        self.may_end = threading.Event()
+
+    def keep_reserve(self) -> None:
+        self.kept += 1
+
+    def reclaim(self, bound_bytes: int, is_low: bool) -> int:
+        super().reclaim(bound_bytes, is_low)
+        self.may_end.wait(60)
+        raise StoreError("it failed")
+
+
+async def test_the_reserve_waits_for_no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reclaimer, "LOOK_S", 0.001)
+    store, loaded = BusyStore(WATERMARK), asyncio.Event()
+    loop = Reclaimer(store, StoreHealth(store, HandClock(), WATERMARK), WATERMARK, lambda _: None)
+    loaded.set()
+    running = asyncio.create_task(loop.run(loaded))
+
+    async def kept_again() -> bool:
+        return len(store.asked) == 1 and store.kept > 3
+
+    await wait_for_async(kept_again, "looks at the reserve")
+    store.may_end.set()
+
+    async def goes_on() -> bool:
+        return len(store.asked) > 1 and store.kept > 6
+
+    await wait_for_async(goes_on, "both to go on")
+    running.cancel()
+
+
+class Rests:
+    """Stands in for a sleep: as many as there are, and what happens in each."""
+
+    def __init__(self, *happens: Callable[[], None]) -> None:
+        self.left = list(happens)
+
+    async def sleep(self, seconds: float) -> None:
+        assert seconds == reclaimer.LOOK_S
+        if not self.left:
+            raise asyncio.CancelledError
+        self.left.pop(0)()
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "taken_in", "looks_after"),
+    [
+        (WATERMARK, 99, [0, 2, 4, 6]),  # short: as long as it took
+        (4 * WATERMARK, 99, [0]),  # nine times as long: 18 rests
+        (4 * WATERMARK, 5, [0, 5, 7]),  # until room is short
+    ],
+)
+async def test_it_rests_less_while_room_is_short(
+    monkeypatch: pytest.MonkeyPatch, free_bytes: int, taken_in: int, looks_after: list[int]
+) -> None:
+    store, clock = AskedStore(free_bytes), HandClock()
+    loop = Reclaimer(store, StoreHealth(store, clock, WATERMARK), WATERMARK, lambda _: None)
+    rested, looks = list[int](), list[int]()
+
+    async def look() -> float:
+        looks.append(len(rested))
+        return 2 * reclaimer.LOOK_S
+
+    def rest() -> None:
+        rested.append(1)
+        clock.pass_ns(10**10)
+        if len(rested) == taken_in:
+            store.free_bytes = WATERMARK
+
+    monkeypatch.setattr(loop, "look", look)
+    monkeypatch.setattr(asyncio, "sleep", Rests(*[rest] * 7).sleep)
+    loop._health.check_disk()
+    with pytest.raises(asyncio.CancelledError):
+        await loop._give_back()
+    assert looks == looks_after

@@ -88,9 +88,25 @@ def test_where_it_cannot_be_allocated_there_is_none(
     assert (held(tmp_path), mine.is_given_up) == (None, False)
 
 
+def test_what_it_is_about_to_take_is_no_room_for_a_compaction(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.free_bytes = ROOM_BYTES - 1
+    store, seen = RocksdbStore(tmp_path, keeps_reserve=True), list[int]()
+    monkeypatch.setattr(store._space, "reclaim", lambda _, free_bytes, __: seen.append(free_bytes))
+    store.reclaim(1 << 20, True)
+    disk.free_bytes = ROOM_BYTES
+    store.reclaim(1 << 20, True)
+    store.keep_reserve()
+    store.reclaim(1 << 20, True)
+    assert seen == [ROOM_BYTES - 1, ROOM_BYTES - RESERVE_BYTES, ROOM_BYTES]
+    store.close()
+
+
 def test_a_store_without_one_keeps_none(tmp_path: Path, disk: Disk) -> None:
     store = RocksdbStore(tmp_path)
     assert not store.is_reserve_given_up()
+    store.keep_reserve()
     disk.free_bytes = 0
     assert not store.make_room()
     store.close()
@@ -108,7 +124,7 @@ def test_room_to_open_is_what_the_log_takes_and_then_the_reserve(tmp_path: Path,
     assert not store.make_room(), "nothing came of it, as this test has it"
     assert store.is_reserve_given_up()
     disk.free_bytes = ROOM_BYTES
-    store.reclaim(1 << 20, True)
+    store.keep_reserve()
     assert not store.is_reserve_given_up()
     assert held(tmp_path) == RESERVE_BYTES
     store.close()
