@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.openai.bodies import MODELS, BodyError, ChatBody, CompletionBody, parse_body
+from penstock.openai.pieces import excess
 from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 
 LINE_LIMIT_BYTES = 16 * 1024 * 1024
@@ -207,6 +208,8 @@ def parse_line(data: bytes, line: int) -> Ask:
 def _record(data: bytes, line: int) -> dict[str, Any]:
     if line == 1:
         data = data.removeprefix(MARK)
+    if much := excess(data):
+        raise LineError(line, "line_too_long", f"line {line} has {much}")
     try:
         record = json.loads(data.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:

@@ -15,3 +15,11 @@ OpenAI takes 300 biases, vLLM by default 128 bad words."""
 
 MAX_TOKEN_ID = 2**32 - 1
 """Ids are 32 bits wide on the wire."""
+
+MAX_OBJECTS = 262_144
+"""Strings and opening brackets of a body, whatever field they are in: they are parsed and looked at in a fifth of a
+second, and take some 50 MiB. Twice what the queue takes of messages, or of tools."""
+
+MAX_COMMAS = 1_310_720
+"""Of a body, outside of its strings: the ids of a prompt of a million tokens, beside as many objects as there may be.
+They are parsed and looked at in a quarter of a second, and take some 50 MiB."""

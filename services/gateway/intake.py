@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from starlette.types import Receive
 
+from penstock.openai.pieces import excess
 from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from services.gateway.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, RETRY_AFTER_S
 from services.gateway.problem import Problem
@@ -74,6 +75,8 @@ class Intake:
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object in `data`; raises Problem."""
+    if much := excess(data):
+        raise Problem(413, f"the body has {much}", "", "body_too_large")
     try:
         found = json.loads(data.decode(), parse_constant=_no_constant)
         field = unspeakable_field(data, found) if isinstance(found, dict) else None

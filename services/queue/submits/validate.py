@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import Any, cast
@@ -14,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from penstock.limits import MAX_NAME_BYTES, MAX_REQUEST_BYTES
 from penstock.openai.limits import MAX_ENTRIES, MAX_STOP_STRINGS
+from penstock.openai.pieces import pieces_of
 from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from penstock.request.v1 import request_pb2
 from services.queue.core.entry import Failure, RequestMeta
@@ -44,9 +44,6 @@ MAX_LISTED_BYTES = 65_536
 
 MAX_UNKNOWN_NAMED = 10
 """Of the unknown fields of a request: each takes two bytes, and a refusal that named them all could not be sent."""
-
-_JSON_PIECES = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
-"""A string, also one that does not end, or what opens or parts values."""
 
 _MOST: dict[str, int] = {
     "stop": MAX_STOP_STRINGS,
@@ -249,23 +246,17 @@ def _check_structured(outputs: request_pb2.StructuredOutputs) -> None:
 
 def _json(param: str, text: str) -> Any:
     """Return what `text` says; what no message could repeat is refused here, before a worker has to quote it."""
-    if _has_too_many_pieces(text):
+    data = text.encode()
+    if len(data) > MAX_JSON_PIECES and sum(pieces_of(data, MAX_JSON_PIECES)) > MAX_JSON_PIECES:
         raise InvalidRequestError(param, f"has more than {MAX_JSON_PIECES} strings, commas and opening brackets")
     try:
         found = json.loads(text)
-        speakable = unspeakable_field(text.encode(), {param: found}) is None
+        speakable = unspeakable_field(data, {param: found}) is None
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(param, f"is not JSON: {error}") from None
     if not speakable:
         raise InvalidRequestError(param, UNSPEAKABLE)
     return found
-
-
-def _has_too_many_pieces(text: str) -> bool:
-    """Whether making objects of a JSON text would take long; what its strings hold is not counted."""
-    if sum(text.count(mark) for mark in '"[{,') <= MAX_JSON_PIECES:
-        return False
-    return sum(1 for _ in islice(_JSON_PIECES.finditer(text), MAX_JSON_PIECES + 1)) > MAX_JSON_PIECES
 
 
 def _check_objects(param: str, text: str) -> None:

@@ -120,6 +120,15 @@ def test_a_line_over_the_limit_is_not_read(tmp_path: Path) -> None:
     source.close()
 
 
+def test_a_line_that_would_be_too_many_objects_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = encoded(completion("a", "x", metadata=[[]] * 500_000))
+    monkeypatch.delattr("penstock.batch.reader.json.loads")
+    (error,) = read(tmp_path / "in", line)
+    assert isinstance(error, LineError)
+    assert (error.line, error.code, error.custom_id) == (1, "line_too_long", None)
+    assert str(error) == "line 1 has more than 262144 strings and opening brackets"
+
+
 def test_lines_are_found_by_number(tmp_path: Path) -> None:
     path = tmp_path / "in"
     path.write_bytes(b"\n".join(encoded(completion(f"c{i}", "x")) + b"\n" for i in range(100)))

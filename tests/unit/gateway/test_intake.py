@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from starlette.types import Message
@@ -10,6 +11,7 @@ from starlette.types import Message
 from services.gateway import intake
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError, Intake, parse_object
+from services.gateway.limits import MAX_BODY_BYTES
 from services.gateway.problem import Problem
 from tests.support.json_depth import levels_around_the_limit
 
@@ -43,6 +45,21 @@ def test_what_is_not_a_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(Problem) as refused:
         parse_object(data)
     assert (refused.value.status, refused.value.error["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("filler", [b"[],", b'{"":0},', b'"ab",', b"7,"])
+def test_what_would_be_too_many_objects_is_not_parsed(monkeypatch: pytest.MonkeyPatch, filler: bytes) -> None:
+    monkeypatch.delattr("services.gateway.intake.json.loads")
+    with pytest.raises(Problem, match="the body has more than") as refused:
+        parse_object(b'{"metadata": [' + filler * (MAX_BODY_BYTES // len(filler)) + b"7]}")
+    assert (refused.value.status, refused.value.error["code"]) == (413, "body_too_large")
+
+
+def test_large_bodies_that_ask_for_something_are_taken() -> None:
+    ids = list(range(100_000, 100_000 + 2**20))
+    assert parse_object(json.dumps({"prompt": ids}).encode()) == {"prompt": ids}
+    messages = [{"role": "user", "content": [{"type": "text", "text": f"[{n}, {n}]"}]} for n in range(20_000)]
+    assert parse_object(json.dumps({"messages": messages}).encode()) == {"messages": messages}
 
 
 async def refused(reader: Intake, sender: Sender, **headers: str) -> int:
