@@ -227,15 +227,10 @@ def _record(data: bytes, line: int) -> dict[str, Any]:
 
 def _check_speakable(data: bytes, record: dict[str, Any], line: int) -> None:
     """Refuse a line with half a surrogate pair, and name the field, in the body too."""
-    try:
-        field = unspeakable_field(data, record)
-        body = record.get("body")
-        if field == "body" and isinstance(body, dict):
-            field = f"body.{unspeakable_field(data, body)}"
-    except RecursionError as error:
-        raise LineError(
-            line, "invalid_json_line", f"line {line} is not JSON: {error}", "", record["custom_id"]
-        ) from None
+    field = unspeakable_field(data, record)
+    body = record.get("body")
+    if field == "body" and isinstance(body, dict):
+        field = f"body.{unspeakable_field(data, body)}"
     if field is None:
         return
     raise LineError(line, "invalid_field", f"{field}: {UNSPEAKABLE}", field, record["custom_id"])

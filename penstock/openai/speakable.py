@@ -5,7 +5,6 @@ Neither protobuf nor an answer in JSON has a way to write it, so whoever sends i
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 ESCAPES = (b"\\ud", b"\\uD")
@@ -17,20 +16,34 @@ UNSPEAKABLE = "has half a surrogate pair, which UTF-8 cannot say"
 def unspeakable_field(data: bytes | bytearray, fields: dict[str, Any]) -> str | None:
     """Return the name of the first of `fields`, parsed from `data`, that holds half a surrogate pair; else None.
 
-    A name that holds one itself is returned with the half written out as JSON does. Raises RecursionError where values
-    are nested so deeply that they could be parsed and no more.
+    A name that holds one itself is returned with the half written out as JSON does.
     """
     if not any(escape in data for escape in ESCAPES) or _speakable(fields):
         return None
     return next((spelt(name) for name, value in fields.items() if not _speakable({name: value})), None)
 
 
-def _speakable(value: Any) -> bool:
+def _speakable(fields: dict[str, Any]) -> bool:
+    """Look at the strings one by one: to write all as JSON takes a text several times as long, and needs a stack."""
+    left: list[Any] = [fields]
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        while left:
+            one = left.pop()
+            if type(one) is str:
+                one.encode()
+                continue
+            inner = one
+            if type(one) is dict:
+                left += one
+                inner = one.values()
+            left += [each for each in inner if type(each) in _HOLDERS]
     except UnicodeEncodeError:
         return False
     return True
+
+
+_HOLDERS = frozenset({str, dict, list})
+"""Types that a parser makes of what may hold a text."""
 
 
 def spelt(text: str) -> str:
