@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from starlette.types import Receive
 from penstock.openai.pieces import excess
 from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from services.gateway.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, RETRY_AFTER_S
+from services.gateway.pace import LARGE_BYTES, give_way
 from services.gateway.problem import Problem
 
 CLOSE = {"connection": "close"}
@@ -24,12 +26,13 @@ class ClientGoneError(Exception):
 
 
 class Intake:
-    """Reads bodies; all that are being read share one bound on memory."""
+    """Reads bodies; all that are being read share one bound on memory, and large ones are parsed one at a time."""
 
     def __init__(self, timeout_s: float) -> None:
         """Give a body `timeout_s` seconds to arrive."""
         self._timeout_s = timeout_s
         self._held_bytes = 0
+        self._parsing = asyncio.Lock()
 
     async def read(self, headers: Mapping[str, str], receive: Receive) -> dict[str, Any]:
         """Return the JSON object that is the body. Raises Problem, or ClientGoneError."""
@@ -47,7 +50,17 @@ class Intake:
             except TimeoutError:
                 text = f"the body took longer than {self._timeout_s:g} s"
                 raise Problem(408, text, "", "request_timeout", CLOSE) from None
+            return await self._parsed(data)
+
+    async def _parsed(self, data: bytearray) -> dict[str, Any]:
+        if len(data) < LARGE_BYTES:
             return parse_object(data)
+        async with self._parsing:
+            since_s = time.monotonic()
+            try:
+                return parse_object(data)
+            finally:
+                await give_way(len(data), since_s)
 
     async def _fill(self, data: bytearray, receive: Receive) -> None:
         more = True

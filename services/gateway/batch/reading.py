@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 from contextlib import aclosing
 
@@ -16,6 +17,7 @@ from services.gateway.batch.lines import MAX_LINES, RawLine, ask_of, read_lines,
 from services.gateway.batch.output import BREATHE_EVERY
 from services.gateway.batch.turns import Turn
 from services.gateway.core.batch import Batch, LineError
+from services.gateway.pace import give_way
 from services.gateway.shelf import Shelf
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ async def count_lines(shelf: Shelf, batch: Batch, models: Collection[str], turn:
                 if total > MAX_LINES:
                     raise RefusedError(LineError("too_many_lines", f"a batch has at most {MAX_LINES} lines"))
                 try:
-                    ask, _ = understood(raw, batch, models)
+                    ask, _ = await understood(raw, batch, models)
                     seen.check(ask.custom_id, raw.number)
                 except WrongLine as error:
                     errors.append(described(error))
@@ -58,8 +60,12 @@ async def count_lines(shelf: Shelf, batch: Batch, models: Collection[str], turn:
     return total
 
 
-def understood(raw: RawLine, batch: Batch, models: Collection[str] = ()) -> tuple[Ask, pb.Request]:
-    """Return what a line asks for; raises LineError, also for what nobody foresaw: it would come again for ever."""
+async def understood(raw: RawLine, batch: Batch, models: Collection[str] = ()) -> tuple[Ask, pb.Request]:
+    """Return what a line asks for, and give way to others if it is large.
+
+    Raises LineError, also for what nobody foresaw: it would come again for ever.
+    """
+    since_s = time.monotonic()
     try:
         ask = ask_of(raw, batch.endpoint, models)
         return ask, request_of(ask, batch)
@@ -69,3 +75,5 @@ def understood(raw: RawLine, batch: Batch, models: Collection[str] = ()) -> tupl
         log.exception("%s: line %s cannot be understood", batch.batch_id, raw.number)
         text = f"line {raw.number}: the gateway failed; its log says why"
         raise WrongLine(raw.number, "internal_error", text) from None
+    finally:
+        await give_way(len(raw.data or b""), since_s)

@@ -67,7 +67,7 @@ class Submitting:
             async for raw in lines:
                 if raw.number in refused_lines:
                     continue
-                window.append(self._request(raw))
+                window.append(await self._request(raw))
                 size_bytes += window[-1].ByteSize()
                 if len(window) % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
@@ -90,9 +90,9 @@ class Submitting:
             left = await self._send_once(left)
         return not left
 
-    def _request(self, raw: RawLine) -> pb.Request:
+    async def _request(self, raw: RawLine) -> pb.Request:
         try:
-            return understood(raw, self._held.batch)[1]
+            return (await understood(raw, self._held.batch))[1]
         except WrongLine as error:
             raise RefusedError(described(error)) from None
 
