@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.gateway.limits import LINGER_S, MAX_HEAD_BYTES, WRITE_TIMEOUT_S
@@ -28,6 +29,38 @@ class Parting:
         return getattr(self._transport, name)
 
 
+class Parser(httptools.HttpRequestParser):
+    """httptools' parser, which ends a request that offers another protocol (`Upgrade`) at its head: here it goes on.
+
+    An offer may be passed over (RFC 9110, section 7.8), and clients make one with any request: Java's asks for `h2c`.
+    """
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        """Tell `protocol` what is parsed: heads with an offer again without it."""
+        super().__init__(protocol)
+        self._protocol = protocol
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own: a request may follow the last
+
+    @property
+    def offered(self) -> bool:
+        """Whether the head that was parsed last is to be parsed again."""
+        return self.should_upgrade() and self.get_method() != b"CONNECT"
+
+    def feed_data(self, data: bytes | memoryview) -> None:  # type: ignore[override]  # all that is fed here
+        """Parse; raises httptools' errors."""
+        left = memoryview(data)
+        while left:
+            try:
+                super().feed_data(left)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self.offered:
+                    raise
+                (end,) = upgrade.args
+                left = left[end:]
+                super().feed_data(self._protocol.plain_head())
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A head that is late or too large ends it; so does a body that goes on after its answer.
 
@@ -44,6 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what uvicorn gives."""
         super().__init__(*args, **kwargs)
+        self.parser: Parser = Parser(self)
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -79,6 +113,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is here."""
+        if self.parser.offered:
+            return
         self._disarm()
         self._in_head, self._in_body = False, True
         if self._parting:
@@ -90,12 +126,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body is here; what comes next is a head."""
+        if self.parser.offered:
+            return
         self._disarm()
         self._in_head, self._in_body = True, False
         self._head_bytes = 0
         super().on_message_complete()
         if self._parting:
             self._close()
+
+    def plain_head(self) -> bytes:
+        """Return the head that was parsed last, without an offer of another protocol."""
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_response_complete(self) -> None:
         """Give a body that is still coming a while: its sender may only read the answer after it."""

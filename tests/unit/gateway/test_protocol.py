@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -114,6 +115,83 @@ async def test_who_is_refused_before_the_body_is_here_may_send_it_and_is_told(sa
         assert await reader.read() == b"", "closed when the body is here"
         writer.close()
     assert app.asked == 1
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with what was asked."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message["body"]
+        more = message["more_body"]
+    headers = [name.decode() for name, _ in scope["headers"]]
+    said = json.dumps([scope["method"], scope["path"], headers, body.decode()]).encode()
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", str(len(said)).encode())],
+        }
+    )
+    await send({"type": "http.response.body", "body": said})
+
+
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAA\r\nupgrade: h2c\r\n"
+"""What Java's client says in each request."""
+WEBSOCKET = b"connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n"
+PLAIN = b"POST /plain HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi"
+OFFERS = {
+    "h2c": (b"POST /a?b HTTP/1.1\r\n" + H2C + b"host: x\r\ncontent-length: 5\r\n\r\nhello", "hello"),
+    "chunked": (
+        b"POST /a HTTP/1.1\r\n" + H2C + b"transfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
+        "hello",
+    ),
+    "no body": (b"GET /a HTTP/1.1\r\nhost: x\r\n" + H2C + b"\r\n", ""),
+    "websocket": (b"GET /a HTTP/1.1\r\nhost: x\r\n" + WEBSOCKET + b"\r\n", ""),
+    "like a request": (
+        b"POST /a HTTP/1.1\r\n" + H2C + b"content-length: %d\r\n\r\n" % len(PLAIN) + PLAIN,
+        PLAIN.decode(),
+    ),
+}
+
+
+async def said_to(reader: asyncio.StreamReader) -> list[Any]:
+    """Return what `echo` answers next."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    (size,) = [int(line.split()[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")]
+    said: list[Any] = json.loads(await reader.readexactly(size))
+    return said
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1_000_000])
+@pytest.mark.parametrize(("request_", "body"), OFFERS.values(), ids=OFFERS)
+async def test_an_offer_of_another_protocol_is_passed_over(request_: bytes, body: str, piece_bytes: int) -> None:
+    sent = PLAIN + request_ * 2 + PLAIN
+    async with asyncio.timeout(60), served(echo) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        for start in range(0, len(sent), piece_bytes):
+            writer.write(sent[start : start + piece_bytes])
+            await writer.drain()
+            await asyncio.sleep(0)
+        answers = [await said_to(reader) for _ in range(4)]
+        writer.close()
+    assert [answer[1] for answer in answers] == ["/plain", "/a", "/a", "/plain"]
+    method, path, headers, told = answers[1]
+    assert (method, path, told) == (request_.split()[0].decode(), "/a", body)
+    assert "upgrade" not in headers
+    assert "connection" in headers
+    assert answers[2] == answers[1]
+
+
+async def test_offers_one_after_the_other_are_passed_over_in_one_piece() -> None:
+    count = 2000
+    async with asyncio.timeout(60), served(echo) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(OFFERS["h2c"][0] * count)
+        for _ in range(count):
+            assert (await said_to(reader))[3] == "hello"
+        writer.close()
 
 
 @dataclass
