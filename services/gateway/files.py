@@ -21,6 +21,7 @@ from services.gateway.download import Download
 from services.gateway.limits import CLIENT_CLOSED
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import NO_RETRY, Problem, of_error
+from services.gateway.room import Room
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
 from services.gateway.vigil import Vigil
@@ -55,6 +56,7 @@ class Files:
         self._metrics = metrics
         self._vigil = vigil
         self._most_bytes = most_bytes
+        self._room = Room()
         self._silence_s = silence_s
         self._reruns = Reruns(output, records)
 
@@ -70,7 +72,7 @@ class Files:
 
     async def create(self, request: Request) -> JSONResponse:
         """Take a file."""
-        upload = Upload(self._shelf, self._most_bytes, self._silence_s)
+        upload = Upload(self._shelf, self._room, self._most_bytes, self._silence_s)
         status = CLIENT_CLOSED
         try:
             file = await upload.receive(request)

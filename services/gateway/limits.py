@@ -8,6 +8,13 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_BODIES_BYTES = 256 * 1024 * 1024
 """All bodies that are being read at once: what slow or many senders of large bodies can make the gateway hold."""
 
+MAX_FILLING = 128
+"""Uploads that are read at once. Of each a part that fills, and one on its way to the queue, may be in memory: 256 MiB
+of them all. Of others nothing is read but what their connections hold."""
+
+PART_TIMEOUT_S = 30.0
+"""In which a part of an upload (1 MiB) is to come while others wait: 35 kB/s. While nobody does it may take longer."""
+
 MAX_TOGETHER_BYTES = 64 * 1024 * 1024
 """The requests of one body with several prompts, each of which has all the other fields again: four times the largest
 body. A thousand prompts that fill a body may still share a schema of 48 KiB; without a bound half a MiB that all of

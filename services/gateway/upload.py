@@ -17,6 +17,7 @@ from services.gateway.expiry import read_expiry
 from services.gateway.intake import CLOSE, ClientGoneError
 from services.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
 from services.gateway.problem import Problem
+from services.gateway.room import Place, Room
 from services.gateway.shelf import Shelf
 
 PURPOSE = "batch"
@@ -40,9 +41,13 @@ def new_file_id() -> str:
 class Upload:
     """One upload. Two parts are in memory at most: one that fills, and one on its way to the queue."""
 
-    def __init__(self, shelf: Shelf, most_bytes: int, silence_s: float) -> None:
-        """Put a file of at most `most_bytes` on `shelf`; a client that says nothing for `silence_s` has gone."""
+    def __init__(self, shelf: Shelf, room: Room, most_bytes: int, silence_s: float) -> None:
+        """Put a file of at most `most_bytes` on `shelf` while there is `room`.
+
+        A client that says nothing for `silence_s` has gone.
+        """
         self._shelf = shelf
+        self._room = room
         self._most_bytes = most_bytes
         self._silence_s = silence_s
         self.file_id = new_file_id()
@@ -53,26 +58,31 @@ class Upload:
 
     async def receive(self, request: Request) -> pb.File:
         """Return the closed file. Raises Problem or ClientGoneError, and then nothing is left of the file."""
-        try:
-            return await self._receive(request)
-        except BaseException:
-            await asyncio.shield(self._drop())
-            raise
-
-    async def _receive(self, request: Request) -> pb.File:
         announced = request.headers.get("content-length", "0")
         if not announced.isdecimal() or int(announced) > self._most_bytes + FRAME_BYTES:
             raise self._too_large()
         form = Form(request.headers.get("content-type", ""))
+        async with self._room.place() as place:
+            try:
+                async with place.filling():
+                    closing = await self._read(form, request, place)
+                return await self._shelf.end(closing)
+            except BaseException:
+                await asyncio.shield(self._drop())
+                raise
+            finally:
+                form.content.clear()  # its parser and it hold each other
+
+    async def _read(self, form: Form, request: Request, place: Place) -> pb.CloseFileRequest:
         async for data in self._chunks(request):
             form.feed(data)
-            await self._take(form, last=False)
+            await self._take(form, place)
         form.finish()
         closing = described(form)
-        await self._take(form, last=True)
+        await self._take(form, None)
         await self._sent()
         closing.file_id, closing.bytes = self.file_id, self.bytes
-        return await self._shelf.end(closing)
+        return closing
 
     async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
         stream = request.stream()
@@ -89,19 +99,26 @@ class Upload:
                 return
             yield data
 
-    async def _take(self, form: Form, last: bool) -> None:
-        """Send what fills a part; with `last`, everything."""
+    async def _take(self, form: Form, place: Place | None) -> None:
+        """Send what fills a part, and leave the place to others for the next; without one, send everything."""
         if self.bytes + len(form.content) > self._most_bytes:
             raise self._too_large()
         if form.filename is not None and not self._begun:
             await self._shelf.begin(self.file_id)
             self._begun = True
-        while len(form.content) >= (1 if last else PART_BYTES):
-            part = bytes(memoryview(form.content)[:PART_BYTES])
-            del form.content[:PART_BYTES]
-            await self._sent()
-            self._sending = asyncio.create_task(self._shelf.append(self.file_id, self.bytes, part))
-            self.bytes += len(part)
+        while len(form.content) >= (PART_BYTES if place else 1):
+            await self._send_part(form)
+            if place:
+                if place.wanted:
+                    await self._sent()
+                await place.go_on()
+
+    async def _send_part(self, form: Form) -> None:
+        part = bytes(memoryview(form.content)[:PART_BYTES])
+        del form.content[:PART_BYTES]
+        await self._sent()
+        self._sending = asyncio.create_task(self._shelf.append(self.file_id, self.bytes, part))
+        self.bytes += len(part)
 
     async def _sent(self) -> None:
         if self._sending is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from typing import Any, cast
@@ -16,8 +17,10 @@ from penstock.limits import PART_BYTES
 from services.gateway.intake import ClientGoneError
 from services.gateway.multipart import MAX_FIELD_BYTES, Form
 from services.gateway.problem import Problem
+from services.gateway.room import Room
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
+from tests.support.waiting import wait_for_async
 
 TYPE = "multipart/form-data; boundary=edge"
 
@@ -119,7 +122,7 @@ async def upload(shelf: Kept, body: bytes, most_bytes: int = 10**9, gone: bool =
         return messages.pop(0)
 
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", TYPE.encode())]}
-    return await Upload(cast(Shelf, shelf), most_bytes, 5.0).receive(Request(scope, receive))
+    return await Upload(cast(Shelf, shelf), Room(1), most_bytes, 5.0).receive(Request(scope, receive))
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 5])
@@ -155,3 +158,101 @@ async def test_a_client_that_goes_away_leaves_nothing() -> None:
     with pytest.raises(ClientGoneError):
         await upload(shelf, form_of(("file", bytes(3 * PART_BYTES)), ("purpose", b"batch"), end=b""), gone=True)
     assert shelf.files == {}
+
+
+class Sender:
+    """A client whose upload comes as it is told."""
+
+    def __init__(self, shelf: Kept, room: Room) -> None:
+        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", TYPE.encode())]}
+        request = Request(scope, self.messages.get)
+        self.upload = Upload(cast(Shelf, shelf), room, 10**9, 60.0)
+        self.ends = asyncio.create_task(self.upload.receive(request))
+
+    def send(self, data: bytes, more: bool = True) -> None:
+        self.messages.put_nowait({"type": "http.request", "body": data, "more_body": more})
+
+    async def is_heard(self) -> None:
+        """Wait until all that was sent is taken."""
+        await wait_for_async(self._nothing_left, "all that was sent to be taken")
+
+    async def _nothing_left(self) -> bool:
+        return self.messages.empty()
+
+
+def begun(size_bytes: int) -> bytes:
+    """Return the beginning of a form, as far as so many bytes of its file."""
+    whole = form_of(("purpose", b"batch"), ("file", bytes(size_bytes)), end=b"")
+    return whole.removesuffix(b"\r\n")
+
+
+END = b"\r\n--edge--\r\n"
+
+
+async def test_who_finds_no_room_is_not_read_before_there_is_some() -> None:
+    shelf, room = Kept(), Room(1, 1000)
+    first, second = Sender(shelf, room), Sender(shelf, room)
+    first.send(begun(PART_BYTES - 1))
+    second.send(begun(5) + END, more=False)
+    await first.is_heard()
+    assert room.wanted
+    assert second.messages.qsize() == 1
+    first.send(b"x" + END, more=False)
+    assert [(await sender.ends).bytes for sender in (first, second)] == [PART_BYTES, 5]
+    assert not room.wanted
+
+
+async def test_who_waits_is_read_between_two_parts_of_a_long_upload() -> None:
+    shelf, room = Kept(), Room(1, 1000)
+    first, second = Sender(shelf, room), Sender(shelf, room)
+    first.send(begun(1))
+    second.send(begun(5) + END, more=False)
+    await first.is_heard()
+    assert room.wanted
+    first.send(bytes(PART_BYTES))
+    assert (await second.ends).bytes == 5
+    assert len(shelf.files[first.upload.file_id]) == PART_BYTES, "nothing of it but the next part is in memory"
+    first.send(bytes(PART_BYTES) + END, more=False)
+    assert (await first.ends).bytes == 2 * PART_BYTES + 1
+
+
+async def test_who_sends_next_to_nothing_has_a_place_until_others_wait() -> None:
+    shelf, room = Kept(), Room(1, 0.0)
+    slow = Sender(shelf, room)
+    for data in (begun(PART_BYTES - 1), b"x", b"x"):
+        slow.send(data)
+        await slow.is_heard()
+    other = Sender(shelf, room)
+    other.send(begun(5) + END, more=False)
+    with pytest.raises(Problem, match="others wait to upload") as problem:
+        await slow.ends
+    assert (problem.value.status, problem.value.error["code"]) == (503, "overloaded")
+    assert (await other.ends).bytes == 5
+    assert list(shelf.files) == [other.upload.file_id]
+
+
+async def test_what_had_come_of_an_upload_that_ends_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms: list[Form] = []
+
+    class Noted(Form):
+        def __init__(self, content_type: str) -> None:
+            super().__init__(content_type)
+            forms.append(self)
+
+    monkeypatch.setattr("services.gateway.upload.Form", Noted)
+    with pytest.raises(ClientGoneError):
+        await upload(Kept(), begun(PART_BYTES - 1), gone=True)
+    assert not forms[0].content
+
+
+async def test_who_leaves_while_it_waits_takes_no_place_along() -> None:
+    shelf, room = Kept(), Room(1, 1000)
+    first, second, third = (Sender(shelf, room) for _ in range(3))
+    first.send(begun(5))
+    await first.is_heard()
+    second.ends.cancel()
+    await asyncio.wait([second.ends])
+    first.send(END, more=False)
+    third.send(begun(7) + END, more=False)
+    assert [(await sender.ends).bytes for sender in (first, third)] == [5, 7]
