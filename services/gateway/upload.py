@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from penstock.errors import PenstockError
 from penstock.files.v1 import files_pb2 as pb
@@ -76,6 +76,7 @@ class Upload:
     async def _read(self, form: Form, request: Request, place: Place) -> pb.CloseFileRequest:
         async for data in self._chunks(request):
             form.feed(data)
+            del data  # while more is waited for
             await self._take(form, place)
         form.finish()
         closing = described(form)
@@ -85,19 +86,19 @@ class Upload:
         return closing
 
     async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
-        stream = request.stream()
-        while True:
+        """Yield the body as it comes, and hold nothing of it meanwhile."""
+        more = True
+        while more:
             try:
                 async with asyncio.timeout(self._silence_s):
-                    data = await anext(stream, None)
+                    message = await request.receive()
             except TimeoutError:
                 text = f"nothing of the body came for {self._silence_s:g} s"
                 raise Problem(408, text, "", "request_timeout", CLOSE) from None
-            except ClientDisconnect:
-                raise ClientGoneError from None
-            if data is None:
-                return
-            yield data
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            more = message.get("more_body", False)
+            yield message.pop("body", b"")
 
     async def _take(self, form: Form, place: Place | None) -> None:
         """Send what fills a part, and leave the place to others for the next; without one, send everything."""
