@@ -91,10 +91,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close_in(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Forget the timers, and what of a body has not been read: nobody will, and what is left here is a cycle."""
         self._disarm()
         self._taken()
         super().connection_lost(exc)
+        if self.cycle is not None:
+            self.cycle.body.clear()
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes of a head, then parse."""

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,3 +258,11 @@ def test_a_connection_that_is_lost_leaves_no_timer() -> None:
     clockwork = Clockwork()
     behind(clockwork).connection_lost(ConnectionResetError())
     assert all(timer.cancelled for timer in clockwork.timers)
+
+
+def test_what_nobody_has_read_goes_with_the_connection() -> None:
+    protocol = behind(Clockwork())
+    protocol.cycle = SimpleNamespace(body=bytearray(b"x"), response_complete=False, message_event=asyncio.Event())
+    protocol.connection_lost(ConnectionResetError())
+    assert protocol.cycle.disconnected
+    assert not protocol.cycle.body
