@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing.share import Share
-from tests.support.scheduling import Rig, shape
+from tests.support.scheduling import WINDOW_TOKENS, Rig, shape
 from tests.support.timeline import Call, Timeline
 
 CAPACITY = 1_000
@@ -83,6 +84,25 @@ def test_a_full_worker_holds_back_no_other() -> None:
         rig.open(worker_id, shape(10, 100))
     rig.announce("a", 9, 9, 8, *([1] * 2))
     assert [grant.booked_blocks for grant in rig.grants] == [9, 9, 1], "8 saves on one worker, 1 goes to the other"
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+def test_the_roomiest_worker_takes_a_request_whatever_else_others_serve(policy: str) -> None:
+    rig = Rig({"a": Share()}, policy)
+    for worker_id, aliases in (("first", ()), ("second", ()), ("third", ("k",)), ("fourth", ("j", "k"))):
+        rig.open(worker_id, shape(1_000), aliases=aliases)
+    rig.announce("a", *[10] * 60, model="m")
+    taken = Counter(grant.worker_id for grant in rig.grants)
+    assert sorted(taken.values()) == [15, 15, 15, 15]
+
+
+def test_of_other_block_sizes_the_roomiest_holds_most_of_the_request() -> None:
+    rig = Rig({"a": Share()})
+    rig.open("fine", shape(600))
+    rig.open("coarse", m.EngineShape(400, 2, WINDOW_TOKENS, 100))
+    rig.announce("a", *[20] * 14)
+    taken = Counter(grant.worker_id for grant in rig.grants)
+    assert taken == {"fine": 2, "coarse": 12}, "30 and 40 of them fit, then 28 into each"
 
 
 def test_a_grant_does_not_look_at_every_worker_of_a_large_fleet(monkeypatch: pytest.MonkeyPatch) -> None:

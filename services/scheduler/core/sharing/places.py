@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
@@ -18,7 +19,7 @@ from services.scheduler.core.sharing.bids import Placement
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.guarantees import Guarantees
 from services.scheduler.core.sharing.kept import NONE_KEPT, Kept
-from services.scheduler.core.sharing.openings import Kind, kind_of
+from services.scheduler.core.sharing.openings import Kind, Openings, kind_of
 from services.scheduler.core.sharing.precedence import Precedence
 from services.scheduler.core.sharing.rules import Claim, Rules, below_ceiling
 from services.scheduler.core.sharing.savings import Savings
@@ -30,6 +31,9 @@ power of two choices", 2001)."""
 
 SAVE_LOOKS: Final = 64
 """Workers among which a head that fits nowhere looks for one to save on; those with most room come first."""
+
+Look = tuple[Worker, Openings, int, int]
+"""A worker that may have room, where it is refused if it has none, what the entry books there and needs at least."""
 
 
 class Places:
@@ -71,32 +75,38 @@ class Places:
         Not on those that are `kept` for older requests of the channel. Unless it `may_go_first` it needs free blocks.
         """
         best: Placement | None = None
-        best_room = looks = 0
-        for group, blocks, least_blocks in self._bookings.of(entry, pool):
-            if kept.has_all(group):
+        best_room, looks = 0.0, 0
+        for worker, openings, blocks, least_blocks in self._roomiest_first(channel, pool, entry, now_ns, kept):
+            if worker.shape.capacity_blocks < least_blocks or entry.request_id in worker.ledger:
                 continue
-            openings = channel.openings(group, self.kind(entry))
-            for worker in openings.roomiest_first(blocks, now_ns, below_blocks=kept.from_blocks(group)):
-                if worker.shape.capacity_blocks < least_blocks or entry.request_id in worker.ledger:
-                    continue
-                claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
-                room = self._room_blocks(channel, entry, worker, blocks, claim, now_ns)
-                if room < blocks:
-                    # What another head of the channel saves keeps out says nothing about that head.
-                    if not self._savings.is_of_another(worker, channel, entry):
-                        openings.refuse(worker, 1 if claim is Claim.SHUT else blocks)
-                    continue
-                if room > best_room:
-                    first = claim is Claim.GUARANTEED and self._precedence.goes_first(
-                        worker, channel, entry.announced, blocks
-                    )
-                    best, best_room = Placement(entry, channel, worker, blocks, first), room
-                looks += 1
-                if looks == CHOICES:
-                    return best
+            claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
+            room = self._room_blocks(channel, entry, worker, blocks, claim, now_ns)
+            if room < blocks:
+                # What another head of the channel saves keeps out says nothing about that head.
+                if not self._savings.is_of_another(worker, channel, entry):
+                    openings.refuse(worker, 1 if claim is Claim.SHUT else blocks)
+                continue
+            if room / blocks > best_room:
+                first = claim is Claim.GUARANTEED and self._precedence.goes_first(
+                    worker, channel, entry.announced, blocks
+                )
+                best, best_room = Placement(entry, channel, worker, blocks, first), room / blocks
+            looks += 1
+            if looks == CHOICES:
+                return best
         if best is not None or not may_go_first:
             return best
         return self.find_first(channel, pool, entry, now_ns, kept)
+
+    def _roomiest_first(self, channel: Channel, pool: Pool, entry: Entry, now_ns: int, kept: Kept) -> Iterator[Look]:
+        """Return looks at the workers of the pool that may have room for the entry, most room first.
+
+        Room counts in bookings of the entry, which in groups of other block sizes are other numbers of blocks.
+        """
+        wanted, kind = self._bookings.of(entry, pool), self.kind(entry)
+        if len(wanted) == 1:
+            return _looks(channel, wanted[0], kind, kept, now_ns)
+        return _merged([_looks(channel, each, kind, kept, now_ns) for each in wanted])
 
     def find_first(
         self, channel: Channel, pool: Pool, entry: Entry, now_ns: int, kept: Kept = NONE_KEPT
@@ -238,3 +248,24 @@ class Places:
         """Forget a worker that is gone."""
         self._fenced.discard(worker)
         self._kept_out.discard(worker)
+
+
+def _looks(channel: Channel, wanted: tuple[Group, int, int], kind: Kind, kept: Kept, now_ns: int) -> Iterator[Look]:
+    """Yield looks at the workers of a group that may have room, most room first; each may be refused meanwhile."""
+    group, blocks, least_blocks = wanted
+    if kept.has_all(group):
+        return
+    openings = channel.openings(group, kind)
+    for worker in openings.roomiest_first(blocks, now_ns, below_blocks=kept.from_blocks(group)):
+        yield worker, openings, blocks, least_blocks
+
+
+def _merged(found: list[Iterator[Look]]) -> Iterator[Look]:
+    """Yield the looks of several groups in one: of the first of each the one with most room."""
+    firsts = [(look[0].reach_blocks / look[2], look, looks) for looks in found if (look := next(looks, None))]
+    while firsts:
+        first = max(firsts, key=itemgetter(0))
+        yield first[1]
+        firsts.remove(first)
+        if look := next(first[2], None):
+            firsts.append((look[0].reach_blocks / look[2], look, first[2]))
