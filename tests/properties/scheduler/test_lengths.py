@@ -145,12 +145,25 @@ def test_old_lengths_fade() -> None:
     assert known.curve(KIND).reaching(900) < 0.1
 
 
-def test_weights_never_outgrow_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_lengths_fade_however_many_there_were() -> None:
+    known = Lengths()
+    for _ in range(50_000):
+        cut(known, KIND, 2_048)
+    for _ in range(8_000):
+        end(known, KIND, 100)
+    assert known.curve(KIND).reaching(512) < 0.1
+
+
+@pytest.mark.parametrize("cuts", [0, 1])
+def test_weights_never_outgrow_their_numbers(cuts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths, "MOST_WEIGHT", 1.01)
     known = Lengths()
     for _ in range(500):
         end(known, KIND, 10)
         end(known, KIND, 1000)
+        for _ in range(cuts):
+            cut(known, KIND, 10)
+    assert known._weight <= 1.01
     assert known.curve(KIND).reaching(500) == pytest.approx(0.5, abs=0.05)
 
 

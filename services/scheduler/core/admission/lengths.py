@@ -13,7 +13,7 @@ leans on the coarser one above it with the weight of a few observations, so it
 says the same until it knows better; the coarsest leans on a guess without a scale:
 however long an output is already, it doubles with the same chance (a Pareto tail).
 
-Old observations fade: each new end weighs a little more than the one before.
+Old observations fade: each completion that leaves weighs a little more than the one before, ended or cut.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIRST_SCALE_TOKENS: Final = 64
 """Outputs shorter than this are not expected to end until some have: a short answer."""
 
 FADE: Final = 2.0 ** (1 / 2048)
-"""Growth of an observation's weight from one end to the next: after 2,048 ends an old one counts half."""
+"""Growth of an observation's weight from one completion that leaves to the next: after 2,048 an old one counts half."""
 
 MOST_WEIGHT: Final = 1e9
 """Weights are scaled back to 1 when they reach this, long before a double loses digits."""
@@ -216,15 +216,20 @@ class Lengths:
             self._curves.clear()
         self._ends += 1
         self._notes += 1
+        self._fade()
+
+    def cut(self) -> None:
+        """Note that a completion has gone that did not end by itself; its bins have been noted as reached."""
+        self._cuts += 1
+        self._fade()
+
+    def _fade(self) -> None:
+        """Let what was noted weigh less than what comes: all that leaves is noted, so all of it makes the old older."""
         self._weight *= FADE
         if self._weight > MOST_WEIGHT:
             for table in self._tables.values():
                 table.scale(1 / self._weight)
             self._weight = 1.0
-
-    def cut(self) -> None:
-        """Note that a completion has gone that did not end by itself; its bins have been noted as reached."""
-        self._cuts += 1
 
     def curve(self, kind: Kind) -> Curve:
         """Return what is expected of a kind now; drawn again only when enough has happened since the last time."""
