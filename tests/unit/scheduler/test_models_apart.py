@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pytest
 
 from services.queue.core import lines
 from services.queue.core.lines import Line
 from services.scheduler.core import messages as m
 from services.scheduler.core.fleet import MOST_SERVED_MODELS
+from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.waiting import MOST_UNSERVED_NAMES, OTHER_MODELS
 from tests.support.scheduling import Rig, announced, shape
@@ -178,3 +182,33 @@ def test_a_head_that_saves_starts_though_one_for_another_name_came_before_it(pol
     for done in range(3):
         rig.finish(rig.grants[done])
     assert rig.granted == ["r1", "r2", "r3"]
+
+
+@pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
+def test_what_heads_have_paid_is_looked_at_only_where_it_may_be_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    could_hold = Places.could_hold
+
+    def noted(*arguments: Any) -> bool:
+        looked_at.append(arguments[3].request_id)
+        return could_hold(*arguments)
+
+    channels, models = ("a", "b", "c", "d"), ("k", "l", "m")
+    rig = Rig({name: Share() for name in channels})
+    for model in models:
+        rig.open(model, shape(), model=model)
+        for channel in channels:
+            rig.announce(channel, 60, 60, model=model)
+    rig.tell()
+    deposits = rig.machine._arbiter._deposits
+    assert len(list(deposits)) == 3 * len(models), "of four heads one saves on each worker"
+    monkeypatch.setattr(Places, "could_hold", noted)
+    worker = rig.worker("k")
+    rig.tell(m.EngineReport(worker.epoch, worker.epoch, worker.ledger.free_blocks, 1))
+    rig.announce("d", *[60] * 20, model="k")
+    rig.tell()
+    head = rig.machine.channel("d").lines["k"].head()
+    assert head is not None
+    assert set(looked_at) <= {head.request_id}
+    rig.tell(m.DrainRequested("k"))
+    assert {deposit.line.model for deposit in deposits} == {"l", "m"}, "those that wait for it have theirs back"

@@ -192,6 +192,7 @@ class Arbiter:
         self._savings.ended(worker, request_id)
         self._precedence.ended(worker, request_id)
         if worker.paused_until_ns > now_ns:
+            self._deposits.in_doubt |= worker not in self._paused
             self._paused.add(worker)
         self.room_grew(worker)
 
@@ -209,9 +210,12 @@ class Arbiter:
     def _look_again_everywhere(self) -> None:
         self._news = dict.fromkeys(self._fleet.pools)
         self._bids.clear()
+        self._deposits.in_doubt = True
 
     def _look_elsewhere(self, channel: Channel, pool: Pool) -> None:
         """Look again what a channel would do in other pools, as an entry has left or saves that was in line there."""
+        if (line := channel.lines.get("")) is not None:
+            channel.moved[line] = None
         for other in self._fleet.pools:
             if other is not pool:
                 self._bids.get(other, {}).pop(channel, None)
@@ -225,10 +229,10 @@ class Arbiter:
         self._claims.begin()
         self._aside.begin(now_ns)
         self._heads.begin(now_ns)
-        self._deposits.return_in_vain(self._heads.first_of, self._heads.could_hold)
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
+        self._deposits.return_in_vain(self._ring, self._heads.first_of, self._heads.could_hold)
         self._end_savings()
         for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
             self._paused.discard(worker)

@@ -24,7 +24,8 @@ class Channel:
     """A channel's lines, its accounts, and where it may find room.
 
     `changed` tells the arbiter of which models the front of the line is another than at its last pass, `line_ended`
-    that a line is empty now.
+    that a line is empty now. `moved` are the lines whose first may be another than when it was last looked at what is
+    paid for.
 
     Whoever no present worker could run, a line whose model none serves or a head that only workers that are away can
     hold, or that lower tiers leave no room, is set *aside*: it is not looked at until it is brought back because the
@@ -42,6 +43,7 @@ class Channel:
         """Those of the lines that are not aside."""
         self.changed: set[str] = set()
         self.line_ended = False
+        self.moved: dict[Line, None] = {}
         self._rooms: dict[Group, Rooms] = {}
         self._guaranteed: dict[Group, Rooms] = {}
         self._waiting = 0
@@ -74,6 +76,7 @@ class Channel:
             line = self.lines[model] = self._looked_at[model] = Line(model)
         if line.enter(entry):
             self.changed.add(model)
+            self.moved[line] = None
         self._waiting += 1
 
     def leave(self, entry: Entry) -> None:
@@ -81,12 +84,14 @@ class Channel:
         line = self.lines[entry.announced.model]
         if line.leave(entry):
             self.changed.add(line.model)
+            self.moved[line] = None
         self._waiting -= 1
         if line:
             return
         del self.lines[line.model]
         self._looked_at.pop(line.model, None)
         self.changed.add(line.model)
+        self.moved[line] = None
         self.line_ended = True
         for account in self._accounts_for(line.model):
             if not account.has_work:
@@ -125,6 +130,7 @@ class Channel:
     def set_head_aside(self, line: Line) -> None:
         """Let the one behind the line's head have its turn."""
         line.set_head_aside()
+        self.moved[line] = None
         if line.head() is None:
             self.line_ended = True
             self.changed.add(line.model)
@@ -142,7 +148,9 @@ class Channel:
             line = self.lines.get(model)
             if line is not None:
                 self._looked_at[model] = line
-                line.bring_back()
+                if line.aside:
+                    line.bring_back()
+                    self.moved[line] = None
 
     # ---- standing ----
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Fleet, Group
 from services.scheduler.core.sharing.account import Account
+from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.line import Line, order
 
 
@@ -41,6 +42,9 @@ class Deposits:
         self._fleet = fleet
         self._by_request: dict[str, Deposit] = {}
         self._by_account: dict[Account, dict[str, Deposit]] = {}
+        self._by_line: dict[Line, dict[str, Deposit]] = {}
+        self.in_doubt = False
+        """Whether workers have come or gone away, so that any of them may be in vain."""
 
     def of(self, entry: Entry) -> Deposit | None:
         """Return what was paid for the entry."""
@@ -49,6 +53,10 @@ class Deposits:
     def of_account(self, account: Account) -> list[Deposit]:
         """Return what was paid from the account, in the order in which it was."""
         return list(self._by_account.get(account, {}).values())
+
+    def _of_line(self, line: Line) -> list[Deposit]:
+        """Return what was paid for entries of the line, at any pool."""
+        return list(self._by_line.get(line, {}).values())
 
     def groups(self, deposit: Deposit) -> list[Group]:
         """Return the groups whose workers it waits for, those among them that have come since."""
@@ -83,6 +91,7 @@ class Deposits:
         deposit = Deposit(head, account, line, account.pay(cost_block_ns))
         self._by_request[head.request_id] = deposit
         self._by_account.setdefault(account, {})[head.request_id] = deposit
+        self._by_line.setdefault(line, {})[head.request_id] = deposit
 
     def take(self, entry: Entry, account: Account) -> int:
         """End the deposit of an entry that starts or saves, if it has one, and return what was paid from the account.
@@ -96,6 +105,10 @@ class Deposits:
         del left[entry.request_id]
         if not left:
             del self._by_account[deposit.account]
+        left = self._by_line[deposit.line]
+        del left[entry.request_id]
+        if not left:
+            del self._by_line[deposit.line]
         if deposit.account is account:
             return deposit.paid_block_ns
         deposit.account.refund(deposit.paid_block_ns)
@@ -103,15 +116,24 @@ class Deposits:
 
     def return_in_vain(
         self,
+        channels: Iterable[Channel],
         first_of: Callable[[Account, Line, int], list[Entry]],
         could_hold: Callable[[Account, Entry], bool],
     ) -> None:
         """Pay back where another is the `first_of` its line by now, or no worker that takes grants `could_hold` it.
 
-        While those are away that it waits for, it would keep its channel from others.
+        While those are away that it waits for, it would keep its channel from others. Looked at are those of lines of
+        the `channels` that have moved, and all only when workers have come or gone away.
         """
-        for deposit in self:
+        moved: list[Line] = []
+        for channel in channels:
+            moved += channel.moved
+            channel.moved.clear()
+        found = list(self) if self.in_doubt else [deposit for line in moved for deposit in self._of_line(line)]
+        self.in_doubt = False
+        for deposit in found:
             line, account, entry = deposit.line, deposit.account, deposit.entry
             present = account.channel.lines.get(line.model) is line
             if not present or entry not in first_of(account, line, 1) or not could_hold(account, entry):
                 account.refund(self.take(entry, account))
+                account.channel.moved[line] = None  # without a model it may be the first in other pools
