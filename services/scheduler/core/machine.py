@@ -27,7 +27,7 @@ from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.standby import StandBy, of_earlier
-from services.scheduler.core.waiting import unserved, waiting_blocks
+from services.scheduler.core.waiting import Waiting, unserved
 from services.scheduler.core.windows import Windows
 
 UNCLAIMED_PAUSE_NS: Final = 500_000_000
@@ -68,6 +68,7 @@ class Machine:
         self._drains = Drains()
         self._stand_by = StandBy(standing_ns, policy, self.fleet, self._arbiter)
         self._roster = Roster(shares, policy.channels_apart, self._arbiter)
+        self._waiting = Waiting(self.fleet, policy)
         self._windows = Windows(self.fleet, self._roster.most_aside)
         self._audit = Audit(self.fleet, self.backlog, self._roster.channels)
         self._effects: list[m.Effect] = []
@@ -213,7 +214,7 @@ class Machine:
 
     def waiting_blocks(self) -> dict[tuple[str, str], int]:
         """Return the blocks that what waits is expected to need, by channel and model asked for; "" is any model."""
-        return waiting_blocks(self._lines(), self.fleet, self.policy)
+        return self._waiting.blocks(self._lines())
 
     def _lines(self) -> list[Line]:
         return [line for channel in self._roster.channels.values() for line in channel.lines.values()]

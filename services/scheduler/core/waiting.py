@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.sharing.line import Line
 
-SAMPLE_REQUESTS = 16
-"""Requests of a line that are asked for their need; the others are taken to be like them. It is done five times a
-second for each line, and a policy's forecast takes some ten microseconds a request."""
+SAMPLE_REQUESTS: Final = 16
+"""Requests of a line that are asked for their need; the others are taken to be like them."""
 
+SAMPLES_PER_LOOK: Final = 512
+"""Requests of all lines that are asked at one look, five of which are taken a second: a policy's forecast takes some
+ten microseconds a request. 32 long lines are asked each time, of more each has its turn: 640 come round in four
+seconds."""
 
 MOST_UNSERVED_NAMES = 100
 """Models nobody serves that are told apart; whoever makes names up shall not fill metrics and logs with them."""
@@ -21,24 +25,45 @@ OTHER_MODELS = "(others)"
 """What the rest of them is counted under."""
 
 
-def waiting_blocks(lines: Iterable[Line], fleet: Fleet, policy: Policy) -> dict[tuple[str, str], int]:
-    """Return the blocks that the requests in `lines` are expected to need, by channel and model asked for.
+class Waiting:
+    """Adds up what lines need. Owns what was asked of each, by the line whose turn is longest ago first."""
 
-    Requests for a model that nobody serves have no size yet: they count in `unserved`.
-    """
-    needed: Counter[tuple[str, str]] = Counter()
-    for line in lines:
-        groups = fleet.serving(line.model)
-        if not groups:
-            continue
-        worker = next(iter(groups[0].workers.values()))
+    def __init__(self, fleet: Fleet, policy: Policy) -> None:
+        """Ask `policy` what requests need of workers of `fleet`."""
+        self._fleet = fleet
+        self._policy = policy
+        self._asked: dict[Line, tuple[int, Counter[str]]] = {}
+        """How many requests were asked, and the blocks that those of each channel among them need."""
+
+    def blocks(self, lines: Iterable[Line]) -> dict[tuple[str, str], int]:
+        """Return the blocks that the requests in `lines`, all there are, are expected to need, by channel and model.
+
+        As many lines are asked as SAMPLES_PER_LOOK reaches; the others need by the request what they did when they
+        were, and one that was never asked counts when it has its turn. Requests for a model that nobody serves have no
+        size yet: they count in `unserved`.
+        """
+        served = dict.fromkeys(line for line in lines if self._fleet.serving(line.model))
+        self._asked = {line: asked for line, asked in self._asked.items() if line in served}
+        samples = 0
+        for line in [line for line in served if line not in self._asked] + list(self._asked):
+            if samples >= SAMPLES_PER_LOOK:
+                break
+            self._asked.pop(line, None)
+            asked = self._asked[line] = self._ask(line)
+            samples += asked[0]
+        needed: Counter[tuple[str, str]] = Counter()
+        for line, (requests, asked_blocks) in self._asked.items():
+            for channel, blocks in asked_blocks.items():
+                needed[channel, line.model] += -(-blocks * len(line) // requests)
+        return dict(needed)
+
+    def _ask(self, line: Line) -> tuple[int, Counter[str]]:
+        worker = next(iter(self._fleet.serving(line.model)[0].workers.values()))
         sample = line.sample(SAMPLE_REQUESTS)
-        sampled: Counter[str] = Counter()
+        blocks: Counter[str] = Counter()
         for request in (entry.announced for entry in sample):
-            sampled[request.channel] += policy.expected_blocks(request, worker)
-        for channel, blocks in sampled.items():
-            needed[channel, line.model] += -(-blocks * len(line) // len(sample))
-    return dict(needed)
+            blocks[request.channel] += self._policy.expected_blocks(request, worker)
+        return len(sample), blocks
 
 
 def unserved(lines: Iterable[Line], fleet: Fleet) -> dict[str, int]:

@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.snapshot import take_snapshot
-from services.scheduler.core.waiting import SAMPLE_REQUESTS
+from services.scheduler.core.waiting import SAMPLE_REQUESTS, SAMPLES_PER_LOOK
 from services.scheduler.metrics import grantable_blocks
 from tests.support.scheduling import Rig, announced, shape
 
@@ -44,6 +44,26 @@ def test_a_long_line_is_told_by_those_in_front() -> None:
     rig.announce("batch", 10)
     rig.announce("batch", *[5] * SAMPLE_REQUESTS, *[9] * SAMPLE_REQUESTS)
     assert rig.machine.waiting_blocks() == {("batch", ""): 2 * 5 * SAMPLE_REQUESTS}
+
+
+def test_of_many_lines_some_are_asked_at_a_look_and_all_in_turn() -> None:
+    at_once = SAMPLES_PER_LOOK // SAMPLE_REQUESTS
+    names = tuple(f"m{number}" for number in range(2 * at_once + 1))
+    rig = Rig(SHARES)
+    rig.open("w", shape(10), aliases=names)
+    rig.announce("batch", 10)
+    first = [rig.announce("batch", *[5] * SAMPLE_REQUESTS, model=name) for name in names]
+    assert [len(rig.machine.waiting_blocks()) for _ in range(3)] == [at_once, 2 * at_once, len(names)]
+    for name in names:
+        rig.announce("batch", *[9] * SAMPLE_REQUESTS, model=name)
+    small, large = 5 * SAMPLE_REQUESTS, 9 * SAMPLE_REQUESTS
+    assert set(rig.machine.waiting_blocks().values()) == {2 * small}, "as those that were asked, or are in front"
+    rig.tell(*(m.Gone(request_id, m.GoneReason.ENDED) for request_ids in first for request_id in request_ids))
+    found = [sorted(rig.machine.waiting_blocks().values()) for _ in range(3)]
+    rest = len(names) - at_once
+    assert found[0] == [small] * rest + [large] * at_once, "the rest are told by those that have left"
+    assert found[1] == [small] * (rest - at_once) + [large] * 2 * at_once
+    assert found[2] == [large] * len(names)
 
 
 def test_a_model_that_nobody_serves_has_no_size() -> None:
