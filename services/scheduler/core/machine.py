@@ -69,7 +69,7 @@ class Machine:
         self._stand_by = StandBy(standing_ns, policy, self.fleet, self._arbiter)
         self._roster = Roster(shares, policy.channels_apart, self._arbiter)
         self._waiting = Waiting(self.fleet, policy)
-        self._windows = Windows(self.fleet, self._roster.most_aside)
+        self._windows = Windows(self.fleet, self._roster.lines_of)
         self._audit = Audit(self.fleet, self.backlog, self._roster.channels)
         self._effects: list[m.Effect] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {

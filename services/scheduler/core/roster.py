@@ -7,6 +7,7 @@ from typing import Final
 
 from services.scheduler.core.sharing.arbiter import Arbiter
 from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.share import Share
 
 SHARED_LINE = ""
@@ -51,10 +52,10 @@ class Roster:
         found = self.channels.get(name)
         return self._make(name) if found is None else found
 
-    def most_aside(self, name: str) -> int:
-        """Return how many of one line are set aside, of the line of channel `name` that has most of them."""
+    def lines_of(self, name: str) -> list[Line]:
+        """Return the lines that requests of channel `name` wait in."""
         channel = self.channels.get(name if self._apart else SHARED_LINE)
-        return 0 if channel is None else max((line.aside for line in channel.lines.values()), default=0)
+        return [] if channel is None else list(channel.lines.values())
 
     def reconfigure(self, shares: Mapping[str, Share]) -> None:
         """Give every channel its share of `shares`; what they hold, wait for and owe stays as it is."""

@@ -13,6 +13,7 @@ from typing import Final
 
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.messages import SetWindow
+from services.scheduler.core.sharing.line import Line
 
 LEAST_REQUESTS: Final = 64
 """Announcements for one model that a channel may have waiting even for a tiny fleet, so that lines stay visible before
@@ -23,16 +24,17 @@ FACTOR: Final = 2
 
 
 MOST_BESIDE: Final = 16_384
-"""Announcements of a line that there is room for beside those: its memory is some tens of megabytes then."""
+"""Announcements of a channel that there is room for beside those, shared by its lines that are as long as a window:
+their memory is some tens of megabytes then."""
 
 
 class Windows:
     """The windows that the queue was told of. Owns them."""
 
-    def __init__(self, fleet: Fleet, most_aside: Callable[[str], int]) -> None:
-        """Size windows for `fleet`, and for those of a channel that are aside; the queue has no channel yet."""
+    def __init__(self, fleet: Fleet, lines_of: Callable[[str], list[Line]]) -> None:
+        """Size windows for `fleet`, and for those aside in the `lines_of` a channel; the queue has no channel yet."""
         self._fleet = fleet
-        self._most_aside = most_aside
+        self._lines_of = lines_of
         self._channels: tuple[str, ...] = ()
         self._told: dict[str, SetWindow] = {}
 
@@ -54,12 +56,20 @@ class Windows:
         """Return what the queue is to be told: windows that differ from those it knows."""
         limit = max(LEAST_REQUESTS, FACTOR * self._fleet.sequences())
         models = self._fleet.models()
-        windows = [SetWindow(name, limit + self._beside(name), models) for name in self._channels]
+        windows = [SetWindow(name, limit + self._beside(name, limit), models) for name in self._channels]
         news = [window for window in windows if self._told.get(window.channel) != window]
         for window in news:
             self._told[window.channel] = window
         return news
 
-    def _beside(self, channel: str) -> int:
-        """Return the room beside a channel's window: twice those aside, so that a long row of them is soon passed."""
-        return min(FACTOR * self._most_aside(channel), MOST_BESIDE)
+    def _beside(self, channel: str, limit: int) -> int:
+        """Return the room beside a channel's window: twice those aside, so that a long row of them is soon passed.
+
+        The queue gives it to each model alike, and those take it of which a whole window waits.
+        """
+        lines = self._lines_of(channel)
+        most_aside = max((line.aside for line in lines), default=0)
+        if not most_aside:
+            return 0
+        long = sum(len(line) >= limit and bool(self._fleet.serving(line.model)) for line in lines)
+        return min(FACTOR * most_aside, MOST_BESIDE // max(long, 1))

@@ -14,6 +14,7 @@ from services.scheduler.core.fleet import MOST_SERVED_MODELS
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.waiting import MOST_UNSERVED_NAMES, OTHER_MODELS
+from services.scheduler.core.windows import MOST_BESIDE
 from tests.support.scheduling import Rig, announced, shape
 
 POLICIES = ["virtual-channels", "predictive"]
@@ -212,3 +213,20 @@ def test_what_heads_have_paid_is_looked_at_only_where_it_may_be_in_vain(monkeypa
     assert set(looked_at) <= {head.request_id}
     rig.tell(m.DrainRequested("k"))
     assert {deposit.line.model for deposit in deposits} == {"l", "m"}, "those that wait for it have theirs back"
+
+
+def test_the_room_beside_those_aside_is_shared_by_the_lines_that_take_it() -> None:
+    """Only a worker that is drained could hold any of them: three lines of which a whole window waits, and a short."""
+    rig = Rig({"batch": Share(), "chat": Share()})
+    for worker_id, blocks in (("small", 100), ("large", 400)):
+        rig.open(worker_id, shape(blocks, 8), model="k", aliases=("l", "m", "n"))
+    rig.tell(m.DrainRequested("large"))
+    rig.announce("batch", 300, model="n")
+    limits = []
+    for model in ("k", "l", "m"):
+        rig.announce("batch", *[300] * 3_000, model=model)
+        rig.tell(m.Tick())
+        limits.append(
+            [each.limit for each in rig.effects if isinstance(each, m.SetWindow) and each.channel == "batch"][-1]
+        )
+    assert limits == [64 + 6_000, 64 + 6_000, 64 + MOST_BESIDE // 3]
