@@ -230,3 +230,21 @@ def test_the_room_beside_those_aside_is_shared_by_the_lines_that_take_it() -> No
             [each.limit for each in rig.effects if isinstance(each, m.SetWindow) and each.channel == "batch"][-1]
         )
     assert limits == [64 + 6_000, 64 + 6_000, 64 + MOST_BESIDE // 3]
+
+
+@pytest.mark.parametrize(("gone", "looked_at"), [("small", False), ("large", True)])
+def test_who_is_aside_is_looked_at_when_the_largest_worker_is_gone_and_no_other(gone: str, looked_at: bool) -> None:
+    """It would book all of a worker if none had what it books; a bound by bytes alone is proven to need little."""
+    rig = Rig({"batch": Share()})
+    for worker_id, blocks in (("small", 50), ("other", 50), ("large", 100)):
+        rig.open(worker_id, shape(blocks))
+    rig.tell(m.DrainRequested("large"))
+    (name,) = rig.announce("batch", 0, prompt_bytes=80)
+    line = rig.machine.channel("batch").lines[""]
+    assert line.aside == 1
+    rig.machine.step(m.WorkerClosed(rig.worker(gone).epoch), rig.now_ns)
+    rig.wait(6_000)
+    rig.machine.step(m.Tick(), rig.now_ns)
+    assert (line.aside == 0) is looked_at
+    rig.tell()
+    assert (rig.granted == [name]) is looked_at

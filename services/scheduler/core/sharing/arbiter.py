@@ -148,7 +148,8 @@ class Arbiter:
         self._paused.discard(worker)
         for channel in self._ring:
             channel.worker_left(worker)
-            channel.bring_back(worker.group)  # what no other is known to hold may be tried on the largest left
+            if worker.shape.capacity_blocks > worker.group.shape.capacity_blocks:
+                channel.bring_back(worker.group)  # what no other is known to hold may be tried on the largest left
             channel.close_accounts()
         self._look_again_everywhere()
 
