@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from services.scheduler.core import messages as m
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.sharing import places
 from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
 from services.scheduler.core.sharing.openings import MOST_KINDS, Openings, Rooms
-from services.scheduler.core.sharing.rules import Claim, Rules
+from services.scheduler.core.sharing.rules import Claim, Rules, below_ceiling
 from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, announced, shape
 
@@ -184,6 +185,33 @@ def test_several_completions_cost_no_look_at_the_whole_fleet(policy: str, monkey
         rig.finish(grant)
         top_up()
     assert looks < 40 * 15, "some for each that ended, not all of 32 workers for each of nine in three lines"
+
+
+@pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled function")
+def test_where_others_save_on_all_workers_a_head_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = tuple(f"k{number}" for number in range(16))
+    rig = Rig({"a": Share(), "b": Share(), "c": Share()})
+    for number in range(32):
+        rig.open(f"w{number}", shape(), aliases=models)
+    for _ in range(3):
+        for model in models:
+            for channel in ("a", "b", "c"):
+                rig.announce(channel, 60, model=model)
+    saving = [worker for worker in rig.machine.fleet if rig.machine._arbiter.saving_on(worker) is not None]
+    assert len(saving) == 32
+    looks = 0
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return below_ceiling(*arguments)
+
+    monkeypatch.setattr(places, "below_ceiling", counted)
+    for grant in list(rig.grants[:10]):
+        rig.wait(10)
+        rig.finish(grant)
+    assert len(rig.grants) == 32 + 10
+    assert looks < 10 * 3 * 32 * 4, "not all workers for each of sixteen heads of three channels"
 
 
 def test_a_head_that_will_grow_hides_no_room_from_those_that_book_as_much_and_will_not() -> None:

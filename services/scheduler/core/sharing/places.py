@@ -172,7 +172,9 @@ class Places:
         wanted_blocks = 0
         below, has_room = self._tiers.has_lower(channel), False
         for group, blocks, least_blocks in self._bookings.of(head, pool):
-            if kept.has_all(group):
+            # Where others save on all of them, the first tells what there is to tell: that the head might.
+            nobody_free = not below and self._savings.are_everywhere(group, channel)
+            if kept.has_all(group) or (nobody_free and wanted_blocks):
                 continue
             for worker in self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns, kept):
                 if head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
@@ -184,6 +186,8 @@ class Places:
                 saving = self._savings.on(worker)
                 if saving is not None and saving.binds(channel, head):
                     wanted_blocks = wanted_blocks or blocks
+                    if nobody_free:
+                        break
                 elif best is None or worker.reach_blocks > best.reach_blocks:
                     best, wanted_blocks = worker, blocks
         return best, wanted_blocks
