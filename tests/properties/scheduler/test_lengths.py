@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.admission import lengths
-from services.scheduler.core.admission.lengths import EDGES, MOST_BINS, Kind, Lengths, bin_of, prompt_class
+from services.scheduler.core.admission.lengths import (
+    EDGES,
+    FADE,
+    MOST_BINS,
+    MOST_WEIGHT,
+    Kind,
+    Lengths,
+    bin_of,
+    prompt_class,
+)
 
 KIND = Kind("m", "batch", 4)
 LENGTHS = st.integers(1, 100_000)
@@ -155,15 +165,14 @@ def test_cut_lengths_fade_however_many_there_were() -> None:
 
 
 @pytest.mark.parametrize("cuts", [0, 1])
-def test_weights_never_outgrow_their_numbers(cuts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths, "MOST_WEIGHT", 1.01)
+def test_weights_never_outgrow_their_numbers(cuts: int) -> None:
     known = Lengths()
-    for _ in range(500):
+    for _ in range(int(math.log(MOST_WEIGHT, FADE)) // (2 + cuts) + 1):
         end(known, KIND, 10)
         end(known, KIND, 1000)
         for _ in range(cuts):
             cut(known, KIND, 10)
-    assert known._weight <= 1.01
+    assert known._weight <= 2.0
     assert known.curve(KIND).reaching(500) == pytest.approx(0.5, abs=0.05)
 
 

@@ -93,7 +93,12 @@ def test_what_it_is_about_to_take_is_no_room_for_a_compaction(
 ) -> None:
     disk.free_bytes = ROOM_BYTES - 1
     store, seen = RocksdbStore(tmp_path, keeps_reserve=True), list[int]()
-    monkeypatch.setattr(store._space, "reclaim", lambda _, free_bytes, __: seen.append(free_bytes))
+
+    def noted(_bound_bytes: int, free_bytes: int, _is_low: bool) -> int:
+        seen.append(free_bytes)
+        return 0
+
+    monkeypatch.setattr(store._space, "reclaim", noted)
     store.reclaim(1 << 20, True)
     disk.free_bytes = ROOM_BYTES
     store.reclaim(1 << 20, True)

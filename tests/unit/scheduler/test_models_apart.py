@@ -215,6 +215,20 @@ def test_what_heads_have_paid_is_looked_at_only_where_it_may_be_in_vain(monkeypa
     assert {deposit.line.model for deposit in deposits} == {"l", "m"}, "those that wait for it have theirs back"
 
 
+def test_a_head_that_leaves_has_back_what_it_paid_to_wait() -> None:
+    channels = ("a", "b", "c", "d")
+    rig = Rig({name: Share() for name in channels})
+    rig.open("w")
+    for channel in channels:
+        rig.announce(channel, 60, 60)
+    rig.tell()
+    deposits = rig.machine._arbiter._deposits
+    left = next(iter(deposits))
+    assert len(left.line) == 2, "the one behind it is the first then"
+    rig.tell(m.Gone(left.entry.request_id, m.GoneReason.ENDED))
+    assert left.entry.request_id not in [each.entry.request_id for each in deposits]
+
+
 def test_the_room_beside_those_aside_is_shared_by_the_lines_that_take_it() -> None:
     """Only a worker that is drained could hold any of them: three lines of which a whole window waits, and a short."""
     rig = Rig({"batch": Share(), "chat": Share()})
