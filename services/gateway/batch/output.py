@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -21,6 +22,8 @@ from services.gateway.batch.looks import results_of
 from services.gateway.batch.records import KEPT_S
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
 from services.gateway.shelf import Shelf
+
+log = logging.getLogger(__name__)
 
 BREATHE_EVERY = 2
 """Lines written or read before other requests get their turn: a line takes up to 0.2 ms, and a request needs a dozen
@@ -354,5 +357,6 @@ def _custom_id(raw: RawLine, endpoint: str) -> str:
         return ask_of(raw, endpoint, ()).custom_id
     except LineError as error:  # of an input that was not read before its batch was over
         return error.custom_id or ""
-    except Exception:  # a defect, which is told of where lines are read to be run; here it would come again for ever
+    except Exception:  # a defect: it would come again for ever, and keep the batch from its end
+        log.exception("line %s cannot be understood: its custom_id is left out", raw.number)
         return ""

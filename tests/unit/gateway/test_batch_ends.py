@@ -337,6 +337,22 @@ async def test_an_input_that_was_never_read_may_have_wrong_lines_and_too_many(
     assert await rig.error_ids(done) == ["a", "", "", "", ""]
 
 
+async def test_a_line_that_a_defect_keeps_from_being_understood_is_told_of_in_the_log(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = await rig.batch()
+    await rig.records.change(batch.batch_id, cancelled)
+
+    def defective(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(batch_output, "ask_of", defective)
+    await rig.drive(await rig.take(batch, "me")).run()
+    done, _ = await rig.records.get(batch.batch_id)
+    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
+    assert "line 1 cannot be understood" in caplog.text
+
+
 async def check_whole(rig: Rig, batch: Batch, without_result: list[str]) -> None:
     """Check that each line is in the error file of a batch of which nothing was answered, these with an error of it."""
     assert (batch.counts.total, batch.counts.failed) == (LINES, LINES)
