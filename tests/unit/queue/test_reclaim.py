@@ -18,6 +18,7 @@ from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError
 from tests.support.committing import HandClock
 from tests.support.memory_store import MemoryStore
+from tests.support.sizes import sizes_bytes
 from tests.support.waiting import wait_for, wait_for_async
 
 MIB = 1 << 20
@@ -35,7 +36,7 @@ def store(tmp_path: Path) -> Iterator[RocksdbStore]:
 
 
 def blob_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*.blob"))
+    return sum(sizes_bytes(directory, "*.blob"))
 
 
 def fill(store: RocksdbStore, family: str) -> None:

@@ -24,6 +24,7 @@ from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError, StoreUnusableError
 from tests.support.committing import HandClock
 from tests.support.memory_store import MemoryStore
+from tests.support.sizes import size_bytes
 
 ROOM_BYTES = RESERVE_BYTES + LAST_ROOM_BYTES
 
@@ -43,8 +44,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def held(directory: Path) -> int | None:
-    path = directory / RESERVE_FILE
-    return path.stat().st_size if path.exists() else None
+    return size_bytes(directory / RESERVE_FILE)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from services.queue.core.records import META, PAYLOADS, seq_key
 from services.queue.settings import QueueSettings
 from services.queue.storage import rocksdb_options
 from services.queue.storage.rocksdb_store import RocksdbStore
+from tests.support.sizes import sizes_bytes
 
 BODY = os.urandom(200_000)
 
@@ -22,7 +23,7 @@ def test_the_log_is_clearly_smaller_than_the_watermark(tmp_path: Path) -> None:
     largest = 0
     for _ in range(8):
         store.write([Write(PAYLOADS, seq_key(n), BODY) for n in range(100)])
-        largest = max(largest, sum(path.stat().st_size for path in tmp_path.glob("*.log")))
+        largest = max(largest, sum(sizes_bytes(tmp_path, "*.log")))
     store.close()
     assert largest < watermark_bytes / 2
 
@@ -33,7 +34,7 @@ def test_the_text_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for n in range(60):
         store.write([Write(META, b"k", str(n).encode())])
         store._families[META].flush(True)
-    sizes = [path.stat().st_size for path in tmp_path.glob("LOG*")]
+    sizes = sizes_bytes(tmp_path, "LOG*")
     store.close()
     assert max(sizes) < bound * 1.1
     assert len(sizes) <= 2
