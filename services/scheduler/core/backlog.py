@@ -113,20 +113,38 @@ GONE_WITHIN_NS = 2_000_000_000
 the run begins; it comes later only on a Backlog stream far behind the Credits stream, and then a claim is refused."""
 
 
+Wanted = tuple[Group, int, int]
+"""A group of workers that may get a request, what the request would book there and what it is proven to need."""
+
+
+class Booked:
+    """What a request books in the groups of workers looked at so far, of when the policy had learned `lessons`.
+
+    `wanted` are the groups that may get it and `by_pool` the same for each of several pools, of when the fleet had
+    changed `fleet_changes` times; None until asked for.
+    """
+
+    __slots__ = ("by_group", "by_pool", "fleet_changes", "lessons", "wanted")
+
+    def __init__(self, lessons: int, fleet_changes: int) -> None:
+        """Know nothing yet."""
+        self.lessons = lessons
+        self.fleet_changes = fleet_changes
+        self.by_group: dict[Group, tuple[int, int]] = {}
+        self.wanted: list[Wanted] | None = None
+        self.by_pool: dict[Pool, list[Wanted]] | None = None
+
+
 class Entry:
     """One request: what was announced of it, its state, and the epoch that holds credits for it (0: none).
 
-    `request` is None for a request known from an inventory only. `bookings` keeps what the request would book in
-    each group of workers and what it is proven to need there, which a waiting head is asked for at every pass; they are
-    of when the policy had learned `lessons`. `wanted` are by pool those of the groups that may get it, under None all
-    of them, of when the fleet had changed `fleet_changes` times. `had_room_ns` is when lower tiers last left it room,
-    -1 if they never did. `stepped_back` is whether what it had paid was paid back for an older one.
+    `request` is None for a request known from an inventory only. `booked` keeps what it books where, which a waiting
+    head is asked for at every pass; None as long as nobody asked, as of nearly all that wait. `had_room_ns` is when
+    lower tiers last left it room, -1 if they never did. `stepped_back` is whether what it had paid was paid back for
+    an older one.
     """
 
-    __slots__ = (
-        "announced_ns", "bookings", "epoch", "fleet_changes", "had_room_ns", "lessons", "request", "request_id",
-        "state", "stepped_back", "wanted",
-    )  # fmt: skip
+    __slots__ = ("announced_ns", "booked", "epoch", "had_room_ns", "request", "request_id", "state", "stepped_back")
 
     def __init__(self, request_id: str) -> None:
         """Begin absent."""
@@ -137,10 +155,7 @@ class Entry:
         self.had_room_ns = -1
         self.stepped_back = False
         self.epoch = 0
-        self.bookings: dict[Group, tuple[int, int]] = {}
-        self.lessons = 0
-        self.wanted: dict[Pool | None, list[tuple[Group, int, int]]] = {}
-        self.fleet_changes = 0
+        self.booked: Booked | None = None
 
     @property
     def announced(self) -> Announced:
@@ -153,8 +168,7 @@ class Entry:
         """Take new metadata, announced at `now_ns`."""
         self.request = request
         self.announced_ns = now_ns
-        self.bookings.clear()
-        self.wanted.clear()
+        self.booked = None
 
 
 class Backlog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.admission.estimate import needed_blocks
 from services.scheduler.core.admission.policy import Policy
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.backlog import Booked, Entry, Wanted
 from services.scheduler.core.fleet import Fleet, Group, Pool
 
 
@@ -19,21 +19,35 @@ class Bookings:
         self._policy = policy
         self._fleet = fleet
 
-    def of(self, entry: Entry, pool: Pool | None = None) -> list[tuple[Group, int, int]]:
+    def of(self, entry: Entry, pool: Pool | None = None) -> list[Wanted]:
         """Return the groups that may get the entry, with what it would book there and what it is proven to need.
 
         Those of one pool, or of all. It is to be read and not changed.
         """
-        if entry.fleet_changes != self._fleet.changes or entry.lessons != self._policy.lessons:
-            entry.fleet_changes = self._fleet.changes
-            entry.wanted.clear()
-        if not entry.wanted:
-            found = entry.wanted[None] = self._wanted(entry)
-            for each in found:
-                entry.wanted.setdefault(each[0].pool, []).append(each)
-        return entry.wanted.get(pool, [])
+        booked = self._booked(entry)
+        wanted = booked.wanted
+        if wanted is None:
+            wanted = booked.wanted = self._wanted(entry)
+        if pool is None or (len(wanted) == 1 and wanted[0][0].pool is pool):
+            return wanted
+        if booked.by_pool is None:
+            booked.by_pool = {}
+            for each in wanted:
+                booked.by_pool.setdefault(each[0].pool, []).append(each)
+        return booked.by_pool.get(pool, [])
 
-    def _wanted(self, entry: Entry) -> list[tuple[Group, int, int]]:
+    def _booked(self, entry: Entry) -> Booked:
+        """Return what is known of the entry's bookings and still holds."""
+        lessons, fleet_changes = self._policy.lessons, self._fleet.changes
+        booked = entry.booked
+        if booked is None or booked.lessons != lessons:
+            booked = entry.booked = Booked(lessons, fleet_changes)
+        elif booked.fleet_changes != fleet_changes:
+            booked.fleet_changes = fleet_changes
+            booked.wanted = booked.by_pool = None
+        return booked
+
+    def _wanted(self, entry: Entry) -> list[Wanted]:
         """Find the groups of all pools.
 
         If no worker has what the policy books, the largest book all they have. A smaller one never does: it might
@@ -56,14 +70,10 @@ class Bookings:
 
     def in_group(self, entry: Entry, group: Group) -> tuple[int, int]:
         """Return what the entry books in the group and what it is proven to need, by what the policy knows now."""
-        lessons = self._policy.lessons
-        if entry.lessons != lessons:
-            entry.lessons = lessons
-            entry.bookings.clear()
-            entry.wanted.clear()
-        found = entry.bookings.get(group)
+        by_group = self._booked(entry).by_group
+        found = by_group.get(group)
         if found is None:
             request = entry.announced
             blocks = max(self._policy.booking_blocks(request, group.shape), 1)
-            entry.bookings[group] = found = (blocks, needed_blocks(request, group.shape))
+            by_group[group] = found = (blocks, needed_blocks(request, group.shape))
         return found
