@@ -20,6 +20,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.extras import Extras
 from services.gateway.group import Group
+from services.gateway.intake import Held
 from services.gateway.limits import MAX_TOGETHER_BYTES, SUBMIT_WINDOW_BYTES
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, given_as
@@ -122,12 +123,13 @@ class Admission:
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def submit(self, asked: Asked) -> Submitted:
-        """Return what is durable now. Raises Problem, or the client's errors.
+    async def submit(self, asked: Asked, held: Held) -> Submitted:
+        """Return what is durable now, its body no longer `held`. Raises Problem, or the client's errors.
 
         If the caller is cancelled meanwhile, it is cancelled once its id is known, unless it is to be kept.
         """
         submitting = asyncio.create_task(self._submit(asked))
+        submitting.add_done_callback(lambda _: held.let_go())
         try:
             return await asyncio.shield(submitting)
         except asyncio.CancelledError:

@@ -25,7 +25,7 @@ from services.gateway.doorman import Doorman
 from services.gateway.extras import Extras, read_extras
 from services.gateway.group import Gathered, JoinedChunks
 from services.gateway.hangup import until_hangup
-from services.gateway.intake import ClientGoneError, Intake
+from services.gateway.intake import ClientGoneError, Held, Intake
 from services.gateway.limits import CLIENT_CLOSED, KEEP_ALIVE_S
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import NO_RETRY, Problem, of_error, of_result
@@ -133,11 +133,12 @@ class _Exchange:
         self._span = self._start_span(extras)
         authorization = headers.get("authorization", "")
         await self._parts.doorman.let_in(authorization)  # before a body is parsed, which takes time from all others
-        self._understand(await self._parts.intake.read(headers, receive), extras)
-        async with until_hangup(receive):
-            with self._parts.vigil.over(authorization):
-                served = await self._submit()
-                await self._answer_with(served)
+        with self._parts.intake.holding() as held:
+            self._understand(await self._parts.intake.read_held(headers, receive, held), extras)
+            async with until_hangup(receive):
+                with self._parts.vigil.over(authorization):
+                    served = await self._submit(held)
+                    await self._answer_with(served)
 
     def _understand(self, content: dict[str, Any], extras: Extras) -> None:
         asked = understand(self._url, content, extras, time.time_ns())
@@ -145,12 +146,12 @@ class _Exchange:
         asked.request.tracestate = extras.tracestate
         self._asked, self._wanted = asked, asked.wanted
 
-    async def _submit(self) -> str:
+    async def _submit(self, held: Held) -> str:
         """Submit what was asked for, and let go of it; return the name of the model that serves it, if known."""
         asked, self._asked = self._asked, None
         assert asked is not None, "it has been understood"
         view = await self._check_model(asked)
-        self._submitted = await self._parts.admission.submit(asked)
+        self._submitted = await self._parts.admission.submit(asked, held.pass_on())
         self.request_id = self._submitted.name
         self._parts.recent.began(self.request_id, self._url, asked.request.model, asked.request.channel)
         self._reply.headers["x-request-id"] = self.request_id

@@ -25,17 +25,59 @@ class ClientGoneError(Exception):
     """Nobody is there to be answered."""
 
 
+class Held:
+    """Bytes of one body that count against the bound of all bodies until they are let go of."""
+
+    def __init__(self, intake: Intake) -> None:
+        """Hold nothing yet."""
+        self._intake = intake
+        self._bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Hold `size_bytes` more; raises Problem if all bodies together would be too large."""
+        if self._intake.held_bytes + size_bytes > MAX_BODIES_BYTES:
+            retry = {**CLOSE, "retry-after": str(RETRY_AFTER_S)}
+            raise Problem(503, "too many large bodies are being sent at once", "", "overloaded", retry)
+        self._bytes += size_bytes
+        self._intake.held_bytes += size_bytes
+
+    def pass_on(self) -> Held:
+        """Return who holds it from now on."""
+        other = Held(self._intake)
+        other._bytes, self._bytes = self._bytes, 0
+        return other
+
+    def let_go(self) -> None:
+        """Hold nothing any more."""
+        self._intake.held_bytes -= self._bytes
+        self._bytes = 0
+
+
 class Intake:
-    """Reads bodies; all that are being read share one bound on memory, and large ones are parsed one at a time."""
+    """Reads bodies; all that are held at once share one bound on memory, and large ones are parsed one at a time."""
 
     def __init__(self, timeout_s: float) -> None:
         """Give a body `timeout_s` seconds to arrive."""
         self._timeout_s = timeout_s
-        self._held_bytes = 0
+        self.held_bytes = 0
         self._parsing = asyncio.Lock()
+
+    @contextmanager
+    def holding(self) -> Iterator[Held]:
+        """Let go of what is held of a body at the end, if not before."""
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            held.let_go()
 
     async def read(self, headers: Mapping[str, str], receive: Receive) -> dict[str, Any]:
         """Return the JSON object that is the body. Raises Problem, or ClientGoneError."""
+        with self.holding() as held:
+            return await self.read_held(headers, receive, held)
+
+    async def read_held(self, headers: Mapping[str, str], receive: Receive, held: Held) -> dict[str, Any]:
+        """Return the JSON object that is the body, whose bytes count until `held` lets go. Raises as `read` does."""
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Problem(415, f"content-type: must be application/json, got {kind[:40]!r}", "", "unsupported_media")
@@ -43,14 +85,13 @@ class Intake:
         if not announced.isdecimal() or int(announced) > MAX_BODY_BYTES:
             raise _too_large()
         data = bytearray()
-        with self._counted(data):
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    await self._fill(data, receive)
-            except TimeoutError:
-                text = f"the body took longer than {self._timeout_s:g} s"
-                raise Problem(408, text, "", "request_timeout", CLOSE) from None
-            return await self._parsed(data)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._fill(data, receive, held)
+        except TimeoutError:
+            text = f"the body took longer than {self._timeout_s:g} s"
+            raise Problem(408, text, "", "request_timeout", CLOSE) from None
+        return await self._parsed(data)
 
     async def _parsed(self, data: bytearray) -> dict[str, Any]:
         if len(data) < LARGE_BYTES:
@@ -62,7 +103,7 @@ class Intake:
             finally:
                 await give_way(len(data), since_s)
 
-    async def _fill(self, data: bytearray, receive: Receive) -> None:
+    async def _fill(self, data: bytearray, receive: Receive, held: Held) -> None:
         more = True
         while more:
             message = await receive()
@@ -71,19 +112,9 @@ class Intake:
             part = message.get("body", b"")
             if len(data) + len(part) > MAX_BODY_BYTES:
                 raise _too_large()
-            if self._held_bytes + len(part) > MAX_BODIES_BYTES:
-                retry = {**CLOSE, "retry-after": str(RETRY_AFTER_S)}
-                raise Problem(503, "too many large bodies are being sent at once", "", "overloaded", retry)
+            held.add(len(part))
             data += part
-            self._held_bytes += len(part)
             more = message.get("more_body", False)
-
-    @contextmanager
-    def _counted(self, data: bytearray) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._held_bytes -= len(data)
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:

@@ -6,7 +6,8 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 """One body: what the JSON of the largest request the queue takes (12 MiB encoded) needs in almost every case."""
 
 MAX_BODIES_BYTES = 256 * 1024 * 1024
-"""All bodies that are being read at once: what slow or many senders of large bodies can make the gateway hold."""
+"""All bodies that are being read, or wait for their submit, at once: what slow or many senders of large bodies can make
+the gateway hold, also while the queue is away. What is parsed of them takes more, of a list of token ids six times."""
 
 MAX_FILLING = 128
 """Uploads that are read at once. Of each a part that fills, and one on its way to the queue, may be in memory: 256 MiB

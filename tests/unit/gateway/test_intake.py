@@ -66,7 +66,7 @@ async def refused(reader: Intake, sender: Sender, **headers: str) -> int:
     fields = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
     with pytest.raises(Problem) as problem:
         await reader.read(fields, sender)
-    assert not reader._held_bytes, "nothing is counted once it is over"
+    assert not reader.held_bytes, "nothing is counted once it is over"
     return problem.value.status
 
 

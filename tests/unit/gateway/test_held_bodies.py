@@ -1,0 +1,55 @@
+"""What the gateway holds of bodies: bytes that count until they are submitted, and nothing after that."""
+
+from __future__ import annotations
+
+import gc
+import json
+
+import pytest
+
+from penstock.openai.bodies import CHAT_URL, ChatBody
+from services.gateway import intake
+from services.gateway.admission import Asked
+from tests.support.asgi import post
+from tests.unit.gateway.test_generation import CHAT, Gateway, gateway, until
+
+__all__ = ["gateway"]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_body_counts_until_it_is_submitted(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """Else what a queue that is away makes the gateway hold would have no bound."""
+    monkeypatch.setattr(intake, "MAX_BODIES_BYTES", len(json.dumps(CHAT)) + 10)
+    gateway.queue.paused = True
+    gateway.queue.acks.clear()
+    visit = post(gateway.app, CHAT_URL, CHAT)
+    await until(lambda: bool(gateway.queue.requests))
+    if leaves:
+        visit.leave()
+        await visit.whole()
+    refused = await post(gateway.app, CHAT_URL, CHAT).whole()
+    assert (refused.status, refused.error["code"]) == (503, "overloaded")
+    gateway.queue.acks.set()
+    await until(lambda: gateway.parts.intake.held_bytes == 0)
+    again = post(gateway.app, CHAT_URL, CHAT)
+    await until(lambda: len(gateway.queue.requests) == 2)
+    for each in (visit, again):
+        each.leave()
+        await each.whole()
+    await until(lambda: gateway.parts.intake.held_bytes == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_waits_has_let_go_of_its_body(gateway: Gateway, stream: bool) -> None:
+    """Parsed, a body takes many times what it took on the wire, and it may wait for hours."""
+    gateway.queue.paused = True
+    marked = {**CHAT, "stream": stream, "seed": 77_001}  # other tests of this process may keep bodies of theirs
+    visit = post(gateway.app, CHAT_URL, marked)
+    await until(lambda: len(gateway.queue.followed) == 1)
+    gc.collect()
+    kept = [found for found in gc.get_objects() if type(found) in (ChatBody, Asked)]
+    assert not [found for found in kept if getattr(getattr(found, "body", found), "seed", None) == 77_001]
+    visit.leave()
+    await visit.whole()
