@@ -6,6 +6,7 @@ the new ones; those that are open stay open for the calls that they have.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,9 @@ import grpc
 from penstock.config_file import client_table
 from penstock.credentials import Credentials, KeyedChannel
 from penstock.errors import PenstockError
+
+LOOK_S = 1.0
+"""How often somebody who waits for a connection looks whether the files have changed."""
 
 ENVIRONMENT = {"ca": "PENSTOCK_TLS_CA", "cert": "PENSTOCK_TLS_CERT", "key": "PENSTOCK_TLS_KEY"}
 
@@ -180,12 +184,24 @@ class RotatingChannel(grpc.aio.Channel):
         return self.current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Return when the present channel leaves a state."""
-        await self._channel.wait_for_state_change(last_observed_state)
+        """Return when the channel leaves a state, or when there is another, of new files; `get_state` tells its state.
+
+        One of files that the peer does not trust any more never leaves its failure.
+        """
+        channel = self._channel
+        waiting = asyncio.ensure_future(channel.wait_for_state_change(last_observed_state))
+        try:
+            while self.current() is channel:
+                done, _ = await asyncio.wait({waiting}, timeout=LOOK_S)
+                if done:
+                    return waiting.result()
+        finally:
+            waiting.cancel()
 
     async def channel_ready(self) -> None:
         """Return when the present channel is connected."""
-        await self.current().channel_ready()
+        while (state := self.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            await self.wait_for_state_change(state)
 
     def unary_unary(self, *arguments: Any, **named: Any) -> Any:
         """Return a method of the present channel."""

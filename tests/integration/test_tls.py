@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import closing
@@ -142,8 +143,25 @@ def test_files_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
             public.Client(tls=files)
 
 
+def replace_all(directory: Path) -> None:
+    """Write another CA, and certificates that it has signed."""
+    for name in ("ca.pem", "ca-key.pem"):
+        (directory / name).unlink()
+    issued(directory, "service", hosts=LOCAL)
+    issued(directory, "client")
+
+
+def turn_away(address: str, count: int) -> None:
+    """Listen in the place of a service that is down until so many connections have been made, and failed."""
+    host, _, port = address.rpartition(":")
+    with socket.create_server((host, int(port))) as listener:
+        listener.settimeout(60)
+        for _ in range(count):
+            listener.accept()[0].close()
+
+
 async def test_new_certificates_of_a_new_ca_are_taken_without_a_restart(fleet: Fleet, directory: Path) -> None:
-    """Last in the file: it replaces every certificate, and then the queue, so that everyone must connect again."""
+    """It replaces every certificate, and then the queue, so that everyone must connect again."""
     gateway = fleet.services["gateway"]
     _, before = await asyncio.to_thread(https, gateway, the_client(directory), "/v1/models")
     over = asyncio.Event()
@@ -158,10 +176,7 @@ async def test_new_certificates_of_a_new_ca_are_taken_without_a_restart(fleet: F
             return answered
 
         asking = asyncio.create_task(ask_on())
-        for name in ("ca.pem", "ca-key.pem"):
-            (directory / name).unlink()
-        issued(directory, "service", hosts=LOCAL)
-        issued(directory, "client")
+        replace_all(directory)
         await asyncio.to_thread(fleet.queue.kill)
         await asyncio.to_thread(fleet.queue.start)
         await asyncio.to_thread(fleet.scheduler.kill)
@@ -175,3 +190,23 @@ async def test_new_certificates_of_a_new_ca_are_taken_without_a_restart(fleet: F
     assert after.issuer == before.issuer, "the names are the same"
     assert after.serial_number != before.serial_number, "the certificates are not"
     assert not fleet.services["worker-w1"].log().count("Traceback")
+
+
+@pytest.mark.parametrize("which", ["scheduler", "queue"])
+async def test_those_who_wait_for_a_service_that_was_down_meanwhile_take_them_too(
+    fleet: Fleet, directory: Path, which: str
+) -> None:
+    """The last in the file, as the one before it: nobody who comes after has a certificate that is trusted."""
+    down, worker, gateway = fleet.services[which], fleet.services["worker-w1"], fleet.services["gateway"]
+    waits, connected = f"{which}: waiting for {down.address}", f"{which}: connected to {down.address}"
+    waited, times = worker.log().count(waits), worker.log().count(connected)
+    down.kill()
+    await asyncio.to_thread(wait_for, lambda: worker.log().count(waits) > waited, "the worker to wait for it")
+    await asyncio.to_thread(turn_away, down.address, 8)
+    replace_all(directory)
+    await asyncio.to_thread(down.start)
+    await asyncio.to_thread(wait_for, lambda: worker.log().count(connected) > times, "the worker to be connected")
+    async with client_of(fleet, the_client(directory)) as client:
+        result = await client.generate(prompt="after", max_tokens=4)
+        assert result.outcome is public.Outcome.COMPLETED
+    assert (await asyncio.to_thread(https, gateway, the_client(directory), "/v1/models"))[0] == 200

@@ -13,8 +13,10 @@ import grpc
 import pytest
 
 from penstock.connection import CHANNEL_OPTIONS
+from penstock.credentials import Credentials
 from penstock.dev_ca import Authority
 from penstock.tls import TlsFiles, open_channel
+from tests.support.fleet import free_port
 from tests.support.waiting import wait_for_async
 
 
@@ -22,8 +24,8 @@ class Rotation:
     """A channel to a service that says everything back, and a certificate that can be replaced."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._directory, self._authority = directory, Authority.open(directory)
-        self._host = self._authority.issue(directory, "service", 1, ["localhost", "127.0.0.1"])
+        self._directory = directory
+        self._begin()
         self.made: WeakSet[grpc.aio.Channel] = WeakSet()
         """Those of gRPC's channels that there still are."""
         make = grpc.aio.secure_channel
@@ -34,6 +36,17 @@ class Rotation:
             return made
 
         monkeypatch.setattr(grpc.aio, "secure_channel", noted)
+        self.replace()
+
+    def _begin(self) -> None:
+        self._authority = Authority.open(self._directory)
+        self._host = self._authority.issue(self._directory, "service", 1, ["localhost", "127.0.0.1"])
+
+    def replace_ca(self) -> None:
+        """Write another CA, and certificates that it has signed."""
+        for name in ("ca.pem", "ca-key.pem"):
+            (self._directory / name).unlink()
+        self._begin()
         self.replace()
 
     def replace(self) -> TlsFiles:
@@ -50,17 +63,22 @@ class Rotation:
         await wait_for_async(fact, f"{count} channels")
 
     @asynccontextmanager
-    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
+    async def service(self, port: int = 0) -> AsyncIterator[str]:
+        """Have the service, with the present certificates; its address."""
         cert, key = self._host
         server = grpc.aio.server()
         echo: Any = grpc.stream_stream_rpc_method_handler(_say_back)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", {"Say": echo}),))
         pair, ca = (key.read_bytes(), cert.read_bytes()), (self._directory / "ca.pem").read_bytes()
-        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], ca, True))
+        port = server.add_secure_port(f"127.0.0.1:{port}", grpc.ssl_server_credentials([pair], ca, True))
         await server.start()
-        async with open_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS, self.replace()) as channel:
-            yield channel
+        yield f"127.0.0.1:{port}"
         await server.stop(0)
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
+        async with self.service() as address, open_channel(address, CHANNEL_OPTIONS, self.replace()) as channel:
+            yield channel
 
 
 async def _say_back(requests: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
@@ -121,3 +139,31 @@ async def test_calls_of_replaced_certificates_end_when_the_channel_is_closed(rot
         await said(channel, b"of another")
     with pytest.raises(asyncio.CancelledError):
         await call.read()
+
+
+async def test_who_waits_for_a_peer_that_is_down_follows_a_new_ca(rotation: Rotation) -> None:
+    port = free_port()
+    async with open_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS, rotation.replace(), Credentials()) as channel:
+        waiting = asyncio.create_task(channel.channel_ready())
+
+        async def fails() -> bool:
+            return channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+        await wait_for_async(fails, "a connection that is refused")
+        rotation.replace_ca()
+        async with rotation.service(port):
+            await asyncio.wait_for(waiting, 20)
+            await rotation.has_channels(1)
+            assert await said(channel, b"again") == b"again"
+
+
+async def test_whoever_is_not_waiting_any_more_leaves_nothing_behind(rotation: Rotation) -> None:
+    channel = open_channel(f"127.0.0.1:{free_port()}", CHANNEL_OPTIONS, rotation.replace())
+    waiting = asyncio.create_task(channel.channel_ready())
+    await asyncio.sleep(0)
+    before = asyncio.all_tasks()
+    assert waiting in before
+    waiting.cancel()
+    await asyncio.wait(before - {asyncio.current_task()}, timeout=20)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await channel.close()
