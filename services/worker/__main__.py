@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
 from services.logs import start_logging
 from services.rpc.loop import run_service
 from services.rpc.server import require_port
+from services.worker.engine import CheckingRenderer
 from services.worker.processes import children_die_with_us
 from services.worker.rendering import Rendering
 from services.worker.service import Parts, serve
-from services.worker.settings import Arguments, load_arguments
+from services.worker.settings import Arguments, WorkerSettings, load_arguments
 from services.worker.tokenizer import TokenizerPool
 
 
@@ -52,7 +54,7 @@ def _simulated(arguments: Arguments) -> Parts:
     settings = arguments.settings
     name, *aliases = settings.names()
     size = simulated_settings(name, tuple(aliases), arguments.engine_arguments, arguments.with_place)
-    pool = TokenizerPool.fork(lambda: ByteRenderer(size.max_model_len), settings.tokenizer_processes)
+    pool = _forked(settings, lambda: ByteRenderer(size.max_model_len))
     own = ByteRenderer(size.max_model_len)
     return Parts(lambda: SimulatedEngine(size), Rendering(pool, own))
 
@@ -70,9 +72,13 @@ def _vllm(arguments: Arguments) -> Parts:
         arguments.with_place,
     )
     # The tokenizers and their nursery come first: they must inherit neither the engine's connections nor its threads.
-    pool = TokenizerPool.fork(prepared.make_renderer, settings.tokenizer_processes)
+    pool = _forked(settings, prepared.make_renderer)
     engine = prepared.build(metrics_read=bool(settings.metrics_listen))
     return Parts(lambda: engine, Rendering(pool, prepared.make_renderer_of(engine)))
+
+
+def _forked(settings: WorkerSettings, make_renderer: Callable[[], CheckingRenderer]) -> TokenizerPool:
+    return TokenizerPool.fork(make_renderer, settings.tokenizer_processes, settings.engine_stall_s)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, NoReturn, TypeAlias
 
@@ -28,6 +30,14 @@ ANSWER = struct.Struct("!qq")
 """From the nursery: the new process, and the status with which the old one ended."""
 
 COUNTER_BYTES = 16
+
+END_LOOKS = 5000
+LOOK_S = 0.001
+"""How often, and how far apart, an old process is looked at that is to end before the new one is there: one that hangs
+in the kernel (on a network drive that does not answer) ends when it likes, and others wait for their successors."""
+
+NO_END = -1
+"""In the place of the status of a process that has not ended: what it is when it does end nobody asks any more."""
 
 log = logging.getLogger("worker.nursery")
 
@@ -94,8 +104,7 @@ class Nursery:
             except OSError as error:
                 raise NurseryGoneError(str(error)) from error
             pid, status = _read_answer(answer)
-        code = os.waitstatus_to_exitcode(status)
-        return Child(pid, ours, counter), f"signal {-code}" if code < 0 else f"exit status {code}"
+        return Child(pid, ours, counter), _how(status)
 
     def _ask(self, old: int) -> tuple[socket.socket, memoryview]:
         """Send what a new child needs; return the worker's part of it."""
@@ -139,6 +148,26 @@ def end_process(pid: int) -> int:
         return os.waitpid(pid, 0)[1]
     except (ProcessLookupError, ChildProcessError):
         return 0
+
+
+def _end_if_it_does(pid: int) -> int:
+    """Kill a child and return its status, NO_END if it does not end in time."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    for _ in range(END_LOOKS):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(LOOK_S)
+    return NO_END
+
+
+def _how(status: int) -> str:
+    """Return how a process ended, by its status."""
+    if status == NO_END:
+        return "which SIGKILL does not end"
+    code = os.waitstatus_to_exitcode(status)
+    return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
 def _counter(shared: int) -> memoryview:
@@ -188,7 +217,7 @@ def _serve(control: socket.socket, work: Work) -> None:
         if not ask:
             return
         (old,) = ASK.unpack(ask)
-        status = end_process(old) if old else 0
+        status = _end_if_it_does(old) if old else 0
         pid = _fork_without_collecting()
         if pid == 0:
             control.close()

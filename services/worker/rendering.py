@@ -54,6 +54,10 @@ class Rendering:
         self._on_answer, self._on_death = on_answer, on_death
         await self._pool.start(self._answered, on_death)
 
+    async def loaded(self) -> None:
+        """Return when every process can render; never if one cannot, of which `on_death` is told."""
+        await self._pool.loaded()
+
     def render(self, name: str, spec: PromptSpec) -> None:
         """Queue a prompt."""
         fits_here = not spec.form and spec.characters <= SHORT_CHARACTERS

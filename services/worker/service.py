@@ -114,13 +114,10 @@ class Service:
         server = bind(self._settings.listen, [], _no_servicers, security_of(self._settings), self._settings.reflection)
         self._engine.start(self.runner.post, self.runner.died, self.runner.tokens_generated)
         await self._tokenizer.start(self.runner.tokenized, self.runner.tokenizer_died)
-        await server.start()
-        host = self._settings.listen.rpartition(":")[0]
-        tell(f"ready: worker on {host}:{server.port}", announce)
         loop = asyncio.get_running_loop()
         main = loop.create_task(self.runner.run(), name="runner")
         links = [
-            loop.create_task(self._scheduler.run(), name="scheduler-link"),
+            loop.create_task(self._to_scheduler(server, announce), name="scheduler-link"),
             loop.create_task(self._to_queue(), name="queue-link"),
         ]
         waits = [loop.create_task(event.wait()) for event in (stop, self.runner.dead)]
@@ -130,6 +127,14 @@ class Service:
             task.cancel()
         await self._stop(server, [main, *links])
         return status
+
+    async def _to_scheduler(self, server: Server, announce: TextIO) -> None:
+        """Be ready, and ask for grants, from when every tokenizer process can render."""
+        await self._tokenizer.loaded()
+        await server.start()
+        host = self._settings.listen.rpartition(":")[0]
+        tell(f"ready: worker on {host}:{server.port}", announce)
+        await self._scheduler.run()
 
     async def _to_queue(self) -> None:
         """Keep the Work stream open, from when the scheduler has let this instance in.

@@ -112,7 +112,7 @@ class WorkerSettings(ServiceSettings):
         ge=0,
         description="Seconds without a step, though something is in the engine, after which it is taken for dead and"
         " the worker ends; 0 waits for ever. Of a time for which the worker itself was stopped, a tenth of this counts"
-        " at most.",
+        " at most. A tokenizer process may take so long to load, too.",
     )
 
     engine_arguments: dict[str, Any] = Field(

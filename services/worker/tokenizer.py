@@ -19,6 +19,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
@@ -38,10 +39,14 @@ by then are sent: it may take a second."""
 
 STALLED_AFTER_S = 60.0
 """A process that has answered nothing for so long, though it has prompts, will not: a million tokens take a slow
-tokenizer 5 s. Loading does not count."""
+tokenizer 5 s. Loading does not count: it has a bound of its own."""
 
 STALL_LOOKS = 10
-"""How often it is looked at in that time: where all processes were stopped for a minute, that is one look."""
+"""How often it is looked at in that time, and while it loads: where all processes were stopped for a minute, that is
+one look."""
+
+LOAD_S = 300.0
+"""Where nobody says how long a process may take to be there, loaded."""
 
 FORM_CPU_S = 15.0
 """Processor time that a look at one form may take: the engine looks at what has passed again, on the worker's own event
@@ -97,16 +102,23 @@ def deadly_form(why: str) -> Refusal:
 class TokenizerProcess:
     """A tokenizer process and those that follow it: one at a time, each until it dies or stalls."""
 
-    def __init__(self, nursery: Nursery) -> None:
-        """Have one forked, which begins to load; call it with no event loop running, then `start`."""
+    def __init__(self, nursery: Nursery, load_s: float = LOAD_S) -> None:
+        """Have one forked, which begins to load; call it with no event loop running, then `start`.
+
+        It, and each that follows, is to have loaded within `load_s` seconds; 0 waits for ever.
+        """
         self._nursery = nursery
+        self._load_s = load_s
         self._child = nursery.first()
         self._prompts = PromptLine()
         self._ready = asyncio.Event()
         """Set when there may be something to send."""
-        self._loaded = False
+        self._loaded = asyncio.Event()
+        """Set while there is a process that can render."""
+        self._lost = asyncio.Event()
+        """Set when there is none any more."""
         self._stalled = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def child(self) -> Child:
@@ -114,8 +126,16 @@ class TokenizerProcess:
         return self._child
 
     def start(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
-        """Begin to work on the running loop; `on_death` is told once that nothing will be rendered any more."""
-        self._task = asyncio.get_running_loop().create_task(self._run(on_answer, on_death), name="tokenizer")
+        """Begin to work on the running loop; `on_death` is told that nothing will be rendered any more."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._run(on_answer, on_death), name="tokenizer"),
+            loop.create_task(self._watch_loads(on_death), name="tokenizer-loads"),
+        ]
+
+    async def loaded(self) -> None:
+        """Return when there is a process that can render; never if none ever can, of which `on_death` is told."""
+        await self._loaded.wait()
 
     def render(self, name: str, spec: PromptSpec) -> None:
         """Queue a prompt."""
@@ -128,9 +148,9 @@ class TokenizerProcess:
 
     async def close(self) -> None:
         """Take no more answers; the nursery ends the process."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._child.socket.close()
 
     async def _run(self, on_answer: OnAnswer, on_death: OnDeath) -> None:
@@ -168,7 +188,7 @@ class TokenizerProcess:
             while True:
                 await self._ready.wait()
                 self._ready.clear()
-                going = self._prompts.go_ahead() if self._loaded else []
+                going = self._prompts.go_ahead() if self._loaded.is_set() else []
                 if not going:
                     continue
                 body = pickle.dumps([(name, spec.packed()) for name, spec in going], protocol=pickle.HIGHEST_PROTOCOL)
@@ -188,7 +208,7 @@ class TokenizerProcess:
             while True:
                 (size,) = FRAME.unpack(await reader.readexactly(FRAME.size))
                 answers: list[PackedAnswer] = pickle.loads(await reader.readexactly(size))
-                self._loaded = True
+                self._loaded.set()
                 for name, answer in answers:
                     if prompts.answered(name):
                         on_answer(name, _unpacked(answer))
@@ -208,12 +228,33 @@ class TokenizerProcess:
         self._stalled = True
         writer.transport.abort()
 
+    async def _watch_loads(self, on_death: OnDeath) -> None:
+        """Say that nothing will be rendered when a process is not there, loaded, for too long.
+
+        Whoever holds it up, the nursery too, is not waited for.
+        """
+        while await self._loads():
+            await self._lost.wait()
+            self._lost.clear()
+        on_death(f"a tokenizer process has not loaded within {self._load_s:g} s")
+
+    async def _loads(self) -> bool:
+        """Return whether the next process has loaded in time."""
+        for _ in range(STALL_LOOKS):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._load_s / STALL_LOOKS or None):
+                    await self._loaded.wait()
+                    return True
+        return False
+
     async def _replace(self, on_answer: OnAnswer) -> None:
         """Have a successor take over, but for the prompt that the process died of; that one's attempt has failed.
 
         Raises NurseryGoneError, and NotLoadedError if the process had rendered nothing and was not asked to.
         """
-        was_loaded, self._loaded = self._loaded, False
+        was_loaded = self._loaded.is_set()
+        self._loaded.clear()
+        self._lost.set()
         stalled, self._stalled = self._stalled, False
         culprit = self._prompts.process_lost(self._child.counter[BEGUN])
         looked = bool(self._child.counter[LOOKS])
@@ -235,15 +276,17 @@ class TokenizerProcess:
 class TokenizerPool:
     """A few tokenizer processes, taken in turn, and their nursery."""
 
-    def __init__(self, nursery: Nursery, count: int = 1) -> None:
-        """Have `nursery` fork so many, at least one."""
+    def __init__(self, nursery: Nursery, count: int = 1, load_s: float = LOAD_S) -> None:
+        """Have `nursery` fork so many, at least one, each of which loads within `load_s` seconds; 0 waits for ever."""
         self._nursery = nursery
-        self._processes = deque(TokenizerProcess(nursery) for _ in range(count))
+        self._processes = deque(TokenizerProcess(nursery, load_s) for _ in range(count))
 
     @classmethod
-    def fork(cls, make_renderer: Callable[[], CheckingRenderer], count: int = 1) -> TokenizerPool:
+    def fork(
+        cls, make_renderer: Callable[[], CheckingRenderer], count: int = 1, load_s: float = LOAD_S
+    ) -> TokenizerPool:
         """Fork nursery and processes; `make_renderer` runs in each. Call it with no event loop running."""
-        return cls(Nursery.fork(partial(_serve, make_renderer)), count)
+        return cls(Nursery.fork(partial(_serve, make_renderer)), count, load_s)
 
     @property
     def pids(self) -> Sequence[int]:
@@ -254,6 +297,11 @@ class TokenizerPool:
         """Begin to work on the running loop."""
         for process in self._processes:
             process.start(on_answer, on_death)
+
+    async def loaded(self) -> None:
+        """Return when each of the processes can render; never if one cannot, of which `on_death` is told."""
+        for process in tuple(self._processes):
+            await process.loaded()
 
     def render(self, name: str, spec: PromptSpec) -> None:
         """Queue a prompt with the next process."""

@@ -37,9 +37,9 @@ class Deadly(ByteRenderer):
 class Started(Answered):
     """A pool with its answers."""
 
-    def __init__(self, make_renderer: Callable[[], CheckingRenderer], count: int = 1) -> None:
+    def __init__(self, make_renderer: Callable[[], CheckingRenderer], count: int = 1, load_s: float = 300.0) -> None:
         super().__init__()
-        self.pool = TokenizerPool.fork(make_renderer, count)
+        self.pool = TokenizerPool.fork(make_renderer, count, load_s)
 
     async def start(self) -> Started:
         await self.pool.start(self.answer, self.died)
@@ -160,6 +160,104 @@ async def test_while_it_loads_and_while_it_has_nothing_to_do_it_may_say_nothing(
     assert started.pool.pids[1] == first
     assert not started.deaths
     await started.pool.close()
+
+
+async def test_a_first_one_that_does_not_load_in_time_ends_the_worker() -> None:
+    gate = Gate()
+
+    def load() -> CheckingRenderer:
+        gate.wait()
+        return ByteRenderer(1000)
+
+    started = await Started(load, 2, load_s=0.2).start()
+    gate.open()  # for one of the two
+    started.render("early", "too")
+    loaded = asyncio.create_task(started.pool.loaded())
+    await started.until(deaths=1)
+    assert set(started.deaths) == {"a tokenizer process has not loaded within 0.2 s"}
+    assert not loaded.done()
+    loaded.cancel()
+    await started.pool.close()
+
+
+def have_little_time(pool: TokenizerPool) -> None:
+    """Have those who come load in a moment; those who are there have done it."""
+    for process in pool._processes:
+        process._load_s = 0.2
+
+
+async def test_a_successor_that_does_not_load_in_time_ends_the_worker() -> None:
+    gate = Gate()
+
+    def load() -> CheckingRenderer:
+        gate.wait()
+        return ByteRenderer(1000)
+
+    started = await Started(load).start()
+    gate.open()
+    await started.pool.loaded()
+    have_little_time(started.pool)
+    os.kill(started.pool.pids[1], signal.SIGKILL)
+    started.render("late")
+    await started.until(deaths=1)
+    assert started.deaths == ["a tokenizer process has not loaded within 0.2 s"]
+    assert not started.answers
+    await started.pool.close()
+
+
+async def test_so_does_a_nursery_that_does_not_answer_in_time(started: Started) -> None:
+    await started.pool.loaded()
+    have_little_time(started.pool)
+    nursery_pid, pid = started.pool.pids
+    os.kill(nursery_pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    await started.until(deaths=1)
+    assert started.deaths == ["a tokenizer process has not loaded within 0.2 s"]
+
+
+async def test_where_no_time_is_set_loading_is_waited_for() -> None:
+    gate = Gate()
+
+    def load() -> CheckingRenderer:
+        gate.wait()
+        return ByteRenderer(1000)
+
+    started = await Started(load, load_s=0.0).start()
+    await gate.reached()
+    await turns(1000)
+    gate.open()
+    await started.pool.loaded()
+    assert not started.deaths
+    await started.pool.close()
+
+
+async def test_one_that_nothing_ends_holds_up_neither_its_successor_nor_those_of_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that hangs in the kernel, which SIGKILL does not end either."""
+    monkeypatch.setattr("services.worker.tokenizer.STALLED_AFTER_S", 2.0)
+    gate = Gate()
+    with monkeypatch.context() as patched:
+        patched.setattr("services.worker.nursery.os.kill", lambda *_: None)
+        patched.setattr("services.worker.nursery.END_LOOKS", 10)
+        started = Started(lambda: Gated(gate), 2)
+    await started.start()
+    await started.pool.loaded()
+    _, stuck, other = started.pool.pids
+    started.render("wait")
+    await gate.reached()
+    monkeypatch.setattr("services.worker.tokenizer.STALLED_AFTER_S", 0.0)
+    await wait_for_async(lambda: _is("wait" in started.answers), "the stalled one to be given up")
+    monkeypatch.setattr("services.worker.tokenizer.STALLED_AFTER_S", 60.0)
+    assert alive(stuck)
+    os.kill(other, signal.SIGKILL)
+    await wait_for_async(lambda: _is(other not in started.pool.pids), "the other's successor")
+    await started.pool.loaded()
+    started.render("a", "b")
+    await started.until(3)
+    assert not started.deaths
+    await started.pool.close()
+    await wait_for_async(lambda: _is(not alive(stuck)), "its end")
 
 
 async def test_one_that_cannot_load_ends_the_worker() -> None:
