@@ -146,14 +146,22 @@ class Counters:
         self.fencing_token = max(self.fencing_token, given.fencing_token)
 
 
+class Stop(NamedTuple):
+    """The latest stop of the queue in order: until workers came back, nobody could hand them their runs back."""
+
+    fencing_token: int = 0
+    """The latest that had been given by then; 0 if the queue has never been stopped in order."""
+    back_tokens: tuple[int, ...] = ()
+    """Those up to it whose workers have come back with their leases since."""
+
+
 @dataclass(slots=True)
 class Recovered:
     """What a store holds of live requests, read at start-up."""
 
     counters: Counters = field(default_factory=Counters)
     entries: list[Entry] = field(default_factory=list)
-    stopped_token: int = 0
-    """The latest fencing token when a life of the store last ended in order; 0 if none has."""
+    stop: Stop = field(default_factory=Stop)
 
 
 def request_id_of(store_id: str, seq: int) -> str:

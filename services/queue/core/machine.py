@@ -98,7 +98,7 @@ class Machine:
         """Take over what the store holds; `quotas` are in force until others are set."""
         self.book = Book(store_id, rules.channels, rules.lease_ns, recovered, now_ns)
         self.audit = Audit(self.book)
-        self._workers = Workers(self.book, rules, recovered.stopped_token)
+        self._workers = Workers(self.book, rules, recovered.stop)
         self._quotas = quotas
         self._fresh_keys: dict[tuple[str, str], int] = {}
         self._erased: set[int] = set()

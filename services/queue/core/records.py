@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from services.core.value import fields
 from services.queue.core.ages import Ages, Gap
-from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Counters, Entry, RequestMeta
+from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Counters, Entry, RequestMeta, Stop
 from services.queue.core.lifecycle import Outcome, State
 
 SCHEMA_VERSION: Final = 3
@@ -304,16 +304,17 @@ def decode_clock(row: bytes) -> tuple[int, Ages]:
     return seq_of(known), Ages(tuple([Gap(*pair) for pair in _PAIR.iter_unpack(gaps)]))
 
 
-def encode_stopped(fencing_token: int) -> bytes:
-    """Return the row in `meta` of a stop in order: the latest fencing token given by then."""
-    return seq_key(fencing_token)
+def encode_stopped(fencing_token: int, back_tokens: Sequence[int] = ()) -> bytes:
+    """Return the row in `meta` of a stop in order, of which `Stop` says the rest."""
+    return struct.pack(f">{1 + len(back_tokens)}Q", fencing_token, *back_tokens)
 
 
-def decode_stopped(row: bytes) -> int:
+def decode_stopped(row: bytes) -> Stop:
     """Read the row of the latest stop in order; raises ValueError if it is not one."""
-    if len(row) != 8:
+    if not row or len(row) % 8:
         raise ValueError(f"the row of the last stop has {len(row)} bytes")
-    return seq_of(row)
+    fencing_token, *back_tokens = struct.unpack(f">{len(row) // 8}Q", row)
+    return Stop(fencing_token, tuple(back_tokens))
 
 
 def encode_result(head: ResultHead, body: bytes) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from services.queue.core import records
 from services.queue.core.book import Book, Change, stop_failure
 from services.queue.core.effects import (
     Deliver,
@@ -20,8 +21,9 @@ from services.queue.core.effects import (
     StopRun,
     TokensWatched,
     WorkOpened,
+    Write,
 )
-from services.queue.core.entry import BatchKey, Entry, Failure, parse_request_id
+from services.queue.core.entry import BatchKey, Entry, Failure, Stop, parse_request_id
 from services.queue.core.lifecycle import Input, Outcome, State
 from services.queue.core.messages import (
     Claim,
@@ -71,16 +73,15 @@ class Worker:
 class Workers:
     """The workers the queue knows: those with a Work stream, and those that may return in time."""
 
-    def __init__(self, book: Book, rules: Rules, stopped_token: int = 0) -> None:
+    def __init__(self, book: Book, rules: Rules, stop: Stop) -> None:
         """Know no worker yet; recovered leases wait for theirs, or expire.
 
-        Leases up to `stopped_token` are of before a stop of the queue during which no worker could hand them back.
+        Leases up to its token are of before `stop`, during which no worker could hand them back.
         """
         self._book = book
         self._rules = rules
-        self._stopped_token = stopped_token
-        self._back_tokens: set[int] = set()
-        """Leases of before the stop whose workers have come back with them."""
+        self._stop = stop
+        self._back_tokens = set(stop.back_tokens)
         self._workers: dict[str, Worker] = {}
         self._by_stream: dict[int, Worker] = {}
         self._offers = Offers()
@@ -123,12 +124,20 @@ class Workers:
                 self._book.emit(StopRun(message.stream, lease, StopReason.LEASE_LOST))
                 continue
             adopted.add(entry.seq)
-            if lease.fencing_token <= self._stopped_token:
-                self._back_tokens.add(lease.fencing_token)
             self._book.renew(entry.seq, now_ns)
             self.tell_stop(entry)
             self._tell_watched(entry, self._is_watched(entry))
+        self._note_back(adopted)
         return adopted
+
+    def _note_back(self, seqs: Iterable[int]) -> None:
+        """Have the store know of leases from before the stop that their worker has been seen with them since."""
+        tokens = {self._book.entries[seq].fencing_token for seq in seqs}
+        back = {token for token in tokens if token <= self._stop.fencing_token} - self._back_tokens
+        if back:
+            self._back_tokens |= back
+            row = records.encode_stopped(self._stop.fencing_token, sorted(self._back_tokens))
+            self._book.emit(Write(records.META, records.STOPPED_KEY, row))
 
     def _miss(self, entry: Entry, instance_id: str, now_ns: int) -> None:
         """Requeue what a worker that returned does not hold.
@@ -146,7 +155,7 @@ class Workers:
         One that was to stop while the queue was stopped, as where a whole fleet is, had nobody to hand it back to.
         """
         token = entry.fencing_token
-        had_nobody = token <= self._stopped_token and token not in self._back_tokens
+        had_nobody = token <= self._stop.fencing_token and token not in self._back_tokens
         if had_nobody and entry.uncounted < MOST_UNCOUNTED:
             self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
         else:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.core.entry import Counters, Entry, Recovered
+from services.queue.core.entry import Counters, Entry, Recovered, Stop
 from services.queue.core.lifecycle import State
 from services.queue.storage.store import Row, Store, StoreUnusableError
 
@@ -40,7 +40,7 @@ class Recovery:
             # Not by its counters: a store of an older version has none before its first request is written.
             self._is_new = store.get(records.META, records.STORE_ID_KEY) is None
             row = store.get(records.META, records.STOPPED_KEY)
-            self.stopped_token = 0 if row is None else records.decode_stopped(row)
+            self.stop = Stop() if row is None else records.decode_stopped(row)
         self._last_seq = self.counters.seq
 
     def pass_numbers_over(self) -> None:
@@ -111,7 +111,7 @@ def recover(store: Store) -> Recovered:
     """Return every live request of `store`; raises StoreUnusableError if its rows contradict each other."""
     recovery = Recovery(store)
     entries = [entry for page in recovery.pages() for entry in page]
-    return Recovered(recovery.counters, entries, recovery.stopped_token)
+    return Recovered(recovery.counters, entries, recovery.stop)
 
 
 def _lease(key: bytes, row: bytes) -> Entry:

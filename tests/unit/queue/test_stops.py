@@ -9,7 +9,7 @@ import pytest
 from penstock.queue.v1 import queue_pb2
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.core.entry import LeaseRef
+from services.queue.core.entry import LeaseRef, Stop
 from services.queue.core.messages import WorkerClosed, WorkerOpened
 from services.queue.core.workers import MOST_UNCOUNTED
 from services.queue.storage.verify import Verifier
@@ -75,6 +75,48 @@ def test_one_that_came_back_after_the_stop_does() -> None:
     queue.step(WorkerOpened(2, "w", "life-1", (lease,)), WorkerClosed(2))
     queue.tick(max(GRACE_NS, LEASE_NS))
     assert attempts(queue, name) == 1
+
+
+@pytest.mark.parametrize("lose", [comes_anew, stays_away])
+def test_it_does_too_where_the_queue_crashed_or_could_not_write_meanwhile(lose: Callable[[Queue], None]) -> None:
+    queue, name, lease = running()
+    stopped(queue)
+    queue.step(WorkerOpened(2, "w", "life-1", (lease,)))
+    queue.restart()
+    lose(queue)
+    assert attempts(queue, name) == 1
+
+
+def test_one_that_came_back_costs_no_other_an_attempt() -> None:
+    queue, name, lease = running()
+    (other,) = queue.submit(meta())
+    queue.step(WorkerOpened(3, "y", "life-1", ()))
+    assert queue.claim(3, other)
+    stopped(queue)
+    queue.step(WorkerOpened(2, "w", "life-1", (lease,)))
+    queue.restart()
+    stays_away(queue)
+    assert (attempts(queue, name), attempts(queue, other)) == (1, 0)
+
+
+def test_the_next_stop_is_one_in_which_nobody_has_come_back() -> None:
+    queue, name, lease = running()
+    stopped(queue)
+    queue.step(WorkerOpened(2, "w", "life-1", (lease,)))
+    stopped(queue)
+    stays_away(queue)
+    assert attempts(queue, name) == 0
+
+
+@pytest.mark.parametrize("stop", [Stop(), Stop(7), Stop((1 << 64) - 1, (1, 5, 7))])
+def test_a_stop_is_read_as_it_was_written(stop: Stop) -> None:
+    assert records.decode_stopped(records.encode_stopped(*stop)) == stop
+
+
+@pytest.mark.parametrize("row", [b"", bytes(7), bytes(9)])
+def test_what_is_no_row_of_a_stop_is_told(row: bytes) -> None:
+    with pytest.raises(ValueError, match=f"has {len(row)} bytes"):
+        records.decode_stopped(row)
 
 
 def test_the_next_attempt_counts() -> None:
