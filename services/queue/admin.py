@@ -69,6 +69,9 @@ class Admin:
         self._metrics = metrics
         self._clock = clock
         self._store_id = store_id
+        self._swept = b""
+        """Where the next sweep begins. No result ends before one that is swept, for the clock of a life goes forward
+        only; what could not be deleted is met again at the next start."""
 
     async def get(self, request: queue_pb2.GetRequest, context: Context) -> queue_pb2.GetResponse:
         """Return where one request is; NOT_FOUND if it is unknown."""
@@ -168,10 +171,11 @@ class Admin:
         Raises StoreError or RefusedError.
         """
         before_ns = self._ages.ago(self._clock.now_ns(), ttl_ns)
-        deleted, after = 0, b""
+        deleted = 0
         while True:
-            # Each page after the last one: what of that could not be deleted would be found again and again.
-            old, after = await self._reader.older_than(before_ns, DELETE_PAGE, after)
+            # Each page after the last one: the store would walk over what was deleted there, and find again and again
+            # what could not be.
+            old, after = await self._reader.older_than(before_ns, DELETE_PAGE, self._swept)
             if not old:
                 return deleted
             # What is damaged stays, for nobody has named it, and all else would stay with it. And a dead letter may be
@@ -181,6 +185,7 @@ class Admin:
             done: Deleted = await self._committer.ask(partial(delete_item, rows=rows))
             self._metrics.expired_results.inc(done.deleted)
             deleted += done.deleted
+            self._swept = after
 
     async def stats(self, context: Context) -> queue_pb2.StatsResponse:
         """Return counts per channel and of the store."""

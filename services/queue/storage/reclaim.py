@@ -21,6 +21,13 @@ RELOCATED_SHARE: Final = 0.25
 """Of the blob files, the oldest: what lives in them a compaction moves to new ones, where there is room. RocksDB's
 default."""
 
+WALKED_AT_MOST: Final = 30_000
+"""Deleted rows that a read may have to walk over before it comes to one that lives: some milliseconds, in which nobody
+else has the interpreter."""
+
+ROWS_TO_WALKED: Final = 8
+"""So many rows at most are written anew for each deleted one that is no longer walked over."""
+
 ROOM_SHARE: Final = 0.75
 """Of the free space, what a compaction may take for a while."""
 
@@ -83,3 +90,13 @@ def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_l
     if not usage.garbage_bytes or usage.garbage_bytes < bound_bytes or not usage.relocated_share(free_bytes):
         return Step.NOTHING
     return Step.RELOCATE if is_low or 2 * usage.garbage_bytes >= usage.blob_bytes else Step.NOTHING
+
+
+def is_walk_long(usage: Usage, settled: int, free_bytes: int) -> bool:
+    """Return whether a family that is read in the order of its keys is to be compacted for what is deleted there.
+
+    Of the deletions the last compaction left `settled` as they are.
+    """
+    if usage.table_bytes > ROOM_SHARE * free_bytes:
+        return False
+    return usage.deletions - settled >= max(WALKED_AT_MOST, usage.rows / ROWS_TO_WALKED)

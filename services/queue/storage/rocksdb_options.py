@@ -6,11 +6,15 @@ from typing import Any
 
 import rocksdict
 
-from services.queue.core.records import PARTS, PAYLOADS, RESULTS
+from services.queue.core.records import COMPLETIONS, DEAD, EXPIRY, FILES, PARTS, PAYLOADS, RECORDS, RESULTS
 from services.queue.storage.spared import Spared
 
 BODIES = (PAYLOADS, RESULTS, PARTS)
 """Families whose rows may be large."""
+
+WALKED = (COMPLETIONS, EXPIRY, DEAD, FILES, RECORDS)
+"""Families that are read in the order of their keys while the queue serves, from where many rows may be deleted: by
+sweeps, lists, and whoever follows a batch. Others of such rows are read so at a start alone."""
 
 WRITE_BUFFER_BYTES = 32 * 1024 * 1024
 """Of one family in memory: a few thousand requests between flushes, and a bound on replay at start-up."""

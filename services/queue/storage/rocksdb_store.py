@@ -356,13 +356,15 @@ class RocksdbStore:
             self._reserve.make()
 
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
-        """Compact what holds the bodies of deleted rows; return the bytes of files that went. Commits go on."""
+        """Compact what deleted rows are in the way of; return the bytes of bodies' files that went. Commits go on."""
         with self._reclaiming, _STORE_ERRORS:
             if is_low and log_bytes(self._path) >= bound_bytes:
                 self._space.let_log_go(self.disk_free_bytes())
             free = self.disk_free_bytes()
             due = 0 if self._reserve is None else self._reserve.due_bytes(free)  # it may be made meanwhile
-            return self._space.reclaim(bound_bytes, free - due, is_low)
+            freed = self._space.reclaim(bound_bytes, free - due, is_low)
+            self._space.shorten_walks(free - due)
+            return freed
 
     def reopen(self) -> None:
         """Close and open again; raises StoreError if that fails."""

@@ -1,4 +1,9 @@
-"""The disk space of RocksDB's families of bodies: what there is of it, and compactions that give it back."""
+"""What deleted rows leave in RocksDB's families, and compactions that end it.
+
+Of bodies that is disk space. Of small rows it is the time of whoever reads them in order: a deleted row is passed over
+one by one, without letting go of the interpreter's lock, until a compaction has met it; and RocksDB begins none while
+the family has less than four new table files, so of an idle queue never.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,8 @@ from typing import Any, Final
 
 import rocksdict
 
-from services.queue.storage.reclaim import ROOM_SHARE, Step, Usage, step_for
-from services.queue.storage.rocksdb_options import BODIES
+from services.queue.storage.reclaim import ROOM_SHARE, Step, Usage, is_walk_long, step_for
+from services.queue.storage.rocksdb_options import BODIES, WALKED
 from services.queue.storage.spared import Spared
 
 SMALL_STEP_BYTES: Final = 64 * 1024 * 1024
@@ -33,7 +38,7 @@ class Space:
         self._families = families
         self._spared = spared
         self._errors = errors
-        self._settled = dict.fromkeys(BODIES, 0)
+        self._settled = dict.fromkeys((*BODIES, *WALKED), 0)
         self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
 
     def let_log_go(self, free_bytes: int) -> None:
@@ -47,6 +52,16 @@ class Space:
         names = [name for name in BODIES if name not in self._spared.families]
         return sum(self._reclaim(name, bound_bytes, free_bytes, is_low) for name in names)
 
+    def shorten_walks(self, free_bytes: int) -> None:
+        """Compact the families that are read in order and where `is_walk_long` now. Blocks meanwhile."""
+        for name in WALKED:
+            usage = self._usage(name)
+            self._settled[name] = min(self._settled[name], usage.deletions)
+            if name in self._spared.families or not is_walk_long(usage, self._settled[name], free_bytes):
+                continue
+            # Forced: else rows that nothing lies below are only handed down, deleted as they are.
+            self._compact(name, rocksdict.BottommostLevelCompaction.force_optimized())
+
     def _reclaim(self, name: str, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
         usage = self._usage(name)
         self._settled[name] = min(self._settled[name], usage.deletions)  # RocksDB has compacted by itself
@@ -55,15 +70,19 @@ class Space:
             return 0
         self._tune(name, usage, free_bytes)
         self._families[name].flush(True)
-        before, errors = self._file_bytes(name), self._errors()
+        before = self._file_bytes(name)
+        self._compact(name, rocksdict.BottommostLevelCompaction.force() if step is Step.RELOCATE else None)
+        return max(0, before - self._file_bytes(name))
+
+    def _compact(self, name: str, bottommost: Any = None) -> None:
+        errors = self._errors()
         options = rocksdict.CompactOptions()
         options.set_exclusive_manual_compaction(False)  # those of other families go on
-        if step is Step.RELOCATE:
-            options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
-        self._families[name].compact_range(None, None, options)
+        if bottommost is not None:
+            options.set_bottommost_level_compaction(bottommost)
+        self._families[name].compact_range(None, None, options)  # flushes what is in memory first
         if self._errors() == errors:  # else it is tried again
             self._settled[name] = self._usage(name).deletions
-        return max(0, before - self._file_bytes(name))
 
     def _tune(self, name: str, usage: Usage, free_bytes: int) -> None:
         """Have compactions be as large as they are by default, or take little room and move nothing where it is short.

@@ -89,6 +89,8 @@ class Store(Protocol):
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
         """Give back the disk space of deleted payloads, results and parts, if more than `bound_bytes` of it are dead,
         and all that is worth it if `is_low`, there being little; return the bytes. Blocks, and holds up no write.
+
+        What is deleted of small rows goes as well, where reads would walk over many.
         """
 
     def reopen(self) -> None:

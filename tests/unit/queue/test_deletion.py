@@ -15,6 +15,7 @@ import pytest
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue.admin import delete_item
+from services.queue.committer import RefusedError
 from services.queue.core.effects import Write
 from services.queue.core.entry import DEFAULT_TENANT, request_id_of
 from services.queue.core.messages import Cancel, Delete, RequeueDead
@@ -201,6 +202,45 @@ async def test_a_sweep_that_finds_rows_it_cannot_delete_ends(peer: Peer, monkeyp
     monkeypatch.setattr("services.queue.admin.DELETE_PAGE", 2)
     peer.service._store.write([Write(EXPIRY, expiry_key(1, seq), b"") for seq in (7, 8, 9)])
     assert await peer.service._admin.sweep(0) == 0
+
+
+def swept_from(store: Store) -> list[bytes]:
+    """Note in a list, which is returned, where sweeps begin to read the results by age."""
+    starts: list[bytes] = []
+
+    def scan(family: str, start: bytes, end: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        if family == EXPIRY:
+            starts.append(start)
+        return type(store).scan(store, family, start, end, limit)
+
+    store.scan = scan  # type: ignore[method-assign]
+    return starts
+
+
+async def test_a_sweep_walks_over_nothing_that_was_deleted_by_one_before(peer: Peer) -> None:
+    starts = swept_from(peer.service._store)
+    last_key = b""
+    for deleted in (3, 1, 0):
+        names = [name for _ in range(deleted) for name in await peer.submit(text())]
+        if names:
+            await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(*names)))
+        rows = peer.service._store.scan(EXPIRY, b"", b"", 9)
+        starts.clear()
+        assert await peer.service._admin.sweep(0) == deleted
+        assert min(starts) > last_key if last_key else min(starts) == b""
+        last_key = rows[-1][0] if rows else last_key
+
+
+@pytest.mark.skipif(COMPILED, reason="nothing patches a compiled method")
+async def test_a_page_that_could_not_be_deleted_is_where_the_next_sweep_begins(peer: Peer) -> None:
+    names = await peer.submit(text(), text())
+    await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(*names)))
+    with (
+        patch.object(peer.service.committer, "ask", side_effect=RefusedError("no", disk_full=False)),
+        pytest.raises(RefusedError),
+    ):
+        await peer.service._admin.sweep(0)
+    assert await peer.service._admin.sweep(0) == 2
 
 
 async def test_deadlines_are_met_while_a_sweep_takes_long(peer: Peer) -> None:

@@ -76,6 +76,15 @@ async def test_what_a_life_serves_is_counted(store: Any) -> None:
         await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=name)), grpc.StatusCode.NOT_FOUND, name)
 
 
+async def test_what_ends_in_a_life_whose_clock_is_behind_the_one_before_is_swept_too(store: Any) -> None:
+    for behind_ns in (0, DAY_NS):
+        async with life(store, behind_ns) as peer:
+            (name,) = await peer.submit(text())
+            await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(name)))
+            await peer.service.clockwork.sweep(0)
+            await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=name)), grpc.StatusCode.NOT_FOUND, name)
+
+
 async def test_files_and_uploads_outlive_it_too(store: Any) -> None:
     async with life(store, 8 * DAY_NS) as peer:
         stub: Any = files_pb2_grpc.FilesServiceStub(peer.channel)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from services.queue.core.effects import Write
-from services.queue.core.records import PARTS, PAYLOADS, RESULTS, seq_key
+from services.queue.core.records import COMPLETIONS, DEAD, EXPIRY, FILES, PARTS, PAYLOADS, RECORDS, RESULTS, seq_key
 from services.queue.storage import reclaimer
 from services.queue.storage.health import StoreHealth
-from services.queue.storage.reclaim import Step, Usage, step_for
+from services.queue.storage.reclaim import WALKED_AT_MOST, Step, Usage, is_walk_long, step_for
 from services.queue.storage.reclaimer import Reclaimer
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError
@@ -137,6 +137,42 @@ def test_no_more_is_moved_than_there_is_room_for() -> None:
     assert step_for(usage, 0, 32 * MIB, 200 * MIB, True) is Step.RELOCATE
     assert step_for(usage, 0, 32 * MIB, 120 * MIB, True) is Step.NOTHING
     assert usage._replace(moves_blobs=False).relocated_share(PLENTY) == 0.0
+
+
+@pytest.mark.parametrize("family", [EXPIRY, COMPLETIONS, DEAD, FILES, RECORDS])
+def test_reads_in_order_do_not_walk_over_many_deleted_rows(store: RocksdbStore, family: str) -> None:
+    keys = [seq_key(n) for n in range(WALKED_AT_MOST)]
+    store.write([Write(family, key, b"") for key in keys])
+    store.write([Write(family, key, None) for key in keys[1:]])
+    store.reclaim(8 * MIB, False)
+    assert store._space._usage(family).deletions == WALKED_AT_MOST - 1, "a few are not worth a compaction"
+    store.write([Write(family, keys[0], None)])
+    assert store.reclaim(8 * MIB, False) == 0, "bytes of bodies"
+    assert store._space._usage(family).deletions == 0
+    assert store.scan(family, b"", b"", 1) == []
+
+
+def test_a_family_with_damage_is_walked_over(store: RocksdbStore) -> None:
+    store._spared.families.add(EXPIRY)
+    keys = [seq_key(n) for n in range(WALKED_AT_MOST)]
+    store.write([Write(EXPIRY, key, b"") for key in keys])
+    store.write([Write(EXPIRY, key, None) for key in keys])
+    store.reclaim(8 * MIB, True)
+    assert store._space._usage(EXPIRY).deletions == WALKED_AT_MOST
+
+
+@pytest.mark.parametrize(
+    ("usage", "settled", "free_bytes", "is_long"),
+    [
+        (USAGE._replace(deletions=WALKED_AT_MOST), 0, PLENTY, True),
+        (USAGE._replace(deletions=WALKED_AT_MOST), 1, PLENTY, False),  # the last compaction left one
+        (USAGE._replace(deletions=WALKED_AT_MOST, rows=10**6), 0, PLENTY, False),  # too much to write anew
+        (USAGE._replace(deletions=125_000, rows=10**6), 0, PLENTY, True),
+        (USAGE._replace(deletions=WALKED_AT_MOST), 0, MIB, False),  # no room for it
+    ],
+)
+def test_walks_that_are_worth_a_compaction(usage: Usage, settled: int, free_bytes: int, is_long: bool) -> None:
+    assert is_walk_long(usage, settled, free_bytes) is is_long
 
 
 # ---- the loop ----
