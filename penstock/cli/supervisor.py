@@ -23,7 +23,7 @@ from penstock.exits import EX_CANNOT_WRITE, EX_SOFTWARE, EX_UNAVAILABLE
 READY = re.compile(rb"^ready: \S+ on (\S+)")
 
 SHUTDOWN_S = 25.0
-"""Longest a service may take to drain: its own grace period is 20 s."""
+"""Longest a service may take to drain: its own grace period is 8 s, if nobody has set a longer one."""
 
 FIRST_PAUSE_S = 0.5
 MOST_PAUSE_S = 15.0

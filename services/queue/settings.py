@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS
-from services.config import ChannelledSettings, ListenAddress, Seconds
+from services.config import SHUTDOWN_GRACE_S, ChannelledSettings, ListenAddress, Seconds
 
 
 class QueueSettings(ChannelledSettings):
@@ -38,7 +38,9 @@ class QueueSettings(ChannelledSettings):
     )
 
     shutdown_grace_s: Seconds = Field(
-        20.0, gt=0, description="Seconds that calls in flight at SIGTERM get, at most 2; streams end at once."
+        SHUTDOWN_GRACE_S,
+        gt=0,
+        description="Seconds that calls in flight at SIGTERM get, at most 2; streams end at once.",
     )
 
     @field_validator("backup_dir", mode="before")

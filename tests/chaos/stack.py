@@ -27,7 +27,7 @@ CLIENT_WAITS_S = 60
 """How long a client that is started waits for the queue to be there."""
 
 STOP_S = 30.0
-"""Longest that a service may take to end: its own grace period is 20 s."""
+"""Longest that a service may take to end: its own grace period is 8 s."""
 
 CLIENT_INTERRUPTED = 130
 """Exit status of `penstock run-batch` after a signal."""

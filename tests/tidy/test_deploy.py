@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from services.config import SHUTDOWN_GRACE_S, ServiceSettings
 from services.config_source import variable_of
 from services.gateway.settings import GatewaySettings
-from services.queue.service import STREAM_GRACE_S
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
+from services.worker.service import FLUSH_S
 from services.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +24,10 @@ CONSTRAINED = [path for path in PACKAGES if "\n-c " in path.read_text()]
 STACK: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 OURS = ("queue", "scheduler", "worker", "gateway")
 PUBLISHED = {"queue", "gateway"}
+DOCKER_STOP_S = 10.0
+"""Between SIGTERM and SIGKILL, of a container for which nobody has set it."""
+END_S = FLUSH_S
+"""What a service needs beyond its grace: a worker, to hand back what runs."""
 
 
 def names(path: Path) -> set[str]:
@@ -99,11 +104,17 @@ def test_the_stack_publishes_queue_and_gateway_on_loopback_and_nothing_else() ->
 
 
 def test_a_stopped_service_gets_the_time_it_takes() -> None:
-    told = re.search(r":-(\d+)", STACK["worker"]["environment"]["PENSTOCK_WORKER_SHUTDOWN_GRACE_S"])
-    assert told is not None
-    gateway_s = GatewaySettings.model_fields["shutdown_grace_s"].default
-    for service, takes_s in (("queue", STREAM_GRACE_S), ("gateway", gateway_s), ("worker", float(told[1]))):
-        assert float(STACK[service]["stop_grace_period"].rstrip("s")) > takes_s
+    for service in OURS:
+        told = re.search(
+            r":-(\d+)", STACK[service]["environment"].get(f"PENSTOCK_{service.upper()}_SHUTDOWN_GRACE_S", "")
+        )
+        grace_s = float(told[1]) if told else SHUTDOWN_GRACE_S
+        assert float(STACK[service]["stop_grace_period"].rstrip("s")) >= grace_s + END_S
+
+
+@pytest.mark.parametrize("settings", [QueueSettings, SchedulerSettings, WorkerSettings, GatewaySettings])
+def test_a_service_that_docker_stops_by_itself_ends_in_time(settings: type[ServiceSettings]) -> None:
+    assert settings.model_fields["shutdown_grace_s"].default + END_S <= DOCKER_STOP_S
 
 
 def test_prometheus_scrapes_every_service_of_the_stack() -> None:
