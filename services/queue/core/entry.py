@@ -151,8 +151,8 @@ class Stop(NamedTuple):
 
     fencing_token: int = 0
     """The latest that had been given by then; 0 if the queue has never been stopped in order."""
-    back_tokens: tuple[int, ...] = ()
-    """Those up to it whose workers have come back with their leases since."""
+    back: tuple[tuple[str, str], ...] = ()
+    """Name and instance id of the workers that have come back since with leases of before."""
 
 
 @dataclass(slots=True)

@@ -304,17 +304,20 @@ def decode_clock(row: bytes) -> tuple[int, Ages]:
     return seq_of(known), Ages(tuple([Gap(*pair) for pair in _PAIR.iter_unpack(gaps)]))
 
 
-def encode_stopped(fencing_token: int, back_tokens: Sequence[int] = ()) -> bytes:
-    """Return the row in `meta` of a stop in order, of which `Stop` says the rest."""
-    return struct.pack(f">{1 + len(back_tokens)}Q", fencing_token, *back_tokens)
+def encode_stopped(stop: Stop) -> bytes:
+    """Return the row in `meta` of a stop in order."""
+    return seq_key(stop.fencing_token) + (json.dumps(stop.back).encode() if stop.back else b"")
 
 
 def decode_stopped(row: bytes) -> Stop:
     """Read the row of the latest stop in order; raises ValueError if it is not one."""
-    if not row or len(row) % 8:
+    if len(row) < 8:
         raise ValueError(f"the row of the last stop has {len(row)} bytes")
-    fencing_token, *back_tokens = struct.unpack(f">{len(row) // 8}Q", row)
-    return Stop(fencing_token, tuple(back_tokens))
+    try:
+        back = tuple([(str(worker_id), str(instance_id)) for worker_id, instance_id in json.loads(row[8:] or b"[]")])
+    except TypeError:
+        raise ValueError("the row of the last stop does not say which workers are back") from None
+    return Stop(seq_of(row[:8]), back)
 
 
 def encode_result(head: ResultHead, body: bytes) -> bytes:

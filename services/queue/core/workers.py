@@ -81,7 +81,7 @@ class Workers:
         self._book = book
         self._rules = rules
         self._stop = stop
-        self._back_tokens = set(stop.back_tokens)
+        self._back = dict.fromkeys(stop.back)
         self._workers: dict[str, Worker] = {}
         self._by_stream: dict[int, Worker] = {}
         self._offers = Offers()
@@ -127,16 +127,15 @@ class Workers:
             self._book.renew(entry.seq, now_ns)
             self.tell_stop(entry)
             self._tell_watched(entry, self._is_watched(entry))
-        self._note_back(adopted)
+        self._note_back((worker.worker_id, worker.instance_id), adopted)
         return adopted
 
-    def _note_back(self, seqs: Iterable[int]) -> None:
-        """Have the store know of leases from before the stop that their worker has been seen with them since."""
-        tokens = {self._book.entries[seq].fencing_token for seq in seqs}
-        back = {token for token in tokens if token <= self._stop.fencing_token} - self._back_tokens
-        if back:
-            self._back_tokens |= back
-            row = records.encode_stopped(self._stop.fencing_token, sorted(self._back_tokens))
+    def _note_back(self, who: tuple[str, str], seqs: Iterable[int]) -> None:
+        """Have the store know that a worker has been seen since the stop with what it has leased from before."""
+        before = any(self._book.entries[seq].fencing_token <= self._stop.fencing_token for seq in seqs)
+        if before and who not in self._back:
+            self._back[who] = None
+            row = records.encode_stopped(Stop(self._stop.fencing_token, tuple(self._back)))
             self._book.emit(Write(records.META, records.STOPPED_KEY, row))
 
     def _miss(self, entry: Entry, instance_id: str, now_ns: int) -> None:
@@ -154,8 +153,8 @@ class Workers:
 
         One that was to stop while the queue was stopped, as where a whole fleet is, had nobody to hand it back to.
         """
-        token = entry.fencing_token
-        had_nobody = token <= self._stop.fencing_token and token not in self._back_tokens
+        is_back = (entry.worker_id, entry.instance_id) in self._back
+        had_nobody = entry.fencing_token <= self._stop.fencing_token and not is_back
         if had_nobody and entry.uncounted < MOST_UNCOUNTED:
             self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
         else:

@@ -8,6 +8,7 @@ from typing import Final
 from services.queue.core import records
 from services.queue.core.ages import COUNTED_GAP_NS, NO_GAPS
 from services.queue.core.effects import Write
+from services.queue.core.entry import Stop
 from services.queue.storage.read_faults import decoded
 from services.queue.storage.store import Store, StoreDamagedError
 
@@ -52,7 +53,7 @@ class Lives:
 
         Blocks on the disk, raises StoreError.
         """
-        stopped = Write(records.META, records.STOPPED_KEY, records.encode_stopped(fencing_token))
+        stopped = Write(records.META, records.STOPPED_KEY, records.encode_stopped(Stop(fencing_token)))
         self._store.write([self._clock(now_ns), stopped])
 
     def _clock(self, now_ns: int) -> Write:

@@ -22,7 +22,7 @@ from tests.support.serving import serving, text
 def stopped(queue: Queue) -> None:
     """Stop the queue in order, as its service does, and start it again."""
     token = queue.machine.book.counters.fencing_token
-    queue.store.write([Write(records.META, records.STOPPED_KEY, records.encode_stopped(token))])
+    queue.store.write([Write(records.META, records.STOPPED_KEY, records.encode_stopped(Stop(token)))])
     queue.restart()
 
 
@@ -108,14 +108,14 @@ def test_the_next_stop_is_one_in_which_nobody_has_come_back() -> None:
     assert attempts(queue, name) == 0
 
 
-@pytest.mark.parametrize("stop", [Stop(), Stop(7), Stop((1 << 64) - 1, (1, 5, 7))])
+@pytest.mark.parametrize("stop", [Stop(), Stop(7), Stop((1 << 64) - 1, (("w", "life-1"), ("é", "")))])
 def test_a_stop_is_read_as_it_was_written(stop: Stop) -> None:
-    assert records.decode_stopped(records.encode_stopped(*stop)) == stop
+    assert records.decode_stopped(records.encode_stopped(stop)) == stop
 
 
-@pytest.mark.parametrize("row", [b"", bytes(7), bytes(9)])
+@pytest.mark.parametrize("row", [b"", bytes(7), bytes(9), bytes(8) + b"[", bytes(8) + b"7", bytes(8) + b"[1]"])
 def test_what_is_no_row_of_a_stop_is_told(row: bytes) -> None:
-    with pytest.raises(ValueError, match=f"has {len(row)} bytes"):
+    with pytest.raises(ValueError):  # noqa: PT011 - json's own among them
         records.decode_stopped(row)
 
 
