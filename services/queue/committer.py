@@ -287,7 +287,7 @@ class Committer:
         told = await self._foretell(said)
         if rows:
             rows.append(sealed.counters)
-            await self._written(lambda: self._write(rows), len(rows) <= SHORT_ROWS, told)
+            await self._written(rows, told)
             self._outlet.observe_commit(len(messages), (self._clock.now_ns() - now_ns) / 1e9)
         self._release(Released([effect for effect in said if type(effect) not in EARLY], sealed.progress))
 
@@ -309,28 +309,33 @@ class Committer:
         self._outlet.foretell(Early(for_workers, payloads, for_scheduler))
         return True
 
-    async def _written(self, write: Callable[[], None], short: bool, told: bool) -> None:
-        """Do a write where it costs least; `told`: something was said early."""
+    async def _written(self, rows: list[Write | PutResult], told: bool) -> None:
+        """Write `rows` where it costs least; `told`: something was said early."""
+        short = len(rows) <= SHORT_ROWS
         if short and self._last_short_ns <= SHORT_WRITE_NS:
             if told:
                 await asyncio.sleep(0)  # the writers of the streams go first: this thread is about to be held up
-            self._timed(write, short)
-        else:
-            await self._off_loop(lambda: self._timed(write, short))
+            if self._write(rows, short, False):
+                return  # else nothing of it is written: whatever has to be waited for, the loop goes on meanwhile
+        await self._off_loop(lambda: self._write(rows, short, True))
 
-    def _timed(self, write: Callable[[], None], short: bool) -> None:
-        began_ns = self._clock.now_ns()
+    def _write(self, rows: list[Write | PutResult], short: bool, waits: bool) -> bool:
+        """Return whether `rows` are written, which they are with `waits`; raises StoreError."""
+        began_ns, is_written = self._clock.now_ns(), True
         try:
-            write()
+            # In the order of the steps: a dead letter may be revived, and its result deleted, in the batch it died in.
+            writes = [wire.result_write(row) if isinstance(row, PutResult) else row for row in rows]
+            if waits:
+                self._store.write(writes)
+            else:
+                is_written = self._store.write_at_once(writes)
+            return is_written
         finally:
-            took_ns = self._clock.now_ns() - began_ns
-            self._submits.wrote(took_ns)
-            if short:
-                self._last_short_ns = took_ns
-
-    def _write(self, rows: list[Write | PutResult]) -> None:
-        # In the order of the steps: a dead letter may be revived, and its result deleted, in the batch it died in.
-        self._store.write([wire.result_write(row) if isinstance(row, PutResult) else row for row in rows])
+            if is_written:  # or failed
+                took_ns = self._clock.now_ns() - began_ns
+                self._submits.wrote(took_ns)
+                if short:
+                    self._last_short_ns = took_ns
 
     def _release(self, released: Released) -> None:
         # Streams first: a request's way to its worker goes on while its client is being answered.

@@ -92,10 +92,10 @@ class SimCommitter(Committer):
     async def _off_loop(self, work: Callable[[], Any]) -> Any:
         return await Disk(work)
 
-    async def _written(self, write: Callable[[], Any], short: bool, told: bool) -> Any:
+    async def _written(self, rows: list[Any], told: bool) -> None:
         # Also a short write takes its time, in which the queue may crash. The disk is called slow and fast by turns.
         self._last_short_ns = 2 * SHORT_WRITE_NS + 1 - self._last_short_ns
-        return await Disk(write)
+        await Disk(lambda: self._write(rows, False, True))
 
     async def _commit(self, messages: Sequence[m.Message]) -> None:
         self.committing = True

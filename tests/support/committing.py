@@ -36,6 +36,9 @@ class SlowStore(MemoryStore):
         self.reopened = 0
         self.threads: list[str] = []
         self.on_write: Callable[[], None] = lambda: None
+        self.is_stalled = False
+        self.tries = 0
+        """Of writes that were not to wait."""
 
     def write(self, writes: Sequence[Write]) -> None:
         """Write once it is allowed; raises StoreError if told to."""
@@ -48,6 +51,11 @@ class SlowStore(MemoryStore):
             raise StoreError(self.failure)
         super().write(writes)
         self.batches.append(sum(write.family == records.PAYLOADS for write in writes))
+
+    def write_at_once(self, writes: Sequence[Write]) -> bool:
+        """Write, unless there is a stall."""
+        self.tries += 1
+        return not self.is_stalled and super().write_at_once(writes)
 
     def reopen(self) -> None:
         """Be a good store again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from services.clock import Clock
@@ -21,7 +20,7 @@ from services.queue.core.messages import (
 )
 from services.queue.items import Item
 from services.queue.storage.reserve import LAST_ROOM_BYTES, ROOM_AGAIN_BYTES
-from services.queue.storage.store import Store, StoreError
+from services.queue.storage.store import Store, StoreError, write_reopening
 
 log = logging.getLogger(__name__)
 
@@ -169,14 +168,7 @@ class StoreHealth:
         """
         if self.is_tight and self._store.is_reserve_given_up() and self._store.disk_free_bytes() < ROOM_AGAIN_BYTES:
             raise LittleRoomError(NO_ROOM)
-        rows: Sequence[Write] = [Write(records.META, b"probe", b"")]
-        try:
-            self._store.write(rows)
-        except StoreError:
-            if not self._store.make_room() and not self._store.doubt():
-                raise
-            self._store.reopen()
-            self._store.write(rows)
+        write_reopening(self._store, [Write(records.META, b"probe", b"")])
 
     def mended(self) -> None:
         """Note that the store writes again, and that the machine knows what it holds."""

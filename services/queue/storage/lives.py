@@ -10,7 +10,7 @@ from services.queue.core.ages import COUNTED_GAP_NS, NO_GAPS
 from services.queue.core.effects import Write
 from services.queue.core.entry import Stop
 from services.queue.storage.read_faults import decoded
-from services.queue.storage.store import Store, StoreDamagedError
+from services.queue.storage.store import Store, StoreDamagedError, write_reopening
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Lives:
                 "of what it keeps, for nobody can tell a clock that was set from a queue that did not run",
                 (now_ns - known_ns) / 1e9,
             )
-        self.note(now_ns)
+        write_reopening(store, [self._clock(now_ns)])  # for what compactions meet at a start
 
     def is_note_due(self, now_ns: int) -> bool:
         """Return whether the last note is old enough for another one."""

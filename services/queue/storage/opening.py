@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +17,13 @@ BACKUP_MARK = "PENSTOCK_BACKUP.json"
 
 DAMAGE = "Corruption"
 """How RocksDB begins an error about bytes that are not what was written."""
+
+
+NOT_OF_THE_DISK = re.compile("Too many open files|Cannot allocate memory")
+"""In errors that say nothing of what the disk holds."""
+
+NO_SPACE = "No space left on device"
+"""In errors of a disk that is full."""
 
 
 def keep_writers_away(path: Path) -> IO[bytes] | None:

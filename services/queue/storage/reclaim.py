@@ -8,6 +8,7 @@ which writes nothing, for ever.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -18,8 +19,10 @@ TABLES_TO_DEAD_IF_LOW: Final = 64
 """The same once room is short: a few rows are not worth gigabytes even then."""
 
 RELOCATED_SHARE: Final = 0.25
-"""Of the blob files, the oldest: what lives in them a compaction moves to new ones, where there is room. RocksDB's
-default."""
+"""Of the blob files, the oldest: what lives in them is moved to new ones, piece by piece, where there is room."""
+
+PIECE_BYTES: Final = 64 * 1024 * 1024
+"""What one compaction writes anew, of tables and of blobs each: seconds on a slow disk, after which it can be ended."""
 
 WALKED_AT_MOST: Final = 30_000
 """Deleted rows that a read may have to walk over before it comes to one that lives: some milliseconds, in which nobody
@@ -76,6 +79,14 @@ class Usage(NamedTuple):
         fits = (ROOM_SHARE * free_bytes - self.table_bytes) / self.blob_bytes
         share = min(max(RELOCATED_SHARE, one_file), fits)
         return share if share >= one_file else 0.0
+
+    def pieces(self, share: float) -> int:
+        """Return in how many compactions a share of the blob files is to be emptied, each of one file at least.
+
+        Each writes the tables anew, so that it is to move as much as those are worth.
+        """
+        piece_bytes = max(PIECE_BYTES, self.table_bytes / TABLES_TO_DEAD)
+        return max(1, min(int(share * self.blob_files), math.ceil(share * self.blob_bytes / piece_bytes)))
 
 
 def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_low: bool) -> Step:

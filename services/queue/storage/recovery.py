@@ -14,7 +14,7 @@ from services.queue.core import records
 from services.queue.core.effects import Write
 from services.queue.core.entry import Counters, Entry, Recovered, Stop
 from services.queue.core.lifecycle import State
-from services.queue.storage.store import Row, Store, StoreUnusableError
+from services.queue.storage.store import Row, Store, StoreUnusableError, write_reopening
 
 PAGE_ROWS = 2048
 """Rows read at once. Reading a page and taking it in occupies the interpreter for some 30 ms, which is what a submit
@@ -53,7 +53,9 @@ class Recovery:
         if not self._is_new:
             self.counters.seq += NUMBERS_SKIPPED
             self.counters.fencing_token += NUMBERS_SKIPPED
-            self._store.write([Write(records.META, records.COUNTERS_KEY, records.encode_counters(self.counters))])
+            # A compaction that began when the store was opened may have met damage meanwhile: it is spared then.
+            counters = Write(records.META, records.COUNTERS_KEY, records.encode_counters(self.counters))
+            write_reopening(self._store, [counters])
 
     def pages(self) -> Iterator[list[Entry]]:
         """Yield every live request once. One thread at a time may draw pages."""

@@ -38,9 +38,15 @@ hold: a longer log only waits for families that write little. It bounds the time
 the log, and the room that takes, since what is replayed is written once more: a quarter of the watermark by default, so
 that neither a start on a nearly full disk nor what is in the log by itself runs into its end."""
 
-STOP_AT_TABLES = 36
-"""Table files of a family that wait to be compacted, from which on it takes no writes: RocksDB's default. Writes are
-not slowed down before: RocksDB would do it by pauses, and none are let be made (`batches.py`)."""
+BACKGROUND_JOBS = 4
+"""Threads of RocksDB: one for flushes, three for compactions. It uses more than one of the three where table files of
+any family begin to gather, so that one long compaction holds up none of the others."""
+
+STOP_AT_TABLES = 1024
+"""Table files of a family that wait to be compacted, from which on the store takes no writes. What bodies fill are
+blob files, whose table files are small, and each time the log is full every family has another one: RocksDB's default
+of 36 comes after little more than a gigabyte. Writes are not slowed down before: RocksDB would do it by pauses, and
+none are let be made (`batches.py`)."""
 
 STOP_AT_BYTES = 256 * 1024 * 1024 * 1024
 """The same of bytes."""
@@ -57,6 +63,7 @@ def database_options() -> Any:
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
+    options.set_max_background_jobs(BACKGROUND_JOBS)
     options.set_db_write_buffer_size(ALL_WRITE_BUFFERS_BYTES)
     options.set_max_total_wal_size(MAX_WAL_BYTES)
     options.set_keep_log_file_num(INFO_LOGS_KEPT)
@@ -85,5 +92,5 @@ def family_options(name: str, cache: Any, spared: Spared) -> Any:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(BLOB_BYTES)
         options.set_blob_file_size(BLOB_FILE_BYTES)
-        options.set_enable_blob_gc(not spared.blobs)
+        options.set_enable_blob_gc(False)  # of itself RocksDB would move a quarter of all blobs in one go (`space.py`)
     return options

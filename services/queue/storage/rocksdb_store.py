@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +18,8 @@ from services.queue.storage.migration import MIGRATED_VERSIONS, migrate
 from services.queue.storage.opening import (
     BACKUP_MARK,
     DAMAGE,
+    NO_SPACE,
+    NOT_OF_THE_DISK,
     keep_writers_away,
     lost_writes,
     open_reason,
@@ -32,12 +33,6 @@ from services.queue.storage.store import Row, StoreDamagedError, StoreError, Sto
 from services.queue.storage.synced import MARK_FILE, SyncedMark, write_mark
 
 log = logging.getLogger(__name__)
-
-NOT_OF_THE_DISK = re.compile("Too many open files|Cannot allocate memory")
-"""In errors that say nothing of what the disk holds."""
-
-NO_SPACE = "No space left on device"
-"""In errors of a disk that is full."""
 
 OPENING_BYTES = 8 * 1024 * 1024
 """What it takes to open a store beside the replay of its log: a manifest, and the first writes."""
@@ -70,7 +65,7 @@ class RocksdbStore:
         """Held while disk space is given back: the binding cannot close what compacts either."""
         self._reserve: Reserve | None = None
         self._spared = Spared()
-        self._at_once = write_options()
+        self._no_slowdown = write_options()
         self._mark: SyncedMark | None = None
         self._mark_fails = False
         if read_only:
@@ -260,16 +255,38 @@ class RocksdbStore:
         may not have; `wait_durable` is there for that.
         """
         with self._writing, _STORE_ERRORS:
-            self._refuse_in_doubt()
-            try:
-                write_batch(self._db, self._handles, writes, self._at_once)
-                self._sync(self._db.latest_sequence_number())
-            except BaseException as error:  # a panic of the binding is no Exception
-                is_first, self._write_failed = not self._write_failed, str(error) or type(error).__name__
-                if is_first and self._write_failed.startswith(DAMAGE):  # a write reads nothing: a compaction met it
-                    self._spared.note(self._write_failed, self._families)
-                raise
-            self._write_failed = ""
+            self._write(writes, True)
+
+    def write_at_once(self, writes: Sequence[Write]) -> bool:
+        """Do as `write`, but return False, with nothing applied, where another writer or a stall is in the way."""
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            with _STORE_ERRORS:
+                return self._write(writes, False)
+        finally:
+            self._writing.release()
+
+    def _write(self, writes: Sequence[Write], waits: bool) -> bool:
+        self._refuse_in_doubt()
+        try:
+            if not write_batch(self._db, self._handles, writes, self._no_slowdown, self._space.give_way, waits):
+                return False
+            self._sync(self._db.latest_sequence_number())
+        except BaseException as error:  # a panic of the binding is no Exception
+            is_first, self._write_failed = not self._write_failed, str(error) or type(error).__name__
+            if is_first and self._has_failed_in_background():
+                self._spared.note(self._write_failed, self._families)
+            raise
+        self._write_failed = ""
+        return True
+
+    def _has_failed_in_background(self) -> bool:
+        # RocksDB answers the next write with what a flush or a compaction met; a write itself reads nothing.
+        try:
+            return self._background_errors() > 0
+        except rocksdict.DbClosedError:
+            return False
 
     def _sync(self, number: int) -> None:
         """Sync the log, up to the write `number`. After an error the store is in doubt: what the kernel could not write

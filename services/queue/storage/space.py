@@ -8,14 +8,14 @@ the family has less than four new table files, so of an idle queue never.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import rocksdict
 
-from services.queue.storage.reclaim import ROOM_SHARE, Step, Usage, is_walk_long, step_for
+from services.queue.storage.reclaim import PIECE_BYTES, ROOM_SHARE, Step, Usage, is_walk_long, step_for
 from services.queue.storage.rocksdb_options import BODIES, WALKED
-from services.queue.storage.spared import Spared
+from services.queue.storage.spared import Spared, table_files
 
 SMALL_STEP_BYTES: Final = 64 * 1024 * 1024
 """Where room is short a compaction writes about so much before what it replaces goes: the size of a table file."""
@@ -27,7 +27,7 @@ _COUNT: Final = re.compile(r"# (entries|deletions)=(\d+)")
 
 
 class Space:
-    """Gives back what deleted rows leave. One thread at a time."""
+    """Gives back what deleted rows leave, piece by piece. One thread at a time, but for `give_way`."""
 
     def __init__(self, families: dict[str, Any], spared: Spared, errors: Callable[[], int]) -> None:
         """Look after `families`, all but what is `spared`; while they are closed it is empty, and calls raise KeyError.
@@ -40,6 +40,7 @@ class Space:
         self._errors = errors
         self._settled = dict.fromkeys((*BODIES, *WALKED), 0)
         self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
+        self._gives_way = False
 
     def let_log_go(self, free_bytes: int) -> None:
         """Flush every family, if there is room for what they have in memory: nothing then needs the log."""
@@ -47,8 +48,13 @@ class Space:
             for name in tuple(self._families):
                 self._families[name].flush(True)
 
+    def give_way(self) -> None:
+        """End what `reclaim` does, after the piece that is being compacted: a write has to wait. From any thread."""
+        self._gives_way = True
+
     def reclaim(self, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
         """Do what `step_for` says for each family; return the bytes of the files that are gone. Blocks meanwhile."""
+        self._gives_way = False
         names = [name for name in BODIES if name not in self._spared.families]
         return sum(self._reclaim(name, bound_bytes, free_bytes, is_low) for name in names)
 
@@ -66,30 +72,55 @@ class Space:
         usage = self._usage(name)
         self._settled[name] = min(self._settled[name], usage.deletions)  # RocksDB has compacted by itself
         step = step_for(usage, self._settled[name], bound_bytes, free_bytes, is_low)
-        if step is Step.NOTHING:
+        if step is Step.NOTHING or self._gives_way:
             return 0
-        self._tune(name, usage, free_bytes)
+        share = usage.relocated_share(free_bytes) if step is Step.RELOCATE else 0.0
+        pieces = usage.pieces(share)
+        self._tune(name, usage, free_bytes, share / pieces)
         self._families[name].flush(True)
         before = self._file_bytes(name)
-        self._compact(name, rocksdict.BottommostLevelCompaction.force() if step is Step.RELOCATE else None)
+        forced = rocksdict.BottommostLevelCompaction.force() if step is Step.RELOCATE else None
+        self._compact(name, forced, pieces)  # each time the oldest blob files are others
+        self._tune(name, usage, free_bytes, 0.0)
         return max(0, before - self._file_bytes(name))
 
-    def _compact(self, name: str, bottommost: Any = None) -> None:
+    def _compact(self, name: str, bottommost: Any, times: int = 1) -> None:
+        """Compact a family so often, unless a write has to wait, and note which deletions that leaves."""
         errors = self._errors()
         options = rocksdict.CompactOptions()
         options.set_exclusive_manual_compaction(False)  # those of other families go on
         if bottommost is not None:
             options.set_bottommost_level_compaction(bottommost)
-        self._families[name].compact_range(None, None, options)  # flushes what is in memory first
-        if self._errors() == errors:  # else it is tried again
+        is_done = all(self._compact_once(name, options) for _ in range(times))
+        if is_done and self._errors() == errors:  # else it is tried again
             self._settled[name] = self._usage(name).deletions
 
-    def _tune(self, name: str, usage: Usage, free_bytes: int) -> None:
-        """Have compactions be as large as they are by default, or take little room and move nothing where it is short.
+    def _compact_once(self, name: str, options: Any) -> bool:
+        """Compact a family in ranges of keys; return whether that came to its end."""
+        for start, end in self._ranges(name):
+            if self._gives_way:
+                return False
+            self._families[name].compact_range(start, end, options)
+        return True
+
+    def _ranges(self, name: str) -> Iterator[tuple[bytes | None, bytes | None]]:
+        """Yield ranges of keys, both ends included, which cut between table files where they hold `PIECE_BYTES`."""
+        ours = table_files(self._families[name])
+        files = [file for file in self._families[name].live_files() if int(file["name"][1:-4]) in ours]
+        start, size_bytes = None, 0
+        for file in sorted(files, key=lambda file: file["end_key"]):
+            size_bytes += file["size"]
+            if size_bytes >= PIECE_BYTES:
+                yield start, file["end_key"]
+                start, size_bytes = file["end_key"] + b"\0", 0
+        yield start, None
+
+    def _tune(self, name: str, usage: Usage, free_bytes: int, share: float) -> None:
+        """Have compactions be as large as they are by default, or take little room where it is short, and move the
+        oldest `share` of the blob files.
 
         Only what changes is set: RocksDB writes a file with all options each time.
         """
-        share = usage.relocated_share(free_bytes)
         has_room = usage.table_bytes <= ROOM_SHARE * free_bytes
         wanted = {
             "max_compaction_bytes": str(LARGE_STEP_BYTES if has_room else SMALL_STEP_BYTES),

@@ -56,6 +56,12 @@ class Store(Protocol):
         Reads may find them before.
         """
 
+    def write_at_once(self, writes: Sequence[Write]) -> bool:
+        """Do as `write` and return True, unless another write or the store itself would have to be waited for.
+
+        Then return False, with nothing applied: an event loop may call it, where the disk is fast.
+        """
+
     def doubt(self) -> str:
         """Return why it is unknown what of the store survives a crash; empty if that is known.
 
@@ -98,6 +104,20 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release the store, whatever state it is in; nothing but `reopen` may be called after."""
+
+
+def write_reopening(store: Store, writes: Sequence[Write]) -> None:
+    """Write; if that fails though there is room to open the store again, or in doubt, do so and write once more.
+
+    Blocks. Raises StoreError if that fails too.
+    """
+    try:
+        store.write(writes)
+    except StoreError:
+        if not store.make_room() and not store.doubt():
+            raise
+        store.reopen()
+        store.write(writes)
 
 
 def durably(store: Store, work: Callable[[], T]) -> T:

@@ -168,6 +168,28 @@ async def test_a_write_on_the_loops_own_thread_that_fails_is_a_failed_commit(rig
     assert len(rig.committer.machine.book.entries) == 2
 
 
+async def test_a_write_that_has_to_wait_does_so_on_the_thread_of_the_commits(rig: Rig) -> None:
+    await rig.submit()
+    await rig.submit()
+    assert rig.store.tries == 1
+    rig.store.is_stalled = True
+    rig.store.may_write.clear()
+    rig.store.writing.clear()
+    waiting, later = rig.submit(), rig.submit()
+    await asyncio.to_thread(rig.store.writing.wait, 30)
+    assert rig.store.threads[-1] != threading.current_thread().name
+    assert not waiting.done(), "nobody is told yet"
+    rig.clock.pass_ns(SHORT_WRITE_NS + 1)
+    rig.store.may_write.set()
+    names = [(await answer).acks[0][0] for answer in (waiting, later)]
+    assert rig.store.batches == [1, 1, 2], "once"
+    found = await rig.committer.ask(lambda ticket: Inspect(ticket, tuple(names)))
+    assert None not in found.views
+    assert rig.store.tries == 2
+    await rig.submit()
+    assert rig.store.tries == 2, "the disk is slow, as far as is known"
+
+
 async def test_a_letter_that_is_revived_in_the_batch_it_died_in_has_no_result(rig: Rig) -> None:
     name = (await rig.submit()).acks[0][0]
     await rig.settled(WorkerOpened(1, "w", "life-1", ()))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from services.queue.core.ages import NO_GAPS
 from services.queue.core.effects import Write
-from services.queue.core.records import META, PAYLOADS, RESULTS, seq_key
+from services.queue.core.records import CLOCK_KEY, FAMILIES, META, PAYLOADS, RESULTS, encode_clock, seq_key
+from services.queue.storage import spared as spared_module
+from services.queue.storage.lives import Lives
+from services.queue.storage.recovery import Recovery, store_id_of
 from services.queue.storage.rocksdb_store import RocksdbStore
-from services.queue.storage.spared import Spared
+from services.queue.storage.spared import FAILURES_S, MOST_FAILURES, Spared
 from services.queue.storage.store import StoreDamagedError, StoreError
 
 MIB = 1 << 20
@@ -98,6 +103,62 @@ def test_a_compaction_that_failed_settles_nothing(damaged: Callable[[int], Rocks
     assert store._space._errors() > 0
 
 
+@pytest.fixture
+def incomplete(tmp_path: Path) -> Iterator[RocksdbStore]:
+    """Open a store of results of which a blob file is missing, half of them deleted."""
+    store = RocksdbStore(tmp_path)
+    store.write([Write(RESULTS, seq_key(n), os.urandom(IN_BLOBS)) for n in range(40)])
+    store._families[RESULTS].flush(True)
+    store.close()
+    min(tmp_path.glob("*.blob")).unlink()
+    store = RocksdbStore(tmp_path)
+    store.write([Write(RESULTS, seq_key(n), None) for n in range(0, 40, 2)])
+    yield store
+    store.close()
+
+
+def refusals(store: RocksdbStore, rounds: int) -> int:
+    """Give space back and write so many times, as the queue does; return how often writes were refused."""
+    refused = 0
+    for _ in range(rounds):
+        try:
+            store.reclaim(0, True)
+            store.write(PROBE)
+        except StoreError:
+            refused += 1
+            store.reopen()
+    return refused
+
+
+def test_a_file_that_is_missing_is_damage(incomplete: RocksdbStore) -> None:
+    assert refusals(incomplete, 8) == 1
+    assert (incomplete._spared.families, incomplete._spared.blobs) == (set(), True)
+
+
+def test_work_that_fails_again_and_again_is_left_undone_whatever_the_error(
+    incomplete: RocksdbStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(spared_module, "READING", re.compile("what no error says"))
+    assert refusals(incomplete, MOST_FAILURES + 5) == MOST_FAILURES
+    assert incomplete._spared.families == set(FAMILIES)
+    assert caplog.text.count("a compaction met damage") == 1
+    assert incomplete.get(RESULTS, seq_key(2)) is None
+
+
+@pytest.mark.parametrize(
+    "begin", [lambda store: Recovery(store).pass_numbers_over(), lambda store: Lives(store, 1 << 60)]
+)
+def test_damage_that_is_met_at_a_start_does_not_end_it(
+    damaged: Callable[[int], RocksdbStore], begin: Callable[[RocksdbStore], object]
+) -> None:
+    store = damaged(IN_TABLES)
+    store_id_of(store, lambda: "store")
+    store.write([Write(META, CLOCK_KEY, encode_clock(1, NO_GAPS))])
+    store.reclaim(0, True)
+    begin(store)
+    assert store._spared.families == {RESULTS}
+
+
 class Tables:
     """A family with table files of these numbers."""
 
@@ -119,3 +180,50 @@ def test_what_an_error_places_is_spared_and_else_blobs_and_then_everything() -> 
     assert (spared.families, spared.blobs) == ({RESULTS}, True)
     spared.note("Corruption: in /data/000090.sst, which is gone", families)
     assert spared.families == {RESULTS, PAYLOADS}
+
+
+PREAD = "IO error: While pread offset 0 len 3898: {}: Input/output error"
+
+
+@pytest.mark.parametrize(
+    ("error", "spares"),
+    [
+        (PREAD.format("/data/000010.sst"), ({PAYLOADS}, False)),
+        (PREAD.format(".run/queue/000010.sst"), ({PAYLOADS}, False)),
+        (PREAD.format("/data/000011.blob"), (set(), True)),
+        ("IO error: No such file or directory: while stat a file for size: /data/000011.blob: No such", (set(), True)),
+        ("IO error: While open a file for random read: /data/000019.sst: Input/output error", ({RESULTS}, False)),
+        ("IO error: While open a file for random read: /data/000019.sst: Too many open files", (set(), False)),
+        ("IO error: While pread offset 0 len 9: /data/000019.sst: Cannot allocate memory", (set(), False)),
+        ("IO error: No space left on device: While appending to file: /data/000020.sst: No space", (set(), False)),
+        ("IO error: While appending to file: /read/000020.sst: Input/output error", (set(), False)),
+        ("IO error: While fsync: /data/000021.blob: Input/output error", (set(), False)),
+    ],
+)
+def test_what_cannot_be_read_is_spared_and_what_cannot_be_written_is_not(
+    error: str, spares: tuple[set[str], bool]
+) -> None:
+    spared = Spared()
+    spared.note(error, {RESULTS: Tables(19, 9), PAYLOADS: Tables(10)})
+    assert (spared.families, spared.blobs) == spares
+
+
+@pytest.mark.parametrize(
+    ("error", "between_s", "is_all"),
+    [
+        ("IO error: never heard of", FAILURES_S / MOST_FAILURES, True),
+        ("IO error: never heard of", FAILURES_S, False),
+        ("IO error: No space left on device: While appending to file: /data/000020.sst", 1.0, False),
+    ],
+)
+def test_failures_far_apart_and_a_full_disk_do_not_end_all_compactions(
+    error: str, between_s: float, is_all: bool
+) -> None:
+    times = (n * between_s for n in range(99))
+    spared = Spared(lambda: next(times))
+    families = {RESULTS: Tables(19), PAYLOADS: Tables(10)}
+    for _ in range(MOST_FAILURES - 1):
+        spared.note(error, families)
+    assert not spared.families
+    spared.note(error, families)
+    assert spared.families == (set(families) if is_all else set())

@@ -214,6 +214,7 @@ def test_a_store_that_has_a_name_and_no_numbers_yet_is_not_new() -> None:
 def test_a_start_that_cannot_write_is_none() -> None:
     store = SlowStore()
     store_id_of(store, lambda: "fresh")
+    store.free_bytes = 0
     store.failure = "No space left on device"
     with pytest.raises(StoreError, match="No space left"):
         Recovery(store).pass_numbers_over()

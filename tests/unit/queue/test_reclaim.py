@@ -5,12 +5,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.queue.core.effects import Write
 from services.queue.core.records import COMPLETIONS, DEAD, EXPIRY, FILES, PARTS, PAYLOADS, RECORDS, RESULTS, seq_key
-from services.queue.storage import reclaimer
+from services.queue.storage import reclaim, reclaimer, space
 from services.queue.storage.health import StoreHealth
 from services.queue.storage.reclaim import WALKED_AT_MOST, Step, Usage, is_walk_long, step_for
 from services.queue.storage.reclaimer import Reclaimer
@@ -74,6 +75,76 @@ def test_what_is_scattered_among_the_living_comes_back_where_room_is_short(store
     assert rounds[-1] == 0
     assert blob_bytes(tmp_path) < BODIES * len(BODY) / 2 + 8 * MIB
     assert [store.get(PAYLOADS, seq_key(n)) for n in range(4)] == [None, BODY, None, BODY]
+
+
+class Pieces:
+    """A family whose compactions are noted: what blob files each of them made."""
+
+    def __init__(self, family: Any, directory: Path, after: Callable[[], None] = lambda: None) -> None:
+        self._family, self._directory, self._after = family, directory, after
+        self.made: list[int] = []
+        self.ranges: list[tuple[bytes | None, bytes | None]] = []
+
+    def compact_range(self, start: bytes | None, end: bytes | None, options: Any) -> None:
+        before = set(self._directory.glob("*.blob"))
+        self._family.compact_range(start, end, options)
+        self.made.append(sum(path.stat().st_size for path in set(self._directory.glob("*.blob")) - before))
+        self.ranges.append((start, end))
+        self._after()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._family, name)
+
+
+def scatter(store: RocksdbStore) -> None:
+    """Have blob files of some MiB, a bit more than half of each of them garbage."""
+    store._families[PAYLOADS].set_options({"blob_file_size": str(4 * MIB)})
+    fill(store, PAYLOADS)
+    store._families[PAYLOADS].flush(True)
+    store.write([Write(PAYLOADS, seq_key(n), None) for n in range(BODIES) if n % 5 < 3])
+    store.reclaim(0, False)
+
+
+def test_blobs_are_moved_in_pieces(store: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scatter(store)
+    monkeypatch.setattr(reclaim, "PIECE_BYTES", 4 * MIB)
+    pieces = store._families[PAYLOADS] = Pieces(store._families[PAYLOADS], tmp_path)
+    assert store.reclaim(8 * MIB, False) > 6 * MIB
+    assert len(pieces.made) >= 3
+    assert 0 < max(pieces.made) < 6 * MIB
+    options = max(tmp_path.glob("OPTIONS-*"), key=lambda path: path.stat().st_mtime_ns).read_text()
+    assert "enable_blob_garbage_collection=true" not in options, "whatever RocksDB compacts by itself moves none"
+    assert [store.get(PAYLOADS, seq_key(n)) == BODY for n in range(BODIES)] == [n % 5 >= 3 for n in range(BODIES)]
+
+
+def test_a_write_that_is_stalled_ends_it(store: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scatter(store)
+    monkeypatch.setattr(reclaim, "PIECE_BYTES", 4 * MIB)
+    family = store._families[PAYLOADS]
+    pieces = store._families[PAYLOADS] = Pieces(family, tmp_path, store._space.give_way)
+    store.reclaim(8 * MIB, False)
+    assert len(pieces.made) == 1
+    pieces = store._families[PAYLOADS] = Pieces(family, tmp_path)
+    store.reclaim(8 * MIB, False)
+    assert len(pieces.made) >= 2, "it goes on at the next look"
+
+
+def test_tables_are_compacted_in_ranges(store: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = store._families[PAYLOADS]
+    family.set_options({"target_file_size_base": str(MIB)})
+    for first in (0, 1):  # two files that overlap
+        store.write([Write(PAYLOADS, seq_key(n), os.urandom(2000)) for n in range(first, 4000, 2)])
+        family.flush(True)
+    family.compact_range(None, None)
+    store.write([Write(PAYLOADS, seq_key(n), None) for n in range(0, 4000, 2)])
+    monkeypatch.setattr(space, "PIECE_BYTES", 2 * MIB)
+    pieces = store._families[PAYLOADS] = Pieces(family, tmp_path)
+    assert store.reclaim(0, True) > 3 * MIB
+    assert len(pieces.ranges) >= 3
+    starts, ends = [start for start, _ in pieces.ranges], [end for _, end in pieces.ranges]
+    assert (starts[0], ends[-1]) == (None, None)
+    assert starts[1:] == [end + b"\0" for end in ends[:-1] if end]
+    assert [store.get(PAYLOADS, seq_key(n)) is None for n in range(4000)] == [n % 2 == 0 for n in range(4000)]
 
 
 def test_a_store_is_closed_and_opened_while_it_compacts(store: RocksdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +244,20 @@ def test_a_family_with_damage_is_walked_over(store: RocksdbStore) -> None:
 )
 def test_walks_that_are_worth_a_compaction(usage: Usage, settled: int, free_bytes: int, is_long: bool) -> None:
     assert is_walk_long(usage, settled, free_bytes) is is_long
+
+
+@pytest.mark.parametrize(
+    ("usage", "share", "pieces"),
+    [
+        (USAGE, 0.0, 1),
+        (USAGE, 0.1, 1),
+        (USAGE, 0.25, 2),  # of two files no half
+        (USAGE._replace(blob_files=100), 0.25, 4),  # 250 MiB, 64 each
+        (USAGE._replace(blob_files=100, table_bytes=400 * MIB), 0.25, 3),  # as much as tables are worth
+    ],
+)
+def test_what_is_moved_is_moved_in_pieces(usage: Usage, share: float, pieces: int) -> None:
+    assert usage.pieces(share) == pieces
 
 
 # ---- the loop ----
