@@ -32,6 +32,13 @@ prompts of 4,096 tokens, each token scored beside the likeliest, take 26 MiB; a 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers: what other servers take at most (nginx 32 KiB, Apache 64 KiB)."""
 
+MAX_AHEAD_BYTES = 64 * 1024
+"""What a connection holds of requests that were sent before the one before them was answered: hundreds of small ones.
+Reading pauses beyond it: with one read more this is all the memory it takes."""
+
+AHEAD_S = 10.0
+"""In which the answer is to end while reading pauses for who sent that much ahead: that it goes away is not seen."""
+
 LINGER_S = 10.0
 """A client that was answered before it had sent all of its body gets this long to read the answer; what it sends
 meanwhile is dropped. Closing at once would reset the connection under the answer."""

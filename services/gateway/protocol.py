@@ -1,4 +1,7 @@
-"""HTTP connections with bounds that uvicorn leaves open: heads, bodies nobody reads any more, answers nobody takes."""
+"""HTTP connections with bounds that uvicorn leaves open.
+
+Of heads, of requests sent ahead of an answer, of bodies nobody reads any more, of answers nobody takes.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,19 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.gateway.limits import LINGER_S, MAX_HEAD_BYTES, WRITE_TIMEOUT_S
+from services.gateway.limits import AHEAD_S, LINGER_S, MAX_AHEAD_BYTES, MAX_HEAD_BYTES, WRITE_TIMEOUT_S
+from services.gateway.unparsed import Unparsed
 
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 """RFC 6585, section 5."""
+
+MAX_LOOKS = 32
+"""Empty lines in one read of a body in chunks that are taken for its end until the parser says otherwise: each costs
+a piece more, and a body may be full of them. The rest of the read is one piece."""
+
+
+class AheadError(Exception):
+    """A request was begun in one piece with the end of one that is not answered."""
 
 
 class Parting:
@@ -47,22 +59,24 @@ class Parser(httptools.HttpRequestParser):
         return self.should_upgrade() and self.get_method() != b"CONNECT"
 
     def feed_data(self, data: bytes | memoryview) -> None:  # type: ignore[override]  # all that is fed here
-        """Parse; raises httptools' errors."""
-        left = memoryview(data)
-        while left:
-            try:
-                super().feed_data(left)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                if not self.offered:
-                    raise
-                (end,) = upgrade.args
-                left = left[end:]
-                super().feed_data(self._protocol.plain_head())
+        """Parse a piece that ends with a head, if one ends in it; raises httptools' errors."""
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if not self.offered:
+                raise
+            self._protocol.pass_over()
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, AheadError):
+                raise
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A head that is late or too large ends it; so does a body that goes on after its answer.
+
+    Nothing is parsed behind a request that is not answered: it is held, so that `cycle` is always the request that is
+    answered and hears of a hang-up. To notice one the connection is read on, up to a bound. Reading pauses beyond it,
+    and the connection ends if the answer takes long: nobody would see its client go.
 
     So does a client that takes nothing of its answer: whoever writes it finds the client gone. Timed here, where it is
     known that the client is behind, it costs the chunks of a stream nothing.
@@ -80,9 +94,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser: Parser = Parser(self)
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._unparsed = Unparsed()
         self._head_bytes = 0
-        self._in_head = True
+        self._left_bytes: int | None = None
         self._in_body = False
+        self._waits = False
         self._parting = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
@@ -94,21 +110,21 @@ class BoundedProtocol(HttpToolsProtocol):
         """Forget the timers, and what of a body has not been read: nobody will, and what is left here is a cycle."""
         self._disarm()
         self._taken()
+        self._unparsed = Unparsed()
         super().connection_lost(exc)
         if self.cycle is not None:
             self.cycle.body.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of a head, then parse."""
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(TOO_LARGE)
-            self.transport.close()
+        """Parse it, or hold it until the request before it is answered."""
+        self._unparsed.add(data)
+        self._go_on()
 
     def on_message_begin(self) -> None:
-        """Expect the rest of the head soon."""
+        """Expect the rest of the head soon. What could not be held is not parsed: after the answer comes the end."""
+        if self._waits:
+            self.cycle.keep_alive = False
+            raise AheadError
         super().on_message_begin()
         if self._timer is None:
             self._close_in(self.head_timeout_s)
@@ -118,9 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.offered:
             return
         self._disarm()
-        self._in_head, self._in_body = False, True
-        if self._parting:
-            return  # nobody asked for more on a connection that is to be closed
+        self._in_body = True
+        self._left_bytes = _length(self.headers)
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
@@ -131,25 +146,36 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.offered:
             return
         self._disarm()
-        self._in_head, self._in_body = True, False
+        self._in_body = False
+        self._left_bytes = None
         self._head_bytes = 0
         super().on_message_complete()
+        self._waits = not self.cycle.response_complete
         if self._parting:
             self._close()
 
-    def plain_head(self) -> bytes:
-        """Return the head that was parsed last, without an offer of another protocol."""
+    def pass_over(self) -> None:
+        """Parse the last head again, without its offer of another protocol.
+
+        By a parser of its own: the other takes the connection for over where the head does not ask to keep it.
+        """
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
-        return b"\r\n".join([*lines, b"", b""])
+        self.parser = Parser(self)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def on_response_complete(self) -> None:
-        """Give a body that is still coming a while: its sender may only read the answer after it."""
-        if self._parting:
-            self.pipeline.clear()
+        """Go on with what was sent ahead. Give a body that is still coming a while: its sender may read only then."""
+        self._waits = False
         super().on_response_complete()
-        if self._in_body and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._in_body:
             self._close_in(LINGER_S)
+        elif self._unparsed.held_bytes:
+            self._disarm()
+            self.transport.resume_reading()
+            self._go_on()
 
     def pause_writing(self) -> None:
         """Expect the client to take what was written: more than the transport's high-water mark is unsent."""
@@ -161,6 +187,34 @@ class BoundedProtocol(HttpToolsProtocol):
         """It has taken some."""
         self._taken()
         super().resume_writing()
+
+    def _go_on(self) -> None:
+        """Parse what is held. Read no more if that leaves too much."""
+        self._parse()
+        if self._unparsed.held_bytes > MAX_AHEAD_BYTES and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._close_in(AHEAD_S)
+
+    def _parse(self) -> None:
+        """Parse up to the end of a request that is not answered."""
+        looks = 0
+        while not (self._waits or self.transport.is_closing()):
+            left_bytes = self._left_bytes
+            if self._in_body and left_bytes is None:
+                looks += 1
+                left_bytes = self._unparsed.held_bytes if looks > MAX_LOOKS else None
+            piece = self._unparsed.take(left_bytes)
+            if not piece:
+                return
+            if not self._in_body:
+                self._head_bytes += len(piece)
+            elif self._left_bytes is not None:
+                self._left_bytes -= len(piece)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.transport.write(TOO_LARGE)
+                self.transport.close()
+                return
+            super().data_received(piece)  # type: ignore[arg-type]  # all it does with it is to feed the parser
 
     def _leave(self) -> None:
         """Close once the body is here, or does not come."""
@@ -188,3 +242,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _length(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """Return the length of the body, in bytes, if the head says so: the parser has refused what is none."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value)
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from services.gateway.limits import WRITE_TIMEOUT_S
-from services.gateway.protocol import BoundedProtocol
+from services.gateway.limits import AHEAD_S, MAX_AHEAD_BYTES, MAX_HEAD_BYTES, WRITE_TIMEOUT_S
+from services.gateway.protocol import MAX_LOOKS, TOO_LARGE, BoundedProtocol
 from services.gateway.server import Server
 
 PIECE = b"x" * 65_536
@@ -195,6 +195,135 @@ async def test_offers_one_after_the_other_are_passed_over_in_one_piece() -> None
         writer.close()
 
 
+@pytest.mark.parametrize(("piece_bytes", "behind"), [(1, b""), (1_000_000, PLAIN)])
+@pytest.mark.parametrize("closing", ["HTTP/1.0", "connection: close", "connection: upgrade, close"])
+@pytest.mark.parametrize("offer", ["h2c", "chunked", "no body"])
+async def test_an_offer_on_a_connection_that_is_to_be_closed_is_answered(
+    offer: str, closing: str, piece_bytes: int, behind: bytes
+) -> None:
+    request_, body = OFFERS[offer]
+    if closing == "HTTP/1.0":
+        sent = request_.replace(b"HTTP/1.1", b"HTTP/1.0")
+    else:
+        sent = request_.replace(b"\r\n\r\n", b"\r\n" + closing.encode() + b"\r\n\r\n", 1)
+    sent += behind
+    async with asyncio.timeout(60), served(echo) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        for start in range(0, len(sent), piece_bytes):
+            writer.write(sent[start : start + piece_bytes])
+            await asyncio.sleep(0)
+        assert (await said_to(reader))[3] == body
+        assert await reader.read() == b"", "closed, and what is behind it is not answered"
+        writer.close()
+
+
+@pytest.mark.parametrize("offer", [b"", H2C])
+async def test_a_head_that_is_too_large_is_refused_however_it_comes(offer: bytes) -> None:
+    app = Refuser()
+    start = b"GET / HTTP/1.1\r\nhost: x\r\n" + offer + b"x: "
+    over = start + b"y" * (MAX_HEAD_BYTES + 1 - len(start) - 4) + b"\r\n\r\n"
+    async with asyncio.timeout(60):
+        for reads in ([over], [over[:40_000], over[40_000:]], [over[:-1], over[-1:]]):
+            clockwork, protocol = connection(app)
+            for read in reads:
+                protocol.data_received(read)
+            assert (bytes(clockwork.written), clockwork.closed, app.asked) == (TOO_LARGE, True, 0)
+        _, protocol = connection(app)
+        protocol.data_received(over.replace(b"yy", b"y", 1) + over)
+        await asyncio.gather(*protocol.tasks)
+    assert app.asked == 1, "one that is just not too large"
+
+
+class Listener:
+    """An application that answers when it is let go, and tells of hang-ups."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.running = asyncio.Event()
+        self.goes = asyncio.Semaphore(0)
+        self.gone = asyncio.Event()
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked += 1
+        while (await receive())["more_body"]:
+            pass
+        self.running.set()
+        async with asyncio.TaskGroup() as tasks:
+            listening = tasks.create_task(self._listen(receive))
+            await self.goes.acquire()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            listening.cancel()
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def _listen(self, receive: Receive) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+        self.gone.set()
+        self.goes.release()
+
+
+GET = b"GET / HTTP/1.1\r\nx: %s\r\n\r\n" % (b"y" * 1000)
+AHEAD = {"a request": GET, "the beginning of one": GET[:9], "as much as is held": GET * (MAX_AHEAD_BYTES // len(GET))}
+
+
+@pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD)
+async def test_the_hang_up_of_a_client_that_sent_more_ahead_is_heard(ahead: bytes) -> None:
+    app = Listener()
+    async with asyncio.timeout(60), served(app) as address:
+        _, writer = await asyncio.open_connection(*address)
+        writer.write(GET + ahead)
+        await app.running.wait()
+        writer.close()
+        await app.gone.wait()
+        assert app.asked == 1
+
+
+async def test_nothing_is_parsed_before_the_request_before_it_is_answered() -> None:
+    app = Listener()
+    clockwork, protocol = connection(app)
+    count = 3 * MAX_AHEAD_BYTES // len(GET)
+    protocol.data_received(GET * count)
+    for answered in range(count):
+        app.running.clear()
+        assert not protocol.pipeline
+        assert clockwork.reading == ((count - answered - 1) * len(GET) <= MAX_AHEAD_BYTES)
+        (task,) = protocol.tasks
+        app.goes.release()
+        await task
+        await asyncio.sleep(0)  # what is called when it is done
+    assert (app.asked, clockwork.written.count(b"HTTP/1.1 200 OK"), clockwork.closed) == (count, count, False)
+
+
+async def test_who_sent_too_much_ahead_is_closed_when_the_answer_takes_long() -> None:
+    app = Listener()
+    clockwork, protocol = connection(app)
+    protocol.data_received(GET + b"x" * MAX_AHEAD_BYTES)
+    await app.running.wait()
+    assert clockwork.reading, "as much as is held"
+    assert all(timer.cancelled for timer in clockwork.timers)
+    protocol.data_received(b"x")
+    timer = clockwork.timers[-1]
+    assert (clockwork.reading, timer.delay_s, timer.cancelled) == (False, AHEAD_S, False)
+    timer.rings()
+    assert clockwork.closed
+    protocol.connection_lost(None)
+    await asyncio.gather(*protocol.tasks)
+    assert app.gone.is_set()
+
+
+async def test_behind_a_body_full_of_empty_lines_nothing_is_parsed_either() -> None:
+    """It is too dear to look at each of them: what comes in one piece with such a body's end is not answered."""
+    app = Listener()
+    clockwork, protocol = connection(app)
+    body = b"\r\n\r\n" * (MAX_LOOKS + 1)
+    head = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    protocol.data_received(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) + GET * 2)
+    assert not protocol.pipeline
+    app.goes.release()
+    await asyncio.gather(*protocol.tasks)
+    assert (app.asked, clockwork.written.count(b"HTTP/1.1"), clockwork.closed) == (1, 1, True)
+    assert b"connection: close" in clockwork.written
+
+
 @dataclass
 class Timer:
     """One that never rings."""
@@ -213,6 +342,27 @@ class Clockwork:
     def __init__(self) -> None:
         self.timers: list[Timer] = []
         self.aborted = False
+        self.reading = True
+        self.closed = False
+        self.written = bytearray()
+
+    def create_task(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(running)
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
 
     def call_later(self, delay_s: float, rings: Callable[[], None]) -> Timer:
         self.timers.append(Timer(delay_s, rings))
@@ -225,18 +375,24 @@ class Clockwork:
         return None
 
 
-def behind(clockwork: Clockwork) -> Any:
-    """Return a connection whose client has just fallen behind."""
-    config = uvicorn.Config(Sender(), ws="none", lifespan="off", log_config=None)
-    protocol: Any = BoundedProtocol(config, ServerState(), {}, clockwork)
+def connection(app: ASGIApp) -> tuple[Clockwork, Any]:
+    """Return a connection to `app`, and what it runs on."""
+    clockwork: Any = Clockwork()
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+    protocol = BoundedProtocol(config, ServerState(), {}, clockwork)
     protocol.connection_made(clockwork)
+    return clockwork, protocol
+
+
+def fallen_behind() -> tuple[Clockwork, Any]:
+    """Return a connection whose client has just fallen behind."""
+    clockwork, protocol = connection(Sender())
     protocol.pause_writing()
-    return protocol
+    return clockwork, protocol
 
 
 def test_a_client_that_is_behind_has_a_minute_to_take_some() -> None:
-    clockwork = Clockwork()
-    behind(clockwork)
+    clockwork, _ = fallen_behind()
     timer = clockwork.timers[-1]
     assert (timer.delay_s, timer.cancelled) == (WRITE_TIMEOUT_S, False)
     timer.rings()
@@ -244,8 +400,7 @@ def test_a_client_that_is_behind_has_a_minute_to_take_some() -> None:
 
 
 def test_a_client_that_takes_some_may_fall_behind_anew() -> None:
-    clockwork = Clockwork()
-    protocol = behind(clockwork)
+    clockwork, protocol = fallen_behind()
     first = clockwork.timers[-1]
     protocol.resume_writing()
     assert first.cancelled
@@ -255,13 +410,13 @@ def test_a_client_that_takes_some_may_fall_behind_anew() -> None:
 
 
 def test_a_connection_that_is_lost_leaves_no_timer() -> None:
-    clockwork = Clockwork()
-    behind(clockwork).connection_lost(ConnectionResetError())
+    clockwork, protocol = fallen_behind()
+    protocol.connection_lost(ConnectionResetError())
     assert all(timer.cancelled for timer in clockwork.timers)
 
 
 def test_what_nobody_has_read_goes_with_the_connection() -> None:
-    protocol = behind(Clockwork())
+    _, protocol = fallen_behind()
     protocol.cycle = SimpleNamespace(body=bytearray(b"x"), response_complete=False, message_event=asyncio.Event())
     protocol.connection_lost(ConnectionResetError())
     assert protocol.cycle.disconnected
