@@ -17,6 +17,7 @@ from services.gateway.batch.output import Output
 from services.gateway.batch.records import BatchRecords, DamagedError, damaged
 from services.gateway.batch.reruns import Reruns
 from services.gateway.core.batch import Batch
+from services.gateway.doorman import Doorman
 from services.gateway.download import Download
 from services.gateway.limits import CLIENT_CLOSED
 from services.gateway.metrics import GatewayMetrics
@@ -46,15 +47,20 @@ class Files:
         output: Output,
         metrics: GatewayMetrics,
         vigil: Vigil,
+        doorman: Doorman,
         most_bytes: int,
         silence_s: float,
     ) -> None:
-        """Keep files of at most `most_bytes` on `shelf`; an uploader silent for `silence_s` has gone."""
+        """Keep files of at most `most_bytes` on `shelf`; an uploader silent for `silence_s` has gone.
+
+        `doorman` says whose an upload is before anything of it is read.
+        """
         self._shelf = shelf
         self._records = records
         self._output = output
         self._metrics = metrics
         self._vigil = vigil
+        self._doorman = doorman
         self._most_bytes = most_bytes
         self._room = Room()
         self._silence_s = silence_s
@@ -75,7 +81,8 @@ class Files:
         upload = Upload(self._shelf, self._room, self._most_bytes, self._silence_s)
         status = CLIENT_CLOSED
         try:
-            file = await upload.receive(request)
+            who = await self._doorman.tenant_client()
+            file = await upload.receive(request, who.tenant)
             status = 200
         except Problem as problem:
             status = problem.status

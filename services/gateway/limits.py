@@ -10,11 +10,14 @@ MAX_BODIES_BYTES = 256 * 1024 * 1024
 the gateway hold, also while the queue is away. What is parsed of them takes more, of a list of token ids six times."""
 
 MAX_FILLING = 128
-"""Uploads that are read at once. Of each a part that fills, and one on its way to the queue, may be in memory: 256 MiB
-of them all. Of others nothing is read but what their connections hold."""
+"""Uploads that have more in memory than 64 KiB. Of each a part that fills, and one on its way to the queue, may be: 256
+MiB of them all. Of others nothing is held but that, and what their connections hold."""
 
 PART_TIMEOUT_S = 30.0
 """In which a part of an upload (1 MiB) is to come while others wait: 35 kB/s. While nobody does it may take longer."""
+
+PART_SLACK_S = 3.0
+"""Of an upload that others wait for: the longest pause, as TCP makes when it repeats what was lost."""
 
 MAX_TOGETHER_BYTES = 64 * 1024 * 1024
 """The requests of one body with several prompts, each of which has all the other fields again: four times the largest

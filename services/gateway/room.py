@@ -1,127 +1,208 @@
-"""Room for what of uploads is in memory: as many places as there is room for; who finds none waits, unread."""
+"""Room for what of uploads is in memory: as many places as there is room for; who finds none waits for its turn.
+
+A place is for what fills a part or is on its way to the queue. Who has sent no more than any connection holds anyway
+(`HELD_BYTES`) needs none, so that clients that send next to nothing keep none either.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from penstock.limits import PART_BYTES
-from services.gateway.intake import CLOSE
-from services.gateway.limits import MAX_FILLING, PART_TIMEOUT_S, RETRY_AFTER_S
-from services.gateway.problem import Problem
+from services.gateway.limits import MAX_FILLING, PART_SLACK_S, PART_TIMEOUT_S
+
+HELD_BYTES = 64 * 1024
+"""Of an upload without a place: as much as the server reads of a connection whose request nobody reads."""
+
+SHARE = 3
+"""A tenant takes a place only while it has less than so many for each that is free: one alone has three quarters of
+them, and a second finds one without waiting."""
+
+
+class WantedError(Exception):
+    """Others wait for a place, and too little comes for the part that it is for."""
 
 
 class Room:
     """The places of all uploads of a gateway."""
 
-    def __init__(self, places: int = MAX_FILLING, part_timeout_s: float = PART_TIMEOUT_S) -> None:
+    def __init__(
+        self, places: int = MAX_FILLING, part_timeout_s: float = PART_TIMEOUT_S, slack_s: float = PART_SLACK_S
+    ) -> None:
         """Have `places` uploads hold a part that fills and one that is being sent each.
 
-        While others wait a part has `part_timeout_s` to fill, so that clients that send next to nothing keep no place.
+        Where others wait for it, a part is to come as fast as one in `part_timeout_s`, but for pauses of `slack_s`.
         """
-        self._free = asyncio.Semaphore(places)
-        self._part_timeout_s = part_timeout_s
-        self._since_s: dict[Place, float] = {}
-        """When the part of each place began to fill (loop's time), the oldest first."""
-        self._waiting = 0
+        self._free = places
+        self._byte_s = part_timeout_s / PART_BYTES
+        self._slack_s = slack_s
+        self._had: Counter[str] = Counter()
+        """Places by tenant."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """By tenant, the next one first."""
+        self._listening: set[Place] = set()
+        self._ending: set[Place] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[Place]:
-        """Wait for a place, and have it."""
-        place = Place(self)
-        await self.take(place)
+    async def place(self, tenant: str) -> AsyncIterator[Place]:
+        """Have a place inside whenever it is taken."""
+        place = Place(self, tenant)
         try:
             yield place
         finally:
-            if place.taken:
-                self.give(place)
+            place.give()
 
-    @property
-    def wanted(self) -> bool:
-        """Whether somebody waits for a place."""
-        return self._waiting > 0
+    def is_wanted(self, tenant: str) -> bool:
+        """Whether one waits who is to have a place of this tenant's: its own, or of a tenant that has fewer."""
+        had = self._had[tenant]
+        return tenant in self._waiting or any(self._had[one] < had for one in self._waiting)
 
-    async def take(self, place: Place) -> None:
-        """Wait until there is a free place, and have it."""
-        self._waiting += 1
+    async def take(self, tenant: str) -> None:
+        """Wait for a place of this tenant's, and have it."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(future)
+        self._hand_out()
         self._watch()
         try:
-            await self._free.acquire()
-        finally:
-            self._waiting -= 1
-        place.taken = True
+            await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self._leave(tenant, future)
+            else:
+                self.give(tenant)  # it was had in the same moment
+            raise
 
-    def give(self, place: Place) -> None:
-        """Leave a place to the next."""
-        place.taken = False
-        self._free.release()
+    def give(self, tenant: str) -> None:
+        """Leave a place of this tenant's to the next."""
+        self._free += 1
+        self._had[tenant] -= 1
+        if not self._had[tenant]:
+            del self._had[tenant]
+        self._hand_out()
 
-    @asynccontextmanager
-    async def filling(self, place: Place) -> AsyncIterator[None]:
-        """Read inside, part after part. Raises Problem when that takes longer than it may."""
-        self.begin(place)
+    def _hand_out(self) -> None:
+        """Let those who may have a place have it; tenants have turns."""
+        while (tenant := next(filter(self._may_have, self._waiting), None)) is not None:
+            line = self._waiting.pop(tenant)
+            future = line.popleft()
+            if line:
+                self._waiting[tenant] = line  # behind all others
+            if not future.done():  # else who waited was stopped, and has not left yet
+                self._free -= 1
+                self._had[tenant] += 1
+                future.set_result(None)
+
+    def _may_have(self, tenant: str) -> bool:
+        return self._had[tenant] < SHARE * self._free
+
+    def _leave(self, tenant: str, future: asyncio.Future[None]) -> None:
+        line = self._waiting.get(tenant, deque())
+        if future in line:
+            line.remove(future)
+            if not line:
+                del self._waiting[tenant]
+
+    # ---- those that are too slow ----
+
+    def left_s(self, left_s: float, size_bytes: int) -> float:
+        """Return for how long more may be waited for when so much has come."""
+        return min(left_s + size_bytes * self._byte_s, self._slack_s)
+
+    @contextmanager
+    def listening(self, place: Place) -> Iterator[None]:
+        """Wait for more inside; what is too late then may be ended."""
+        self._listening.add(place)
+        self._watch()
         try:
-            async with place.over:
-                yield
-        except TimeoutError:
-            if not place.over.expired():
-                raise
-            text = f"others wait to upload, and {PART_BYTES} bytes did not come in {self._part_timeout_s:g} s"
-            raise Problem(503, text, "", "overloaded", {**CLOSE, "retry-after": str(RETRY_AFTER_S)}) from None
+            yield
         finally:
-            self._since_s.pop(place, None)
+            self._listening.discard(place)
 
-    def pause(self, place: Place) -> None:
-        """Leave a place to the next while nothing is read."""
-        self._since_s.pop(place, None)
-        self.give(place)
-
-    def begin(self, place: Place) -> None:
-        """Note that another part begins to fill."""
-        self._since_s.pop(place, None)
-        if not place.over.expired():
-            self._since_s[place] = asyncio.get_running_loop().time()
-            self._watch()
+    def ended(self, place: Place) -> None:
+        """Note that what was to end has ended, or was given."""
+        self._ending.discard(place)
+        self._watch()
 
     def _watch(self) -> None:
-        """Look at the oldest part when its time is over, if anybody waits."""
-        if self._timer is None and self._waiting and self._since_s:
-            due_s = next(iter(self._since_s.values())) + self._part_timeout_s
-            self._timer = asyncio.get_running_loop().call_at(due_s, self._end_oldest)
+        """Look at the places when the first of them is late, if there are more who wait than places that are ending."""
+        if self._timer is not None or sum(map(len, self._waiting.values())) <= len(self._ending):
+            return
+        due_s = min((place.due_s for place in self._wanted()), default=None)
+        if due_s is not None:
+            self._timer = asyncio.get_running_loop().call_at(due_s, self._end_latest)
 
-    def _end_oldest(self) -> None:
+    def _wanted(self) -> Iterator[Place]:
+        return (place for place in self._listening if self.is_wanted(place.tenant))
+
+    def _end_latest(self) -> None:
+        """End the latest, of the tenant that has the most places."""
         self._timer = None
         now_s = asyncio.get_running_loop().time()
-        place, since_s = next(iter(self._since_s.items()), (None, now_s))
-        if self._waiting and place is not None and since_s + self._part_timeout_s <= now_s:
-            del self._since_s[place]
-            place.over.reschedule(now_s)
+        late = [place for place in self._wanted() if place.due_s <= now_s]
+        if late:
+            latest = min(late, key=lambda place: (-self._had[place.tenant], place.due_s))
+            self._listening.discard(latest)
+            self._ending.add(latest)
+            latest.over.reschedule(now_s)
         self._watch()
 
 
 class Place:
-    """One upload's place."""
+    """One upload's place, or the want of one."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, tenant: str) -> None:
         """Have none of the places of `room` yet."""
         self._room = room
+        self._is_had = False
+        self._left_s = 0.0
+        """Of listening, until more is to have come."""
+        self.tenant = tenant
         self.over = asyncio.timeout(None)
-        self.taken = False
+        self.due_s = 0.0
+        """When that is over (loop's time)."""
 
     @property
-    def wanted(self) -> bool:
-        """Whether others wait for it."""
-        return self._room.wanted
+    def is_wanted(self) -> bool:
+        """Whether it is had, and others wait for it."""
+        return self._is_had and self._room.is_wanted(self.tenant)
 
-    def filling(self) -> AbstractAsyncContextManager[None]:
-        """Return what to read in: it raises Problem when a part takes longer than it may."""
-        return self._room.filling(self)
+    async def take(self) -> None:
+        """Wait for it in the tenant's line, unless it is had."""
+        if not self._is_had:
+            await self._room.take(self.tenant)
+            self._is_had = True
+            self._left_s = self._room.left_s(float("inf"), 0)
 
-    async def go_on(self) -> None:
-        """Begin another part, after those who wait: nothing is to be in memory if it is wanted."""
-        if self.wanted:
-            self._room.pause(self)
-            await self._room.take(self)
-        self._room.begin(self)
+    def give(self) -> None:
+        """Leave it to the next, if it is had."""
+        if self._is_had:
+            self._is_had = False
+            self._room.give(self.tenant)
+            self._room.ended(self)
+
+    def came(self, size_bytes: int) -> None:
+        """Note that so much came."""
+        self._left_s = self._room.left_s(self._left_s, size_bytes)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Wait for more inside. Raises WantedError when that takes too long for those who wait for the place."""
+        if not self._is_had:
+            yield
+            return
+        now_s = asyncio.get_running_loop().time
+        self.due_s = now_s() + self._left_s
+        try:
+            async with asyncio.timeout(None) as self.over:
+                with self._room.listening(self):
+                    yield
+        except TimeoutError:
+            if not self.over.expired():
+                raise
+            raise WantedError from None
+        finally:
+            self._left_s = self.due_s - now_s()

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from starlette.requests import Request
+from starlette.types import Message
 
 from penstock.errors import PenstockError
 from penstock.files.v1 import files_pb2 as pb
 from penstock.limits import PART_BYTES
 from services.gateway.expiry import read_expiry
 from services.gateway.intake import CLOSE, ClientGoneError
+from services.gateway.limits import RETRY_AFTER_S
 from services.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
 from services.gateway.problem import Problem
-from services.gateway.room import Place, Room
+from services.gateway.room import HELD_BYTES, Place, Room, WantedError
 from services.gateway.shelf import Shelf
 
 PURPOSE = "batch"
@@ -56,16 +57,18 @@ class Upload:
         """Of the file, that have left for the queue."""
         self._sending: asyncio.Task[None] | None = None
 
-    async def receive(self, request: Request) -> pb.File:
-        """Return the closed file. Raises Problem or ClientGoneError, and then nothing is left of the file."""
+    async def receive(self, request: Request, tenant: str) -> pb.File:
+        """Return the closed file of a tenant's.
+
+        Raises Problem or ClientGoneError, and then nothing is left of the file.
+        """
         announced = request.headers.get("content-length", "0")
         if not announced.isdecimal() or int(announced) > self._most_bytes + FRAME_BYTES:
             raise self._too_large()
         form = Form(request.headers.get("content-type", ""))
-        async with self._room.place() as place:
+        async with self._room.place(tenant) as place:
             try:
-                async with place.filling():
-                    closing = await self._read(form, request, place)
+                closing = await self._read(form, request, place)
                 return await self._shelf.end(closing)
             except BaseException:
                 await asyncio.shield(self._drop())
@@ -74,7 +77,16 @@ class Upload:
                 form.content.clear()  # its parser and it hold each other
 
     async def _read(self, form: Form, request: Request, place: Place) -> pb.CloseFileRequest:
-        async for data in self._chunks(request):
+        more = True
+        while more:
+            await self._leave(form, place)
+            message = await self._next(form, request, place)
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            more = message.get("more_body", False)
+            await place.take()
+            data = message.pop("body", b"")
+            place.came(len(data))
             form.feed(data)
             del data  # while more is waited for
             await self._take(form, place)
@@ -85,20 +97,32 @@ class Upload:
         closing.file_id, closing.bytes = self.file_id, self.bytes
         return closing
 
-    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the body as it comes, and hold nothing of it meanwhile."""
-        more = True
-        while more:
-            try:
-                async with asyncio.timeout(self._silence_s):
-                    message = await request.receive()
-            except TimeoutError:
-                text = f"nothing of the body came for {self._silence_s:g} s"
-                raise Problem(408, text, "", "request_timeout", CLOSE) from None
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            more = message.get("more_body", False)
-            yield message.pop("body", b"")
+    async def _next(self, form: Form, request: Request, place: Place) -> Message:
+        """Return what comes next; the place is left to others when nothing does."""
+        try:
+            async with asyncio.timeout(self._silence_s):
+                while True:
+                    try:
+                        async with place.listening():
+                            return await request.receive()
+                    except WantedError:
+                        await self._leave(form, place, now=True)
+        except TimeoutError:
+            text = f"nothing of the body came for {self._silence_s:g} s"
+            raise Problem(408, text, "", "request_timeout", CLOSE) from None
+
+    async def _leave(self, form: Form, place: Place, now: bool = False) -> None:
+        """Leave the place to others where next to nothing is in memory; `now` also if a part is on its way.
+
+        Raises Problem if it is to be left now, and too much is in memory.
+        """
+        is_sending = self._sending is not None and not self._sending.done()
+        if len(form.content) <= HELD_BYTES and (now or place.is_wanted or not is_sending):
+            await self._sent()
+            place.give()
+        elif now:
+            retry = {**CLOSE, "retry-after": str(RETRY_AFTER_S)}
+            raise Problem(503, "others wait to upload, and too little of this came", "", "overloaded", retry)
 
     async def _take(self, form: Form, place: Place | None) -> None:
         """Send what fills a part, and leave the place to others for the next; without one, send everything."""
@@ -109,10 +133,11 @@ class Upload:
             self._begun = True
         while len(form.content) >= (PART_BYTES if place else 1):
             await self._send_part(form)
-            if place:
-                if place.wanted:
-                    await self._sent()
-                await place.go_on()
+            if place and place.is_wanted:
+                await self._sent()
+                place.give()
+                if len(form.content) > HELD_BYTES:
+                    await place.take()
 
     async def _send_part(self, form: Form) -> None:
         part = bytes(memoryview(form.content)[:PART_BYTES])

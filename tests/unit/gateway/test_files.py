@@ -8,8 +8,9 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from penstock.credentials import acting_for
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unauthenticated
 from penstock.files.v1 import files_pb2
+from penstock.queue.v1 import queue_pb2
 from services.gateway.app import _penstock, _problem
 from services.gateway.batch.output import Output
 from services.gateway.batch.records import BATCHES, new_batch_id
@@ -26,9 +27,10 @@ from tests.unit.gateway.test_drive import URL, Rig, rig
 __all__ = ["rig"]
 
 
-def app_of(rig: Rig) -> Starlette:
+def app_of(rig: Rig, doorman: Doorman | None = None) -> Starlette:
     metrics = GatewayMetrics(CollectorRegistry())
-    files = Files(rig.shelf, rig.records, Output(rig.client, rig.shelf), metrics, Vigil(), 2**20, 5.0)
+    output, doorman = Output(rig.client, rig.shelf), doorman or Doorman()
+    files = Files(rig.shelf, rig.records, output, metrics, Vigil(), doorman, 2**20, 5.0)
     batches = Batches(rig.client, rig.shelf, rig.records, Intake(1.0), Doorman(), lambda: None)
     return Starlette(
         routes=[*files.routes(), *batches.routes()],
@@ -78,3 +80,17 @@ async def test_a_view_of_a_batch_whose_record_is_damaged_says_so_and_can_be_dele
     assert (found.status, found.json()["error"]["code"]) == (500, "damaged_record")
     deleted = await get(app, f"{FILES_URL}/file-f-output", method="DELETE").whole()
     assert deleted.status == 200
+
+
+class NoKey(Doorman):
+    """Lets nobody in."""
+
+    async def tenant_client(self) -> queue_pb2.IdentifyResponse:
+        """Refuse."""
+        raise Unauthenticated("no key")
+
+
+async def test_of_an_upload_without_a_key_nothing_is_read(rig: Rig) -> None:
+    visit = post(app_of(rig, NoKey()), FILES_URL, b"--edge", content_type="multipart/form-data; boundary=edge")
+    assert (await visit.whole()).status == 401
+    assert visit._inbox.qsize() == 1

@@ -17,7 +17,7 @@ from penstock.limits import PART_BYTES
 from services.gateway.intake import ClientGoneError
 from services.gateway.multipart import MAX_FIELD_BYTES, Form
 from services.gateway.problem import Problem
-from services.gateway.room import Room
+from services.gateway.room import HELD_BYTES, Room
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
 from tests.support.waiting import wait_for_async
@@ -122,7 +122,7 @@ async def upload(shelf: Kept, body: bytes, most_bytes: int = 10**9, gone: bool =
         return messages.pop(0)
 
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", TYPE.encode())]}
-    return await Upload(cast(Shelf, shelf), Room(1), most_bytes, 5.0).receive(Request(scope, receive))
+    return await Upload(cast(Shelf, shelf), Room(1), most_bytes, 5.0).receive(Request(scope, receive), "acme")
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 5])
@@ -163,12 +163,12 @@ async def test_a_client_that_goes_away_leaves_nothing() -> None:
 class Sender:
     """A client whose upload comes as it is told."""
 
-    def __init__(self, shelf: Kept, room: Room) -> None:
+    def __init__(self, shelf: Kept, room: Room, tenant: str = "acme") -> None:
         self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", TYPE.encode())]}
         request = Request(scope, self.messages.get)
         self.upload = Upload(cast(Shelf, shelf), room, 10**9, 60.0)
-        self.ends = asyncio.create_task(self.upload.receive(request))
+        self.ends = asyncio.create_task(self.upload.receive(request, tenant))
 
     def send(self, data: bytes, more: bool = True) -> None:
         self.messages.put_nowait({"type": "http.request", "body": data, "more_body": more})
@@ -190,37 +190,63 @@ def begun(size_bytes: int) -> bytes:
 END = b"\r\n--edge--\r\n"
 
 
-async def test_who_finds_no_room_is_not_read_before_there_is_some() -> None:
-    shelf, room = Kept(), Room(1, 1000)
+async def test_who_finds_no_room_waits_with_what_its_connection_holds() -> None:
+    shelf, room = Kept(), Room(1, 1000, 1000)
     first, second = Sender(shelf, room), Sender(shelf, room)
     first.send(begun(PART_BYTES - 1))
-    second.send(begun(5) + END, more=False)
     await first.is_heard()
-    assert room.wanted
-    assert second.messages.qsize() == 1
+    second.send(begun(5))
+    await second.is_heard()
+    second.send(END, more=False)
+    await is_wanted(room)
+    assert (second.messages.qsize(), list(shelf.files)) == (1, [first.upload.file_id])
     first.send(b"x" + END, more=False)
     assert [(await sender.ends).bytes for sender in (first, second)] == [PART_BYTES, 5]
-    assert not room.wanted
+    assert not room.is_wanted("acme")
+
+
+async def is_wanted(room: Room, tenant: str = "acme") -> None:
+    async def so() -> bool:
+        return room.is_wanted(tenant)
+
+    await wait_for_async(so, "a place to be waited for")
 
 
 async def test_who_waits_is_read_between_two_parts_of_a_long_upload() -> None:
-    shelf, room = Kept(), Room(1, 1000)
+    shelf, room = Kept(), Room(1, 1000, 1000)
     first, second = Sender(shelf, room), Sender(shelf, room)
-    first.send(begun(1))
-    second.send(begun(5) + END, more=False)
+    first.send(begun(PART_BYTES - 1))
     await first.is_heard()
-    assert room.wanted
-    first.send(bytes(PART_BYTES))
+    second.send(begun(5) + END, more=False)
+    await is_wanted(room)
+    first.send(bytes(2))
     assert (await second.ends).bytes == 5
     assert len(shelf.files[first.upload.file_id]) == PART_BYTES, "nothing of it but the next part is in memory"
     first.send(bytes(PART_BYTES) + END, more=False)
     assert (await first.ends).bytes == 2 * PART_BYTES + 1
 
 
-async def test_who_sends_next_to_nothing_has_a_place_until_others_wait() -> None:
-    shelf, room = Kept(), Room(1, 0.0)
+async def test_who_has_sent_next_to_nothing_keeps_no_place() -> None:
+    """Neither in a field of the form nor in its file, and however long it takes."""
+    shelf, room = Kept(), Room(1, 1000, 1000)
+    slow = [Sender(shelf, room) for _ in range(3)]
+    for sender, data in zip(slow, [begun(HELD_BYTES), begun(1), begun(1)[:60]], strict=True):
+        sender.send(data)
+        await sender.is_heard()
+    fast = Sender(shelf, room)
+    fast.send(begun(3 * PART_BYTES) + END, more=False)
+    assert (await fast.ends).bytes == 3 * PART_BYTES
+    for sender in slow[:2]:
+        sender.send(END, more=False)
+    assert [(await sender.ends).bytes for sender in slow[:2]] == [HELD_BYTES, 1]
+    slow[2].ends.cancel()
+    await asyncio.wait([slow[2].ends])
+
+
+async def test_who_sends_too_little_has_a_place_until_others_wait() -> None:
+    shelf, room = Kept(), Room(1, 0.0, 0.0)
     slow = Sender(shelf, room)
-    for data in (begun(PART_BYTES - 1), b"x", b"x"):
+    for data in (begun(PART_BYTES - 9), b"x", b"x"):
         slow.send(data)
         await slow.is_heard()
     other = Sender(shelf, room)
@@ -230,6 +256,72 @@ async def test_who_sends_next_to_nothing_has_a_place_until_others_wait() -> None
     assert (problem.value.status, problem.value.error["code"]) == (503, "overloaded")
     assert (await other.ends).bytes == 5
     assert list(shelf.files) == [other.upload.file_id]
+
+
+async def test_not_more_are_too_slow_than_wait() -> None:
+    shelf, room = Kept(), Room(3, 0.0, 0.0)
+    slow = [Sender(shelf, room, tenant) for tenant in ("acme", "acme", "other")]
+    for sender in slow:
+        sender.send(begun(PART_BYTES - 1))
+        await sender.is_heard()
+    fast = Sender(shelf, room, "third")
+    fast.send(begun(5) + END, more=False)
+    assert (await fast.ends).bytes == 5
+    ended = [sender.ends.done() for sender in slow]
+    assert ended == [True, False, False], "the first of those of the tenant that has the most"
+    for sender in slow[1:]:
+        sender.send(b"x" + END, more=False)
+    assert [(await sender.ends).bytes for sender in slow[1:]] == [PART_BYTES] * 2
+    with pytest.raises(Problem):
+        await slow[0].ends
+
+
+async def test_a_tenant_leaves_places_to_the_next() -> None:
+    shelf, room = Kept(), Room(8, 1000, 1000)
+    many = [Sender(shelf, room) for _ in range(9)]
+    for sender in many:
+        sender.send(begun(PART_BYTES - 1))
+    await is_wanted(room)
+    fast = Sender(shelf, room, "other")
+    fast.send(begun(3 * PART_BYTES) + END, more=False)
+    assert (await fast.ends).bytes == 3 * PART_BYTES
+    assert not any(sender.ends.done() for sender in many)
+    for sender in many:
+        sender.send(b"x" + END, more=False)
+    assert {(await sender.ends).bytes for sender in many} == {PART_BYTES}
+
+
+async def test_tenants_have_places_in_turns() -> None:
+    room, had = Room(1), list[str]()
+
+    async def have(tenant: str) -> None:
+        async with room.place(tenant) as place:
+            await place.take()
+            had.append(tenant)
+
+    async with room.place("a") as first:
+        await first.take()
+        waiting = [asyncio.create_task(have(tenant)) for tenant in "aaabbc"]
+        await is_wanted(room, "c")
+    await asyncio.gather(*waiting)
+    assert "".join(had) == "abcaba"
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["waiting", "in the moment it has the place"])
+async def test_who_is_stopped_while_it_waits_leaves_the_place_to_the_next(given: bool) -> None:
+    room = Room(1)
+    async with room.place("a") as first:
+        await first.take()
+        stopped, last = (asyncio.create_task(room.take(tenant)) for tenant in "bc")
+        await is_wanted(room, "c")
+        if not given:
+            stopped.cancel()
+    if given:
+        stopped.cancel()
+    await last
+    with pytest.raises(asyncio.CancelledError):
+        await stopped
+    assert not room.is_wanted("b")
 
 
 async def test_what_had_come_of_an_upload_that_ends_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,12 +339,14 @@ async def test_what_had_come_of_an_upload_that_ends_is_let_go_at_once(monkeypatc
 
 
 async def test_who_leaves_while_it_waits_takes_no_place_along() -> None:
-    shelf, room = Kept(), Room(1, 1000)
+    shelf, room = Kept(), Room(1, 1000, 1000)
     first, second, third = (Sender(shelf, room) for _ in range(3))
-    first.send(begun(5))
+    first.send(begun(PART_BYTES - 1))
     await first.is_heard()
+    second.send(begun(5))
+    await is_wanted(room)
     second.ends.cancel()
     await asyncio.wait([second.ends])
     first.send(END, more=False)
     third.send(begun(7) + END, more=False)
-    assert [(await sender.ends).bytes for sender in (first, third)] == [5, 7]
+    assert [(await sender.ends).bytes for sender in (first, third)] == [PART_BYTES - 1, 7]
