@@ -205,6 +205,12 @@ def parse_line(data: bytes, line: int) -> Ask:
         raise LineError(line, error.code, str(error), f"body.{error.param}", custom_id) from None
 
 
+def custom_id_of(data: bytes, line: int) -> str:
+    """Return the custom_id of a line, empty if none can be told. Raises LineError if it is no JSON object."""
+    given = _record(data, line).get("custom_id")
+    return given if isinstance(given, str) and _encodable(given) else ""
+
+
 def _record(data: bytes, line: int) -> dict[str, Any]:
     if line == 1:
         data = data.removeprefix(MARK)

@@ -56,6 +56,7 @@ class Batches:
         client: Client,
         shelf: Shelf,
         records: BatchRecords,
+        output: Output,
         intake: Intake,
         doorman: Doorman,
         wake: Callable[[], None],
@@ -67,7 +68,7 @@ class Batches:
         self._intake = intake
         self._doorman = doorman
         self._wake = wake
-        self._reruns = Reruns(Output(client, shelf), records)
+        self._reruns = Reruns(output, records)
 
     def routes(self) -> list[Route]:
         """Return the endpoints."""

@@ -88,10 +88,10 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     shelf = Shelf(settings.queue_address, settings.queue_patience_s, settings.access)
     records = BatchRecords(shelf)
     driver = Driver(client, shelf, records, parts.served, metrics, settings.batch_lease_s)
-    output = Output(client, shelf)
+    output = Output(client, shelf)  # its turns are others than the driver's: downloads keep no batch waiting
     most_bytes, silence_s = settings.max_file_bytes, settings.body_timeout_s
     files = Files(shelf, records, output, metrics, vigil, doorman, most_bytes, silence_s)
-    batches = Batches(client, shelf, records, intake, doorman, driver.wake)
+    batches = Batches(client, shelf, records, output, intake, doorman, driver.wake)
     console = ConsoleLife(settings, parts)
     routes = [*files.routes(), *batches.routes(), *console.routes]
     server = make_server(make_app(parts, front, routes), settings)

@@ -55,7 +55,7 @@ class Drive:
         self._turns = turns
         self._looks = looks
         self._submitting = Submitting(client, shelf, metrics, held)
-        self._ending = Ending(client, shelf)
+        self._ending = Ending(client, shelf, turns)
         self._unsaved: tuple[Counts, int] | None = None
         """Counts and cursor that are not in the record yet."""
 

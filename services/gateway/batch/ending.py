@@ -12,7 +12,7 @@ from services.gateway.batch.errors import with_refusals
 from services.gateway.batch.lines import key_of, read_lines
 from services.gateway.batch.output import Output, put_view, refusal_line
 from services.gateway.batch.submitting import MAX_REFUSALS, MAX_ROW_BYTES
-from services.gateway.batch.turns import Turn
+from services.gateway.batch.turns import Turn, Turns
 from services.gateway.core.batch import Batch, Counts, Event, Progress, Refusal
 from services.gateway.shelf import Shelf
 
@@ -20,11 +20,11 @@ from services.gateway.shelf import Shelf
 class Ending:
     """Puts the files of batches that end."""
 
-    def __init__(self, client: Client, shelf: Shelf) -> None:
-        """Ask the queue what it has of a batch; put files on the shelf."""
+    def __init__(self, client: Client, shelf: Shelf, turns: Turns) -> None:
+        """Ask the queue what it has of a batch; put files on the shelf. `turns` are for reading inputs."""
         self._client = client
         self._shelf = shelf
-        self._output = Output(client, shelf)
+        self._output = Output(client, shelf, turns)
 
     async def of(self, batch: Batch, event: Event, now_s: float, turn: Turn) -> Batch:
         """Put the output and error files where they have lines; return the batch, about to end, with their names.
@@ -35,7 +35,7 @@ class Ending:
         batch = replace(batch, scattered=await self._output.scattered(batch))
         counts = await self._counts(batch, event, now_s, turn)
         if (missing := counts.total - counts.completed - counts.failed) > 0:
-            batch = with_as_many(batch, await self._output.unanswered(batch, missing))
+            batch = with_as_many(batch, await self._output.unanswered(batch, missing, turn))
             counts = await self._counts(batch, event, now_s, turn)
         ended = replace(batch, counts=counts)
         if counts.completed:
@@ -50,11 +50,10 @@ class Ending:
         """Return its counts with the lines that have no result: not submitted, or refused by the queue."""
         left_bytes = left = 0
         if not batch.progress.submitted or batch.progress.cut:
-            async with turn, aclosing(self._output.unsubmitted(batch, late=event is Event.LATE)) as lines:
+            async with aclosing(self._output.unsubmitted(batch, event is Event.LATE, turn)) as lines:
                 async for line in lines:
                     left_bytes += len(line)
                     left += 1
-                    await turn.read(len(line))
         refusals = [refusal_line(batch, one) for one in batch.refusals]
         left_bytes += sum(len(line) for line in refusals)
         left += len(refusals)

@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from penstock.batch.reader import LineError
+from penstock.batch.reader import LineError, custom_id_of
 from penstock.client import Client
 from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2
 from penstock.openai.answers import body_of, error_object, failure_of
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.batch.lines import MAX_LINES, WINDOW_LINES, RawLine, Reference, ask_of, key_of, read_lines
+from services.gateway.batch.lines import (
+    MAX_CUSTOM_ID_BYTES,
+    MAX_LINES,
+    WINDOW_BYTES,
+    WINDOW_LINES,
+    RawLine,
+    Reference,
+    key_of,
+    read_lines,
+)
 from services.gateway.batch.looks import results_of
 from services.gateway.batch.records import KEPT_S
+from services.gateway.batch.turns import Reader, Turn, Turns
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
+from services.gateway.pace import give_way
 from services.gateway.shelf import Shelf
 
 log = logging.getLogger(__name__)
@@ -140,10 +152,11 @@ async def put_view(shelf: Shelf, batch: Batch, file_id: str, kind: str, size_byt
 class Output:
     """Writes the files of batches."""
 
-    def __init__(self, client: Client, shelf: Shelf) -> None:
-        """Read results through `client` and inputs from `shelf`."""
+    def __init__(self, client: Client, shelf: Shelf, turns: Turns | None = None) -> None:
+        """Read results through `client` and inputs from `shelf`, those for files in `turns`; None: its own."""
         self._client = client
         self._shelf = shelf
+        self._turns = turns or Turns()
 
     async def lines(self, batch: Batch, errors: bool, input_order: bool = False) -> AsyncGenerator[bytes, None]:
         """Yield the lines of the output file, or with `errors` those of the error file.
@@ -159,7 +172,8 @@ class Output:
         if errors:
             for refusal in batch.refusals:
                 yield refusal_line(batch, refusal)
-            async with aclosing(self.unsubmitted(batch, batch.status is Status.EXPIRED)) as rest:
+            turn = self._turns.to_read(Reader(batch.tenant, 0, lambda: None))
+            async with aclosing(self.unsubmitted(batch, batch.status is Status.EXPIRED, turn)) as rest:
                 async for line in rest:
                     yield line
 
@@ -246,9 +260,12 @@ class Output:
                     yield result
 
     async def _after(self, batch: Batch) -> Sequence[int]:
-        """Return the lines of the last window that a quota may have let in, though not all of those before them."""
+        """Return the lines of the last window that a quota may have let in, though not all of those before them.
+
+        Of a batch that has ended it is known which it did.
+        """
         done = batch.progress
-        if batch.scattered or (done.submitted and not done.cut) or not batch.counts.total:
+        if batch.ended or batch.scattered or (done.submitted and not done.cut) or not batch.counts.total:
             return batch.scattered
         refused = {refusal.line for refusal in batch.refusals}
         found: list[int] = []
@@ -281,49 +298,72 @@ class Output:
             result = pb.Result(request_id=found.request_id, idempotency_key=key.key, client_reference=reference)
         return result if is_line(batch, result) else None
 
-    async def unsubmitted(self, batch: Batch, late: bool) -> AsyncGenerator[bytes, None]:
+    async def unsubmitted(self, batch: Batch, late: bool, turn: Turn) -> AsyncGenerator[bytes, None]:
         """Yield the lines of the error file for those of the input that were never submitted.
 
         None if all were, or if the input is gone. `late` says that the batch's time was over. Of an input that was not
         read before that, no more are told than a batch may have.
+
+        The `turn` is had while a window of them is read; while it is told nothing of the input is held.
         """
         code, message = UNDONE[pb.OUTCOME_EXPIRED if late else pb.OUTCOME_CANCELLED]
-        done = batch.progress
-        left_out = {refusal.line for refusal in batch.refusals} | set(batch.scattered or await self.scattered(batch))
-        count = 0
-        try:
-            async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
-                async for raw in lines:
-                    await asyncio.sleep(0)
-                    if raw.number in left_out:
-                        continue
-                    count += 1
-                    if count > MAX_LINES:
-                        return
-                    custom_id = _custom_id(raw, batch.endpoint)
-                    name = f"{batch.batch_id}-{raw.number}"
-                    yield _line(name, custom_id, None, {"code": code, "message": message})
-        except NotFound:
-            return
+        left_out = {refusal.line for refusal in batch.refusals} | set(batch.scattered)
+        line, offset, left = batch.progress.line, batch.progress.offset, MAX_LINES
+        more = True
+        while more and left:
+            async with turn:
+                names, line, offset, more = await self._named(batch, line, offset, left_out, left)
+            left -= len(names)
+            for number, custom_id in names:
+                name = f"{batch.batch_id}-{number}"
+                yield _line(name, custom_id, None, {"code": code, "message": message})
 
-    async def unanswered(self, batch: Batch, most: int) -> list[Refusal]:
-        """Return up to `most` of the lines that were submitted and have no result; none if the input is gone."""
-        done, found = batch.progress, list[Refusal]()
+    async def _named(
+        self, batch: Batch, line: int, offset: int, left_out: set[int], most: int
+    ) -> tuple[list[tuple[int, str]], int, int, bool]:
+        """Return number and custom_id of a window of up to `most` lines, the window's last line, where it ends, and
+        whether there may be more."""
+        names: list[tuple[int, str]] = []
+        begins = offset
+        with suppress(NotFound):
+            async with aclosing(read_lines(self._shelf, batch.input_file_id, line, offset)) as lines:
+                async for raw in lines:
+                    line, offset = raw.number, raw.end
+                    await asyncio.sleep(0)
+                    if raw.number not in left_out:
+                        names.append((raw.number, await _custom_id(raw)))
+                    if len(names) == min(WINDOW_LINES, most) or offset - begins >= WINDOW_BYTES:
+                        return names, line, offset, True
+        return names, line, offset, False
+
+    async def unanswered(self, batch: Batch, most: int, turn: Turn) -> list[Refusal]:
+        """Return up to `most` of the lines that were submitted and have no result; none if the input is gone.
+
+        They are read when the `turn` for it is had.
+        """
+        done, found, offset = batch.progress, list[Refusal](), 0
         known = {refusal.line for refusal in batch.refusals}
         with suppress(NotFound):
-            async with aclosing(read_lines(self._shelf, batch.input_file_id)) as lines:
+            async with turn, aclosing(read_lines(self._shelf, batch.input_file_id)) as lines:
                 async for raw in lines:
                     was_submitted = raw.number <= done.line or raw.number in batch.scattered
-                    if not was_submitted or raw.number in known or await self._result_of(batch, raw.number):
-                        continue
-                    found.append(Refusal(raw.number, _custom_id(raw, batch.endpoint), *NO_RESULT))
-                    if len(found) == most:
-                        break
+                    if was_submitted and raw.number not in known and not await self._result_of(batch, raw.number):
+                        found.append(Refusal(raw.number, await _custom_id(raw), *NO_RESULT))
+                        if len(found) == most:
+                            break
+                    await turn.read(raw.end - offset)
+                    offset = raw.end
         return found
 
     async def scattered(self, batch: Batch) -> list[int]:
         """Return the lines behind those that were all submitted that were submitted too, as far as the queue knows."""
-        return [line for line in await self._after(batch) if await self._is_known(batch, line)]
+        found: list[int] = []
+        numbers = await self._after(batch)
+        for first in range(0, len(numbers), LOOK_AHEAD):
+            some = numbers[first : first + LOOK_AHEAD]
+            known = await asyncio.gather(*(self._is_known(batch, line) for line in some))
+            found += [line for line, is_known in zip(some, known, strict=True) if is_known]
+        return found
 
     async def _is_known(self, batch: Batch, line: int) -> bool:
         """Whether a line was submitted, so that it has a result or will have one."""
@@ -352,11 +392,16 @@ DELETE_AT_ONCE = 1000
 """Results deleted by one call."""
 
 
-def _custom_id(raw: RawLine, endpoint: str) -> str:
+async def _custom_id(raw: RawLine) -> str:
+    """Return the custom_id of a line that nobody checked, empty if it has none; give way to others if it is large."""
+    since_s = time.monotonic()
     try:
-        return ask_of(raw, endpoint, ()).custom_id
-    except LineError as error:  # of an input that was not read before its batch was over
-        return error.custom_id or ""
+        custom_id = custom_id_of(raw.data or b"", raw.number)
+    except LineError:  # of an input that was not read before its batch was over
+        return ""
     except Exception:  # a defect: it would come again for ever, and keep the batch from its end
         log.exception("line %s cannot be understood: its custom_id is left out", raw.number)
         return ""
+    finally:
+        await give_way(len(raw.data or b""), since_s)
+    return custom_id if len(custom_id.encode()) <= MAX_CUSTOM_ID_BYTES else ""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batch.reader import InputFile, LineError, asks, parse_line
+from penstock.batch.reader import InputFile, LineError, asks, custom_id_of, parse_line
 from penstock.errors import InvalidRequest
 from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody
 from penstock.openai.convert import to_request
@@ -31,6 +31,22 @@ BODIES = st.dictionaries(NAMES, JSON, max_size=5).map(lambda body: {"prompt": "p
 def test_any_bytes_are_a_line_or_an_error(data: bytes) -> None:
     with suppress(LineError):
         parse_line(data, 3)
+
+
+IDS = JSON | st.sampled_from(["\ud83d", "\ud83da", "c"])
+FIELDS = {"custom_id": IDS, "body": BODIES | JSON, "user": IDS}
+
+
+@given(line=st.fixed_dictionaries({}, optional=FIELDS).map(lambda record: json.dumps(record).encode()) | st.binary())
+def test_the_custom_id_is_the_same_whether_a_line_is_checked_or_not(line: bytes) -> None:
+    try:
+        checked = parse_line(line, 3).custom_id
+    except LineError as error:
+        checked = error.custom_id or ""
+    unchecked = ""
+    with suppress(LineError):
+        unchecked = custom_id_of(line, 3)
+    assert unchecked == checked
 
 
 @given(body=BODIES, url=st.sampled_from([CHAT_URL, COMPLETIONS_URL]))

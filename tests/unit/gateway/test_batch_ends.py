@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from penstock.files.v1 import files_pb2
 from penstock.queue.v1.queue_pb2 import GetRequest, IdempotencyKey
 from penstock.request.v1 import request_pb2
 from penstock.request.v1.request_pb2 import Request
@@ -289,68 +287,6 @@ async def test_a_line_whose_result_was_deleted_is_not_told_as_one_that_was_never
     assert "line-3" not in before
     await Output(rig.client, rig.shelf).delete(done, errors=False)
     assert await rig.error_ids(done) == before
-
-
-async def test_a_batch_cancelled_before_its_input_was_read_has_each_line_in_its_error_file(rig: Rig) -> None:
-    batch = await rig.batch()
-    done = await driven_after_a_cancel(rig, batch)
-    assert (done.counts.total, rig.keys()) == (LINES, [])
-    content = [line async for line in Output(rig.client, rig.shelf).lines(done, errors=True)]
-    assert [json.loads(line)["custom_id"] for line in content] == [f"line-{n}" for n in range(LINES)]
-    assert (await rig.shelf.file(done.error_file_name)).bytes == sum(len(line) for line in content)
-
-
-async def test_what_was_never_submitted_is_read_in_its_turn(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many batches may be cancelled, or late, at once."""
-    batch = await rig.batch()
-    await rig.records.change(batch.batch_id, cancelled)
-    driven = rig.drive(await rig.take(batch, "me"))
-    read = asyncio.Event()
-    unsubmitted = Output.unsubmitted
-
-    def noted(*args: Any, **named: Any) -> AsyncGenerator[bytes, None]:
-        read.set()
-        return unsubmitted(*args, **named)
-
-    monkeypatch.setattr(Output, "unsubmitted", noted)
-    async with driven._turns.to_read(Reader("another", 1, lambda: None)):
-        driving = asyncio.create_task(driven.run())
-        await wait_for_async(lambda: _true_of(lambda: driven._turns._reading.is_wanted), "its turn to be waited for")
-        assert not read.is_set()
-    await driving
-    assert read.is_set()
-
-
-async def test_an_input_that_was_never_read_may_have_wrong_lines_and_too_many(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = b'{"custom_id": "a", "method": "GET"}\n{torn\n' + b"[]\n" * 10
-    await rig.shelf.begin("file-2")
-    await rig.shelf.append("file-2", 0, content)
-    await rig.shelf.end(files_pb2.CloseFileRequest(file_id="file-2", bytes=len(content), purpose="batch"))
-    monkeypatch.setattr(batch_output, "MAX_LINES", LINES - 20)
-    batch = await rig.batch(input_file_id="file-2")
-    await rig.records.change(batch.batch_id, cancelled)
-    await rig.drive(await rig.take(batch, "me")).run()
-    done, _ = await rig.records.get(batch.batch_id)
-    assert (done.status, done.counts.total, done.counts.failed) == (Status.CANCELLED, LINES - 20, LINES - 20)
-    assert await rig.error_ids(done) == ["a", "", "", "", ""]
-
-
-async def test_a_line_that_a_defect_keeps_from_being_understood_is_told_of_in_the_log(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    batch = await rig.batch()
-    await rig.records.change(batch.batch_id, cancelled)
-
-    def defective(*_: object) -> None:
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr(batch_output, "ask_of", defective)
-    await rig.drive(await rig.take(batch, "me")).run()
-    done, _ = await rig.records.get(batch.batch_id)
-    assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
-    assert "line 1 cannot be understood" in caplog.text
 
 
 async def check_whole(rig: Rig, batch: Batch, without_result: list[str]) -> None:

@@ -365,7 +365,8 @@ async def test_a_damaged_batch_is_named_among_the_others(rig: Rig) -> None:
     assert (listed[0].status, listed[0].errors[0].code) == (Status.FAILED, "damaged_record")
     with pytest.raises(DamagedError):
         await rig.records.get("batch_f")
-    batches = Batches(rig.client, rig.shelf, rig.records, Intake(1.0), Doorman(), lambda: None)
+    output = Output(rig.client, rig.shelf)
+    batches = Batches(rig.client, rig.shelf, rig.records, output, Intake(1.0), Doorman(), lambda: None)
     app = Starlette(routes=batches.routes(), exception_handlers={Problem: _problem})
     found = await get(app, "/v1/batches/batch_f").whole()
     assert (found.status, found.json()["errors"]["data"][0]["code"]) == (200, "damaged_record")

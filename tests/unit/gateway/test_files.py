@@ -31,7 +31,7 @@ def app_of(rig: Rig, doorman: Doorman | None = None) -> Starlette:
     metrics = GatewayMetrics(CollectorRegistry())
     output, doorman = Output(rig.client, rig.shelf), doorman or Doorman()
     files = Files(rig.shelf, rig.records, output, metrics, Vigil(), doorman, 2**20, 5.0)
-    batches = Batches(rig.client, rig.shelf, rig.records, Intake(1.0), Doorman(), lambda: None)
+    batches = Batches(rig.client, rig.shelf, rig.records, output, Intake(1.0), Doorman(), lambda: None)
     return Starlette(
         routes=[*files.routes(), *batches.routes()],
         exception_handlers={Problem: _problem, PenstockError: _penstock},

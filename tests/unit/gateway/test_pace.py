@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import pytest
 from starlette.types import Message
 
+from penstock.batch.reader import custom_id_of
 from services.gateway import intake
-from services.gateway.batch import reading
+from services.gateway.batch import output, reading
 from services.gateway.batch.lines import ask_of
 from services.gateway.batch.reading import count_lines
 from services.gateway.batch.turns import Reader, Turns
@@ -96,6 +97,30 @@ async def test_large_lines_of_one_part_are_understood_one_at_a_time(monkeypatch:
     batch = Batch("batch_1", URL, "file-1", "24h", 0, 3600, "batch")
     async with Turns().to_read(Reader("", 0, lambda: None)) as turn:
         assert await loop.beside_others(count_lines(shelf, batch, (), turn)) == PIECES
+    loop.check()
+
+
+async def test_large_lines_are_named_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, output_pauses = Loop(), []
+
+    async def noted(size_bytes: int, since_s: float) -> None:
+        output_pauses.append(size_bytes)
+        await give_way(size_bytes, since_s)
+
+    monkeypatch.setattr(output, "custom_id_of", loop.working(custom_id_of))
+    monkeypatch.setattr(output, "give_way", noted)
+    lines = [json.dumps(completion(f"c{n}", "x" * LARGE_BYTES)) for n in range(PIECES)]
+    files: Any = OneFile("\n".join(lines).encode())
+    client: Any = None
+    batch = Batch("batch_1", URL, "file-1", "24h", 0, 3600, "batch")
+    turn = Turns().to_read(Reader("", 0, lambda: None))
+
+    async def told() -> list[str]:
+        rest = output.Output(client, files).unsubmitted(batch, False, turn)
+        return [json.loads(line)["custom_id"] async for line in rest]
+
+    assert await loop.beside_others(told()) == [f"c{n}" for n in range(PIECES)]
+    assert output_pauses == [len(line) for line in lines]
     loop.check()
 
 
