@@ -21,6 +21,7 @@ from services.gateway.doorman import Doorman
 from services.gateway.download import Download
 from services.gateway.limits import CLIENT_CLOSED
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.pages import Pages, content_of
 from services.gateway.problem import NO_RETRY, Problem, of_error
 from services.gateway.room import Room
 from services.gateway.shelf import Shelf
@@ -45,6 +46,7 @@ class Files:
         shelf: Shelf,
         records: BatchRecords,
         output: Output,
+        pages: Pages,
         metrics: GatewayMetrics,
         vigil: Vigil,
         doorman: Doorman,
@@ -58,6 +60,7 @@ class Files:
         self._shelf = shelf
         self._records = records
         self._output = output
+        self._pages = pages
         self._metrics = metrics
         self._vigil = vigil
         self._doorman = doorman
@@ -126,7 +129,7 @@ class Files:
         act_for(file.tenant)
         if not file.view:
             headers["content-length"] = str(file.bytes)
-            return Download(self._shelf.content(file.file_id), headers, self._vigil)
+            return Download(content_of(self._shelf, self._pages, file.tenant, file.file_id), headers, self._vigil)
         in_order = one_of(query, "order", ORDERS) == INPUT_ORDER
         try:
             batch, errors = await self._viewed(file)

@@ -19,6 +19,12 @@ PART_TIMEOUT_S = 30.0
 PART_SLACK_S = 3.0
 """Of an upload that others wait for: the longest pause, as TCP makes when it repeats what was lost."""
 
+MAX_PAGES = 64
+"""Of files that are being sent, in memory at once: content or results of a MiB each, or 16 results."""
+
+PAGE_SLACK_S = 1.0
+"""In which a client is to take 64 KiB of a page that others wait for; else it is let go, and read again."""
+
 MAX_TOGETHER_BYTES = 64 * 1024 * 1024
 """The requests of one body with several prompts, each of which has all the other fields again: four times the largest
 body. A thousand prompts that fill a body may still share a schema of 48 KiB; without a bound half a MiB that all of

@@ -147,7 +147,7 @@ class Room:
             latest = min(late, key=lambda place: (-self._had[place.tenant], place.due_s))
             self._listening.discard(latest)
             self._ending.add(latest)
-            latest.over.reschedule(now_s)
+            latest.end()
         self._watch()
 
 
@@ -183,6 +183,10 @@ class Place:
             self._is_had = False
             self._room.give(self.tenant)
             self._room.ended(self)
+
+    def end(self) -> None:
+        """Be too late."""
+        self.over.reschedule(asyncio.get_running_loop().time())
 
     def came(self, size_bytes: int) -> None:
         """Note that so much came."""

@@ -31,6 +31,7 @@ from services.gateway.generation import Parts
 from services.gateway.intake import Intake
 from services.gateway.limits import IDLE_CONNECTION_S
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.pages import Pages
 from services.gateway.protocol import BoundedProtocol
 from services.gateway.served import Served
 from services.gateway.settings import GatewaySettings
@@ -88,9 +89,11 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     shelf = Shelf(settings.queue_address, settings.queue_patience_s, settings.access)
     records = BatchRecords(shelf)
     driver = Driver(client, shelf, records, parts.served, metrics, settings.batch_lease_s)
-    output = Output(client, shelf)  # its turns are others than the driver's: downloads keep no batch waiting
+    pages = Pages()
+    # Its turns are others than the driver's: downloads keep no batch waiting.
+    output = Output(client, shelf, pages=pages)
     most_bytes, silence_s = settings.max_file_bytes, settings.body_timeout_s
-    files = Files(shelf, records, output, metrics, vigil, doorman, most_bytes, silence_s)
+    files = Files(shelf, records, output, pages, metrics, vigil, doorman, most_bytes, silence_s)
     batches = Batches(client, shelf, records, output, intake, doorman, driver.wake)
     console = ConsoleLife(settings, parts)
     routes = [*files.routes(), *batches.routes(), *console.routes]

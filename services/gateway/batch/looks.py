@@ -14,6 +14,7 @@ from typing import NamedTuple
 from penstock.client import Client
 from penstock.limits import TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2
+from services.gateway.pages import Page as Held
 
 PAGE_RESULTS = 1000
 """Results of one page: to open a stream takes as long as to write some ten of their lines."""
@@ -58,17 +59,22 @@ async def page_of(client: Client, batch_id: str, cursor: int) -> Page:
     return Page(results, under_way, last=True)
 
 
-async def results_of(client: Client, batch_id: str) -> AsyncGenerator[queue_pb2.WatchResult, None]:
+async def results_of(
+    client: Client, batch_id: str, held: Held[queue_pb2.WatchResult]
+) -> AsyncGenerator[queue_pb2.WatchResult, None]:
     """Yield the results that a batch has now, in order of completion, to whoever takes them at any speed."""
     cursor, last = 0, False
     while not last:
+        await held.take()
         page = await page_of(client, batch_id, cursor)
-        last, waiting = page.last, page.results[::-1]
+        last = page.last
+        held.fill(page.results)
         del page
-        while waiting:
-            result = waiting.pop()
+        for result in held.told():
             cursor = result.cursor
             yield result
+        last = last and held.is_had
+        held.give()
 
 
 class Looks:

@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from services.gateway.batch.records import KEPT_S
 from services.gateway.batch.turns import Reader, Turn, Turns
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
 from services.gateway.pace import give_way
+from services.gateway.pages import Page, Pages
 from services.gateway.shelf import Shelf
 
 log = logging.getLogger(__name__)
@@ -152,8 +153,12 @@ async def put_view(shelf: Shelf, batch: Batch, file_id: str, kind: str, size_byt
 class Output:
     """Writes the files of batches."""
 
-    def __init__(self, client: Client, shelf: Shelf, turns: Turns | None = None) -> None:
-        """Read results through `client` and inputs from `shelf`, those for files in `turns`; None: its own."""
+    def __init__(self, client: Client, shelf: Shelf, turns: Turns | None = None, pages: Pages | None = None) -> None:
+        """Read results through `client` and inputs from `shelf`, those for files in `turns`; None: its own.
+
+        What is read is held among `pages`, or its own.
+        """
+        self._pages = pages or Pages()
         self._client = client
         self._shelf = shelf
         self._turns = turns or Turns()
@@ -224,7 +229,7 @@ class Output:
         """
         seen: set[int] = set()
         count = failed = 0
-        async with aclosing(results_of(self._client, batch.batch_id)) as ended:
+        async with self._ended(batch) as ended:
             async for one in ended:
                 count += 1
                 if count % BREATHE_EVERY == 0:
@@ -246,6 +251,12 @@ class Output:
                     async for result in results:
                         yield result
 
+    @asynccontextmanager
+    async def _ended(self, batch: Batch) -> AsyncIterator[AsyncGenerator[queue_pb2.WatchResult, None]]:
+        with Page[queue_pb2.WatchResult](self._pages, batch.tenant) as page:
+            async with aclosing(results_of(self._client, batch.batch_id, page)) as ended:
+                yield ended
+
     async def _in_input_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
         for numbers in (range(1, batch.progress.line + 1), await self._after(batch)):
             async with aclosing(self._results_of(batch, numbers)) as results:
@@ -253,11 +264,17 @@ class Output:
                     yield result
 
     async def _results_of(self, batch: Batch, numbers: Sequence[int]) -> AsyncGenerator[pb.Result, None]:
-        for first in range(0, len(numbers), LOOK_AHEAD):
-            some = numbers[first : first + LOOK_AHEAD]
-            for result in await asyncio.gather(*(self._result_of(batch, number) for number in some)):
-                if result is not None:
-                    yield result
+        told = 0
+        with Page[pb.Result | None](self._pages, batch.tenant) as page:
+            while told < len(numbers):
+                await page.take()
+                some = numbers[told : told + LOOK_AHEAD]
+                page.fill(await asyncio.gather(*(self._result_of(batch, number) for number in some)))
+                for result in page.told():
+                    told += 1
+                    if result is not None:
+                        yield result
+                page.give()
 
     async def _after(self, batch: Batch) -> Sequence[int]:
         """Return the lines of the last window that a quota may have let in, though not all of those before them.

@@ -19,6 +19,7 @@ from services.gateway.doorman import Doorman
 from services.gateway.files import FILES_URL, Files
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.pages import Pages
 from services.gateway.problem import Problem
 from services.gateway.vigil import Vigil
 from tests.support.asgi import get, post
@@ -30,7 +31,7 @@ __all__ = ["rig"]
 def app_of(rig: Rig, doorman: Doorman | None = None) -> Starlette:
     metrics = GatewayMetrics(CollectorRegistry())
     output, doorman = Output(rig.client, rig.shelf), doorman or Doorman()
-    files = Files(rig.shelf, rig.records, output, metrics, Vigil(), doorman, 2**20, 5.0)
+    files = Files(rig.shelf, rig.records, output, Pages(), metrics, Vigil(), doorman, 2**20, 5.0)
     batches = Batches(rig.client, rig.shelf, rig.records, output, Intake(1.0), Doorman(), lambda: None)
     return Starlette(
         routes=[*files.routes(), *batches.routes()],
