@@ -37,7 +37,7 @@ def test_requests_leave_in_order_whoever_comes_and_goes(
     places: list[tuple[int, int]], steps: list[tuple[str, str, tuple[int, int]]], looks: bool
 ) -> None:
     steps = [*(("enter", name, place) for name, place in zip(NAMES, places, strict=True)), *steps]
-    steps += [("back", "", (0, 0)), *[("head", "", (0, 0))] * len(NAMES)]
+    steps += [*(("back", name, (0, 0)) for name in NAMES), *[("head", "", (0, 0))] * len(NAMES)]
     line, waiting, aside = Line("m"), dict[str, Entry](), dict[str, Entry]()
     for what, name, place in steps:
         if what == "enter" and name not in waiting and name not in aside:
@@ -57,10 +57,9 @@ def test_requests_leave_in_order_whoever_comes_and_goes(
             aside[first.request_id] = waiting.pop(first.request_id)
         elif what == "leave" and name in aside:
             line.leave(aside.pop(name))
-        elif what == "back":
-            line.bring_back()
-            waiting |= aside
-            aside.clear()
+        elif what == "back" and name in aside:
+            line.bring_back(aside[name])
+            waiting[name] = aside.pop(name)
         if looks:
             in_order = sorted(waiting.values(), key=order)
             assert line.head() is (in_order[0] if in_order else None)
@@ -108,7 +107,8 @@ def test_one_aside_does_not_stand_in_line_for_a_place_it_left_before() -> None:
         assert line.head() is one
         line.set_head_aside()
     assert line.head() is None
-    line.bring_back()
+    for one in entries[::2] + entries[1::2]:
+        line.bring_back(one)
     assert [line.head(), *line.behind()] == entries
 
 
@@ -124,7 +124,7 @@ def test_one_aside_stands_in_line_once_after_many_have_left(kept: int) -> None:
     stays = [entries[0], *entries[1 : kept + 1]]
     for one in entries[kept + 1 :]:
         line.leave(one)
-    line.bring_back()
+    line.bring_back(entries[0])
     for first in range(len(stays)):
         assert [line.head(), *line.behind()] == stays[first : first + FRONT_REQUESTS]
         line.leave(stays[first])

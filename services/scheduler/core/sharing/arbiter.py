@@ -134,6 +134,7 @@ class Arbiter:
         """Note a new worker."""
         self._cancel_outdated()
         self._precedence.opened(worker)
+        self._aside.opened(worker, self._ring)
         self.came_back(worker)
         self._look_again_everywhere()
 
@@ -148,16 +149,17 @@ class Arbiter:
         self._paused.discard(worker)
         for channel in self._ring:
             channel.worker_left(worker)
-            if worker.shape.capacity_blocks > worker.group.shape.capacity_blocks:
-                channel.bring_back(worker.group)  # what no other is known to hold may be tried on the largest left
             channel.close_accounts()
+        self._aside.ended(worker, self._ring)
         self._look_again_everywhere()
 
     def came_back(self, worker: Worker) -> None:
         """Note that the worker takes grants again, or for the first time."""
         # Of several whose pause ends in one pass each is still away for those before it.
-        if self._aside.grows_with(worker, self._paused):
-            for channel in self._ring:
+        grows = self._aside.grows_with(worker, self._paused)
+        for channel in self._ring:
+            channel.reach_grew(worker)
+            if grows:
                 channel.bring_back(worker.group)
         self.room_grew(worker)
 
@@ -228,11 +230,11 @@ class Arbiter:
         """Start a pass: end savings whose head or worker is no longer there, and see whether there is anything new."""
         self._now_ns = now_ns
         self._claims.begin()
-        self._aside.begin(now_ns)
         self._heads.begin(now_ns)
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
+        self._aside.begin(now_ns)
         self._deposits.return_in_vain(self._ring, self._heads.first_of, self._heads.could_hold)
         self._end_savings()
         for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
@@ -266,6 +268,7 @@ class Arbiter:
         for channel in self._ring:
             for worker in self._fleet:
                 channel.bring_back(worker.group)
+        self._aside.doubt(self._ring)
         self._look_again_everywhere()
 
     def next(self) -> Placement | None:

@@ -10,11 +10,12 @@ What it may take before others have their turn it has an account of at each pool
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group, Pool, Worker
 from services.scheduler.core.sharing.account import Account
+from services.scheduler.core.sharing.beyond import Beyond, Place
 from services.scheduler.core.sharing.line import Line, order
 from services.scheduler.core.sharing.openings import Kind, Openings, Rooms
 from services.scheduler.core.sharing.share import Share
@@ -29,7 +30,8 @@ class Channel:
 
     Whoever no present worker could run, a line whose model none serves or a head that only workers that are away can
     hold, or that lower tiers leave no room, is set *aside*: it is not looked at until it is brought back because the
-    fleet, or what those tiers hold, has changed.
+    fleet, or what those tiers hold, has changed. Heads of the two kinds are kept apart: what brings back the one costs
+    no look at the other.
     """
 
     def __init__(self, name: str, share: Share, quantum_block_ns: int) -> None:
@@ -47,6 +49,10 @@ class Channel:
         self._rooms: dict[Group, Rooms] = {}
         self._guaranteed: dict[Group, Rooms] = {}
         self._waiting = 0
+        self.beyond = Beyond()
+        """Who is aside because only workers that are away could hold it."""
+        self._below: dict[Line, dict[str, Entry]] = {}
+        """Who is aside for lower tiers."""
         self.kept_out: dict[Group, dict[int, int]] = {}
         """Where heads are aside for lower tiers, with the least blocks that any of so many completions needs."""
         self.grown: set[Worker] = set()
@@ -85,6 +91,8 @@ class Channel:
         if line.leave(entry):
             self.changed.add(line.model)
             self.moved[line] = None
+        else:
+            self._forget_aside(line, entry)
         self._waiting -= 1
         if line:
             return
@@ -96,6 +104,12 @@ class Channel:
         for account in self._accounts_for(line.model):
             if not account.has_work:
                 account.leaves()
+
+    def _forget_aside(self, line: Line, entry: Entry) -> None:
+        self.beyond.discard(entry)
+        below = self._below.get(line)
+        if below is not None and below.pop(entry.request_id, None) is not None and not below:
+            del self._below[line]
 
     def _accounts_for(self, model: str) -> list[Account]:
         return [account for pool, account in self._accounts.items() if pool.serves(model)]
@@ -127,13 +141,24 @@ class Channel:
         for model in [model for model in self._looked_at if not serving(model)]:
             del self._looked_at[model]
 
-    def set_head_aside(self, line: Line) -> None:
-        """Let the one behind the line's head have its turn."""
-        line.set_head_aside()
+    def set_head_aside(self, line: Line, needed_blocks: dict[Group, int] | None) -> None:
+        """Let the one behind the line's head have its turn.
+
+        It waits for a worker that has what it needs in one of the groups; None if lower tiers keep it out.
+        """
+        entry = line.set_head_aside()
+        if needed_blocks is None:
+            self._below.setdefault(line, {})[entry.request_id] = entry
+        else:
+            self.beyond.add(line, entry, needed_blocks)
         self.moved[line] = None
         if line.head() is None:
             self.line_ended = True
             self.changed.add(line.model)
+
+    def below(self, line: Line) -> int:
+        """Return how many of the line are aside for lower tiers."""
+        return len(self._below.get(line, ()))
 
     def note_kept_out(self, needed_blocks: dict[Group, int], completions: int) -> None:
         """Note where lower tiers leave a head no room, and what it needs there."""
@@ -142,15 +167,27 @@ class Channel:
             least[completions] = min(least.get(completions, blocks), blocks)
 
     def bring_back(self, group: Group) -> None:
-        """Look again at every line and entry that workers of the group may serve."""
+        """Look again at every line that workers of the group may serve, and at whom lower tiers keep out of it."""
         self.kept_out.pop(group, None)
         for model in ("", *group.models):
             line = self.lines.get(model)
             if line is not None:
                 self._looked_at[model] = line
-                if line.aside:
-                    line.bring_back()
+                if below := self._below.pop(line, None):
                     self.moved[line] = None
+                    for entry in below.values():
+                        line.bring_back(entry)
+
+    def reach_grew(self, worker: Worker) -> None:
+        """Bring back whom the worker could hold, as it takes grants again."""
+        self.bring_back_from_beyond(self.beyond.take_within(worker.group, worker.shape.capacity_blocks))
+
+    def bring_back_from_beyond(self, places: Iterable[Place]) -> None:
+        """Look again at those that were taken out of `beyond`."""
+        for line, entry in places:
+            line.bring_back(entry)
+            self.moved[line] = None
+            self.changed.add(line.model)
 
     # ---- standing ----
 

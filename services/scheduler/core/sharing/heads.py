@@ -6,6 +6,7 @@ waits to (`deposits`); those behind it and the other lines go on.
 
 from __future__ import annotations
 
+from bisect import insort
 from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
@@ -19,7 +20,7 @@ from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.kept import NONE_KEPT, Kept
-from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
+from services.scheduler.core.sharing.line import FRONT_REQUESTS, Key, Line, order
 from services.scheduler.core.sharing.older import Older
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.savings import Saving, Savings
@@ -55,6 +56,8 @@ class Heads:
         self._alone = False
         self._kept = NONE_KEPT
         """For heads that were looked at before, of the same channel, and wait for its ceiling."""
+        self._no_worker: bool | None = None
+        """Whether others save on all workers of the pool, None until that is asked in a look at heads."""
 
     def begin(self, now_ns: int) -> None:
         """Start a pass."""
@@ -68,8 +71,7 @@ class Heads:
         self._alone = alone
         channel = account.channel
         self._aside.look_again(channel)
-        while (bid := self._look_at_heads(account)) is None:
-            pass
+        bid = self._look_at_heads(account)
         if bid.placement is None and bid.saving is None and channel.share.guaranteed_share:
             placement = self._place_guaranteed_behind(account)
             if placement is not None:
@@ -77,17 +79,29 @@ class Heads:
                 return Bid(account, cost_block_ns=cost_block_ns, placement=placement)
         return bid
 
-    def _look_at_heads(self, account: Account) -> Bid | None:
-        """Look at the heads in order until one can be placed, may save or cannot pay; None if one was set aside."""
-        takes_part = False
+    def _look_at_heads(self, account: Account) -> Bid:
+        """Look at the heads in order until one can be placed, may save or cannot pay.
+
+        Where one is set aside its line's next has its turn among those that are younger: the older ones wait, whoever
+        is aside.
+        """
+        takes_part, looked_at = False, 0
+        self._no_worker = None
         account.channel.set_unserved_aside(self._fleet.serving)
         bid = self._look_at_paid(account)
         if bid is not None:
             return bid
         self._kept = NONE_KEPT
-        for line, head in self._heads_here(account):
+        heads = self._heads_here(account)
+        while looked_at < len(heads):
+            line, head = heads[looked_at]
+            looked_at += 1
             bid = self._look_at_head(account, line, head)
-            if bid is None or bid.wants:
+            if bid is None:
+                if (following := line.head()) is not None:
+                    insort(heads, (line, self._head_here(account, line, following)), looked_at, key=_order_of)
+                continue
+            if bid.wants:
                 return bid
             takes_part |= bid.takes_part
         return Bid(account, wants=False, takes_part=takes_part)
@@ -130,9 +144,14 @@ class Heads:
         heads = account.channel.heads(account.pool)
         if len(self._fleet.pools) < 2 or all(line.model for line, _ in heads):
             return heads
-        heads = [(line, (self.first_of(account, line, 1) or [head])[0]) for line, head in heads]
-        heads.sort(key=lambda pair: order(pair[1]))
+        heads = [(line, self._head_here(account, line, head)) for line, head in heads]
+        heads.sort(key=_order_of)
         return heads
+
+    def _head_here(self, account: Account, line: Line, head: Entry) -> Entry:
+        """Return the head of a line as it is in the pool: the first that is for this one, its `head` if none is."""
+        first = self.first_of(account, line, 1)
+        return first[0] if first else head
 
     def first_of(self, account: Account, line: Line, count: int) -> list[Entry]:
         """Return so many of the first entries of a line, as they are in the pool of the account."""
@@ -252,8 +271,7 @@ class Heads:
         placement = self._place_one_behind(account, line, kept, may_go_first=has_start)
         if placement is not None:
             return self._bid_to_place(account, placement)
-        no_worker = all(self._savings.are_everywhere(group, channel) for group in account.pool.groups)
-        for entry in () if self._alone or no_worker else line.behind():
+        for entry in () if self._alone or self._others_save_everywhere(account) else line.behind():
             if self._savings.of(entry) is not None:
                 continue
             worker, blocks = self._places.to_save(channel, account.pool, entry, self._now_ns, kept)
@@ -262,6 +280,13 @@ class Heads:
             bid = self._bid_to_save(account, line, entry, worker, blocks)
             return None if bid.saving is None or self._aside.saves_in_vain(bid.saving) else bid
         return None
+
+    def _others_save_everywhere(self, account: Account) -> bool:
+        """Return whether savings keep the channel from every worker of the pool, found once for all its lines."""
+        if self._no_worker is None:
+            channel, savings = account.channel, self._savings
+            self._no_worker = all(savings.are_everywhere(group, channel) for group in account.pool.groups)
+        return self._no_worker
 
     def _could_hold(self, account: Account, head: Entry) -> Kept:
         """Return the workers of the pool that could hold the head."""
@@ -332,3 +357,7 @@ class Heads:
         if not account.hold_time.known or waited_ns <= PASSED_HOLDS * account.hold_time.mean_ns:
             return False
         return self._savings.of(head) is None
+
+
+def _order_of(pair: tuple[Line, Entry]) -> Key:
+    return order(pair[1])

@@ -112,16 +112,16 @@ class Line:
         """How many are set aside."""
         return len(self._aside)
 
-    def set_head_aside(self) -> None:
-        """Let the entry whose turn it is wait aside; there must be one."""
+    def set_head_aside(self) -> Entry:
+        """Let the entry whose turn it is wait aside, and return it; there must be one."""
         key = self._front.pop(0)
-        self._aside[key[2]] = self._live[key[2]]
+        entry = self._aside[key[2]] = self._live[key[2]]
+        return entry
 
-    def bring_back(self) -> None:
-        """Give those set aside their positions again."""
-        aside, self._aside = self._aside, {}
-        for entry in aside.values():
-            self._insert(order(entry))
+    def bring_back(self, entry: Entry) -> None:
+        """Give one that is set aside its position again."""
+        del self._aside[entry.request_id]
+        self._insert(order(entry))
 
     def behind(self) -> list[Entry]:
         """Return the few entries behind the head that may pass it, in order."""

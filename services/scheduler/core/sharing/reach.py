@@ -38,6 +38,10 @@ class Reach:
             others |= largest_blocks >= 0
         return others
 
+    def holds(self, needed_blocks: Mapping[Group, int]) -> bool:
+        """Return whether any worker that takes grants could hold what needs so much in these groups."""
+        return any(blocks <= self._largest_of(group) for group, blocks in needed_blocks.items())
+
     def grows_with(self, worker: Worker, away: Collection[Worker]) -> bool:
         """Return whether the worker is larger than all others of its group that take grants and are not `away`."""
         others = [other for other in worker.group.workers.values() if other is not worker and other not in away]

@@ -1,0 +1,199 @@
+"""Who is aside costs no look until a worker comes that could hold it, and none of them is forgotten."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from services.scheduler.core import messages as m
+from services.scheduler.core.sharing import aside
+from services.scheduler.core.sharing.places import Places
+from services.scheduler.core.sharing.savings import Savings
+from services.scheduler.core.sharing.share import Share
+from tests.support.scheduling import Rig, announced, shape
+
+pytestmark = pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
+
+ADAPTERS = tuple(f"adapter-{number}" for number in range(8))
+MANY = 300
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Callable[[], int]:
+    """Count calls of a method; return what tells how many there were since it was asked last."""
+    calls, method = 0, getattr(owner, name)
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return method(*arguments)
+
+    def since() -> int:
+        nonlocal calls
+        found, calls = calls, 0
+        return found
+
+    monkeypatch.setattr(owner, name, counted)
+    return since
+
+
+def rig_with_large_one_drained(shares: dict[str, Share]) -> Rig:
+    """A large worker is drained. For a small one older heads of the last channel wait, in a line for each adapter."""
+    rig = Rig(shares)
+    for worker_id, blocks in (("large", 100), ("small", 40)):
+        rig.open(worker_id, shape(blocks), aliases=ADAPTERS)
+    rig.tell(m.DrainRequested("large"))
+    rig.announce(next(iter(shares)), 20, 20, model="m")
+    for model in ADAPTERS:
+        rig.announce(list(shares)[-1], 30, model=model)
+    return rig
+
+
+def test_setting_aside_looks_at_nobody_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rig_with_large_one_drained({"chat": Share(), "batch": Share()})
+    looks = count_calls(monkeypatch, Places, "find")
+    rig.announce("batch", *[60] * MANY, model="m")
+    assert rig.machine.channel("batch").lines["m"].aside == MANY
+    assert looks() < MANY
+
+
+def pause_ends(rig: Rig) -> None:
+    rig.release(rig.grants[-1], m.ReleaseCause.UNCLAIMED)
+    rig.wait(600)
+    rig.tell(m.Tick())
+
+
+def opens_again(rig: Rig) -> None:
+    rig.tell(m.WorkerClosed(rig.worker("small").epoch))
+    rig.open("small", shape(40), aliases=ADAPTERS)
+
+
+def another_comes(rig: Rig) -> None:
+    rig.open("other", shape(41), aliases=ADAPTERS)
+
+
+def weights_change(rig: Rig) -> None:
+    rig.tell(m.Reconfigure({"chat": Share(), "batch": Share(2)}))
+
+
+@pytest.mark.parametrize("happens", [pause_ends, opens_again, another_comes, weights_change])
+def test_what_brings_no_worker_large_enough_costs_no_look_at_who_is_out_of_reach(
+    happens: Callable[[Rig], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rig_with_large_one_drained({"chat": Share(), "batch": Share()})
+    rig.announce("batch", *[60] * MANY, model="m")
+    looks = count_calls(monkeypatch, Places, "find")
+    happens(rig)
+    assert rig.machine.channel("batch").lines["m"].aside == MANY
+    assert looks() < MANY
+
+
+def test_looking_again_at_whom_lower_tiers_keep_out_costs_none_at_who_is_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = rig_with_large_one_drained({"chat": Share(), "batch": Share(tier=1)})
+    rig.announce("batch", 39, *[60] * MANY, model="m")
+    assert rig.machine.channel("batch").lines["m"].aside == MANY + 1
+    looks = count_calls(monkeypatch, Places, "kept_out")
+    found = count_calls(monkeypatch, Places, "find")
+    for _ in range(3):
+        rig.wait(1_000)
+        rig.announce("chat", 40, model="m")
+    assert looks() >= 3, "it is looked at"
+    assert found() < MANY
+
+
+def test_a_worker_brings_back_whom_it_could_hold_and_no_others() -> None:
+    rig = Rig({"batch": Share()})
+    for worker_id, blocks in (("largest", 100), ("large", 70), ("small", 40)):
+        rig.open(worker_id, shape(blocks))
+    rig.tell(m.DrainRequested("largest"), m.DrainRequested("large"))
+    first, larger, second, small = rig.announce("batch", 60, 90, 65, 30)
+    line = rig.machine.channel("batch").lines[""]
+    assert (rig.granted, line.aside) == ([small], 3)
+    rig.tell(m.DrainRequested("large", True))
+    assert (rig.granted, line.aside) == ([small, first], 1)
+    rig.finish(rig.grants[-1])
+    assert rig.granted[-1] == second
+    rig.tell(m.DrainRequested("largest", True))
+    assert (rig.granted[-1], line.aside) == (larger, 0)
+
+
+def test_who_leaves_while_aside_is_forgotten() -> None:
+    rig = Rig({"batch": Share()})
+    rig.open("large", shape(100))
+    rig.open("small", shape(40))
+    rig.tell(m.DrainRequested("large"))
+    gone, stays = rig.announce("batch", 60, 60)
+    channel = rig.machine.channel("batch")
+    rig.tell(m.Gone(gone, m.GoneReason.ENDED))
+    assert (len(channel.beyond), channel.lines[""].aside) == (1, 1)
+    rig.tell(m.DrainRequested("large", True))
+    assert (rig.granted, len(channel.beyond)) == ([stays], 0)
+
+
+def within_reach(rig: Rig) -> list[str]:
+    """Return who is aside though a worker that takes grants could hold it."""
+    capacities = [each.shape.capacity_blocks for each in rig.machine.fleet if each.takes_grants(rig.now_ns)]
+    most_blocks = max(capacities, default=0)
+    entries = [entry for line in rig.machine.channel("batch").lines.values() for entry in line._aside.values()]
+    return [entry.request_id for entry in entries if entry.announced.prompt_tokens <= most_blocks]
+
+
+def shake(rig: Rig, chance: Random, sizes: dict[str, int]) -> None:
+    """Let something happen: requests come and end, one of the workers of these sizes goes, comes or opens again."""
+    worker_id = chance.choice(list(sizes))
+    happens = chance.choice(["drain", "drain", "undrain", "opens", "announce", "announce", "finish"])
+    if happens == "announce":
+        blocks = [chance.choice([30, 60, 90]) for _ in range(chance.randint(1, 6))]
+        rig.announce("batch", *blocks, model=chance.choice(["", "m"]))
+    elif happens == "finish" and rig.grants:
+        rig.finish(rig.grants.pop(0))
+    elif happens == "opens" and not len(rig.worker(worker_id).ledger):
+        rig.tell(m.WorkerClosed(rig.worker(worker_id).epoch))
+        rig.open(worker_id, shape(sizes[worker_id]), aliases=(worker_id,))
+    elif happens in ("drain", "undrain"):
+        rig.tell(m.DrainRequested(worker_id, happens == "undrain"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nobody_is_forgotten_where_a_pass_looks_at_few(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "MOST_LOOKS", 2)
+    chance, rig = Random(seed), Rig({"batch": Share()})
+    sizes = {"a": 100, "b": 70, "c": 40}
+    for worker_id, blocks in sizes.items():
+        rig.open(worker_id, shape(blocks), aliases=(worker_id,))
+    for _ in range(60):
+        shake(rig, chance, sizes)
+        for _ in range(len(rig.machine.channel("batch"))):
+            rig.tell(m.Tick())
+        assert within_reach(rig) == []
+    rig.tell(*(m.DrainRequested(worker_id, True) for worker_id in sizes))
+    while rig.grants:
+        rig.finish(rig.grants.pop(0))
+    for line in rig.machine.channel("batch").lines.values():
+        assert len(line) == 0
+
+
+def test_what_is_saved_on_everywhere_is_found_once_for_all_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker has an adapter of its own, and heads save on all of them."""
+    calls = []
+    for workers in (8, 16):
+        rig = Rig({"a": Share(), "b": Share()})
+        for number in range(workers):
+            rig.open(f"w{number}", shape(100), model="base", aliases=(f"m{number}",))
+        for _ in range(6):
+            for channel in ("a", "b"):
+                for number in range(workers):
+                    rig.tell(announced(f"{channel}-{rig.position}", channel, 90, rig.position, model=f"m{number}"))
+                    rig.position += 1
+        rig.wait(500)
+        with monkeypatch.context() as patched:
+            since = count_calls(patched, Savings, "are_everywhere")
+            for grant in rig.grants[:4]:
+                rig.finish(grant)
+            calls.append(since())
+    assert calls[1] < 2.5 * calls[0], "four times as many where each line asks every worker"
