@@ -19,12 +19,8 @@ TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\
 """RFC 6585, section 5."""
 
 MAX_LOOKS = 32
-"""Empty lines in one read of a body in chunks that are taken for its end until the parser says otherwise: each costs
-a piece more, and a body may be full of them. The rest of the read is one piece."""
-
-
-class AheadError(Exception):
-    """A request was begun in one piece with the end of one that is not answered."""
+"""Pieces parsed at once: each empty line of a body in chunks may be its end and costs one, and it may be full of them.
+All else has its turn before the next ones."""
 
 
 class Parting:
@@ -66,9 +62,6 @@ class Parser(httptools.HttpRequestParser):
             if not self.offered:
                 raise
             self._protocol.pass_over()
-        except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, AheadError):
-                raise
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -95,10 +88,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._unparsed = Unparsed()
+        self._again: asyncio.Handle | None = None
         self._head_bytes = 0
+        """Of a head, or between chunks of a body and behind the last, until there is more of it."""
         self._left_bytes: int | None = None
         self._in_body = False
         self._waits = False
+        self._holds_much = False
         self._parting = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
@@ -121,13 +117,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._go_on()
 
     def on_message_begin(self) -> None:
-        """Expect the rest of the head soon. What could not be held is not parsed: after the answer comes the end."""
-        if self._waits:
-            self.cycle.keep_alive = False
-            raise AheadError
+        """Expect the rest of the head soon."""
         super().on_message_begin()
-        if self._timer is None:
-            self._close_in(self.head_timeout_s)
+        self._close_in(self.head_timeout_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field of the head; those behind a body in chunks are dropped (RFC 9110, section 6.5.1)."""
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Take some of a body."""
+        self._head_bytes = 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """The head is here."""
@@ -135,6 +137,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._disarm()
         self._in_body = True
+        self._head_bytes = 0
         self._left_bytes = _length(self.headers)
         before = self.cycle
         super().on_headers_complete()
@@ -174,7 +177,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._close_in(LINGER_S)
         elif self._unparsed.held_bytes:
             self._disarm()
-            self.transport.resume_reading()
             self._go_on()
 
     def pause_writing(self) -> None:
@@ -189,32 +191,49 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _go_on(self) -> None:
-        """Parse what is held. Read no more if that leaves too much."""
-        self._parse()
-        if self._unparsed.held_bytes > MAX_AHEAD_BYTES and not self.transport.is_closing():
+        """Parse what is held. Read no more as long as that leaves too much."""
+        for _ in range(MAX_LOOKS):
+            if not self._parse_piece():
+                break
+        else:
+            self._again = self._again or self.loop.call_soon(self._go_on_again)
+        if self.transport.is_closing():
+            return
+        if self._unparsed.held_bytes > MAX_AHEAD_BYTES:
+            self._holds_much = True
             self.transport.pause_reading()
-            self._close_in(AHEAD_S)
+            if self._waits:
+                self._close_in(AHEAD_S)
+        elif self._holds_much:
+            self._holds_much = False
+            if not self.flow.read_paused:
+                self.transport.resume_reading()
+        if not (self._waits or self._in_body or self._timer or self.timeout_keep_alive_task):
+            self._close_in(self.timeout_keep_alive)
 
-    def _parse(self) -> None:
-        """Parse up to the end of a request that is not answered."""
-        looks = 0
-        while not (self._waits or self.transport.is_closing()):
-            left_bytes = self._left_bytes
-            if self._in_body and left_bytes is None:
-                looks += 1
-                left_bytes = self._unparsed.held_bytes if looks > MAX_LOOKS else None
-            piece = self._unparsed.take(left_bytes)
-            if not piece:
-                return
-            if not self._in_body:
-                self._head_bytes += len(piece)
-            elif self._left_bytes is not None:
-                self._left_bytes -= len(piece)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self.transport.write(TOO_LARGE)
-                self.transport.close()
-                return
-            super().data_received(piece)  # type: ignore[arg-type]  # all it does with it is to feed the parser
+    def _go_on_again(self) -> None:
+        self._again = None
+        self._go_on()
+
+    def _parse_piece(self) -> bool:
+        """Parse a piece, unless a request is not answered; return whether there may be more."""
+        if self._waits or self.transport.is_closing():
+            return False
+        piece = self._unparsed.take(self._left_bytes)
+        if not piece:
+            return False
+        if self._left_bytes is None:
+            self._head_bytes += len(piece)
+        else:
+            self._left_bytes -= len(piece)
+        if not self._in_body and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.write(TOO_LARGE)
+            self.transport.close()
+            return False
+        super().data_received(piece)  # type: ignore[arg-type]  # all it does with it is to feed the parser
+        if self._in_body and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.abort()
+        return True
 
     def _leave(self) -> None:
         """Close once the body is here, or does not come."""

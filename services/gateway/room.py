@@ -122,6 +122,11 @@ class Room:
         finally:
             self._listening.discard(place)
 
+    def stays(self, place: Place) -> None:
+        """Note that more came for it, were it in the moment in which it was to end."""
+        if place in self._ending:
+            self.ended(place)
+
     def ended(self, place: Place) -> None:
         """Note that what was to end has ended, or was given."""
         self._ending.discard(place)
@@ -208,5 +213,7 @@ class Place:
             if not self.over.expired():
                 raise
             raise WantedError from None
+        else:
+            self._room.stays(self)
         finally:
             self._left_s = self.due_s - now_s()

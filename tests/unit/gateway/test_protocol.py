@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from services.gateway.limits import AHEAD_S, MAX_AHEAD_BYTES, MAX_HEAD_BYTES, WRITE_TIMEOUT_S
-from services.gateway.protocol import MAX_LOOKS, TOO_LARGE, BoundedProtocol
+from services.gateway.protocol import TOO_LARGE, BoundedProtocol
 from services.gateway.server import Server
 
 PIECE = b"x" * 65_536
@@ -54,12 +54,13 @@ class Sender:
 class Refuser:
     """An application that refuses whatever comes without a look at its body."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps: bool = False) -> None:
         self.asked = 0
+        self.keeps = keeps
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         self.asked += 1
-        headers = [(b"content-length", b"2"), (b"connection", b"close")]
+        headers = [(b"content-length", b"2"), (b"connection", b"keep-alive" if self.keeps else b"close")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
         await send({"type": "http.response.body", "body": b"no"})
 
@@ -310,20 +311,6 @@ async def test_who_sent_too_much_ahead_is_closed_when_the_answer_takes_long() ->
     assert app.gone.is_set()
 
 
-async def test_behind_a_body_full_of_empty_lines_nothing_is_parsed_either() -> None:
-    """It is too dear to look at each of them: what comes in one piece with such a body's end is not answered."""
-    app = Listener()
-    clockwork, protocol = connection(app)
-    body = b"\r\n\r\n" * (MAX_LOOKS + 1)
-    head = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
-    protocol.data_received(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) + GET * 2)
-    assert not protocol.pipeline
-    app.goes.release()
-    await asyncio.gather(*protocol.tasks)
-    assert (app.asked, clockwork.written.count(b"HTTP/1.1"), clockwork.closed) == (1, 1, True)
-    assert b"connection: close" in clockwork.written
-
-
 @dataclass
 class Timer:
     """One that never rings."""
@@ -363,6 +350,9 @@ class Clockwork:
 
     def close(self) -> None:
         self.closed = True
+
+    def call_soon(self, call: Callable[[], None]) -> asyncio.Handle:
+        return asyncio.get_running_loop().call_soon(call)
 
     def call_later(self, delay_s: float, rings: Callable[[], None]) -> Timer:
         self.timers.append(Timer(delay_s, rings))

@@ -17,7 +17,7 @@ from penstock.limits import PART_BYTES
 from services.gateway.intake import ClientGoneError
 from services.gateway.multipart import MAX_FIELD_BYTES, Form
 from services.gateway.problem import Problem
-from services.gateway.room import HELD_BYTES, Room
+from services.gateway.room import HELD_BYTES, Room, WantedError
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
 from tests.support.waiting import wait_for_async
@@ -350,3 +350,38 @@ async def test_who_leaves_while_it_waits_takes_no_place_along() -> None:
     first.send(END, more=False)
     third.send(begun(7) + END, more=False)
     assert [(await sender.ends).bytes for sender in (first, third)] == [PART_BYTES - 1, 7]
+
+
+async def test_more_that_comes_in_the_moment_in_which_an_upload_is_to_end_saves_it_but_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room, more = Room(1, 30.0, 0.01), asyncio.Event()
+    end_latest, looks = room._end_latest, 0
+
+    def end_latest_as_more_comes() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            more.set()
+        end_latest()
+
+    monkeypatch.setattr(room, "_end_latest", end_latest_as_more_comes)
+    rounds = 0
+
+    async def slow() -> None:
+        nonlocal rounds
+        async with room.place("acme") as place:
+            await place.take()
+            while True:
+                async with place.listening():
+                    await more.wait()
+                more.clear()
+                rounds += 1
+
+    uploading = asyncio.create_task(slow())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60), room.place("other") as place:
+        await place.take()
+    with pytest.raises(WantedError):
+        await uploading
+    assert (rounds, looks) == (1, 2)
