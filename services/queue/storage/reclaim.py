@@ -94,13 +94,14 @@ def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_l
 
     `bound_bytes`: what may be dead while there is room; `is_low`: there is little, so that whatever is dead counts.
     """
+    moves = is_low or 2 * usage.garbage_bytes >= usage.blob_bytes
+    if moves and usage.garbage_bytes and usage.garbage_bytes >= bound_bytes and usage.relocated_share(free_bytes):
+        return Step.RELOCATE  # first: it compacts as well, which is always due where rows come and go without a pause
     dead_bytes = (usage.deletions - settled) * usage.row_bytes
     least_bytes = usage.table_bytes / TABLES_TO_DEAD_IF_LOW if is_low else usage.table_bytes / TABLES_TO_DEAD
     if dead_bytes > 0 and dead_bytes >= (least_bytes if is_low else max(bound_bytes, least_bytes)):
         return Step.COMPACT
-    if not usage.garbage_bytes or usage.garbage_bytes < bound_bytes or not usage.relocated_share(free_bytes):
-        return Step.NOTHING
-    return Step.RELOCATE if is_low or 2 * usage.garbage_bytes >= usage.blob_bytes else Step.NOTHING
+    return Step.NOTHING
 
 
 def is_walk_long(usage: Usage, settled: int, free_bytes: int) -> bool:

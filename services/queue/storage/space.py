@@ -85,15 +85,18 @@ class Space:
         return max(0, before - self._file_bytes(name))
 
     def _compact(self, name: str, bottommost: Any, times: int = 1) -> None:
-        """Compact a family so often, unless a write has to wait, and note which deletions that leaves."""
-        errors = self._errors()
+        """Compact a family so often, unless a write has to wait, and note how many of its deletions that leaves.
+
+        Those that came meanwhile are not among them, as far as they are in memory yet.
+        """
+        errors, due = self._errors(), self._usage(name).deletions
         options = rocksdict.CompactOptions()
         options.set_exclusive_manual_compaction(False)  # those of other families go on
         if bottommost is not None:
             options.set_bottommost_level_compaction(bottommost)
         is_done = all(self._compact_once(name, options) for _ in range(times))
         if is_done and self._errors() == errors:  # else it is tried again
-            self._settled[name] = self._usage(name).deletions
+            self._settled[name] = min(due, self._usage(name).deletions - self._deleted_in_memory(name))
 
     def _compact_once(self, name: str, options: Any) -> bool:
         """Compact a family in ranges of keys; return whether that came to its end."""
@@ -134,18 +137,18 @@ class Space:
     def _usage(self, name: str) -> Usage:
         tables = dict(_COUNT.findall(self._families[name].property_value("rocksdb.aggregated-table-properties") or ""))
         deletions = int(tables.get("deletions", 0))
-        in_memory = self._number(name, "num-deletes-active-mem-table") + self._number(
-            name, "num-deletes-imm-mem-tables"
-        )
         return Usage(
             rows=max(0, int(tables.get("entries", 0)) - deletions),
-            deletions=deletions + in_memory,
+            deletions=deletions + self._deleted_in_memory(name),
             table_bytes=self._number(name, "live-sst-files-size"),
             blob_bytes=self._number(name, "live-blob-file-size"),
             blob_files=self._number(name, "num-blob-files"),
             garbage_bytes=self._number(name, "live-blob-file-garbage-size"),
             moves_blobs=not self._spared.blobs,
         )
+
+    def _deleted_in_memory(self, name: str) -> int:
+        return self._number(name, "num-deletes-active-mem-table") + self._number(name, "num-deletes-imm-mem-tables")
 
     def _file_bytes(self, name: str) -> int:
         return self._number(name, "total-sst-files-size") + self._number(name, "total-blob-file-size")

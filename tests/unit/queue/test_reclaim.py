@@ -77,6 +77,38 @@ def test_what_is_scattered_among_the_living_comes_back_where_room_is_short(store
     assert [store.get(PAYLOADS, seq_key(n)) for n in range(4)] == [None, BODY, None, BODY]
 
 
+def test_what_is_scattered_comes_back_too_while_rows_come_and_go(store: RocksdbStore, tmp_path: Path) -> None:
+    """Each look finds deletions that have not met their rows: what those leave must not wait until there are none."""
+    rounds, at_once, lives_on = 40, 50, 10
+    for n in range(rounds):
+        keys = [seq_key(at) for at in range(n * at_once, (n + 1) * at_once)]
+        store.write([Write(PAYLOADS, key, BODY) for key in keys])
+        store._families[PAYLOADS].flush(True)
+        store.write([Write(PAYLOADS, key, None) for key in keys[:-lives_on]])
+        store.reclaim(4 * MIB, False)
+    alive_bytes = rounds * lives_on * len(BODY)
+    assert blob_bytes(tmp_path) < 2.5 * alive_bytes < 0.6 * rounds * at_once * len(BODY)
+
+
+def test_what_is_deleted_while_it_compacts_is_looked_for_again(
+    store: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, PAYLOADS)
+    delete(store, PAYLOADS, step=2)
+    compact_once = store._space._compact_once
+
+    def compact_as_all_is_deleted(name: str, options: Any) -> bool:
+        done = compact_once(name, options)
+        delete(store, PAYLOADS)
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._space, "_compact_once", compact_as_all_is_deleted)
+        assert store.reclaim(4 * MIB, False) > 0
+    assert store.reclaim(4 * MIB, False) > 0
+    wait_for(lambda: blob_bytes(tmp_path) == 0, "the disk space")
+
+
 class Pieces:
     """A family whose compactions are noted: what blob files each of them made."""
 
@@ -191,6 +223,8 @@ def test_a_closed_store_gives_nothing_back(tmp_path: Path) -> None:
         (USAGE._replace(rows=0, table_bytes=0, blob_bytes=0, deletions=9), 0, True, Step.NOTHING),  # all in memory
         (USAGE._replace(garbage_bytes=400 * MIB), 0, False, Step.NOTHING),
         (USAGE._replace(garbage_bytes=600 * MIB), 0, False, Step.RELOCATE),
+        (USAGE._replace(garbage_bytes=400 * MIB, deletions=66), 0, False, Step.COMPACT),
+        (USAGE._replace(garbage_bytes=600 * MIB, deletions=99), 0, False, Step.RELOCATE),  # which compacts as well
         (USAGE._replace(garbage_bytes=33 * MIB), 0, True, Step.RELOCATE),
         (USAGE._replace(garbage_bytes=31 * MIB), 0, True, Step.NOTHING),
     ],
