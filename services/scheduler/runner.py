@@ -165,6 +165,8 @@ class Runner:
                 if ticker.done():
                     ticker.result()  # it ends by a defect only: grace periods and audits would stand still
                 self.wake()
+                if self._machine.unfinished and not self.stopping:
+                    asyncio.get_running_loop().call_soon(self._ready.set)  # not before what streams have to say
         finally:
             ticker.cancel()
 

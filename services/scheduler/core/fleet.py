@@ -28,6 +28,13 @@ MOST_SEQUENCES = 1 << 20
 """Requests a fleet is believed to run at once. Windows, and so the scheduler's memory, follow from it."""
 
 
+GroupKey = tuple[tuple[str, ...], EngineShape]
+"""What the workers of a group have in common: the models they answer to and their token geometry."""
+
+Groups = dict[GroupKey, int]
+"""The largest capacity in blocks of each group."""
+
+
 def token_geometry(shape: EngineShape) -> EngineShape:
     """Return the shape without what does not decide how many blocks a request needs."""
     return shape.replace(capacity_blocks=0, max_num_seqs=0)
@@ -69,6 +76,11 @@ class Group:
     workers: dict[int, Worker] = field(default_factory=dict)
     least_blocks: int = 0
     """Capacity of the smallest."""
+
+    @property
+    def key(self) -> GroupKey:
+        """What tells it from others: one that comes when its last worker has gone may be as it was."""
+        return self.models, token_geometry(self.shape)
 
     def serves(self, model: str) -> bool:
         """Return whether the workers answer to this model name; "" accepts any."""
@@ -230,7 +242,7 @@ class Fleet:
         self._engines_preempt = engines_preempt
         self._by_epoch: dict[int, Worker] = {}
         self._by_id: dict[str, Worker] = {}
-        self._groups: dict[tuple[tuple[str, ...], EngineShape], Group] = {}
+        self._groups: dict[GroupKey, Group] = {}
         self._serving: dict[str, list[Group]] = {}
         self._models: tuple[str, ...] | None = ()
         self._pools = Pools()
@@ -295,12 +307,12 @@ class Fleet:
         del group.workers[worker.epoch]
         group.measure()
         if not group.workers:
-            del self._groups[group.models, token_geometry(group.shape)]
+            del self._groups[group.key]
             self._pools.remove(group)
             self._groups_changed()
 
-    def largest_blocks(self) -> dict[tuple[tuple[str, ...], EngineShape], int]:
-        """Return the capacity of the largest worker of each group, by its models and its token geometry."""
+    def largest_blocks(self) -> Groups:
+        """Return the capacity of the largest worker of each group."""
         return {key: group.shape.capacity_blocks for key, group in self._groups.items()}
 
     def serving(self, model: str) -> list[Group]:

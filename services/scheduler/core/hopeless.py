@@ -7,11 +7,7 @@ opens its stream again as it was changes none of that, so nothing that waits is 
 
 from __future__ import annotations
 
-from services.scheduler.core.fleet import Fleet
-from services.scheduler.core.messages import EngineShape
-
-Groups = dict[tuple[tuple[str, ...], EngineShape], int]
-"""The largest capacity in blocks of each group, by its models and its token geometry."""
+from services.scheduler.core.fleet import Fleet, Groups
 
 
 class Hopeless:

@@ -14,7 +14,7 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.admission.estimate import rejection
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.audit import Audit
-from services.scheduler.core.backlog import Action, Backlog, Entry, Event, State
+from services.scheduler.core.backlog import Action, Backlog, Event, State
 from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, GRANT_USED, TOKENIZER_ACK, Counters
 from services.scheduler.core.drains import Drains
 from services.scheduler.core.fleet import Fleet, Worker
@@ -107,6 +107,11 @@ class Machine:
         return self._taken_effects()
 
     @property
+    def unfinished(self) -> bool:
+        """Whether `arbitrate` is to be called again at once: it has left off so that messages have their turn."""
+        return self.queue_connected and self._arbiter.unfinished
+
+    @property
     def shares(self) -> Mapping[str, Share]:
         """The configured share of each channel."""
         return self._roster.shares
@@ -197,13 +202,10 @@ class Machine:
 
     def _announced(self, request: m.Announced, now_ns: int) -> None:
         known = self.backlog.get(request.request_id)
-        newer = known is not None and known.state is not State.WAITING and self._is_newer(request, known)
+        granted = None if known is None or known.state is State.WAITING else known.request
+        newer = granted is not None and request.attempt > granted.attempt
         self._move(request.request_id, Event.REATTEMPTED if newer else Event.ANNOUNCED, request, now_ns)
         self._reject_if_hopeless(request.request_id)
-
-    @staticmethod
-    def _is_newer(request: m.Announced, known: Entry) -> bool:
-        return known.request is not None and request.attempt > known.request.attempt
 
     def _gone(self, gone: m.Gone, _now_ns: int) -> None:
         self._move(gone.request_id, Event.CLAIMED if gone.reason is m.GoneReason.CLAIMED else Event.ENDED)
@@ -410,11 +412,8 @@ class Machine:
     # ---- time ----
 
     def _tick(self, _tick: m.Tick, now_ns: int) -> None:
-        over = [
-            worker
-            for worker in self.fleet
-            if worker.closed_ns is not None and now_ns - worker.closed_ns >= self._epoch_grace_ns
-        ]
+        over_ns = now_ns - self._epoch_grace_ns
+        over = [each for each in self.fleet if each.closed_ns is not None and each.closed_ns <= over_ns]
         for worker in over:
             self._end_epoch(worker, now_ns)
         for request_id in self.backlog.overdue(now_ns):

@@ -135,6 +135,113 @@ def test_who_leaves_while_aside_is_forgotten() -> None:
     assert (rig.granted, len(channel.beyond)) == ([stays], 0)
 
 
+def is_back(rig: Rig) -> None:
+    """The stream of the large worker, which is alone in its group, opens again as it was."""
+    rig.open("large", shape(180), aliases=("own",))
+
+
+def has_a_successor(rig: Rig) -> None:
+    """Another comes that is of no group there was."""
+    rig.open("next", shape(180), aliases=("another",))
+
+
+def is_back_after_another(rig: Rig) -> None:
+    """A small one that is alone in its group too comes first, larger than it was."""
+    rig.open("other", shape(21), aliases=("other",))
+    is_back(rig)
+
+
+RETURNS = [is_back, has_a_successor, is_back_after_another]
+
+
+def rig_without_the_large_one(shares: dict[str, Share]) -> Rig:
+    """The stream of the only worker that could hold 60 blocks has broken."""
+    rig = Rig(shares)
+    rig.open("large", shape(180), aliases=("own",))
+    rig.open("small", shape(40))
+    rig.open("other", shape(20), aliases=("other",))
+    rig.tell(m.WorkerClosed(rig.worker("large").epoch))
+    return rig
+
+
+def pass_until_finished(rig: Rig) -> int:
+    """Let passes follow as the runner does; return how many it took."""
+    passes = 0
+    while rig.machine.unfinished:
+        rig.tell()
+        passes += 1
+    return passes
+
+
+def channels_of(rig: Rig) -> list[str]:
+    return [grant.channel for grant in rig.grants]
+
+
+@pytest.mark.parametrize("returns", RETURNS)
+@pytest.mark.parametrize(("tier", "granted"), [(1, ["chat"] * 3), (0, ["batch", "chat", "batch"])])
+def test_who_comes_back_is_granted_by_tiers_and_weights(
+    tier: int, granted: list[str], returns: Callable[[Rig], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "MOST_LOOKS", 4)
+    rig = rig_without_the_large_one({"batch": Share(tier=tier), "chat": Share()})
+    for channel, count in (("batch", 20), ("chat", 5)):
+        for _ in range(count):
+            rig.announce(channel, 60)
+    returns(rig)
+    assert channels_of(rig) == granted
+
+
+@pytest.mark.parametrize("returns", RETURNS)
+def test_who_comes_back_is_granted_by_priority_and_position(
+    returns: Callable[[Rig], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "MOST_LOOKS", 4)
+    rig = rig_without_the_large_one({"batch": Share()})
+    first, second = [rig.announce("batch", 60)[0] for _ in range(20)][:2]
+    (urgent,) = rig.announce("batch", 60, priority=-1)
+    returns(rig)
+    assert rig.granted == [urgent, first, second]
+
+
+def test_those_that_may_need_something_else_take_no_look_from_another_channel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aside, "MOST_LOOKS", 4)
+    rig = rig_without_the_large_one({"batch": Share(), "chat": Share()})
+    for _ in range(40):
+        rig.announce("batch", 60)
+    rig.machine.step(m.WorkerClosed(rig.worker("other").epoch), rig.now_ns)
+    rig.open("another", shape(20), aliases=("another",))
+    _, small = rig.announce("chat", 60, 30)
+    assert rig.granted == [small]
+
+
+def test_a_worker_alone_in_its_group_that_opens_its_stream_again_costs_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = rig_without_the_large_one({"batch": Share()})
+    for _ in range(20):
+        rig.announce("batch", 60)
+    looks = count_calls(monkeypatch, aside.Aside, "_needed_blocks")
+    rig.open("other", shape(20), aliases=("other",))
+    assert looks() == 0
+    rig.open("other", shape(21), aliases=("other",))
+    assert looks() == 20, "it is larger"
+
+
+@pytest.mark.parametrize("tier", [0, 1])
+def test_nobody_is_granted_what_is_behind_those_that_a_pass_could_not_set_aside(
+    tier: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "MOST_LOOKS", 2)
+    rig = rig_without_the_large_one({"chat": Share(), "batch": Share(tier=tier)})
+    sizes = [("chat", 60)] * 5 + [("chat", 30), ("batch", 30)]
+    rig.tell(*(announced(f"r{number}", *each, number) for number, each in enumerate(sizes)))
+    assert rig.grants == []
+    assert pass_until_finished(rig) == 2
+    assert channels_of(rig) == ["chat"]
+
+
 def within_reach(rig: Rig) -> list[str]:
     """Return who is aside though a worker that takes grants could hold it."""
     capacities = [each.shape.capacity_blocks for each in rig.machine.fleet if each.takes_grants(rig.now_ns)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import cast
 
 import pytest
@@ -19,10 +20,11 @@ from penstock.scheduler.v1.scheduler_pb2 import CreditsResponse
 from services.auth.caller import CALLER, Caller
 from services.auth.keyring import NotAllowedError
 from services.rpc.outbox import Outbox
-from services.scheduler import wire
+from services.scheduler import runner, wire
 from services.scheduler.core import messages as m
 from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.machine import Machine
+from services.scheduler.core.sharing import aside
 from services.scheduler.core.sharing.share import Share
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner, WorkerStream
@@ -282,3 +284,24 @@ async def test_a_defect_in_what_is_done_by_the_clock_ends_the_runner(monkeypatch
     async with asyncio.timeout(10):
         with pytest.raises(ArithmeticError):
             await shell.runner.run()
+
+
+@pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="the bound is compiled in")
+async def test_a_pass_that_has_left_off_is_followed_by_another_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "MOST_LOOKS", 1)
+    monkeypatch.setattr(runner, "TICK_S", 3_600)
+    shell = Shell()
+    stream = shell.open()
+    large = m.WorkerOpened(1, "large", "i", ("m",), m.EngineShape(50, 1, 100, 5), (), False, False)
+    shell.runner.feed([large, m.DrainRequested("large")])
+    shell.runner.feed([announced(f"r{number}", "batch", 5 if number == 4 else 20, number) for number in range(5)])
+    loop = asyncio.create_task(shell.runner.run())
+    granted = []
+    async with asyncio.timeout(10):
+        async for frame in stream.outbox.frames():
+            messages = CreditsResponse.FromString(frame).messages
+            granted += [message.grant.request_id for message in messages if message.HasField("grant")]
+            if granted:
+                break
+    loop.cancel()
+    assert granted == ["r4"]

@@ -76,13 +76,7 @@ class Arbiter:
         self._precedence = Precedence(policy, self._guarantees)
         self._rules = Rules(self._savings, policy, self._guarantees)
         self._places = Places(
-            self._rules,
-            policy,
-            self._bookings,
-            self._savings,
-            self._guarantees,
-            self._precedence,
-            self._tiers,
+            self._rules, policy, self._bookings, self._savings, self._guarantees, self._precedence, self._tiers
         )
         self._now_ns = 0
         self._news: dict[Pool, None] = {}
@@ -234,7 +228,7 @@ class Arbiter:
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
-        self._aside.begin(now_ns)
+        self._aside.begin(now_ns, self._ring)
         self._deposits.return_in_vain(self._ring, self._heads.first_of, self._heads.could_hold)
         self._end_savings()
         for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
@@ -268,7 +262,7 @@ class Arbiter:
         for channel in self._ring:
             for worker in self._fleet:
                 channel.bring_back(worker.group)
-        self._aside.doubt(self._ring)
+        self._aside.learned()
         self._look_again_everywhere()
 
     def next(self) -> Placement | None:
@@ -278,10 +272,15 @@ class Arbiter:
             self._alone = sum(channel.asks(pool) for channel in self._ring) == 1
             for ring in self._tiers.rings if pool.present else ():
                 placement = self._next_of(ring, pool)
-                if placement is not None:
+                if placement is not None or self._aside.unfinished:
                     return placement
             del self._news[pool]
         return None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the pass has ended early, so that another is to follow at once."""
+        return self._aside.unfinished
 
     def placed(self, placement: Placement) -> None:
         """Charge a placement that was booked; the entry has left its line."""
@@ -340,6 +339,8 @@ class Arbiter:
         """Return the next grant of a tier in a pool."""
         while True:
             bids = [self._bid(channel.account(pool)) for channel in ring if channel.asks(pool)]
+            if self._aside.unfinished:
+                return None
             first = soonest([bid for bid in bids if bid.wants and bid.affordable])
             if first is not None:
                 if first.saving is None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.fleet import Fleet, Group, Worker
+from services.scheduler.core.fleet import Fleet, Group, GroupKey, Groups, Worker
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.line import Line
@@ -31,8 +31,8 @@ AGAIN_NS: Final = 1_000_000_000
 """How often whoever is aside for lower tiers is looked at, whatever those leave: less may be expected of it by now."""
 
 MOST_LOOKS: Final = 2_048
-"""Requests that are set aside as out of reach in one pass, or looked at because what they need is in doubt: some twenty
-milliseconds. The rest has its turn in the passes after it, of which there are five a second at least."""
+"""Requests that are set aside as out of reach in one pass: some twenty milliseconds. Where there are more the pass ends
+there, before anybody is granted what those behind them may have, and goes on in another that is to follow at once."""
 
 
 class Aside:
@@ -48,52 +48,74 @@ class Aside:
         self._reach = Reach()
         self._now_ns = 0
         self._looks_left = 0
-        self._doubtful: dict[Channel, None] = {}
-        """Channels with some in doubt, the one whose turn it is first."""
+        self.unfinished = False
+        """Whether more are to be set aside than the pass could: nobody is to be granted anything before they are."""
+        self._largest: Groups | None = None
+        """The groups of which it is known what those out of reach need there, None if that holds nowhere."""
+        self._fleet_changes = 0
+        self._gone: dict[GroupKey, Group] = {}
+        """Groups whose last worker has gone since the last pass."""
 
-    def begin(self, now_ns: int) -> None:
-        """Start a pass, and look at some of those in doubt."""
+    def begin(self, now_ns: int, channels: Iterable[Channel]) -> None:
+        """Start a pass: look at all that may need something else by now, before anybody is granted anything."""
         self._now_ns = now_ns
         self._reach.begin(now_ns)
         self._looks_left = MOST_LOOKS
-        while self._doubtful and self._looks_left:
-            channel = next(iter(self._doubtful))
-            del self._doubtful[channel]
-            self._look_at_doubtful(channel)
-            if channel.beyond.in_doubt:
-                self._doubtful[channel] = None
+        self.unfinished = False
+        self._gone.clear()
+        models = self._models_in_doubt()
+        if models is None or models:
+            for channel in channels:
+                self._find_needs(channel, models)
 
-    def _look_at_doubtful(self, channel: Channel) -> None:
-        """Bring back who is within reach by what it needs, and who can be held by no worker there is at all."""
-        places = channel.beyond.take_doubtful(self._looks_left)
-        self._looks_left -= len(places)
-        for line, entry in places:
+    def _models_in_doubt(self) -> set[str] | None:
+        """Return which models groups serve whose largest worker is another than at the last pass; None for any model.
+
+        What an entry needs follows from the largest of each group that serves its model, and from the policy.
+        """
+        if self._largest is not None and self._fleet_changes == self._fleet.changes:
+            return set()
+        before, now = self._largest, self._fleet.largest_blocks()
+        self._largest, self._fleet_changes = now, self._fleet.changes
+        if before is None:
+            return None
+        changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        return {model for models, _ in changed for model in models}
+
+    def _find_needs(self, channel: Channel, models: set[str] | None) -> None:
+        """Bring back who is within reach by what it needs, and who can be held by no worker there is at all.
+
+        Who needs the same as before is not, or a worker would have brought it back.
+        """
+        for (line, entry), before in channel.beyond.asking_for(models):
             needed_blocks = self._needed_blocks(entry)
+            if needed_blocks == before:
+                continue
+            channel.beyond.discard(entry)
             if needed_blocks and not self._reach.holds(needed_blocks):
                 channel.beyond.add(line, entry, needed_blocks)
             else:
                 channel.bring_back_from_beyond([(line, entry)])
 
     def opened(self, worker: Worker, channels: Iterable[Channel]) -> None:
-        """Note a new worker: if it is larger than all others of its group, other requests may go there than before."""
-        others = (other.shape.capacity_blocks for other in worker.group.workers.values() if other is not worker)
-        if worker.shape.capacity_blocks > max(others, default=-1):
-            self.doubt(channels, worker.group)
+        """Note a new worker: where a group has only gone and come, what was found for it holds."""
+        gone = self._gone.pop(worker.group.key, None)
+        if gone is not None:
+            for channel in channels:
+                channel.beyond.replace(gone, worker.group)
 
     def ended(self, worker: Worker, channels: Iterable[Channel]) -> None:
-        """Note that a worker is gone: what no other is known to hold may be tried on the largest left of its group."""
-        if worker.shape.capacity_blocks > worker.group.shape.capacity_blocks:
+        """Note that a worker is gone: what lower tiers keep out may be tried on the largest left of its group."""
+        group = worker.group
+        if not group.workers:
+            self._gone[group.key] = group
+        if worker.shape.capacity_blocks > group.shape.capacity_blocks:
             for channel in channels:
-                channel.bring_back(worker.group)
-            self.doubt(channels, worker.group)
+                channel.bring_back(group)
 
-    def doubt(self, channels: Iterable[Channel], group: Group | None = None) -> None:
-        """Note that whoever is out of reach may need something else, if it may run in the group; None for all."""
-        models = None if group is None else set(group.models)
-        for channel in channels:
-            channel.beyond.doubt(models)
-            if channel.beyond.in_doubt:
-                self._doubtful[channel] = None
+    def learned(self) -> None:
+        """Note that the policy has learned something: what those out of reach need is to be found anew."""
+        self._largest = None
 
     def takes(self, channel: Channel, line: Line, head: Entry, could_save: bool) -> bool:
         """Return whether the head is not to be considered now; `could_save` if some worker could hold it.
@@ -115,7 +137,7 @@ class Aside:
     def _takes_out_of_reach(self, channel: Channel, line: Line) -> bool:
         """Set heads of the line aside for as long as they are out of reach; return whether any was.
 
-        Where a pass has had its looks the head stays, for none to consider it, and the line is looked at in the next.
+        Where a pass has had its looks it is `unfinished`: the head stays, and the line is looked at in the next.
         """
         found = False
         while (head := line.head()) is not None:
@@ -124,6 +146,7 @@ class Aside:
                 break
             found = True
             if not self._looks_left:
+                self.unfinished = True
                 channel.changed.add(line.model)
                 break
             self._looks_left -= 1

@@ -1,14 +1,12 @@
 """Requests of one channel that are aside because none of the workers that take grants could hold them.
 
 They are kept by what they need, so that a worker that comes back costs a look at those alone that it could hold. What
-they need may be another once a group has another largest worker, or the policy has learned something: then they are
-*in doubt*, and stay aside until they are looked at, a part of them in each pass.
+they need may be another once a group has another largest worker, or the policy has learned something (`aside`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import islice
 
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Group
@@ -25,16 +23,10 @@ class Beyond:
         """Start with none."""
         self._found: dict[str, tuple[Place, dict[Group, int]]] = {}
         self._sizes: dict[Group, dict[int, dict[str, None]]] = {}
-        self._doubtful: dict[str, None] = {}
 
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._found)
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether any of them may need something else than when it was looked at."""
-        return bool(self._doubtful)
 
     def add(self, line: Line, entry: Entry, needed_blocks: dict[Group, int]) -> None:
         """Add an entry with what a worker of each group must have to hold it; it must not be among them."""
@@ -56,19 +48,26 @@ class Beyond:
         names = [name for blocks, names in sizes.items() if blocks <= capacity_blocks for name in names]
         return [self._take(name) for name in names]
 
-    def doubt(self, models: Collection[str] | None) -> None:
-        """Note that those which ask for one of the models, or for any, may need something else; None for all."""
-        for name, ((line, _), _) in self._found.items():
-            if models is None or not line.model or line.model in models:
-                self._doubtful[name] = None
+    def asking_for(self, models: Collection[str] | None) -> list[tuple[Place, dict[Group, int]]]:
+        """Return those which ask for one of the models, or for any, and what they were found to need; None for all."""
+        if models is None:
+            return list(self._found.values())
+        return [found for found in self._found.values() if not found[0][0].model or found[0][0].model in models]
 
-    def take_doubtful(self, most: int) -> list[Place]:
-        """Take out at most so many of those in doubt, those that have been longest first."""
-        return [self._take(name) for name in list(islice(self._doubtful, most))]
+    def replace(self, gone: Group, group: Group) -> None:
+        """Let those that need something of a group that is gone need the same of one that is as it was."""
+        sizes = self._sizes.pop(gone, None)
+        if sizes is None:
+            return
+        self._sizes[group] = sizes
+        for blocks, names in sizes.items():
+            for name in names:
+                needed_blocks = self._found[name][1]
+                del needed_blocks[gone]
+                needed_blocks[group] = blocks
 
     def _take(self, name: str) -> Place:
         place, needed_blocks = self._found.pop(name)
-        self._doubtful.pop(name, None)
         for group, blocks in needed_blocks.items():
             sizes = self._sizes[group]
             names = sizes[blocks]
