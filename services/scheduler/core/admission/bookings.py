@@ -27,7 +27,7 @@ class Bookings:
         booked = self._booked(entry)
         wanted = booked.wanted
         if wanted is None:
-            wanted = booked.wanted = self._wanted(entry)
+            wanted = booked.wanted = self._wanted(entry, booked.by_group)
         if pool is None or (len(wanted) == 1 and wanted[0][0].pool is pool):
             return wanted
         if booked.by_pool is None:
@@ -47,15 +47,15 @@ class Bookings:
             booked.wanted = booked.by_pool = None
         return booked
 
-    def _wanted(self, entry: Entry) -> list[Wanted]:
-        """Find the groups of all pools.
+    def _wanted(self, entry: Entry, known: dict[Group, tuple[int, int]]) -> list[Wanted]:
+        """Find the groups of all pools, by what is `known` of some.
 
         If no worker has what the policy books, the largest book all they have. A smaller one never does: it might
         have to reject what a larger one could run, also while that is full or away.
         """
         wanted = []
         for group in self._fleet.serving(entry.announced.model):
-            blocks, least_blocks = self.in_group(entry, group)
+            blocks, least_blocks = known.get(group) or self.in_group(entry, group)
             if least_blocks <= group.shape.capacity_blocks:
                 wanted.append((group, blocks, least_blocks))
         roomy = [found for found in wanted if found[1] <= found[0].shape.capacity_blocks]
