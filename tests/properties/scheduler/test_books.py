@@ -82,7 +82,7 @@ class Play:
 
 
 @pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_is_paid_is_held_spent_or_back_where_it_came_from(seed: int) -> None:
     with kept_books() as books:

@@ -81,6 +81,7 @@ def test_a_place_that_is_free_anywhere_is_taken_before_one_that_is_not() -> None
     assert sorted(names[5:]) == ["full-1", "full-2", "roomy"], "of its guarantee there are 30, and 6 ahead of 28"
 
 
+@pytest.mark.long
 def test_who_goes_first_leaves_room_for_the_largest_request_it_passes() -> None:
     """Two channels, guaranteed half of the worker each and always busy, and one with prompts of two fifths of it."""
     stage = Stage("predictive", {"a": Share(1.0, 0.5), "b": Share(1.0, 0.5), "large": Share()}, 1_024)
@@ -164,6 +165,7 @@ def test_a_saving_head_is_not_kept_out_by_all_guarantees_together(
     raise AssertionError("it never starts")
 
 
+@pytest.mark.long
 def test_what_goes_first_does_not_pass_its_own_channels_head_for_ever() -> None:
     """What passes is paid of what the head saves for, and is more than the channel's part by weight."""
     stage = Stage("predictive", {"chat": Share(1.0, 0.3)} | {f"batch-{n}": Share() for n in range(5)}, 1_024)

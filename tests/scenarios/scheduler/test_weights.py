@@ -24,7 +24,7 @@ def part(held: Mapping[str, int]) -> float:
 
 
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
-@pytest.mark.parametrize(("workers", "blocks"), [(2, 60), (4, 60), long(8, 60), (4, 25), (2, 10), (4, 10)])
+@pytest.mark.parametrize(("workers", "blocks"), [(2, 60), long(4, 60), long(8, 60), (4, 25), (2, 10), long(4, 10)])
 @pytest.mark.parametrize("weight", [1.0, 4.0, 16.0])
 @pytest.mark.parametrize("order", [("light", "heavy"), ("heavy", "light")])
 def test_weights_divide_several_workers(
@@ -128,7 +128,7 @@ def test_what_a_channel_has_of_another_model_changes_nothing_for_this_one(
     assert part(held) == pytest.approx(1 / (1 + weight), abs=0.03)
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, long(4)])
 @pytest.mark.parametrize("asked", [1, 8])
 @pytest.mark.parametrize("blocks", [(60, 60), (30, 90)])
 def test_rounds_that_others_begin_elsewhere_are_none_here(workers: int, asked: int, blocks: tuple[int, int]) -> None:
