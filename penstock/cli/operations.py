@@ -14,10 +14,17 @@ from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.errors import CommandError
 from penstock.client import Client
+from penstock.connection import Patience
 from penstock.exits import EX_INCOMPLETE, EX_USAGE
+from penstock.scheduler.v1 import scheduler_pb2
 
 DRAIN_POLL_S = 0.2
 """Between looks at a draining worker."""
+
+BACK_WITHIN_S = 10.0
+"""How long a scheduler that does not answer is waited for, and a worker that it does not know: one whose stream has
+ended pauses for 2 s at most, takes 2 s to connect, and pauses once more where it was too soon
+(`services/rpc/limits.py`); the rest is for a busy machine."""
 
 OFFLINE = "services.queue.offline"
 
@@ -38,24 +45,56 @@ def drain(
                 return
             left = await client.drain_worker(worker)
             print(f"{worker} takes no new grants; {left} requests run on it", flush=True)
-            if wait:
+        if wait:
+            async with Client(DEFAULT_QUEUE_ADDRESS, scheduler, retry_for_s=BACK_WITHIN_S) as client:
                 await _drained(client, worker)
-                print(f"{worker} is drained")
+            print(f"{worker} is drained")
 
     call(work())
 
 
 async def _drained(client: Client, worker: str) -> None:
-    """Return when nothing runs on the worker; raises CommandError if it goes away or takes grants again."""
-    while True:
-        status = {view.worker_id: view for view in (await client.fleet()).workers}.get(worker)
-        if status is None:
-            raise CommandError(f"{worker} is gone: what ran on it runs elsewhere", EX_INCOMPLETE)
-        if not status.reservations:
-            return
-        if not status.draining and status.connected:
-            raise CommandError(f"{worker} takes grants again: it was started anew or undrained", EX_INCOMPLETE)
-        await asyncio.sleep(DRAIN_POLL_S)
+    """Return when nothing runs on the worker; raises CommandError if it stays away or takes grants again."""
+    drain, patience = _Drain(worker), Patience(BACK_WITHIN_S)
+    while not drain.is_over:
+        doubt = drain.look(await client.fleet())
+        if doubt:
+            await patience.wait_or_raise(CommandError(doubt, EX_INCOMPLETE))
+        else:
+            patience.succeeded()
+            await asyncio.sleep(DRAIN_POLL_S)
+
+
+class _Drain:
+    """What is known of a worker that was told to drain.
+
+    Looks may leave it in doubt for a while: a scheduler that was started anew knows a worker only when that has come
+    back, and that it drains by the message after. Of one that cannot reach it, and goes on, no scheduler knows.
+    """
+
+    def __init__(self, worker: str) -> None:
+        """Know nothing."""
+        self._worker = worker
+        self._lives: tuple[str, str] | None = None
+        """Those of the scheduler and of the worker when it was last seen to drain."""
+        self.is_over = False
+        """Whether it drains and nothing runs on it."""
+
+    def look(self, fleet: scheduler_pb2.StatusResponse) -> str:
+        """Return what is in doubt, empty if nothing is. Raises CommandError if it takes grants again for certain."""
+        view = next((view for view in fleet.workers if view.worker_id == self._worker), None)
+        if view is None:
+            return f"{self._worker} is not connected to the scheduler: what runs on it, if it lives, is not known"
+        lives = fleet.instance_id, view.instance_id
+        if view.draining:
+            self._lives = lives
+            self.is_over = not view.reservations
+        if view.draining or not view.connected:
+            return ""
+        granted = f"{self._worker} takes grants again: it was started anew or undrained"
+        if self._lives is not None and (lives == self._lives or lives[1] != self._lives[1]):
+            raise CommandError(granted, EX_INCOMPLETE)
+        return granted
 
 
 def backup(

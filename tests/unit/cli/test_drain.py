@@ -1,0 +1,96 @@
+"""What `penstock drain` makes of a scheduler, and of a worker, that come and go while it waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.cli import operations
+from penstock.cli.errors import CommandError
+from penstock.scheduler.v1 import scheduler_pb2 as pb
+
+
+class Looks:
+    """A client that is shown one fleet after the other, the last one for ever."""
+
+    def __init__(self, *fleets: pb.StatusResponse) -> None:
+        self.left = list(fleets)
+
+    async def fleet(self) -> pb.StatusResponse:
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+
+def fleet(scheduler: str, *workers: pb.WorkerStatus) -> pb.StatusResponse:
+    return pb.StatusResponse(instance_id=scheduler, workers=workers)
+
+
+def w1(reservations: int, draining: bool = True, life: str = "w1-a", connected: bool = True) -> pb.WorkerStatus:
+    return pb.WorkerStatus(
+        worker_id="w1", instance_id=life, reservations=reservations, draining=draining, connected=connected
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "DRAIN_POLL_S", 0.0)
+
+
+async def drained(*fleets: pb.StatusResponse) -> str:
+    """Wait for the drain of w1; return status and what is the matter, empty if it ends well."""
+    client: Any = Looks(*fleets)
+    try:
+        await operations._drained(client, "w1")
+    except CommandError as error:
+        return f"{error.status} {error}"
+    finally:
+        assert len(client.left) == 1, "no look more or less"
+    return ""
+
+
+AWAY = "1 w1 is not connected to the scheduler: what runs on it, if it lives, is not known"
+GRANTED = "1 w1 takes grants again: it was started anew or undrained"
+
+
+async def test_a_scheduler_that_was_started_anew_is_told_by_the_worker_that_it_drains() -> None:
+    # It knows nobody yet; then the worker with what it has; then, by the next message, that the worker drains.
+    news = (fleet("B"), fleet("B", w1(2, draining=False)), fleet("B", w1(2)), fleet("B", w1(0)))
+    assert await drained(fleet("A", w1(2)), *news) == ""
+    assert await drained(*news) == "", "nor had anything been seen of the scheduler before"
+
+
+async def test_a_worker_that_comes_back_with_all_it_has_is_waited_for() -> None:
+    lost, back = fleet("A", w1(2, connected=False)), fleet("A", w1(2))
+    assert await drained(back, lost, fleet("A"), back, fleet("A", w1(0))) == ""
+
+
+@pytest.mark.parametrize(
+    ("last", "matter"),
+    [
+        (fleet("A"), AWAY),
+        (fleet("B", pb.WorkerStatus(worker_id="w2", connected=True)), AWAY),
+        (fleet("B", w1(2, draining=False)), GRANTED),
+    ],
+)
+async def test_what_stays_in_doubt_is_said_as_it_is_known(
+    last: pb.StatusResponse, matter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "BACK_WITHIN_S", 0.0)
+    assert await drained(fleet("A", w1(2)), last) == matter
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        fleet("A", w1(2, draining=False)),
+        fleet("A", w1(0, draining=False)),
+        fleet("A", w1(0, draining=False, life="w1-b")),
+        fleet("B", w1(0, draining=False, life="w1-b")),
+    ],
+    ids=["undrained", "undrained, and idle", "started anew", "started anew, with the scheduler"],
+)
+async def test_a_worker_that_takes_grants_for_certain_is_not_waited_for(
+    last: pb.StatusResponse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "BACK_WITHIN_S", 1e9)
+    assert await drained(fleet("A", w1(2)), last) == GRANTED
