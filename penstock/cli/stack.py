@@ -69,6 +69,8 @@ class StackPlan:
     """The worker's table of the configuration file, which the workers read themselves."""
     can_do_without: bool = True
     """Whether services that are up would do as well for the command, which then starts none."""
+    gives_up: bool = True
+    """Whether the command ends when a service that was ready cannot be started again; else that is tried for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIte
         raise CommandError(f"{problem}\n{way_out(plan)}", EX_UNAVAILABLE)
     model_flags = engine_flags(plan, say)
     interrupted = False
-    supervisor = Supervisor(plan.data_dir / "logs", say, way_out(plan))
+    supervisor = Supervisor(plan.data_dir / "logs", say, way_out(plan), plan.gives_up)
     try:
         metrics = plan.metrics_base_port
         flags = ["--data-dir", str(plan.data_dir / "queue"), *_metrics(metrics, 0)]

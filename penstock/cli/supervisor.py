@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from penstock.cli.errors import CommandError
+from penstock.cli.errors import CommandError, one_line
+from penstock.cli.ready_pipe import ReadyPipe
 from penstock.cli.service_log import ServiceLog
 from penstock.exits import EX_CANNOT_WRITE, EX_SOFTWARE, EX_UNAVAILABLE
-
-READY = re.compile(rb"^ready: \S+ on (\S+)")
 
 SHUTDOWN_S = 25.0
 """Longest a service may take to drain: its own grace period is 8 s, if nobody has set a longer one."""
@@ -30,10 +29,13 @@ MOST_PAUSE_S = 15.0
 """Pauses before a crashed service is started again double between these."""
 
 MOST_FAILED_STARTS = 5
-"""A service that ends this often without having become ready is given up."""
+"""Where services are given up: one that ends this often without having become ready is."""
 
 HOPELESS = (78,)
-"""Exit statuses that another start cannot cure: wrong settings."""
+"""Exit statuses that another start cannot cure, unless somebody does something meanwhile: wrong settings."""
+
+REASON_CHARACTERS = 300
+"""Shown of the last line that a service has logged: more than an error of settings or ports takes."""
 
 BEHIND_ENGINES = 5
 """Niceness of a service that shares the machine with engines: where they compete for a core, the engine gets three
@@ -64,24 +66,41 @@ class ServiceProcess:
     process: asyncio.subprocess.Process | None = None
     keeper: asyncio.Task[None] | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set for good when it has been ready once."""
+    was_ready: bool = False
+    """Whether its present life has been."""
 
     @property
     def command(self) -> list[str]:
         """Command line of the service."""
         return [sys.executable, "-m", self.module, "--listen", self.listen, *self.flags]
 
+    def is_ready_on(self, address: str) -> None:
+        """Note that it is ready, and that it listens on HOST:PORT in all its lives."""
+        self.listen, self.was_ready = address, True
+        self.ready.set()
+
 
 class Supervisor:
-    """A set of services. Start them in the order in which they need each other; they stop in reverse."""
+    """A set of services. Start them in the order in which they need each other; they stop in reverse.
 
-    def __init__(self, log_directory: Path, say: Callable[[str], None], if_unavailable: str = "") -> None:
+    One that has never been ready has failed when its first life ends: it was started wrongly. One that has been is
+    started again, by the rule of `gives_up`.
+    """
+
+    def __init__(
+        self, log_directory: Path, say: Callable[[str], None], if_unavailable: str = "", gives_up: bool = True
+    ) -> None:
         """Write each service's log to `log_directory`; `say` gets one line per event a person should see.
 
-        `if_unavailable` is what to do when a service cannot have its port or its data directory.
+        `if_unavailable` is what to do when a service cannot have its port or its data directory. With `gives_up` one
+        that another start does not help has failed, and who waits for what it does is told; without it is started again
+        for ever, because the others have work, and somebody may mend the file or free the port.
         """
         self._log_directory = log_directory
         self._say = say
         self._if_unavailable = if_unavailable
+        self._gives_up = gives_up
         self._services: list[ServiceProcess] = []
         self._stopping = False
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -182,12 +201,12 @@ class Supervisor:
             if self._stopping:
                 return None
             failed_starts = 0 if end.was_ready else failed_starts + 1
-            never_ready = not service.ready.is_set()
-            if never_ready or end.status in HOPELESS or failed_starts >= MOST_FAILED_STARTS:
+            beyond_help = end.status in HOPELESS or failed_starts >= MOST_FAILED_STARTS
+            if not service.ready.is_set() or (beyond_help and self._gives_up):
                 return self._failure_of(service, end)
             if end.was_ready:
                 pause_s = FIRST_PAUSE_S
-            self._say(f"{service.name} {end.how}; starting it again in {pause_s:.1f} s")
+            self._say(f"{service.name} {end.how}{_why(service, end)}; starting it again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
             if self._stopping:
                 return None
@@ -195,19 +214,17 @@ class Supervisor:
 
     async def _one_life(self, service: ServiceProcess) -> _End:
         """Run the service to its end."""
-        try:
-            process = service.process = await _start(service)
-        except (OSError, subprocess.SubprocessError) as error:
-            return _End(f"could not be started: {_reason(error)}")
-        was_ready = False
-        async for line in _lines(process.stdout):
-            found = READY.match(line)
-            if found:
-                was_ready = True
-                service.listen = found.group(1).decode()
-                service.ready.set()
-        status = await process.wait()
-        return _End(f"ended with status {status}", was_ready, status)
+        service.was_ready = False
+        with ExitStack() as resources:
+            try:
+                pipe = resources.enter_context(ReadyPipe(service.is_ready_on))
+                process = service.process = await _start(service, pipe.theirs)
+            except (OSError, subprocess.SubprocessError) as error:
+                return _End(f"could not be started: {_reason(error)}")
+            pipe.theirs.close()
+            status = await process.wait()
+            pipe.read()
+        return _End(f"ended with status {status}", service.was_ready, status)
 
     def _failure_of(self, service: ServiceProcess, end: _End) -> CommandError:
         message = f"{service.name} {end.how}"
@@ -230,13 +247,13 @@ class _End:
     """Exit status; None if there was no process."""
 
 
-async def _start(service: ServiceProcess) -> asyncio.subprocess.Process:
+async def _start(service: ServiceProcess, stdout: BinaryIO) -> asyncio.subprocess.Process:
     """Start the service's process, its stderr appended to its log. Raises OSError or SubprocessError."""
     with service.log.open() as log:
         return await asyncio.create_subprocess_exec(
             *service.command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=stdout,
             stderr=log,
             # Ctrl-C in the terminal is for this command alone: it stops the services in order.
             start_new_session=True,
@@ -245,16 +262,15 @@ async def _start(service: ServiceProcess) -> asyncio.subprocess.Process:
         )
 
 
-async def _lines(stdout: asyncio.StreamReader | None) -> AsyncIterator[bytes]:
-    """Yield what a service prints, line by line, as long as it has its end of the pipe."""
-    while stdout is not None:
-        try:
-            line = await stdout.readline()
-        except ValueError:
-            continue  # longer than the reader keeps, and dropped by it: no line that is looked for
-        if not line:
-            return
-        yield line
+def _why(service: ServiceProcess, end: _End) -> str:
+    """Return what the log says last of a start that failed; of one that was ready, or was killed, that is no reason."""
+    if end.was_ready or end.status is None or end.status < 0:
+        return ""
+    with suppress(OSError):
+        for line in reversed(service.log.tail().splitlines()):
+            if said := one_line(line):
+                return f": {said[:REASON_CHARACTERS]}"
+    return ""
 
 
 def _reason(error: Exception) -> str:

@@ -68,7 +68,16 @@ def up(
     serves = gateway and can_serve_http()
     told = take_config(config)
     plan = StackPlan(
-        data_dir, workers, model, engine_flags, base_port, metrics_base_port, serves, told, can_do_without=False
+        data_dir,
+        workers,
+        model,
+        engine_flags,
+        base_port,
+        metrics_base_port,
+        serves,
+        told,
+        can_do_without=False,
+        gives_up=False,
     )
     try:
         call(_serve(plan))

@@ -41,8 +41,12 @@ def main() -> None:
 
 
 def reserve_stdout() -> TextIO:
-    """Return standard output for the ready line alone; what libraries print goes to standard error."""
+    """Return standard output for the ready line alone; what libraries print goes to standard error.
+
+    What is forked from now on does not have it: who reads it sees its end when this process ends.
+    """
     announce = os.fdopen(os.dup(1), "w")
+    os.register_at_fork(after_in_child=announce.close)
     os.dup2(2, 1)
     return announce
 
