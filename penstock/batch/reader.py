@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import zlib
 from array import array
 from bisect import bisect_left
@@ -32,6 +33,9 @@ MARK = b"\xef\xbb\xbf"
 
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"\xfd7zXZ\x00": "xz"}
 """How a file begins that holds no lines yet, each of which would have an answer that says that it is no UTF-8."""
+
+BLANK_LINES = re.compile(rb"[ \t\n\r\v\f]*\n")
+"""As many as there are, of what `bytes.strip` takes away."""
 
 LINE_FIELDS = ("custom_id", "method", "url", "body")
 
@@ -130,15 +134,16 @@ class InputFile:
         number, start, length, checksum, blank = 1, 0, 0, 0, True
         while chunk := self._file.read(CHUNK_BYTES):
             digest.update(chunk)
-            *ends, rest = chunk.split(b"\n")
-            for piece in ends:
+            for blank_lines, blank_bytes, piece, ends in pieces(chunk, length > 0):
+                number += blank_lines
+                start += blank_bytes
                 blank = blank and is_blank(piece, start + length)
-                self._add(number, start, length + len(piece), zlib.crc32(piece, checksum), blank)
-                start += length + len(piece) + 1
-                number, length, checksum, blank = number + 1, 0, 0, True
-            blank = blank and is_blank(rest, start + length)
-            length += len(rest)
-            checksum = zlib.crc32(rest, checksum)
+                length += len(piece)
+                checksum = zlib.crc32(piece, checksum)
+                if ends:
+                    self._add(number, start, length, checksum, blank)
+                    start += length + 1
+                    number, length, checksum, blank = number + 1, 0, 0, True
         self._add(number, start, length, checksum, blank)
 
     def _add(self, number: int, start: int, length: int, checksum: int, blank: bool) -> None:
@@ -147,6 +152,24 @@ class InputFile:
             self._starts.append(start)
             self._lengths.append(length)
             self._checksums.append(checksum)
+
+
+def pieces(part: bytes, begun: bool) -> Iterator[tuple[int, int, bytes, bool]]:
+    """Yield how many blank lines come first, and their bytes, then what there is of a line, and whether it ends there.
+
+    `begun` says that the part before left a line that has not ended. Blank lines are not told one by one: a megabyte of
+    line breaks has a million. One that is cut by the end of a part, or has the byte order mark, comes as a line.
+    """
+    start = 0
+    while start < len(part):
+        first, blanks = start, 0
+        if not begun and (match := BLANK_LINES.match(part, start)):
+            first = match.end()
+            blanks = part.count(b"\n", start, first)
+        end = part.find(b"\n", first)
+        last = end if end >= 0 else len(part)
+        yield blanks, first - start, part[first:last], end >= 0
+        start, begun = last + 1, False
 
 
 def is_blank(line: bytes | bytearray, offset: int) -> bool:

@@ -6,12 +6,14 @@ import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batch.reader import InputFile, LineError, asks, custom_id_of, parse_line
+from penstock.batch import reader
+from penstock.batch.reader import MARK, InputFile, LineError, asks, custom_id_of, parse_line
 from penstock.errors import InvalidRequest
 from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody
 from penstock.openai.convert import to_request
@@ -62,10 +64,17 @@ def test_any_body_is_a_request_or_an_error_that_names_a_field(body: dict[str, An
     assert bool(blamed) != bool(size)
 
 
-@given(data=st.lists(st.sampled_from([b"\n", b" ", b"\r\n", b"a", b"{}", b"\xff", b"xyz" * 50])).map(b"".join))
-def test_the_index_finds_the_lines_that_splitting_finds(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    path = _file(tmp_path_factory, data)
-    source = InputFile(path)
+BITS = [b"\n", b" ", b"\r\n", b"a", b"{}", b"\xff", b"xyz" * 50, b"\n" * 20, b" \n\n"]
+
+
+@given(start=st.sampled_from([b"", MARK]), bits=st.lists(st.sampled_from(BITS)), chunk_bytes=st.integers(3, 40))
+def test_the_index_finds_the_lines_that_splitting_finds(
+    tmp_path_factory: pytest.TempPathFactory, start: bytes, bits: list[bytes], chunk_bytes: int
+) -> None:
+    data = b"".join(bits)
+    path = _file(tmp_path_factory, start + data)
+    with patch.object(reader, "CHUNK_BYTES", chunk_bytes):
+        source = InputFile(path)
     expected = [number for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     assert list(source.lines) == expected
     assert [item.line for item in asks(source, iter(source.lines))] == expected

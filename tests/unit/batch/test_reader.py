@@ -17,6 +17,7 @@ from penstock.batch.reader import (
     LineError,
     asks,
     parse_line,
+    pieces,
 )
 from penstock.openai.bodies import CHAT_URL
 from tests.support.batch_lines import chat, completion
@@ -54,6 +55,12 @@ def test_a_first_line_of_a_byte_order_mark_alone_is_blank(tmp_path: Path, blank:
     assert [isinstance(item, Ask) for item in found] == [True]
     found = read(tmp_path / "in", b"\n\xef\xbb\xbf" + blank)
     assert [item.line for item in found] == [2], "elsewhere it is no space"
+
+
+def test_blank_lines_are_passed_over_at_once() -> None:
+    """A megabyte has a million of them."""
+    assert list(pieces(b"\n" * 1000 + b" \r\n", False)) == [(1001, 1003, b"", False)]
+    assert list(pieces(b"\n\nx\n\n y", True)) == [(0, 0, b"", True), (1, 1, b"x", True), (1, 1, b" y", False)]
 
 
 @pytest.mark.parametrize(
