@@ -29,9 +29,9 @@ class Ending:
     async def of(self, batch: Batch, event: Event, now_s: float, turn: Turn) -> Batch:
         """Put the output and error files where they have lines; return the batch, about to end, with their names.
 
-        What of the input was never submitted is read when the `turn` for it is had.
+        The input is read when the `turn` for it is had.
         """
-        batch = replace(batch, progress=await self._settled(batch))
+        batch = replace(batch, progress=await self._settled(batch, turn))
         batch = replace(batch, scattered=await self._output.scattered(batch))
         counts = await self._counts(batch, event, now_s, turn)
         if (missing := counts.total - counts.completed - counts.failed) > 0:
@@ -67,15 +67,17 @@ class Ending:
             counts = replace(counts, failed=failed, error_bytes=error_bytes)
         return counts
 
-    async def _settled(self, batch: Batch) -> Progress:
+    async def _settled(self, batch: Batch, turn: Turn) -> Progress:
         """Return how far the batch was submitted, with the part of a last window that was submitted before its end."""
         done = batch.progress
         if done.submitted and not done.cut:
             return done
+        refused = {one.line for one in batch.refusals}
+        lines = read_lines(self._shelf, batch.input_file_id, done.line, done.offset)
         with suppress(NotFound):
-            async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
-                async for raw in lines:
-                    if raw.number in {one.line for one in batch.refusals}:
+            async with turn, aclosing(turn.lines(lines, done.offset)) as had:
+                async for raw in had:
+                    if raw.number in refused:
                         continue
                     key = queue_pb2.IdempotencyKey(key=key_of(batch.batch_id, raw.number))
                     await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))

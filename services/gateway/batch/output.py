@@ -21,6 +21,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch.lines import (
     MAX_CUSTOM_ID_BYTES,
     MAX_LINES,
+    PIECE_BYTES,
     WINDOW_BYTES,
     WINDOW_LINES,
     RawLine,
@@ -177,8 +178,7 @@ class Output:
         if errors:
             for refusal in batch.refusals:
                 yield refusal_line(batch, refusal)
-            turn = self._turns.to_read(Reader(batch.tenant, 0, lambda: None))
-            async with aclosing(self.unsubmitted(batch, batch.status is Status.EXPIRED, turn)) as rest:
+            async with aclosing(self.unsubmitted(batch, batch.status is Status.EXPIRED, self._turn(batch))) as rest:
                 async for line in rest:
                     yield line
 
@@ -286,9 +286,11 @@ class Output:
             return batch.scattered
         refused = {refusal.line for refusal in batch.refusals}
         found: list[int] = []
+        turn = self._turn(batch)
+        lines = read_lines(self._shelf, batch.input_file_id, done.line, done.offset)
         try:
-            async with aclosing(read_lines(self._shelf, batch.input_file_id, done.line, done.offset)) as lines:
-                async for raw in lines:
+            async with turn, aclosing(turn.lines(lines, done.offset)) as had:
+                async for raw in had:
                     if raw.number in refused:
                         continue
                     found.append(raw.number)
@@ -297,6 +299,10 @@ class Output:
         except NotFound:  # which of them are blank is not known any more
             return range(done.line + 1, done.line + 1 + WINDOW_LINES + len(refused))
         return found
+
+    def _turn(self, batch: Batch) -> Turn:
+        """Return a turn for reading an input, however late it comes."""
+        return self._turns.to_read(Reader(batch.tenant, 0, lambda: None))
 
     async def _result_of(self, batch: Batch, line: int) -> pb.Result | None:
         """Return a line's result; None if the line is blank, or its result deleted, or the key's is not a line's.
@@ -329,14 +335,14 @@ class Output:
         more = True
         while more and left:
             async with turn:
-                names, line, offset, more = await self._named(batch, line, offset, left_out, left)
+                names, line, offset, more = await self._named(batch, line, offset, left_out, left, turn)
             left -= len(names)
             for number, custom_id in names:
                 name = f"{batch.batch_id}-{number}"
                 yield _line(name, custom_id, None, {"code": code, "message": message})
 
     async def _named(
-        self, batch: Batch, line: int, offset: int, left_out: set[int], most: int
+        self, batch: Batch, line: int, offset: int, left_out: set[int], most: int, turn: Turn
     ) -> tuple[list[tuple[int, str]], int, int, bool]:
         """Return number and custom_id of a window of up to `most` lines, the window's last line, where it ends, and
         whether there may be more."""
@@ -347,10 +353,12 @@ class Output:
                 async for raw in lines:
                     line, offset = raw.number, raw.end
                     await asyncio.sleep(0)
-                    if raw.number not in left_out:
+                    if not raw.is_mark and raw.number not in left_out:
                         names.append((raw.number, await _custom_id(raw)))
                     if len(names) == min(WINDOW_LINES, most) or offset - begins >= WINDOW_BYTES:
                         return names, line, offset, True
+                    if raw.begun_bytes:  # of a line that may be longer than a window
+                        await turn.read(PIECE_BYTES)
         return names, line, offset, False
 
     async def unanswered(self, batch: Batch, most: int, turn: Turn) -> list[Refusal]:
@@ -358,18 +366,19 @@ class Output:
 
         They are read when the `turn` for it is had.
         """
-        done, found, offset = batch.progress, list[Refusal](), 0
+        done, found = batch.progress, list[Refusal]()
+        last = max([done.line, *batch.scattered])
         known = {refusal.line for refusal in batch.refusals}
         with suppress(NotFound):
-            async with turn, aclosing(read_lines(self._shelf, batch.input_file_id)) as lines:
+            async with turn, aclosing(turn.lines(read_lines(self._shelf, batch.input_file_id))) as lines:
                 async for raw in lines:
+                    if raw.number > last:
+                        break
                     was_submitted = raw.number <= done.line or raw.number in batch.scattered
                     if was_submitted and raw.number not in known and not await self._result_of(batch, raw.number):
                         found.append(Refusal(raw.number, await _custom_id(raw), *NO_RESULT))
                         if len(found) == most:
                             break
-                    await turn.read(raw.end - offset)
-                    offset = raw.end
         return found
 
     async def scattered(self, batch: Batch) -> list[int]:

@@ -33,9 +33,9 @@ async def count_lines(shelf: Shelf, batch: Batch, models: Collection[str], turn:
     """
     seen = CustomIds()
     errors: list[LineError] = []
-    total = offset = 0
+    total = 0
     try:
-        async with aclosing(read_lines(shelf, batch.input_file_id)) as lines:
+        async with aclosing(turn.lines(read_lines(shelf, batch.input_file_id))) as lines:
             async for raw in lines:
                 total += 1
                 if total % BREATHE_EVERY == 0:
@@ -49,8 +49,6 @@ async def count_lines(shelf: Shelf, batch: Batch, models: Collection[str], turn:
                     errors.append(described(error))
                 if len(errors) == MAX_ERRORS:
                     break
-                await turn.read(raw.end - offset)
-                offset = raw.end
     except NotFound as error:
         raise RefusedError(lost_input(error)) from None
     if errors:

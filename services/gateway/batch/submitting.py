@@ -56,26 +56,28 @@ class Submitting:
     async def windows(self) -> AsyncGenerator[tuple[list[pb.Request], RawLine], None]:
         """Yield the requests of some lines after those that were submitted, and the last of the lines.
 
+        There is no request where a window's bytes of the file have no line, or none to submit.
         What the queue has refused stays refused: the queue may have been told otherwise since, and the line is told of.
         """
         batch = self._held.batch
         refused_lines = {one.line for one in batch.refusals}
         window: list[pb.Request] = []
-        size_bytes = 0
-        lines = read_lines(self._shelf, batch.input_file_id, batch.progress.line, batch.progress.offset)
+        line, begins = batch.progress.line, batch.progress.offset
+        last, size_bytes = RawLine(line, b"", begins), 0
+        lines = read_lines(self._shelf, batch.input_file_id, line, begins)
         async with aclosing(lines):
             async for raw in lines:
-                if raw.number in refused_lines:
-                    continue
-                window.append(await self._request(raw))
-                size_bytes += window[-1].ByteSize()
-                if len(window) % BREATHE_EVERY == 0:
-                    await asyncio.sleep(0)
-                if len(window) == WINDOW_LINES or size_bytes >= WINDOW_BYTES:
-                    yield window, raw
-                    window, size_bytes = [], 0
+                last = last if raw.is_mark else raw
+                if last is raw and raw.number not in refused_lines:
+                    window.append(await self._request(raw))
+                    size_bytes += window[-1].ByteSize()
+                    if len(window) % BREATHE_EVERY == 0:
+                        await asyncio.sleep(0)
+                if len(window) == WINDOW_LINES or max(size_bytes, raw.read_to - begins) >= WINDOW_BYTES:
+                    yield window, last
+                    window, size_bytes, begins = [], 0, raw.read_to
         if window:
-            yield window, raw
+            yield window, last
 
     async def send(self, window: list[pb.Request], turn: Turn) -> bool:
         """Submit a window, waiting for room if its tenant has a quota; others have the turn meanwhile.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from itertools import count
 from operator import itemgetter
 from typing import NamedTuple, Self
 from weakref import WeakValueDictionary
 
-from services.gateway.batch.lines import WINDOW_BYTES, WINDOW_LINES
+from services.gateway.batch.lines import WINDOW_BYTES, WINDOW_LINES, RawLine
 
 
 class TooLateError(Exception):
@@ -112,11 +113,26 @@ class Turn:
         self._give(0)
 
     async def read(self, size_bytes: int) -> None:
-        """Note a line that was read; after a window of them let others have it. Raises TooLateError."""
+        """Note a line that was read, or a piece without one; after a window of them let others have it.
+
+        Raises TooLateError.
+        """
         self._read_lines += 1
         self._read_bytes += size_bytes
         if self._read_lines >= WINDOW_LINES or self._read_bytes >= WINDOW_BYTES:
             await self.pass_on()
+
+    async def lines(self, read: AsyncGenerator[RawLine, None], offset: int = 0) -> AsyncGenerator[RawLine, None]:
+        """Yield the lines of a file that is `read` from `offset`; others have the turn after each window of it.
+
+        Raises TooLateError, and what reading raises.
+        """
+        async with aclosing(read):
+            async for raw in read:
+                if not raw.is_mark:
+                    yield raw
+                await self.read(raw.read_to - offset)
+                offset = raw.read_to
 
     async def pass_on(self) -> None:
         """Let those have it who come first. Raises TooLateError."""

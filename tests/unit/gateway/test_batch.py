@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import cycle, product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batch.reader import LINE_LIMIT_BYTES
+from penstock.batch.reader import LINE_LIMIT_BYTES, MARK
 from penstock.batch.reader import LineError as WrongLine
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
+from services.gateway.batch import lines
 from services.gateway.batch.lines import LineSplitter, RawLine, Reference, ask_of, request_of
 from services.gateway.batch.output import counted, line_of
 from services.gateway.batches import cancelled
@@ -108,23 +111,45 @@ def test_a_newer_gateway_gets_its_fields_of_counts_and_progress_back() -> None:
     assert Batch.from_row(read.to_row()) == read
 
 
-CONTENT = st.lists(st.sampled_from([b"", b"  ", b"a", b"line", b"\r", b"x" * 40]), max_size=8).map(b"\n".join)
+BITS = [b"\n", b"\r", b" ", b"\v", b"\f", b"\x1c", b"\x85", MARK, MARK[:2], b"a", b"x" * 40, b"\n" * 30, b" \n" * 9]
+CONTENT = st.lists(st.sampled_from(BITS) | st.binary(max_size=3), max_size=20).map(b"".join)
+LIMIT, MOST_FED = 35, 30
+"""Bytes of the longest line, and of what is fed at once."""
 
 
-@given(CONTENT, st.lists(st.integers(0, 60), max_size=6))
-def test_lines_are_the_same_however_the_content_is_cut(content: bytes, cuts: list[int]) -> None:
-    expected = [(n, line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
-    splitter = LineSplitter()
-    found: list[RawLine] = []
-    places = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
-    for start, end in pairwise(places):
-        found += splitter.feed(content[start:end])
-    found += splitter.finish()
-    assert [(line.number, line.data) for line in found] == expected
-    for position, line in enumerate(found):
-        rest = LineSplitter(line.number, line.end)
-        resumed = [*rest.feed(content[line.end :]), *rest.finish()]
-        assert resumed == found[position + 1 :], "reading can go on after any line"
+def one_by_one(content: bytes) -> Iterator[RawLine]:
+    """Yield the lines of a content: what blank and too long is, in the simplest words."""
+    offset = 0
+    for number, line in enumerate(content.split(b"\n"), 1):
+        end = min(offset + len(line) + 1, len(content))
+        if len(line) > LIMIT:
+            yield RawLine(number, None, end)
+        elif (line if offset else line.removeprefix(MARK)).strip():
+            yield RawLine(number, line, end)
+        offset = end
+
+
+@given(CONTENT, st.lists(st.integers(1, MOST_FED), min_size=1, max_size=6))
+def test_lines_are_the_same_however_the_content_is_cut(content: bytes, sizes: list[int]) -> None:
+    def read(line: int, offset: int) -> tuple[list[RawLine], list[RawLine]]:
+        """Return lines and marks behind a line."""
+        splitter, found, marks = LineSplitter(line, offset), list[RawLine](), list[RawLine]()
+        rest = content[offset:]
+        for size in cycle(sizes):
+            found += splitter.feed(rest[:size])
+            marks.append(splitter.mark())
+            rest = rest[size:]
+            assert (marks[-1].is_mark, marks[-1].read_to) == (True, len(content) - len(rest))
+            if not rest:
+                break
+        return [*found, *splitter.finish()], marks
+
+    with patch.object(lines, "LINE_LIMIT_BYTES", LIMIT):
+        found, marks = read(0, 0)
+        assert found == list(one_by_one(content))
+        for place in (*found, *marks):
+            rest, _ = read(place.number, place.end)
+            assert rest == [line for line in found if line.number > place.number], "reading can go on there"
 
 
 def test_a_line_that_is_too_long_is_not_held() -> None:
