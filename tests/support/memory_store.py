@@ -106,6 +106,10 @@ class MemoryStore:
         """Return that nothing is dead."""
         return 0
 
+    def compacted_s(self) -> float:
+        """Return that nothing is compacted."""
+        return 0.0
+
     def reopen(self) -> None:
         """Nothing to do."""
 

@@ -34,6 +34,10 @@ ROWS_TO_WALKED: Final = 8
 ROOM_SHARE: Final = 0.75
 """Of the free space, what a compaction may take for a while."""
 
+REST: Final = 9.0
+"""Times as long as it compacted nothing is: a tenth of the disk's time at most. What is flushed before is no part of
+that: it would be soon anyway."""
+
 
 class Step(Enum):
     """What to do with a family."""
@@ -83,10 +87,11 @@ class Usage(NamedTuple):
     def pieces(self, share: float) -> int:
         """Return in how many compactions a share of the blob files is to be emptied, each of one file at least.
 
-        Each writes the tables anew, so that it is to move as much as those are worth.
+        Each writes the tables anew, so that it is to move as much as those are worth. What is garbage is not moved.
         """
+        moved_bytes = min(share * self.blob_bytes, self.blob_bytes - self.garbage_bytes)
         piece_bytes = max(PIECE_BYTES, self.table_bytes / TABLES_TO_DEAD)
-        return max(1, min(int(share * self.blob_files), math.ceil(share * self.blob_bytes / piece_bytes)))
+        return max(1, min(int(share * self.blob_files), math.ceil(moved_bytes / piece_bytes)))
 
 
 def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_low: bool) -> Step:
@@ -98,7 +103,7 @@ def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_l
     if moves and usage.garbage_bytes and usage.garbage_bytes >= bound_bytes and usage.relocated_share(free_bytes):
         return Step.RELOCATE  # first: it compacts as well, which is always due where rows come and go without a pause
     dead_bytes = (usage.deletions - settled) * usage.row_bytes
-    least_bytes = usage.table_bytes / TABLES_TO_DEAD_IF_LOW if is_low else usage.table_bytes / TABLES_TO_DEAD
+    least_bytes = usage.table_bytes / (TABLES_TO_DEAD_IF_LOW if is_low else TABLES_TO_DEAD)
     if dead_bytes > 0 and dead_bytes >= (least_bytes if is_low else max(bound_bytes, least_bytes)):
         return Step.COMPACT
     return Step.NOTHING

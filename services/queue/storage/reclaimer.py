@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from services.queue.storage.health import StoreHealth
+from services.queue.storage.reclaim import REST
 from services.queue.storage.store import Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -19,9 +20,6 @@ LOOK_S: Final = 5.0
 
 TOLD_BYTES: Final = 1024 * 1024
 """Less is not worth a line in the log."""
-
-REST: Final = 9.0
-"""Times as long as it took to give space back nothing is done about it: a tenth of the disk's time at most."""
 
 REST_IF_SHORT: Final = 1.0
 """The same while room is short, also where that begins during a rest: half of the disk's time then."""
@@ -65,8 +63,8 @@ class Reclaimer:
 
     async def _give_back(self) -> None:
         while True:
-            took_s, rested_s = await self.look(), 0.0
-            while not rested_s or rested_s < took_s * (REST_IF_SHORT if self._is_short() else REST):
+            compacted_s, rested_s = await self.look(), 0.0
+            while not rested_s or rested_s < compacted_s * (REST_IF_SHORT if self._is_short() else REST):
                 await asyncio.sleep(LOOK_S)
                 rested_s += LOOK_S
                 self._health.check_disk()
@@ -77,23 +75,22 @@ class Reclaimer:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> float:
-        """Give back what is worth it; return the seconds it took."""
+        """Give back what is worth it; return the seconds that was compacted for it."""
         self._health.check_disk()
         if (self._health.broken and not self._health.is_tight) or self._health.unreadable:
             return 0.0  # it is looked after
         bound_bytes = SHORT_BOUND_BYTES if self._store.is_reserve_given_up() else self._bound_bytes
-        began_s = time.monotonic()
+        began_s, before_s = time.monotonic(), self._store.compacted_s()
         try:
             loop = asyncio.get_running_loop()
             freed = await loop.run_in_executor(self._threads, self._store.reclaim, bound_bytes, self._is_short())
         except StoreError as error:
             log.warning("disk space is not given back now: %s", error)
             freed = 0
-        took_s = time.monotonic() - began_s
         self._count(freed)
         if freed >= TOLD_BYTES:
-            log.info("%d MiB of the disk came back in %.1f s", freed >> 20, took_s)
-        return took_s
+            log.info("%d MiB of the disk came back in %.1f s", freed >> 20, time.monotonic() - began_s)
+        return max(0.0, self._store.compacted_s() - before_s)  # it counts anew once the store is opened again
 
     def _is_short(self) -> bool:
         return self._health.disk_free_bytes < self._low_bytes or self._store.is_reserve_given_up()

@@ -379,9 +379,11 @@ class RocksdbStore:
                 self._space.let_log_go(self.disk_free_bytes())
             free = self.disk_free_bytes()
             due = 0 if self._reserve is None else self._reserve.due_bytes(free)  # it may be made meanwhile
-            freed = self._space.reclaim(bound_bytes, free - due, is_low)
-            self._space.shorten_walks(free - due)
-            return freed
+            return self._space.reclaim(bound_bytes, free - due, is_low)
+
+    def compacted_s(self) -> float:
+        """Return how long `reclaim` has compacted since the store was opened."""
+        return self._space.compacted_s
 
     def reopen(self) -> None:
         """Close and open again; raises StoreError if that fails."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import rocksdict
 
@@ -24,6 +24,20 @@ LARGE_STEP_BYTES: Final = 25 * SMALL_STEP_BYTES
 """RocksDB's default."""
 
 _COUNT: Final = re.compile(r"# (entries|deletions)=(\d+)")
+
+_COMPACTED_S: Final = re.compile(r"^ *(?:Low|Bottom) .* (\d+\.\d+)(?: +\S+){7} *$", re.MULTILINE)
+"""In the lines of RocksDB's threads for compactions: the column Comp(sec), which seven others follow."""
+
+
+class _Pass(NamedTuple):
+    """A compaction of a whole family, range by range."""
+
+    start: bytes | None
+    """The key from which on it has still to be made, None for all."""
+    deletions: int
+    """That it is to find: those there were at its beginning."""
+    errors: int
+    """Counted until then."""
 
 
 class Space:
@@ -40,7 +54,15 @@ class Space:
         self._errors = errors
         self._settled = dict.fromkeys((*BODIES, *WALKED), 0)
         self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
+        self._turns = [*BODIES, *WALKED]
+        """Who comes first: whoever was compacted last is the last."""
+        self._begun: dict[str, _Pass] = {}
+        """Passes that gave way before their end."""
         self._gives_way = False
+        self._has_piece = False
+        """Whether a piece has been compacted since that was said to begin: a write may wait for it."""
+        self.compacted_s = 0.0
+        """How long the compactions took that were asked for, all together."""
 
     def let_log_go(self, free_bytes: int) -> None:
         """Flush every family, if there is room for what they have in memory: nothing then needs the log."""
@@ -53,18 +75,26 @@ class Space:
         self._gives_way = True
 
     def reclaim(self, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
-        """Do what `step_for` says for each family; return the bytes of the files that are gone. Blocks meanwhile."""
-        self._gives_way = False
-        names = [name for name in BODIES if name not in self._spared.families]
-        return sum(self._reclaim(name, bound_bytes, free_bytes, is_low) for name in names)
+        """Do what `step_for` says for each family of bodies, and compact those where `is_walk_long`.
 
-    def shorten_walks(self, free_bytes: int) -> None:
-        """Compact the families that are read in order and where `is_walk_long` now. Blocks meanwhile."""
-        for name in WALKED:
-            usage = self._usage(name)
-            self._settled[name] = min(self._settled[name], usage.deletions)
-            if name in self._spared.families or not is_walk_long(usage, self._settled[name], free_bytes):
+        Return the bytes of the bodies' files that are gone. Blocks meanwhile.
+        """
+        self._gives_way, self._has_piece, freed = False, False, 0
+        for name in tuple(self._turns):
+            if self._gives_way and self._has_piece:
+                break  # those behind are first at the next look
+            if name in self._spared.families:
                 continue
+            if name in BODIES:
+                freed += self._reclaim(name, bound_bytes, free_bytes, is_low)
+            else:
+                self._shorten_walk(name, free_bytes)
+        return freed
+
+    def _shorten_walk(self, name: str, free_bytes: int) -> None:
+        usage = self._usage(name)
+        self._settled[name] = min(self._settled[name], usage.deletions)
+        if is_walk_long(usage, self._settled[name], free_bytes):
             # Forced: else rows that nothing lies below are only handed down, deleted as they are.
             self._compact(name, rocksdict.BottommostLevelCompaction.force_optimized())
 
@@ -72,7 +102,7 @@ class Space:
         usage = self._usage(name)
         self._settled[name] = min(self._settled[name], usage.deletions)  # RocksDB has compacted by itself
         step = step_for(usage, self._settled[name], bound_bytes, free_bytes, is_low)
-        if step is Step.NOTHING or self._gives_way:
+        if step is Step.NOTHING:
             return 0
         share = usage.relocated_share(free_bytes) if step is Step.RELOCATE else 0.0
         pieces = usage.pieces(share)
@@ -85,33 +115,48 @@ class Space:
         return max(0, before - self._file_bytes(name))
 
     def _compact(self, name: str, bottommost: Any, times: int = 1) -> None:
-        """Compact a family so often, unless a write has to wait, and note how many of its deletions that leaves.
+        """Compact a family so often, unless a write has to wait, but one piece at least.
 
-        Those that came meanwhile are not among them, as far as they are in memory yet.
+        Note the seconds that took, without the flush RocksDB makes before each: on a disk that is busy that is most.
         """
-        errors, due = self._errors(), self._usage(name).deletions
+        self._turns.remove(name)
+        self._turns.append(name)
         options = rocksdict.CompactOptions()
         options.set_exclusive_manual_compaction(False)  # those of other families go on
         if bottommost is not None:
             options.set_bottommost_level_compaction(bottommost)
-        is_done = all(self._compact_once(name, options) for _ in range(times))
-        if is_done and self._errors() == errors:  # else it is tried again
-            self._settled[name] = min(due, self._usage(name).deletions - self._deleted_in_memory(name))
+        self._gives_way, self._has_piece = False, False  # what waited until here waited for a flush
+        before_s = self._compacted_s(name)
+        all(self._compact_once(name, options) for _ in range(times))
+        self.compacted_s += self._compacted_s(name) - before_s
 
     def _compact_once(self, name: str, options: Any) -> bool:
-        """Compact a family in ranges of keys; return whether that came to its end."""
-        for start, end in self._ranges(name):
-            if self._gives_way:
+        """Compact a family in ranges of keys, or the rest of it where the last time gave way.
+
+        Return whether that came to its end, and note then how many of its deletions it leaves. Those that came
+        meanwhile are not among them, as far as they are in memory yet.
+        """
+        this = self._begun.pop(name, None) or _Pass(None, self._usage(name).deletions, self._errors())
+        for start, end in self._ranges(name, this.start):
+            if self._gives_way and self._has_piece:
+                self._begun[name] = this._replace(start=start)
                 return False
             self._families[name].compact_range(start, end, options)
+            self._has_piece = True
+        if self._errors() == this.errors:  # else it is tried again
+            self._settled[name] = min(this.deletions, self._usage(name).deletions - self._deleted_in_memory(name))
         return True
 
-    def _ranges(self, name: str) -> Iterator[tuple[bytes | None, bytes | None]]:
-        """Yield ranges of keys, both ends included, which cut between table files where they hold `PIECE_BYTES`."""
+    def _ranges(self, name: str, start: bytes | None) -> Iterator[tuple[bytes | None, bytes | None]]:
+        """Yield ranges of keys from `start` on, both ends included, which cut between table files where they hold
+        `PIECE_BYTES`.
+        """
         ours = table_files(self._families[name])
         files = [file for file in self._families[name].live_files() if int(file["name"][1:-4]) in ours]
-        start, size_bytes = None, 0
+        first, size_bytes = start or b"", 0
         for file in sorted(files, key=lambda file: file["end_key"]):
+            if file["end_key"] < first:
+                continue
             size_bytes += file["size"]
             if size_bytes >= PIECE_BYTES:
                 yield start, file["end_key"]
@@ -146,6 +191,10 @@ class Space:
             garbage_bytes=self._number(name, "live-blob-file-garbage-size"),
             moves_blobs=not self._spared.blobs,
         )
+
+    def _compacted_s(self, name: str) -> float:
+        stats = self._families[name].property_value("rocksdb.cfstats-no-file-histogram") or ""
+        return sum(map(float, _COMPACTED_S.findall(stats)))
 
     def _deleted_in_memory(self, name: str) -> int:
         return self._number(name, "num-deletes-active-mem-table") + self._number(name, "num-deletes-imm-mem-tables")

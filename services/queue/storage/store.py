@@ -99,6 +99,9 @@ class Store(Protocol):
         What is deleted of small rows goes as well, where reads would walk over many.
         """
 
+    def compacted_s(self) -> float:
+        """Return the seconds that `reclaim` has compacted since the store was opened, flushes before that aside."""
+
     def reopen(self) -> None:
         """Close and open again, to leave an error the store cannot recover from by itself; what it holds is durable."""
 

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +86,14 @@ def test_what_is_scattered_comes_back_too_while_rows_come_and_go(store: RocksdbS
     assert blob_bytes(tmp_path) < 2.5 * alive_bytes < 0.6 * rounds * at_once * len(BODY)
 
 
-def test_what_is_deleted_while_it_compacts_is_looked_for_again(
-    store: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_deleted_while_it_compacts_is_looked_for_again(store: RocksdbStore, tmp_path: Path) -> None:
     fill(store, PAYLOADS)
+    family = store._families[PAYLOADS]
+    family.flush(True)
     delete(store, PAYLOADS, step=2)
-    compact_once = store._space._compact_once
-
-    def compact_as_all_is_deleted(name: str, options: Any) -> bool:
-        done = compact_once(name, options)
-        delete(store, PAYLOADS)
-        return done
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store._space, "_compact_once", compact_as_all_is_deleted)
-        assert store.reclaim(4 * MIB, False) > 0
+    store._families[PAYLOADS] = Pieces(family, tmp_path, lambda: delete(store, PAYLOADS))
+    assert store.reclaim(4 * MIB, False) > 0
+    store._families[PAYLOADS] = family
     assert store.reclaim(4 * MIB, False) > 0
     wait_for(lambda: blob_bytes(tmp_path) == 0, "the disk space")
 
@@ -107,8 +101,14 @@ def test_what_is_deleted_while_it_compacts_is_looked_for_again(
 class Pieces:
     """A family whose compactions are noted: what blob files each of them made."""
 
-    def __init__(self, family: Any, directory: Path, after: Callable[[], None] = lambda: None) -> None:
-        self._family, self._directory, self._after = family, directory, after
+    def __init__(
+        self,
+        family: Any,
+        directory: Path,
+        after: Callable[[], None] = lambda: None,
+        flushed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._family, self._directory, self._after, self._flushed = family, directory, after, flushed
         self.made: list[int] = []
         self.ranges: list[tuple[bytes | None, bytes | None]] = []
 
@@ -118,6 +118,10 @@ class Pieces:
         self.made.append(sum(path.stat().st_size for path in set(self._directory.glob("*.blob")) - before))
         self.ranges.append((start, end))
         self._after()
+
+    def flush(self, waits: bool) -> None:
+        self._family.flush(waits)
+        self._flushed()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._family, name)
@@ -156,22 +160,90 @@ def test_a_write_that_is_stalled_ends_it(store: RocksdbStore, tmp_path: Path, mo
     assert len(pieces.made) >= 2, "it goes on at the next look"
 
 
-def test_tables_are_compacted_in_ranges(store: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_is_stalled_by_the_flush_before_does_not(store: RocksdbStore, tmp_path: Path) -> None:
+    scatter(store)
+    give_way = store._space.give_way
+    pieces = store._families[PAYLOADS] = Pieces(store._families[PAYLOADS], tmp_path, give_way, give_way)
+    store.reclaim(8 * MIB, False)
+    assert len(pieces.made) == 1
+
+
+def test_only_compactions_are_timed(store: RocksdbStore) -> None:
+    family, keys = store._families[PAYLOADS], [seq_key(n) for n in range(5000)]
+    store.write([Write(PAYLOADS, key, os.urandom(2000)) for key in keys])
+    family.flush(True)
+    assert store._space._compacted_s(PAYLOADS) == 0
+    store.write([Write(PAYLOADS, key, None) for key in keys[::2]])
+    family.compact_range(None, None)
+    assert store._space._compacted_s(PAYLOADS) > 0
+
+
+def some_dead(store: RocksdbStore, family: str) -> None:
+    keys = [seq_key(n) for n in range(20)]
+    store.write([Write(family, key, BODY) for key in keys])
+    store._families[family].flush(True)
+    store.write([Write(family, key, None) for key in keys])
+
+
+def test_who_was_in_the_way_of_a_write_lets_the_others_go_first(store: RocksdbStore, tmp_path: Path) -> None:
+    compacted = list[str]()
+
+    def note(family: str) -> None:
+        compacted.append(family)
+        store._space.give_way()
+
+    store.write([Write(EXPIRY, seq_key(n), b"") for n in range(WALKED_AT_MOST)])
+    store.write([Write(EXPIRY, seq_key(n), None) for n in range(WALKED_AT_MOST)])
+    some_dead(store, RESULTS)
+    for family in (PAYLOADS, RESULTS, EXPIRY):
+        store._families[family] = Pieces(store._families[family], tmp_path, partial(note, family))
+    for _ in range(3):
+        some_dead(store, PAYLOADS)  # so that it always has something to do
+        store.reclaim(MIB, False)
+    assert compacted == [PAYLOADS, RESULTS, EXPIRY]
+
+
+@pytest.fixture
+def tables(store: RocksdbStore, monkeypatch: pytest.MonkeyPatch) -> RocksdbStore:
+    """A store with 4000 rows in table files of a MiB that are compacted two at a time."""
     family = store._families[PAYLOADS]
     family.set_options({"target_file_size_base": str(MIB)})
     for first in (0, 1):  # two files that overlap
         store.write([Write(PAYLOADS, seq_key(n), os.urandom(2000)) for n in range(first, 4000, 2)])
         family.flush(True)
     family.compact_range(None, None)
-    store.write([Write(PAYLOADS, seq_key(n), None) for n in range(0, 4000, 2)])
+    family.set_options({"disable_auto_compactions": "true"})
     monkeypatch.setattr(space, "PIECE_BYTES", 2 * MIB)
-    pieces = store._families[PAYLOADS] = Pieces(family, tmp_path)
-    assert store.reclaim(0, True) > 3 * MIB
-    assert len(pieces.ranges) >= 3
+    return store
+
+
+def assert_adjoin(pieces: Pieces) -> None:
     starts, ends = [start for start, _ in pieces.ranges], [end for _, end in pieces.ranges]
-    assert (starts[0], ends[-1]) == (None, None)
+    assert starts[0] is None
     assert starts[1:] == [end + b"\0" for end in ends[:-1] if end]
-    assert [store.get(PAYLOADS, seq_key(n)) is None for n in range(4000)] == [n % 2 == 0 for n in range(4000)]
+
+
+def test_tables_are_compacted_in_ranges(tables: RocksdbStore, tmp_path: Path) -> None:
+    tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(0, 4000, 2)])
+    pieces = tables._families[PAYLOADS] = Pieces(tables._families[PAYLOADS], tmp_path)
+    assert tables.reclaim(0, True) > 3 * MIB
+    assert len(pieces.ranges) >= 3
+    assert pieces.ranges[-1][1] is None
+    assert_adjoin(pieces)
+    assert [tables.get(PAYLOADS, seq_key(n)) is None for n in range(4000)] == [n % 2 == 0 for n in range(4000)]
+
+
+def test_what_gave_way_goes_on_where_it_was(tables: RocksdbStore, tmp_path: Path) -> None:
+    family = tables._families[PAYLOADS]
+    for first in range(0, 4000, 500):  # deletions that one piece finds all of would leave the others nothing
+        tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(first, first + 500, 2)])
+        family.flush(True)
+    pieces = tables._families[PAYLOADS] = Pieces(family, tmp_path, tables._space.give_way)
+    for looks in range(1, 4):
+        tables.reclaim(0, True)
+        assert len(pieces.ranges) == looks, "a piece each"
+    assert tables._space._usage(PAYLOADS).deletions == 0
+    assert_adjoin(pieces)
 
 
 def test_a_store_is_closed_and_opened_while_it_compacts(store: RocksdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +355,7 @@ def test_walks_that_are_worth_a_compaction(usage: Usage, settled: int, free_byte
         (USAGE, 0.25, 2),  # of two files no half
         (USAGE._replace(blob_files=100), 0.25, 4),  # 250 MiB, 64 each
         (USAGE._replace(blob_files=100, table_bytes=400 * MIB), 0.25, 3),  # as much as tables are worth
+        (USAGE._replace(blob_files=100, garbage_bytes=900 * MIB), 0.25, 2),  # no more lives than 100 MiB
     ],
 )
 def test_what_is_moved_is_moved_in_pieces(usage: Usage, share: float, pieces: int) -> None:

@@ -26,12 +26,17 @@ class AskedStore(MemoryStore):
         self.asked: list[tuple[int, bool]] = []
         self.answer: int | StoreError = 5 * MIB
         self.given_up = False
+        self.spent_s, self.spends_s = 0.0, 0.0
 
     def is_reserve_given_up(self) -> bool:
         return self.given_up
 
+    def compacted_s(self) -> float:
+        return self.spent_s
+
     def reclaim(self, bound_bytes: int, is_low: bool) -> int:
         self.asked.append((bound_bytes, is_low))
+        self.spent_s += self.spends_s
         if isinstance(self.answer, StoreError):
             raise self.answer
         return self.answer
@@ -66,6 +71,15 @@ async def test_a_store_that_cannot_write_is_left_alone_and_one_that_fails_asked_
     await loop.look()
     assert len(store.asked) == 1
     assert sum(freed) == 0
+
+
+async def test_only_what_it_compacted_is_rested_for() -> None:
+    store = AskedStore(WATERMARK)
+    loop = Reclaimer(store, StoreHealth(store, HandClock(), WATERMARK), WATERMARK, lambda _: None)
+    store.spent_s, store.spends_s = 100, 2
+    assert await loop.look() == 2
+    store.answer = StoreError("no medium")
+    assert await loop.look() == 2
 
 
 async def test_the_loop_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
