@@ -12,6 +12,9 @@ import math
 from enum import Enum
 from typing import Final, NamedTuple
 
+from penstock.limits import MAX_MESSAGE_BYTES
+from services.queue.storage.rocksdb_options import BLOB_BYTES
+
 TABLES_TO_DEAD: Final = 4
 """With room on the disk, at most so many bytes of table files are written anew for each byte that is dead."""
 
@@ -69,6 +72,11 @@ class Usage(NamedTuple):
         """Mean size of a row on the disk."""
         return (self.table_bytes + self.blob_bytes - self.garbage_bytes) / self.rows if self.rows else 0.0
 
+    def most_dead_bytes(self, deletions: int) -> int:
+        """Return what so many deletions may be about, however small most rows are."""
+        of_blobs = min(deletions * MAX_MESSAGE_BYTES, self.blob_bytes - self.garbage_bytes)
+        return min(deletions * BLOB_BYTES, self.table_bytes) + of_blobs
+
     def relocated_share(self, free_bytes: int) -> float:
         """Share of the blob files that a compaction is to empty: one file at least; 0 if there is no room for that,
         or none may be.
@@ -94,15 +102,19 @@ class Usage(NamedTuple):
         return max(1, min(int(share * self.blob_files), math.ceil(moved_bytes / piece_bytes)))
 
 
-def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_low: bool) -> Step:
+def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_low: bool, is_rested: bool) -> Step:
     """Return what to do with a family of which the last step left `settled` deletions as they are.
 
-    `bound_bytes`: what may be dead while there is room; `is_low`: there is little, so that whatever is dead counts.
+    `bound_bytes`: what may be dead while there is room; `is_low`: there is little, so that whatever is dead counts;
+    `is_rested`: the last step is `REST` times its length ago, so that even what need not be dead is looked for then.
     """
     moves = is_low or 2 * usage.garbage_bytes >= usage.blob_bytes
     if moves and usage.garbage_bytes and usage.garbage_bytes >= bound_bytes and usage.relocated_share(free_bytes):
         return Step.RELOCATE  # first: it compacts as well, which is always due where rows come and go without a pause
-    dead_bytes = (usage.deletions - settled) * usage.row_bytes
+    deletions = max(0, usage.deletions - settled)
+    dead_bytes = deletions * usage.row_bytes
+    if is_low and is_rested:
+        dead_bytes = max(dead_bytes, usage.most_dead_bytes(deletions))
     least_bytes = usage.table_bytes / (TABLES_TO_DEAD_IF_LOW if is_low else TABLES_TO_DEAD)
     if dead_bytes > 0 and dead_bytes >= (least_bytes if is_low else max(bound_bytes, least_bytes)):
         return Step.COMPACT

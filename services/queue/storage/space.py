@@ -8,12 +8,13 @@ the family has less than four new table files, so of an idle queue never.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import rocksdict
 
-from services.queue.storage.reclaim import PIECE_BYTES, ROOM_SHARE, Step, Usage, is_walk_long, step_for
+from services.queue.storage.reclaim import PIECE_BYTES, REST, ROOM_SHARE, Step, Usage, is_walk_long, step_for
 from services.queue.storage.rocksdb_options import BODIES, WALKED
 from services.queue.storage.spared import Spared, table_files
 
@@ -43,10 +44,17 @@ class _Pass(NamedTuple):
 class Space:
     """Gives back what deleted rows leave, piece by piece. One thread at a time, but for `give_way`."""
 
-    def __init__(self, families: dict[str, Any], spared: Spared, errors: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        families: dict[str, Any],
+        spared: Spared,
+        errors: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Look after `families`, all but what is `spared`; while they are closed it is empty, and calls raise KeyError.
 
         `errors` counts what goes wrong in RocksDB's own threads: the binding does not say that a compaction failed.
+        `clock` tells seconds.
         """
         # Never a family by itself: the lock of the directory goes when the last handle does.
         self._families = families
@@ -54,10 +62,13 @@ class Space:
         self._errors = errors
         self._settled = dict.fromkeys((*BODIES, *WALKED), 0)
         self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
+        self._clock = clock
         self._turns = [*BODIES, *WALKED]
         """Who comes first: whoever was compacted last is the last."""
         self._begun: dict[str, _Pass] = {}
         """Passes that gave way before their end."""
+        self._rested_s = dict.fromkeys(BODIES, 0.0)
+        """By the clock, when a family has rested after what was compacted there."""
         self._gives_way = False
         self._has_piece = False
         """Whether a piece has been compacted since that was said to begin: a write may wait for it."""
@@ -101,7 +112,8 @@ class Space:
     def _reclaim(self, name: str, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
         usage = self._usage(name)
         self._settled[name] = min(self._settled[name], usage.deletions)  # RocksDB has compacted by itself
-        step = step_for(usage, self._settled[name], bound_bytes, free_bytes, is_low)
+        is_rested = self._clock() >= self._rested_s[name]
+        step = step_for(usage, self._settled[name], bound_bytes, free_bytes, is_low, is_rested)
         if step is Step.NOTHING:
             return 0
         share = usage.relocated_share(free_bytes) if step is Step.RELOCATE else 0.0
@@ -110,14 +122,15 @@ class Space:
         self._families[name].flush(True)
         before = self._file_bytes(name)
         forced = rocksdict.BottommostLevelCompaction.force() if step is Step.RELOCATE else None
-        self._compact(name, forced, pieces)  # each time the oldest blob files are others
+        took_s = self._compact(name, forced, pieces)  # each time the oldest blob files are others
+        self._rested_s[name] = self._clock() + REST * took_s
         self._tune(name, usage, free_bytes, 0.0)
         return max(0, before - self._file_bytes(name))
 
-    def _compact(self, name: str, bottommost: Any, times: int = 1) -> None:
+    def _compact(self, name: str, bottommost: Any, times: int = 1) -> float:
         """Compact a family so often, unless a write has to wait, but one piece at least.
 
-        Note the seconds that took, without the flush RocksDB makes before each: on a disk that is busy that is most.
+        Return the seconds that took, without the flush RocksDB makes before each: on a disk that is busy that is most.
         """
         self._turns.remove(name)
         self._turns.append(name)
@@ -128,7 +141,9 @@ class Space:
         self._gives_way, self._has_piece = False, False  # what waited until here waited for a flush
         before_s = self._compacted_s(name)
         all(self._compact_once(name, options) for _ in range(times))
-        self.compacted_s += self._compacted_s(name) - before_s
+        took_s = self._compacted_s(name) - before_s
+        self.compacted_s += took_s
+        return took_s
 
     def _compact_once(self, name: str, options: Any) -> bool:
         """Compact a family in ranges of keys, or the rest of it where the last time gave way.

@@ -1,5 +1,6 @@
 """Disk space of deleted bodies comes back: when it is worth it, in small steps where room is short, and no more."""
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -71,6 +72,32 @@ def test_what_is_scattered_among_the_living_comes_back_where_room_is_short(store
     assert rounds[-1] == 0
     assert blob_bytes(tmp_path) < BODIES * len(BODY) / 2 + 8 * MIB
     assert [store.get(PAYLOADS, seq_key(n)) for n in range(4)] == [None, BODY, None, BODY]
+
+
+def test_a_few_large_rows_among_many_small_ones_come_back_where_room_is_short(
+    store: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, took_s = [0.0], itertools.count(1.0)
+    monkeypatch.setattr(store._space, "_clock", lambda: now_s[0])
+    monkeypatch.setattr(store._space, "_compacted_s", lambda _: next(took_s))
+    store.write([Write(PAYLOADS, seq_key(n), os.urandom(2000)) for n in range(5000)])
+    store.write([Write(PAYLOADS, seq_key(5000 + n), os.urandom(2 * MIB)) for n in range(4)])
+    store._families[PAYLOADS].flush(True)
+    store.write([Write(PAYLOADS, seq_key(5000 + n), None) for n in (0, 1)])
+    assert store.reclaim(8 * MIB, False) == 0
+    family = store._families[PAYLOADS]
+    pieces = store._families[PAYLOADS] = Pieces(family, tmp_path)
+    store.reclaim(8 * MIB, True)
+    assert store._space._usage(PAYLOADS).garbage_bytes > 4 * MIB
+    store.write([Write(PAYLOADS, seq_key(5000 + n), None) for n in (2, 3)])
+    store.reclaim(8 * MIB, True)
+    assert len(pieces.ranges) == 1, "a few deletions of whatever size may be looked for a tenth of the time"
+    now_s[0] += reclaim.REST
+    assert store.reclaim(8 * MIB, True) > 8 * MIB
+    wait_for(lambda: blob_bytes(tmp_path) == 0, "the disk space")
+    now_s[0] += reclaim.REST
+    store.reclaim(8 * MIB, True)
+    assert len(pieces.ranges) == store.compacted_s() == 2, "nothing was deleted"
 
 
 def test_what_is_scattered_comes_back_too_while_rows_come_and_go(store: RocksdbStore, tmp_path: Path) -> None:
@@ -297,7 +324,31 @@ def test_a_closed_store_gives_nothing_back(tmp_path: Path) -> None:
     ],
 )
 def test_steps(usage: Usage, settled: int, is_low: bool, step: Step) -> None:
-    assert step_for(usage, settled, 32 * MIB, PLENTY, is_low) is step
+    assert step_for(usage, settled, 32 * MIB, PLENTY, is_low, False) is step
+
+
+MIXED = Usage(10**6, deletions=80, table_bytes=280 * MIB, blob_bytes=320 * MIB, blob_files=10, garbage_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("usage", "settled", "is_low", "is_rested", "step"),
+    [
+        (MIXED, 0, True, True, Step.COMPACT),  # they may be all blobs there are
+        (MIXED, 0, True, False, Step.NOTHING),
+        (MIXED, 0, False, True, Step.NOTHING),
+        (MIXED, 80, True, True, Step.NOTHING),
+        (MIXED._replace(deletions=1), 0, True, True, Step.COMPACT),
+        (MIXED._replace(blob_bytes=0), 0, True, True, Step.NOTHING),  # each less than 4 KiB
+        (MIXED._replace(garbage_bytes=319 * MIB), 0, True, True, Step.RELOCATE),
+        (MIXED._replace(garbage_bytes=319 * MIB, moves_blobs=False), 0, True, True, Step.NOTHING),
+        (MIXED._replace(deletions=2000, blob_bytes=0), 0, True, True, Step.COMPACT),
+        (MIXED._replace(deletions=0), 0, True, True, Step.NOTHING),
+    ],
+)
+def test_any_deletion_may_be_of_a_large_row_where_room_is_short(
+    usage: Usage, settled: int, is_low: bool, is_rested: bool, step: Step
+) -> None:
+    assert step_for(usage, settled, 32 * MIB, PLENTY, is_low, is_rested) is step
 
 
 def test_no_more_is_moved_than_there_is_room_for() -> None:
@@ -306,8 +357,8 @@ def test_no_more_is_moved_than_there_is_room_for() -> None:
     assert 0.1 < usage.relocated_share(200 * MIB) < 0.25
     assert usage.relocated_share(120 * MIB) == 0.0
     assert usage._replace(blob_files=2).relocated_share(PLENTY) == 0.5, "of few files one"
-    assert step_for(usage, 0, 32 * MIB, 200 * MIB, True) is Step.RELOCATE
-    assert step_for(usage, 0, 32 * MIB, 120 * MIB, True) is Step.NOTHING
+    assert step_for(usage, 0, 32 * MIB, 200 * MIB, True, False) is Step.RELOCATE
+    assert step_for(usage, 0, 32 * MIB, 120 * MIB, True, False) is Step.NOTHING
     assert usage._replace(moves_blobs=False).relocated_share(PLENTY) == 0.0
 
 
