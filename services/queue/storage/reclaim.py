@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from penstock.limits import MAX_MESSAGE_BYTES
-from services.queue.storage.rocksdb_options import BLOB_BYTES
+from services.queue.storage.rocksdb_options import BLOB_BYTES, PIECE_BYTES
 
 TABLES_TO_DEAD: Final = 4
 """With room on the disk, at most so many bytes of table files are written anew for each byte that is dead."""
@@ -23,9 +23,6 @@ TABLES_TO_DEAD_IF_LOW: Final = 64
 
 RELOCATED_SHARE: Final = 0.25
 """Of the blob files, the oldest: what lives in them is moved to new ones, piece by piece, where there is room."""
-
-PIECE_BYTES: Final = 64 * 1024 * 1024
-"""What one compaction writes anew, of tables and of blobs each: seconds on a slow disk, after which it can be ended."""
 
 WALKED_AT_MOST: Final = 30_000
 """Deleted rows that a read may have to walk over before it comes to one that lives: some milliseconds, in which nobody

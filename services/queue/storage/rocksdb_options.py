@@ -38,6 +38,11 @@ hold: a longer log only waits for families that write little. It bounds the time
 the log, and the room that takes, since what is replayed is written once more: a quarter of the watermark by default, so
 that neither a start on a nearly full disk nor what is in the log by itself runs into its end."""
 
+PIECE_BYTES = 64 * 1024 * 1024
+"""What one compaction of bodies writes anew, of tables and of blobs each: seconds on a slow disk, after which it can be
+ended, and the room it takes before what it replaces goes. RocksDB's default for tables is 25 times that: deletions
+scattered over all rows then have each compaction of a range of keys write whatever there is beside the range too."""
+
 BACKGROUND_JOBS = 4
 """Threads of RocksDB: one for flushes, three for compactions. It uses more than one of the three where table files of
 any family begin to gather, so that one long compaction holds up none of the others."""
@@ -92,5 +97,6 @@ def family_options(name: str, cache: Any, spared: Spared) -> Any:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(BLOB_BYTES)
         options.set_blob_file_size(BLOB_FILE_BYTES)
+        options.set_max_compaction_bytes(PIECE_BYTES)
         options.set_enable_blob_gc(False)  # of itself RocksDB would move a quarter of all blobs in one go (`space.py`)
     return options

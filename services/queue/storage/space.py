@@ -14,15 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import rocksdict
 
-from services.queue.storage.reclaim import PIECE_BYTES, REST, ROOM_SHARE, Step, Usage, is_walk_long, step_for
-from services.queue.storage.rocksdb_options import BODIES, WALKED
+from services.queue.storage.reclaim import REST, Step, Usage, is_walk_long, step_for
+from services.queue.storage.rocksdb_options import BODIES, PIECE_BYTES, WALKED
 from services.queue.storage.spared import Spared, table_files
-
-SMALL_STEP_BYTES: Final = 64 * 1024 * 1024
-"""Where room is short a compaction writes about so much before what it replaces goes: the size of a table file."""
-
-LARGE_STEP_BYTES: Final = 25 * SMALL_STEP_BYTES
-"""RocksDB's default."""
 
 _COUNT: Final = re.compile(r"# (entries|deletions)=(\d+)")
 
@@ -118,13 +112,13 @@ class Space:
             return 0
         share = usage.relocated_share(free_bytes) if step is Step.RELOCATE else 0.0
         pieces = usage.pieces(share)
-        self._tune(name, usage, free_bytes, share / pieces)
+        self._tune(name, share / pieces)
         self._families[name].flush(True)
         before = self._file_bytes(name)
         forced = rocksdict.BottommostLevelCompaction.force() if step is Step.RELOCATE else None
         took_s = self._compact(name, forced, pieces)  # each time the oldest blob files are others
         self._rested_s[name] = self._clock() + REST * took_s
-        self._tune(name, usage, free_bytes, 0.0)
+        self._tune(name, 0.0)
         return max(0, before - self._file_bytes(name))
 
     def _compact(self, name: str, bottommost: Any, times: int = 1) -> float:
@@ -178,15 +172,12 @@ class Space:
                 start, size_bytes = file["end_key"] + b"\0", 0
         yield start, None
 
-    def _tune(self, name: str, usage: Usage, free_bytes: int, share: float) -> None:
-        """Have compactions be as large as they are by default, or take little room where it is short, and move the
-        oldest `share` of the blob files.
+    def _tune(self, name: str, share: float) -> None:
+        """Have compactions move the oldest `share` of the blob files.
 
         Only what changes is set: RocksDB writes a file with all options each time.
         """
-        has_room = usage.table_bytes <= ROOM_SHARE * free_bytes
         wanted = {
-            "max_compaction_bytes": str(LARGE_STEP_BYTES if has_room else SMALL_STEP_BYTES),
             "enable_blob_garbage_collection": str(share > 0).lower(),
             "blob_garbage_collection_age_cutoff": f"{min(1.0, share + 1e-6):.6f}",  # RocksDB rounds down to files
         }

@@ -260,6 +260,13 @@ def test_tables_are_compacted_in_ranges(tables: RocksdbStore, tmp_path: Path) ->
     assert [tables.get(PAYLOADS, seq_key(n)) is None for n in range(4000)] == [n % 2 == 0 for n in range(4000)]
 
 
+def test_a_compaction_of_bodies_is_small(tmp_path: Path) -> None:
+    RocksdbStore(tmp_path).close()
+    families = max(tmp_path.glob("OPTIONS-*")).read_text().split("[CFOptions ")
+    small = {text.split('"')[1] for text in families if f"max_compaction_bytes={64 * MIB}\n" in text}
+    assert small == {PAYLOADS, RESULTS, PARTS}
+
+
 def test_what_gave_way_goes_on_where_it_was(tables: RocksdbStore, tmp_path: Path) -> None:
     family = tables._families[PAYLOADS]
     for first in range(0, 4000, 500):  # deletions that one piece finds all of would leave the others nothing
