@@ -38,3 +38,20 @@ def test_groups_are_found_by_pool_and_anew_when_workers_come_and_go() -> None:
     rig.tell(m.Tick())
     assert found(rig, again, "a") == []
     assert found(rig, again, "b") == [("y", 90)]
+
+
+def test_groups_that_are_gone_are_not_remembered() -> None:
+    """One waits for the large worker, while another, alone in its group, dies and comes again."""
+    rig = Rig({"batch": Share()})
+    rig.open("large", shape(100))
+    rig.open("small", shape(40))
+    rig.tell(m.DrainRequested("large"))
+    rig.announce("batch", 60)
+    (entry,) = rig.machine.channel("batch").lines[""].entries()
+    for _ in range(5):
+        rig.open("own", shape(20), aliases=("adapter",))
+        rig.tell(m.WorkerClosed(rig.worker("own").epoch))
+        rig.wait(10_000)
+        rig.tell(m.Tick())
+    assert entry.booked is not None
+    assert set(entry.booked.by_group) == {rig.worker("large").group}

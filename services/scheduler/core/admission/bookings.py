@@ -45,6 +45,7 @@ class Bookings:
         elif booked.fleet_changes != fleet_changes:
             booked.fleet_changes = fleet_changes
             booked.wanted = booked.by_pool = None
+            booked.by_group = {group: found for group, found in booked.by_group.items() if group.workers}
         return booked
 
     def _wanted(self, entry: Entry, known: dict[Group, tuple[int, int]]) -> list[Wanted]:
