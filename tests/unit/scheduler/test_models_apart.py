@@ -229,6 +229,25 @@ def test_a_head_that_leaves_has_back_what_it_paid_to_wait() -> None:
     assert left.entry.request_id not in [each.entry.request_id for each in deposits]
 
 
+def test_one_that_has_its_payment_back_for_an_older_one_pays_before_a_younger_in_another_pool() -> None:
+    """Two that name no model have paid, one in each pool, when one for `x` comes that goes before both."""
+    rig = Rig({"other": Share(), "capped": Share(1.0, 0.0, 0.9)})
+    for model in ("x", "y"):
+        rig.open(model, shape(100), model=model)
+        rig.announce("other", 60, model=model)
+        rig.announce("other", 90, model=model)
+    first, second = rig.announce("capped", 50, 50)
+    deposits = rig.machine._arbiter._deposits
+
+    def paid() -> set[tuple[str, bool]]:
+        return {(each.entry.request_id, each.account.pool.serves("x")) for each in deposits}
+
+    assert paid() == {(first, True), (second, False)}
+    (urgent,) = rig.announce("capped", 50, model="x", priority=-1)
+    rig.tell()
+    assert paid() == {(urgent, True), (first, False)}
+
+
 def test_the_room_beside_those_aside_is_shared_by_the_lines_that_take_it() -> None:
     """Only a worker that is drained could hold any of them: three lines of which a whole window waits, and a short."""
     rig = Rig({"batch": Share(), "chat": Share()})

@@ -105,6 +105,11 @@ class Channel:
             if not account.has_work:
                 account.leaves()
 
+    def stepped_back(self, line: Line) -> None:
+        """Note that one of the line has its payment back: without a model it may be the first in other pools."""
+        self.moved[line] = None
+        self.changed.add(line.model)
+
     def _forget_aside(self, line: Line, entry: Entry) -> None:
         self.beyond.discard(entry)
         below = self._below.get(line)

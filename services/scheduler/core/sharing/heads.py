@@ -247,6 +247,7 @@ class Heads:
             if not deposit.entry.stepped_back and not before.first.isdisjoint(self._deposits.groups(deposit)):
                 deposit.entry.stepped_back = True
                 account.refund(self._deposits.take(deposit.entry, account))
+                channel.stepped_back(deposit.line)
                 continue
             placement = self._places.find(channel, pool, deposit.entry, self._now_ns, before.kept)
             if placement is not None:
