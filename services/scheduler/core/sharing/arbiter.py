@@ -38,7 +38,7 @@ from typing import Final
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.fleet import Fleet, Group, Pool, Worker
+from services.scheduler.core.fleet import Fleet, Pool, Worker
 from services.scheduler.core.messages import Announced
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
@@ -82,7 +82,7 @@ class Arbiter:
         self._news: dict[Pool, None] = {}
         """Pools to be looked at: something ended there, or somebody came to the front of a line."""
         self._bids: dict[Pool, dict[Channel, Bid]] = {}
-        self._claims = Claims(self._holds, self._savings)
+        self._claims = Claims(self._holds, self._savings, self._deposits)
         self._guards_looked_ns = 0
         self._alone = False
         self._paused: set[Worker] = set()
@@ -368,7 +368,7 @@ class Arbiter:
             elif bid.takes_part:
                 wait.append(bid.account)
         lightest = min(bid.account.quantum_block_ns for bid in bids)
-        for groups, accounts in self._by_workers(wait):
+        for groups, accounts in self._claims.by_workers(wait):
             most_rounds = self._claims.most_rounds(accounts[0].pool, groups, lightest, self._ring)
             left = {account: account.rounds_until(most_rounds * account.quantum_block_ns) for account in accounts}
             in_hand = [account for account in accounts if account.has_in_hand]
@@ -391,26 +391,6 @@ class Arbiter:
             account.deficit_block_ns = min(account.deficit_block_ns, most_block_ns)
             for deposit in self._deposits.of_account(account):
                 deposit.since_block_ns = min(deposit.since_block_ns, most_block_ns - account.gained_block_ns)
-
-    def _by_workers(self, accounts: list[Account]) -> list[tuple[set[Group], list[Account]]]:
-        """Return the accounts apart that wait for other workers, with the groups of these."""
-        if not accounts:
-            return []
-        pool = accounts[0].pool
-        if len(pool.groups) == 1:
-            return [(set(pool.groups), accounts)]
-        apart: list[tuple[set[Group], list[Account]]] = []
-        for account in accounts:
-            groups = {saving.worker.group for saving in self._savings.of_account(account)}
-            for deposit in self._deposits.of_account(account):
-                groups.update(self._deposits.groups(deposit))
-            alike = [account]
-            for others in [others for others in apart if not others[0].isdisjoint(groups)]:
-                apart.remove(others)
-                groups |= others[0]
-                alike += others[1]
-            apart.append((groups, alike))
-        return apart
 
     def _bid(self, account: Account) -> Bid:
         """Return what the channel would do next in a pool, as found before if nothing has changed for it there."""

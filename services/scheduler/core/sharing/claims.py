@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from services.scheduler.core.fleet import Group, Pool
+from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.deposits import Deposits
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.savings import Savings
 
@@ -13,10 +15,11 @@ from services.scheduler.core.sharing.savings import Savings
 class Claims:
     """Counts blocks held and saved for, and usual hold times, as they were when first asked for in a pass."""
 
-    def __init__(self, holds: Holds, savings: Savings) -> None:
+    def __init__(self, holds: Holds, savings: Savings, deposits: Deposits) -> None:
         """Count what these say."""
         self._holds = holds
         self._savings = savings
+        self._deposits = deposits
         self._blocks: dict[Group, int] = {}
         self._longest: dict[Pool, int] = {}
 
@@ -31,6 +34,26 @@ class Claims:
         A round gives the lightest of those that take turns there `lightest_block_ns`. `ring` are all channels.
         """
         return self.longest_ns(pool, ring) * sum(map(self._claimed_blocks, groups)) // lightest_block_ns
+
+    def by_workers(self, accounts: list[Account]) -> list[tuple[set[Group], list[Account]]]:
+        """Return the accounts at a pool apart that wait for other workers, with the groups of these."""
+        if not accounts:
+            return []
+        pool = accounts[0].pool
+        if len(pool.groups) == 1:
+            return [(set(pool.groups), accounts)]
+        apart: list[tuple[set[Group], list[Account]]] = []
+        for account in accounts:
+            groups = {saving.worker.group for saving in self._savings.of_account(account)}
+            for deposit in self._deposits.of_account(account):
+                groups.update(self._deposits.groups(deposit))
+            alike = [account]
+            for others in [others for others in apart if not others[0].isdisjoint(groups)]:
+                apart.remove(others)
+                groups |= others[0]
+                alike += others[1]
+            apart.append((groups, alike))
+        return apart
 
     def longest_ns(self, pool: Pool, ring: Sequence[Channel]) -> int:
         """Return the longest usual hold time of those who hold or want blocks there."""
