@@ -262,6 +262,8 @@ class Machine:
             self._end_epoch(before, now_ns)
         worker = self.fleet.open(opened)
         self._hopeless.opened()
+        still = before is not None and before.draining and before.instance_id == opened.instance_id
+        worker.draining = self._drains.is_to_drain(worker) or still
         self.policy.opened(worker)
         self._arbiter.opened(worker)
         standing = of_earlier(opened.inventory)
@@ -269,8 +271,7 @@ class Machine:
         for holding in opened.inventory:
             if holding.request_id not in standing:
                 self._adopt(holding.request_id, worker)
-        still = before is not None and before.draining and before.instance_id == opened.instance_id
-        if self._drains.is_to_drain(worker) or still:
+        if worker.draining:
             self._drain(worker)
         self._fleet_changed = True
         self._effects += self._windows.news()

@@ -11,6 +11,7 @@ import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.sharing import aside
+from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.savings import Savings
 from services.scheduler.core.sharing.share import Share
@@ -120,6 +121,61 @@ def test_a_worker_brings_back_whom_it_could_hold_and_no_others() -> None:
     assert rig.granted[-1] == second
     rig.tell(m.DrainRequested("largest", True))
     assert (rig.granted[-1], line.aside) == (larger, 0)
+
+
+def opens_again_while_it_drains(rig: Rig) -> None:
+    rig.finish(rig.grants[0])
+    rig.tell(m.WorkerClosed(rig.worker("large").epoch))
+    rig.open("large", shape(100))
+
+
+def has_its_pause_end_while_it_drains(rig: Rig) -> None:
+    rig.release(rig.grants[0], m.ReleaseCause.UNCLAIMED)
+    rig.wait(600)
+    rig.tell(m.Tick())
+
+
+def has_its_pause_end_while_it_is_away(rig: Rig) -> None:
+    rig.release(rig.grants[0], m.ReleaseCause.UNCLAIMED)
+    rig.tell(m.WorkerClosed(rig.worker("large").epoch))
+    rig.wait(600)
+    rig.tell(m.Tick())
+    rig.open("large", shape(100))
+
+
+@pytest.mark.parametrize(
+    "happens", [opens_again_while_it_drains, has_its_pause_end_while_it_drains, has_its_pause_end_while_it_is_away]
+)
+def test_a_worker_that_drains_brings_back_nobody_before_it_is_to_drain_no_more(
+    happens: Callable[[Rig], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig({"batch": Share()})
+    rig.open("large", shape(100))
+    rig.open("small", shape(40))
+    rig.announce("batch", 60)
+    rig.tell(m.DrainRequested("large"))
+    rig.announce("batch", *[60] * MANY)
+    (passes,) = rig.announce("batch", 30)
+    assert rig.granted == ["batch-1", passes]
+    brought_back = count_calls(monkeypatch, Line, "bring_back")
+    happens(rig)
+    assert (brought_back(), len(rig.grants)) == (0, 2)
+    rig.tell(m.DrainRequested("large", True))
+    assert brought_back() >= MANY
+    assert (rig.grants[-1].worker_id, len(rig.grants)) == ("large", 3)
+
+
+def test_a_model_that_only_a_worker_which_drains_serves_is_served_when_it_drains_no_more() -> None:
+    rig = Rig({"batch": Share()})
+    rig.open("apart", shape(100), model="x")
+    rig.tell(m.DrainRequested("apart"), m.WorkerClosed(rig.worker("apart").epoch))
+    rig.wait(4_000)
+    rig.tell(m.Tick())
+    (waits,) = rig.announce("batch", 10, model="x")
+    rig.open("apart", shape(100), model="x")
+    assert rig.granted == []
+    rig.tell(m.DrainRequested("apart", True))
+    assert rig.granted == [waits]
 
 
 def test_who_leaves_while_aside_is_forgotten() -> None:

@@ -149,6 +149,8 @@ class Arbiter:
 
     def came_back(self, worker: Worker) -> None:
         """Note that the worker takes grants again, or for the first time."""
+        if not worker.takes_grants(self._now_ns):
+            return  # as when it drains and its stream opens again: it brings nobody back before it takes grants
         # Of several whose pause ends in one pass each is still away for those before it.
         grows = self._aside.grows_with(worker, self._paused)
         for channel in self._ring:
