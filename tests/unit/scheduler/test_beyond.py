@@ -285,17 +285,53 @@ def test_a_worker_alone_in_its_group_that_opens_its_stream_again_costs_no_look(
     assert looks() == 20, "it is larger"
 
 
-@pytest.mark.parametrize("tier", [0, 1])
+@pytest.mark.parametrize(("tier", "at_once", "in_the_end"), [(0, ["batch"], ["batch"]), (1, [], ["chat"])])
 def test_nobody_is_granted_what_is_behind_those_that_a_pass_could_not_set_aside(
-    tier: int, monkeypatch: pytest.MonkeyPatch
+    tier: int, at_once: list[str], in_the_end: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The small worker has room for one. A higher tier may not have what the line left for the next pass may."""
     monkeypatch.setattr(aside, "MOST_LOOKS", 2)
     rig = rig_without_the_large_one({"chat": Share(), "batch": Share(tier=tier)})
     sizes = [("chat", 60)] * 5 + [("chat", 30), ("batch", 30)]
     rig.tell(*(announced(f"r{number}", *each, number) for number, each in enumerate(sizes)))
-    assert rig.grants == []
+    assert channels_of(rig) == at_once
     assert pass_until_finished(rig) == 2
-    assert channels_of(rig) == ["chat"]
+    assert channels_of(rig) == in_the_end
+
+
+@pytest.mark.parametrize(
+    ("channel", "tier", "model"), [("batch", 0, "m"), ("batch", 1, "other"), ("chat", 0, "other"), ("chat", 0, "own")]
+)
+def test_those_that_a_pass_could_not_set_aside_hold_up_no_other_pool_line_or_channel(
+    channel: str, tier: int, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker of `own` is in the pool of those set aside, that of `other` in another."""
+    monkeypatch.setattr(aside, "MOST_LOOKS", 2)
+    rig = Rig({"chat": Share(), "batch": Share(tier=tier)})
+    for worker_id, blocks, models in (("large", 180, ["m"]), ("small", 40, ["m", "own"]), ("apart", 40, ["other"])):
+        rig.open(worker_id, shape(blocks), model=models[0], aliases=tuple(models[1:]))
+    large = [announced(f"l{number}", "chat", 60, number, model="m") for number in range(9)]
+    last = announced("last", "chat", 10, 10, model="m")
+    rig.tell(m.DrainRequested("large"), *large, last, announced("other", channel, 30, 11, model=model))
+    assert rig.granted == ["other"]
+    assert pass_until_finished(rig) == 4
+    assert rig.granted == ["other", "last"]
+
+
+def test_a_line_left_for_the_next_pass_goes_on_though_another_of_it_was_granted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one behind goes first in the engine, by its channel's guarantee."""
+    monkeypatch.setattr(aside, "MOST_LOOKS", 2)
+    rig = Rig({"chat": Share(1, 0.5), "batch": Share()}, "predictive")
+    for worker_id, blocks in (("large", 180), ("small", 40)):
+        rig.open(worker_id, shape(blocks), guaranteed_first=True)
+    sizes = [60] * 5 + [10] + [60] * 5
+    requests = [announced(f"r{number}", "chat", blocks, number) for number, blocks in enumerate(sizes)]
+    rig.tell(m.DrainRequested("large"), *requests)
+    assert rig.granted == ["r5"]
+    pass_until_finished(rig)
+    assert rig.machine.channel("chat").lines[""].aside == 10
 
 
 def within_reach(rig: Rig) -> list[str]:

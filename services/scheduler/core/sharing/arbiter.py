@@ -220,6 +220,13 @@ class Arbiter:
                 self._bids.get(other, {}).pop(channel, None)
                 self._news[other] = None
 
+    def _look_on(self) -> None:
+        """Look again at lines left for this pass, wherever they may run; what other channels would do there stands."""
+        for line, channel in self._aside.left.items():
+            for pool in self._fleet.pools_serving(line.model):
+                self._bids.get(pool, {}).pop(channel, None)
+                self._news[pool] = None
+
     # ---- a pass ----
 
     def begin(self, now_ns: int) -> None:
@@ -230,6 +237,8 @@ class Arbiter:
         if self._lessons != self._policy.lessons:
             self._lessons = self._policy.lessons
             self._bring_all_back()
+        if self._aside.unfinished:
+            self._look_on()
         self._aside.begin(now_ns, self._ring)
         self._deposits.return_in_vain(self._ring, self._heads.first_of, self._heads.could_hold)
         self._end_savings()
@@ -274,14 +283,16 @@ class Arbiter:
             self._alone = sum(channel.asks(pool) for channel in self._ring) == 1
             for ring in self._tiers.rings if pool.present else ():
                 placement = self._next_of(ring, pool)
-                if placement is not None or self._aside.unfinished:
+                if placement is not None:
                     return placement
+                if self._aside.unfinished and self._aside.ends_with(ring[0].share.tier, pool):
+                    break
             del self._news[pool]
         return None
 
     @property
     def unfinished(self) -> bool:
-        """Whether the pass has ended early, so that another is to follow at once."""
+        """Whether lines wait for another pass, which is to follow at once."""
         return self._aside.unfinished
 
     def placed(self, placement: Placement) -> None:
@@ -341,8 +352,6 @@ class Arbiter:
         """Return the next grant of a tier in a pool."""
         while True:
             bids = [self._bid(channel.account(pool)) for channel in ring if channel.asks(pool)]
-            if self._aside.unfinished:
-                return None
             first = soonest([bid for bid in bids if bid.wants and bid.affordable])
             if first is not None:
                 if first.saving is None:

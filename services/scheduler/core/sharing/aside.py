@@ -11,7 +11,8 @@ from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.backlog import Entry
-from services.scheduler.core.fleet import Fleet, Group, GroupKey, Groups, Worker
+from services.scheduler.core.fleet import Fleet, Group, GroupKey, Groups, Pool, Worker
+from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.line import Line
@@ -31,8 +32,8 @@ AGAIN_NS: Final = 1_000_000_000
 """How often whoever is aside for lower tiers is looked at, whatever those leave: less may be expected of it by now."""
 
 MOST_LOOKS: Final = 2_048
-"""Requests that are set aside as out of reach in one pass: some twenty milliseconds. Where there are more the pass ends
-there, before anybody is granted what those behind them may have, and goes on in another that is to follow at once."""
+"""Requests that are set aside as out of reach in one pass: some twenty milliseconds. Where there are more their line
+waits for another pass, which is to follow at once; other lines have their turn meanwhile."""
 
 
 class Aside:
@@ -49,7 +50,11 @@ class Aside:
         self._now_ns = 0
         self._looks_left = 0
         self.unfinished = False
-        """Whether more are to be set aside than the pass could: nobody is to be granted anything before they are."""
+        """Whether more are to be set aside than the pass could."""
+        self.left: dict[Line, Channel] = {}
+        """The lines of which they are, with their channels: whoever is behind those waits until they are."""
+        self._least_tiers: dict[Pool, int] = {}
+        """The lowest tier of such lines in each pool: those above it wait as well."""
         self._largest: Groups | None = None
         """The groups of which it is known what those out of reach need there, None if that holds nowhere."""
         self._fleet_changes = 0
@@ -61,7 +66,10 @@ class Aside:
         self._now_ns = now_ns
         self._reach.begin(now_ns)
         self._looks_left = MOST_LOOKS
-        self.unfinished = False
+        if self.unfinished:
+            self.unfinished = False
+            self.left.clear()
+            self._least_tiers.clear()
         self._gone.clear()
         models = self._models_in_doubt()
         if models is None or models:
@@ -117,12 +125,18 @@ class Aside:
         """Note that the policy has learned something: what those out of reach need is to be found anew."""
         self._largest = None
 
-    def takes(self, channel: Channel, line: Line, head: Entry, could_save: bool) -> bool:
+    def ends_with(self, tier: int, pool: Pool) -> bool:
+        """Return whether those above the tier wait: who is behind what is left of it may have what they would take."""
+        least_tier = self._least_tiers.get(pool)
+        return least_tier is not None and least_tier <= tier
+
+    def takes(self, account: Account, line: Line, head: Entry, could_save: bool) -> bool:
         """Return whether the head is not to be considered now; `could_save` if some worker could hold it.
 
         It is set aside, unless many of its line are, and so are those behind it that are out of reach as well.
         """
-        if not could_save and self._takes_out_of_reach(channel, line):
+        channel = account.channel
+        if not could_save and self._takes_out_of_reach(account, line):
             return True
         if not self._tiers.has_lower(channel):
             return False
@@ -134,11 +148,12 @@ class Aside:
             channel.set_head_aside(line, None)
         return True
 
-    def _takes_out_of_reach(self, channel: Channel, line: Line) -> bool:
+    def _takes_out_of_reach(self, account: Account, line: Line) -> bool:
         """Set heads of the line aside for as long as they are out of reach; return whether any was.
 
         Where a pass has had its looks it is `unfinished`: the head stays, and the line is looked at in the next.
         """
+        channel = account.channel
         found = False
         while (head := line.head()) is not None:
             needed_blocks = self._needed_blocks(head)
@@ -146,12 +161,18 @@ class Aside:
                 break
             found = True
             if not self._looks_left:
-                self.unfinished = True
-                channel.changed.add(line.model)
+                self._leave(account, line)
                 break
             self._looks_left -= 1
             channel.set_head_aside(line, needed_blocks)
         return found
+
+    def _leave(self, account: Account, line: Line) -> None:
+        """Leave the rest of the line to the next pass."""
+        self.unfinished = True
+        self.left[line] = account.channel
+        pool, tier = account.pool, account.channel.share.tier
+        self._least_tiers[pool] = min(self._least_tiers.get(pool, tier), tier)
 
     def saves_in_vain(self, saving: Saving) -> bool:
         """Return whether a head that lower tiers leave no room keeps others from what they do leave."""

@@ -123,7 +123,7 @@ class Heads:
             could_save = saving is not None or self._places.could_save(channel, pool, head, self._now_ns, self._kept)
         if saving is None:
             front = line.head()
-            kept_out = front is head and self._aside.takes(channel, line, head, could_save=could_save)
+            kept_out = front is head and self._aside.takes(account, line, head, could_save=could_save)
             if line.head() is not front:
                 return None
             if kept_out:
