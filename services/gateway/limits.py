@@ -53,7 +53,10 @@ LINGER_S = 10.0
 meanwhile is dropped. Closing at once would reset the connection under the answer."""
 
 WRITE_TIMEOUT_S = 60.0
-"""A client that takes nothing for this long has gone, whatever TCP says."""
+"""A client that takes next to nothing for this long has gone, whatever TCP says."""
+
+LEAST_TAKEN_BYTES = 64 * 1024
+"""Of an answer, in that time, by who is behind with it: 1.1 kB/s, below which the largest answers take hours."""
 
 KEEP_ALIVE_S = 15.0
 """A stream that has nothing to say for this long sends a comment: below the idle limits of common proxies (60 s), and

@@ -13,6 +13,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.gateway.limits import AHEAD_S, LINGER_S, MAX_AHEAD_BYTES, MAX_HEAD_BYTES, WRITE_TIMEOUT_S
+from services.gateway.taking import Taking
 from services.gateway.unparsed import Unparsed
 
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -71,8 +72,9 @@ class BoundedProtocol(HttpToolsProtocol):
     answered and hears of a hang-up. To notice one the connection is read on, up to a bound. Reading pauses beyond it,
     and the connection ends if the answer takes long: nobody would see its client go.
 
-    So does a client that takes nothing of its answer: whoever writes it finds the client gone. Timed here, where it is
-    known that the client is behind, it costs the chunks of a stream nothing.
+    So does a client that takes next to nothing of its answer: whoever writes it finds the client gone. Timed here,
+    where it is known that the client is behind, it costs the chunks of a stream nothing. What is unsent when the
+    connection is closed is timed as well: the transport would wait for it.
 
     While a body is still coming nobody closes it: with bytes unread it would be reset, and the answer be lost.
     """
@@ -86,7 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.parser: Parser = Parser(self)
         self._timer: asyncio.TimerHandle | None = None
-        self._unread: asyncio.TimerHandle | None = None
+        self._taking: Taking
         self._unparsed = Unparsed()
         self._again: asyncio.Handle | None = None
         self._head_bytes = 0
@@ -100,12 +102,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Expect a head."""
         super().connection_made(transport)
+        self._taking = Taking(self.loop, transport, self.write_timeout_s)
         self._close_in(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timers, and what of a body has not been read: nobody will, and what is left here is a cycle."""
         self._disarm()
-        self._taken()
+        self._taking.stop()
         self._unparsed = Unparsed()
         super().connection_lost(exc)
         if self.cycle is not None:
@@ -182,13 +185,22 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Expect the client to take what was written: more than the transport's high-water mark is unsent."""
         super().pause_writing()
-        # Not closed: that would wait for the unsent bytes.
-        self._unread = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+        self._taking.watch()
 
     def resume_writing(self) -> None:
-        """It has taken some."""
-        self._taken()
+        """It has taken all but a little, which it is still to take if the connection is closing."""
+        if not self.transport.is_closing():
+            self._taking.stop()
         super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing came for long."""
+        self._close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request."""
+        super().send_400_response(msg)
+        self._expect_rest()
 
     def _go_on(self) -> None:
         """Parse what is held. Read no more as long as that leaves too much."""
@@ -228,7 +240,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._left_bytes -= len(piece)
         if not self._in_body and self._head_bytes > MAX_HEAD_BYTES:
             self.transport.write(TOO_LARGE)
-            self.transport.close()
+            self._close()
             return False
         super().data_received(piece)  # type: ignore[arg-type]  # all it does with it is to feed the parser
         if self._in_body and self._head_bytes > MAX_HEAD_BYTES:
@@ -243,19 +255,20 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._close()
 
-    def _taken(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
     def _close_in(self, delay_s: float) -> None:
         self._disarm()
         self._timer = self.loop.call_later(delay_s, self._close)
 
     def _close(self) -> None:
-        self._timer = None
+        self._disarm()
         if not self.transport.is_closing():
             self.transport.close()
+            self._expect_rest()
+
+    def _expect_rest(self) -> None:
+        """Expect the client to take what was unsent when the connection was closed."""
+        if self.transport.get_write_buffer_size():
+            self._taking.watch()
 
     def _disarm(self) -> None:
         if self._timer is not None:

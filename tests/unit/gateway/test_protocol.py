@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from services.gateway.limits import AHEAD_S, MAX_AHEAD_BYTES, MAX_HEAD_BYTES, WRITE_TIMEOUT_S
+from services.gateway.limits import AHEAD_S, MAX_AHEAD_BYTES, MAX_HEAD_BYTES
 from services.gateway.protocol import TOO_LARGE, BoundedProtocol
 from services.gateway.server import Server
 
@@ -331,6 +331,7 @@ class Clockwork:
         self.aborted = False
         self.reading = True
         self.closed = False
+        self.unsent_bytes = 0
         self.written = bytearray()
 
     def create_task(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -361,6 +362,9 @@ class Clockwork:
     def abort(self) -> None:
         self.aborted = True
 
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
+
     def get_extra_info(self, _name: str) -> None:
         return None
 
@@ -374,39 +378,8 @@ def connection(app: ASGIApp) -> tuple[Clockwork, Any]:
     return clockwork, protocol
 
 
-def fallen_behind() -> tuple[Clockwork, Any]:
-    """Return a connection whose client has just fallen behind."""
-    clockwork, protocol = connection(Sender())
-    protocol.pause_writing()
-    return clockwork, protocol
-
-
-def test_a_client_that_is_behind_has_a_minute_to_take_some() -> None:
-    clockwork, _ = fallen_behind()
-    timer = clockwork.timers[-1]
-    assert (timer.delay_s, timer.cancelled) == (WRITE_TIMEOUT_S, False)
-    timer.rings()
-    assert clockwork.aborted
-
-
-def test_a_client_that_takes_some_may_fall_behind_anew() -> None:
-    clockwork, protocol = fallen_behind()
-    first = clockwork.timers[-1]
-    protocol.resume_writing()
-    assert first.cancelled
-    protocol.pause_writing()
-    assert clockwork.timers[-1] is not first
-    assert not clockwork.timers[-1].cancelled
-
-
-def test_a_connection_that_is_lost_leaves_no_timer() -> None:
-    clockwork, protocol = fallen_behind()
-    protocol.connection_lost(ConnectionResetError())
-    assert all(timer.cancelled for timer in clockwork.timers)
-
-
 def test_what_nobody_has_read_goes_with_the_connection() -> None:
-    _, protocol = fallen_behind()
+    _, protocol = connection(Sender())
     protocol.cycle = SimpleNamespace(body=bytearray(b"x"), response_complete=False, message_event=asyncio.Event())
     protocol.connection_lost(ConnectionResetError())
     assert protocol.cycle.disconnected
