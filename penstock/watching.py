@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import grpc
 
@@ -102,14 +102,17 @@ class WatchSession:
         """Yield what one stream has that is new, what came together together."""
         call = self._stub.Watch(self._request())
         joined = self._joined
+        # Closed, as it and the call hold each other, and of a stream that is left before its end the last answer too.
+        answers = aclosing(cast("AsyncGenerator[pb.WatchResponse, None]", aiter(call)))
         try:
-            async for response in call:
-                patience.succeeded()  # also by an answer without events: the queue listens
-                if joined is not None:
-                    await joined()
-                    joined = None
-                if events := [event for event in response.events if self._is_new(event)]:
-                    yield events
+            async with answers as responses:
+                async for response in responses:
+                    patience.succeeded()  # also by an answer without events: the queue listens
+                    if joined is not None:
+                        await joined()
+                        joined = None
+                    if events := [event for event in response.events if self._is_new(event)]:
+                        yield events
         finally:
             call.cancel()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.client import Client
+from penstock.queue.v1.queue_pb2 import WatchResponse
 from services.gateway.batch import looks
 from services.gateway.batch.looks import AT_ONCE, FIRST_PAUSE_S, GAP_S, PAUSE_S, Looks, page_of
 from services.gateway.batch.output import Output
@@ -79,6 +81,24 @@ async def test_a_page_ends_where_it_is_full_and_the_next_begins_there(
     first = await page_of(rig.client, done.batch_id, 0)
     assert (first.results, first.last) == (whole.results[:1], False)
     assert (await page_of(rig.client, done.batch_id, first.results[0].cursor)).results == whole.results[1:2]
+
+
+async def test_a_page_that_ends_before_its_stream_leaves_nothing_of_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody sweeps for long what holds itself, and a frame of a large result takes 12 MiB."""
+    done = await ended(rig)
+    monkeypatch.setattr(looks, "PAGE_BYTES", 1)
+    gc.collect()
+    await asyncio.sleep(0)
+    gc.disable()
+    try:
+        before = sum(isinstance(one, WatchResponse) for one in gc.get_objects())
+        for _ in range(3):
+            await page_of(rig.client, done.batch_id, 0)
+        assert sum(isinstance(one, WatchResponse) for one in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 async def test_what_is_counted_in_pages_is_counted_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
