@@ -59,7 +59,8 @@ async def gathered(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
         async for part in parts:
             held += part
             if len(held) >= PIECE_BYTES:
-                yield bytes(held)
-                held.clear()
+                piece = bytes(held)
+                held.clear()  # before it is waited for that the client takes it
+                yield piece
     if held:
         yield bytes(held)

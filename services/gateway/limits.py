@@ -19,8 +19,15 @@ PART_TIMEOUT_S = 30.0
 PART_SLACK_S = 3.0
 """Of an upload that others wait for: the longest pause, as TCP makes when it repeats what was lost."""
 
-MAX_PAGES = 64
-"""Of files that are being sent, in memory at once: content or results of a MiB each, or 16 results."""
+MAX_PAGES_BYTES = 256 * 1024 * 1024
+"""Of files that are being sent, in memory at once, as whole MiB for each. Of results it is what telling them takes."""
+
+TELLING = 4
+"""What results take in memory for each byte they have encoded: as they are read, and one of them as a line. Of text it
+is half of that, and of log probabilities, which are written with many digits and names, more."""
+
+MAX_READING = 4
+"""Pages that are read at once: only then is it known what they take, of a result up to 12 MiB."""
 
 PAGE_SLACK_S = 1.0
 """In which a client is to take 64 KiB of a page that others wait for; else it is let go, and read again."""

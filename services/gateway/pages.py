@@ -1,42 +1,81 @@
-"""What is in memory of files that are being sent: as many pages as there is room for, whatever their clients take.
+"""What is in memory of files that are being sent: as many bytes as there is room for, whatever their clients take.
 
 A page can be read again. So one that its client does not take is let go when others wait for room, and read on from
-where it stood once the client takes more.
+where it stood once the client takes more: be that in the midst of a line, which is made again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Generic, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
-from services.gateway.limits import MAX_PAGES, PAGE_SLACK_S
+from penstock.errors import ServiceError
+from penstock.limits import PART_BYTES
+from services.gateway.limits import MAX_PAGES_BYTES, MAX_READING, PAGE_SLACK_S
+from services.gateway.pace import give_way
 from services.gateway.room import Place, Room
 from services.gateway.shelf import Shelf
 
 PIECE_BYTES = 64 * 1024
 """Of a file, told at once."""
 
+PLACE_BYTES = 1024 * 1024
+"""Of a page: what one place stands for."""
+
 T = TypeVar("T")
+
+
+class LostError(ServiceError):
+    """What was half told cannot be told to its end: it was deleted, or has ended anew."""
+
+
+class Sheet(NamedTuple, Generic[T]):
+    """What is read for one page."""
+
+    items: list[tuple[int, T]]
+    """Each with where what is behind it is read from."""
+    behind: int
+    """Where what is behind all of it is read from."""
+    size_bytes: int
+    """In memory, while it is told."""
+    last: bool
+    """Whether there is nothing behind it."""
 
 
 class Pages(Room):
     """The pages of all downloads of a gateway."""
 
-    def __init__(self, most: int = MAX_PAGES, slack_s: float = PAGE_SLACK_S) -> None:
-        """Have `most` of them in memory. A client has `slack_s` to take a piece of one that others wait for."""
+    def __init__(self, most: int = MAX_PAGES_BYTES // PLACE_BYTES, slack_s: float = PAGE_SLACK_S) -> None:
+        """Have places for `most` MiB of them. A client has `slack_s` to take a piece of one that others wait for."""
         super().__init__(most, 0.0, slack_s)
+        self.reading = asyncio.Semaphore(MAX_READING)
 
 
 class Page(Place, Generic[T]):
-    """What was read for a download, and has not been told yet; to have as a context, and to take inside."""
+    """What a download tells, of which a page at a time is held; to have as a context."""
 
-    def __init__(self, pages: Pages, tenant: str) -> None:
-        """Hold nothing of a tenant's yet."""
+    def __init__(
+        self, pages: Pages, tenant: str, read: Callable[[int], Awaitable[Sheet[T]]], expected_bytes: int
+    ) -> None:
+        """Hold nothing of a tenant's yet. `read` begins at 0, and finds `expected_bytes` in most cases."""
         super().__init__(pages, tenant)
-        self._rest: list[T] = []
+        self._pages = pages
+        self._read = read
+        self._least = self._expected = _places(expected_bytes)
+        self._rest: list[tuple[int, T]] = []
         """The next one last."""
+        self._one: T | None = None
+        self._line = b""
+        """The present one's."""
+        self._mark = b""
+        """By which a line that was let go is known again."""
+        self._at = self._next = self._behind = 0
+        """Where the present one is read from, the next one, and what is behind the page."""
+        self._last = False
 
     def __enter__(self) -> Self:
         """Have it."""
@@ -44,45 +83,107 @@ class Page(Place, Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         """Let go what there is."""
-        self.end()
+        self._drop()
 
     @property
-    def is_had(self) -> bool:
-        """Whether it was not let go."""
-        return self._is_had
+    def one(self) -> T:
+        """The present one, until pieces of it are told."""
+        assert self._one is not None, "it is there when it is one's turn"
+        return self._one
 
-    def fill(self, some: list[T]) -> None:
-        """Hold these."""
-        self._rest = some[::-1]
+    async def turn(self) -> bool:
+        """Come to the next one; return whether there is one."""
+        while not self._rest:
+            self.give()
+            if self._last:
+                return False
+            await self._fill()
+        self._pop()
+        return True
 
-    def told(self) -> Iterator[T]:
-        """Have one after the other, until there is none more or the rest was let go."""
+    async def pieces(self, make: Callable[[T], bytes]) -> AsyncGenerator[bytes, None]:
+        """Yield what `make` makes of the present one, piece by piece.
+
+        Raises LostError if it was let go meanwhile and is another when it is read again.
+        """
+        await self._write(make)
+        told_bytes, size_bytes = 0, len(self._line)
         now_s = asyncio.get_running_loop().time
-        while self._rest:
-            one = self._rest.pop()
+        while told_bytes < size_bytes:
+            if not self._had:
+                await self._write_again(make)
+            piece = self._line[told_bytes : told_bytes + PIECE_BYTES]
+            told_bytes += len(piece)
             self.due_s = now_s() + self._left_s
             with self._room.listening(self):
-                yield one
+                yield piece
+        self._line = b""
 
     def end(self) -> None:
-        """Let go what there is."""
-        self._rest = []
+        """Let go what there is, but for the mark of a line that is being told."""
+        self._mark = _mark(self._line)
+        self._drop()
+
+    def _drop(self) -> None:
+        self._rest, self._one, self._line, self._last = [], None, b"", False
         self.give()
+
+    async def _write(self, make: Callable[[T], bytes]) -> None:
+        since_s = time.monotonic()
+        self._line = make(self.one)
+        await give_way(len(self._line), since_s)
+
+    async def _write_again(self, make: Callable[[T], bytes]) -> None:
+        self._next = self._at
+        if await self.turn():
+            await self._write(make)
+        if _mark(self._line) != self._mark:
+            raise LostError("what was being sent has been deleted or has ended anew: ask for the file again")
+
+    async def _fill(self) -> None:
+        """Read a page; if it takes more than was expected, again when there is room for it."""
+        while True:
+            await self.take(self._expected)
+            async with self._pages.reading:
+                sheet = await self._read(self._next)
+            places = min(_places(sheet.size_bytes), self._room.most)
+            if places <= self._had:
+                break
+            del sheet
+            self.give()
+            self._expected = places
+        self.keep(places)
+        self._expected = max(self._least, places)
+        self._rest, self._behind, self._last = sheet.items[::-1], sheet.behind, sheet.last
+        if not self._rest:
+            self._next = self._behind
+
+    def _pop(self) -> None:
+        self._at = self._next
+        behind, self._one = self._rest.pop()
+        self._next = behind if self._rest else self._behind
+
+
+def _places(size_bytes: int) -> int:
+    return max(1, -(-size_bytes // PLACE_BYTES))
+
+
+def _mark(line: bytes) -> bytes:
+    return hashlib.blake2b(line, digest_size=16).digest()
 
 
 async def content_of(shelf: Shelf, pages: Pages, tenant: str, file_id: str) -> AsyncGenerator[bytes, None]:
     """Yield the content of a tenant's file, piece by piece."""
-    offset = 0
-    with Page[bytes](pages, tenant) as page:
-        while True:
-            await page.take()
-            async with aclosing(shelf.content(file_id, offset)) as parts:
-                part = await anext(parts, b"")
-            if not part:
-                return
-            page.fill([part[at : at + PIECE_BYTES] for at in range(0, len(part), PIECE_BYTES)])
-            del part
-            for piece in page.told():
-                offset += len(piece)
-                yield piece
-            page.give()
+
+    async def read(offset: int) -> Sheet[bytes]:
+        async with aclosing(shelf.content(file_id, offset)) as parts:
+            part = await anext(parts, b"")
+        pieces = [part[at : at + PIECE_BYTES] for at in range(0, len(part), PIECE_BYTES)]
+        items = [(offset + at * PIECE_BYTES + len(piece), piece) for at, piece in enumerate(pieces)]
+        return Sheet(items, offset + len(part), len(part), last=not part)
+
+    with Page(pages, tenant, read, PART_BYTES) as page:
+        while await page.turn():
+            async with aclosing(page.pieces(bytes)) as pieces:
+                async for piece in pieces:
+                    yield piece

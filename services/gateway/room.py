@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import NamedTuple
 
 from penstock.limits import PART_BYTES
 from services.gateway.limits import MAX_FILLING, PART_SLACK_S, PART_TIMEOUT_S
@@ -26,6 +27,13 @@ class WantedError(Exception):
     """Others wait for a place, and too little comes for the part that it is for."""
 
 
+class Want(NamedTuple):
+    """Of one who waits."""
+
+    future: asyncio.Future[None]
+    places: int
+
+
 class Room:
     """The places of all uploads of a gateway."""
 
@@ -36,12 +44,13 @@ class Room:
 
         Where others wait for it, a part is to come as fast as one in `part_timeout_s`, but for pauses of `slack_s`.
         """
+        self.most = places
         self._free = places
         self._byte_s = part_timeout_s / PART_BYTES
         self._slack_s = slack_s
         self._had: Counter[str] = Counter()
         """Places by tenant."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, deque[Want]] = {}
         """By tenant, the next one first."""
         self._listening: set[Place] = set()
         self._ending: set[Place] = set()
@@ -61,25 +70,25 @@ class Room:
         had = self._had[tenant]
         return tenant in self._waiting or any(self._had[one] < had for one in self._waiting)
 
-    async def take(self, tenant: str) -> None:
-        """Wait for a place of this tenant's, and have it."""
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(future)
+    async def take(self, tenant: str, places: int = 1) -> None:
+        """Wait for so many places of this tenant's, no more than there are, and have them."""
+        want = Want(asyncio.get_running_loop().create_future(), places)
+        self._waiting.setdefault(tenant, deque()).append(want)
         self._hand_out()
         self._watch()
         try:
-            await future
+            await want.future
         except asyncio.CancelledError:
-            if future.cancelled():
-                self._leave(tenant, future)
+            if want.future.cancelled():
+                self._leave(tenant, want)
             else:
-                self.give(tenant)  # it was had in the same moment
+                self.give(tenant, places)  # they were had in the same moment
             raise
 
-    def give(self, tenant: str) -> None:
-        """Leave a place of this tenant's to the next."""
-        self._free += 1
-        self._had[tenant] -= 1
+    def give(self, tenant: str, places: int = 1) -> None:
+        """Leave so many places of this tenant's to the next."""
+        self._free += places
+        self._had[tenant] -= places
         if not self._had[tenant]:
             del self._had[tenant]
         self._hand_out()
@@ -87,24 +96,30 @@ class Room:
     def _hand_out(self) -> None:
         """Let those who may have a place have it; tenants have turns."""
         while (tenant := next(filter(self._may_have, self._waiting), None)) is not None:
+            places = self._waiting[tenant][0].places
+            if places > self._free:
+                return  # it is the next, whoever wants less: else they would pass it for ever
             line = self._waiting.pop(tenant)
-            future = line.popleft()
+            future = line.popleft().future
             if line:
                 self._waiting[tenant] = line  # behind all others
             if not future.done():  # else who waited was stopped, and has not left yet
-                self._free -= 1
-                self._had[tenant] += 1
+                self._free -= places
+                self._had[tenant] += places
                 future.set_result(None)
 
     def _may_have(self, tenant: str) -> bool:
-        return self._had[tenant] < SHARE * self._free
+        """Whether a tenant may have what the first of its line wants, once that is free."""
+        places = self._waiting[tenant][0].places
+        return self._had[tenant] + places <= SHARE * max(self._free, places)
 
-    def _leave(self, tenant: str, future: asyncio.Future[None]) -> None:
+    def _leave(self, tenant: str, want: Want) -> None:
         line = self._waiting.get(tenant, deque())
-        if future in line:
-            line.remove(future)
+        if want in line:
+            line.remove(want)
             if not line:
                 del self._waiting[tenant]
+            self._hand_out()  # to those that this one let not pass
 
     # ---- those that are too slow ----
 
@@ -162,7 +177,8 @@ class Place:
     def __init__(self, room: Room, tenant: str) -> None:
         """Have none of the places of `room` yet."""
         self._room = room
-        self._is_had = False
+        self._had = 0
+        """Places of the room."""
         self._left_s = 0.0
         """Of listening, until more is to have come."""
         self.tenant = tenant
@@ -173,21 +189,27 @@ class Place:
     @property
     def is_wanted(self) -> bool:
         """Whether it is had, and others wait for it."""
-        return self._is_had and self._room.is_wanted(self.tenant)
+        return self._had > 0 and self._room.is_wanted(self.tenant)
 
-    async def take(self) -> None:
-        """Wait for it in the tenant's line, unless it is had."""
-        if not self._is_had:
-            await self._room.take(self.tenant)
-            self._is_had = True
+    async def take(self, places: int = 1) -> None:
+        """Wait for it in the tenant's line, unless it is had; it may be several, up to all there are."""
+        if not self._had:
+            places = min(places, self._room.most)
+            await self._room.take(self.tenant, places)
+            self._had = places
             self._left_s = self._room.left_s(float("inf"), 0)
 
     def give(self) -> None:
         """Leave it to the next, if it is had."""
-        if self._is_had:
-            self._is_had = False
-            self._room.give(self.tenant)
+        if self._had:
+            self.keep(0)
             self._room.ended(self)
+
+    def keep(self, places: int) -> None:
+        """Leave all but so many to the next."""
+        had, self._had = self._had, min(self._had, places)
+        if had > self._had:
+            self._room.give(self.tenant, had - self._had)
 
     def end(self) -> None:
         """Be too late."""
@@ -200,7 +222,7 @@ class Place:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """Wait for more inside. Raises WantedError when that takes too long for those who wait for the place."""
-        if not self._is_had:
+        if not self._had:
             yield
             return
         now_s = asyncio.get_running_loop().time

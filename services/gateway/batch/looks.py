@@ -7,20 +7,31 @@ stream ends with it, and the next page begins after the last result's cursor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import NamedTuple
 
 from penstock.client import Client
 from penstock.limits import TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2
-from services.gateway.pages import Page as Held
+from penstock.request.v1 import request_pb2 as pb
+from services.gateway.limits import TELLING
+from services.gateway.pages import Sheet
 
 PAGE_RESULTS = 1000
 """Results of one page: to open a stream takes as long as to write some ten of their lines."""
 
 PAGE_BYTES = TARGET_FRAME_BYTES
 """The same in bytes, and one result more: what a slow client keeps in memory is a frame of the queue's."""
+
+EXPECTED_BYTES = TELLING * (PAGE_BYTES + PAGE_BYTES // 4)
+"""What telling a page takes, unless a result is larger than a quarter of one."""
+
+LOOK_AHEAD = 8
+"""Results asked for at once when they are wanted by their lines."""
+
+PAGE_LINES = 64
+"""Lines of a page of those."""
 
 AT_ONCE = 16
 """Batches whose results are counted at once: what is held of them are so many pages."""
@@ -41,6 +52,8 @@ class Page(NamedTuple):
     """Requests of the batch that waited or ran before the last of the results were read."""
     last: bool
     """Whether there were no more results."""
+    size_bytes: int
+    """Of the results, encoded."""
 
 
 async def page_of(client: Client, batch_id: str, cursor: int) -> Page:
@@ -55,26 +68,47 @@ async def page_of(client: Client, batch_id: str, cursor: int) -> Page:
             results.append(event.result)
             size_bytes += event.result.ByteSize()
             if len(results) >= PAGE_RESULTS or size_bytes >= PAGE_BYTES:
-                return Page(results, under_way, last=False)
-    return Page(results, under_way, last=True)
+                return Page(results, under_way, False, size_bytes)
+    return Page(results, under_way, True, size_bytes)
 
 
-async def results_of(
-    client: Client, batch_id: str, held: Held[queue_pb2.WatchResult]
-) -> AsyncGenerator[queue_pb2.WatchResult, None]:
-    """Yield the results that a batch has now, in order of completion, to whoever takes them at any speed."""
-    cursor, last = 0, False
-    while not last:
-        await held.take()
+def log_of(client: Client, batch_id: str) -> Callable[[int], Awaitable[Sheet[pb.Result]]]:
+    """Return how the results that a batch has now are read from a cursor, in order of completion."""
+
+    async def read(cursor: int) -> Sheet[pb.Result]:
         page = await page_of(client, batch_id, cursor)
-        last = page.last
-        held.fill(page.results)
-        del page
-        for result in held.told():
-            cursor = result.cursor
-            yield result
-        last = last and held.is_had
-        held.give()
+        items = [(one.cursor, one.result) for one in page.results]
+        behind = items[-1][0] if items else cursor
+        return Sheet(items, behind, TELLING * page.size_bytes, page.last)
+
+    return read
+
+
+def looked_up(
+    numbers: Sequence[int], look: Callable[[int], Awaitable[pb.Result | None]]
+) -> Callable[[int], Awaitable[Sheet[pb.Result]]]:
+    """Return how the results of lines are read from one of their `numbers` on, in that order; `look` has each.
+
+    Only when a result is there is it known how large it is. So more are asked for at once only after smaller ones.
+    """
+    at_once = 1
+
+    async def read(first: int) -> Sheet[pb.Result]:
+        nonlocal at_once
+        items: list[tuple[int, pb.Result]] = []
+        told, size_bytes = first, 0
+        while told < len(numbers) and told - first < PAGE_LINES and size_bytes < PAGE_BYTES:
+            largest_bytes = 1
+            for result in await asyncio.gather(*map(look, numbers[told : told + at_once])):
+                told += 1
+                if result is not None:
+                    items.append((told, result))
+                    size_bytes += result.ByteSize()
+                    largest_bytes = max(largest_bytes, result.ByteSize())
+            at_once = max(1, min(2 * at_once, LOOK_AHEAD, PAGE_BYTES // largest_bytes))
+        return Sheet(items, told, TELLING * size_bytes, last=told == len(numbers))
+
+    return read
 
 
 class Looks:

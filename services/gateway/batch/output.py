@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from services.gateway.batch.lines import (
     key_of,
     read_lines,
 )
-from services.gateway.batch.looks import results_of
+from services.gateway.batch.looks import EXPECTED_BYTES, log_of, looked_up
 from services.gateway.batch.records import KEPT_S
 from services.gateway.batch.turns import Reader, Turn, Turns
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
@@ -44,7 +44,7 @@ BREATHE_EVERY = 2
 turns until its first byte is out."""
 
 LOOK_AHEAD = 16
-"""Results asked for at once when they are wanted in the order of the input."""
+"""Lines asked for at once to know whether they were submitted."""
 
 UNDONE = {
     pb.OUTCOME_EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -165,16 +165,18 @@ class Output:
         self._turns = turns or Turns()
 
     async def lines(self, batch: Batch, errors: bool, input_order: bool = False) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of the output file, or with `errors` those of the error file.
+        """Yield the lines of the output file, or with `errors` those of the error file; a large one piece by piece.
 
         They come in the order in which they ended, or with `input_order` in that of the input; of the error file, those
         that were never submitted come last.
         """
         results = self._in_input_order(batch) if input_order else self._in_completion_order(batch, errors)
         async with aclosing(results):
-            async for result in results:
-                if is_output(result) is not errors:
-                    yield line_of(result)
+            async for page in results:
+                if is_output(page.one) is not errors:
+                    async with aclosing(page.pieces(line_of)) as pieces:
+                        async for piece in pieces:
+                            yield piece
         if errors:
             for refusal in batch.refusals:
                 yield refusal_line(batch, refusal)
@@ -186,9 +188,9 @@ class Output:
         """Return how many lines the file has, and how many bytes."""
         count = size_bytes = 0
         async with aclosing(self.lines(batch, errors)) as lines:
-            async for line in lines:
-                count += 1
-                size_bytes += len(line)
+            async for piece in lines:
+                count += piece.endswith(b"\n")
+                size_bytes += len(piece)
         return count, size_bytes
 
     async def reruns(self, batch: Batch) -> tuple[Batch, bool]:
@@ -220,8 +222,8 @@ class Output:
                 await self._shelf.file(file_id)
             await put_view(self._shelf, batch, file_id, kind, size_bytes)
 
-    async def _in_completion_order(self, batch: Batch, errors: bool) -> AsyncGenerator[pb.Result, None]:
-        """Yield the results of a batch's lines in the order in which they ended.
+    async def _in_completion_order(self, batch: Batch, errors: bool) -> AsyncGenerator[Page[pb.Result], None]:
+        """Yield, of each of a batch's lines in the order in which they ended, the page that has its result.
 
         With `errors`, those of the error file are whole: a line whose dead letter was requeued before the log was read
         comes last. It is looked up because the log does not have it, whatever is said of what is under way: that was
@@ -229,52 +231,38 @@ class Output:
         """
         seen: set[int] = set()
         count = failed = 0
-        async with self._ended(batch) as ended:
-            async for one in ended:
+        with Page(self._pages, batch.tenant, log_of(self._client, batch.batch_id), EXPECTED_BYTES) as page:
+            while await page.turn():
                 count += 1
                 if count % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)
-                line = line_number(batch, one.result)
+                line = line_number(batch, page.one)
                 if not line:
                     continue
-                if batch.counts.dead and not is_output(one.result):
+                if batch.counts.dead and not is_output(page.one):
                     if line in seen:
                         continue  # it was a dead letter when it was yielded, and has failed again since
                     failed += 1
                 if batch.counts.dead:
                     seen.add(line)
-                yield one.result
+                yield page
         if errors and batch.counts.dead and failed < batch.counts.failed:
             seen.update(refusal.line for refusal in batch.refusals)
             for numbers in (range(1, batch.progress.line + 1), batch.scattered):
-                async with aclosing(self._results_of(batch, [one for one in numbers if one not in seen])) as results:
-                    async for result in results:
-                        yield result
+                with self._looked_up(batch, [one for one in numbers if one not in seen]) as page:
+                    while await page.turn():
+                        yield page
 
-    @asynccontextmanager
-    async def _ended(self, batch: Batch) -> AsyncIterator[AsyncGenerator[queue_pb2.WatchResult, None]]:
-        with Page[queue_pb2.WatchResult](self._pages, batch.tenant) as page:
-            async with aclosing(results_of(self._client, batch.batch_id, page)) as ended:
-                yield ended
-
-    async def _in_input_order(self, batch: Batch) -> AsyncGenerator[pb.Result, None]:
+    async def _in_input_order(self, batch: Batch) -> AsyncGenerator[Page[pb.Result], None]:
         for numbers in (range(1, batch.progress.line + 1), await self._after(batch)):
-            async with aclosing(self._results_of(batch, numbers)) as results:
-                async for result in results:
-                    yield result
+            with self._looked_up(batch, numbers) as page:
+                while await page.turn():
+                    yield page
 
-    async def _results_of(self, batch: Batch, numbers: Sequence[int]) -> AsyncGenerator[pb.Result, None]:
-        told = 0
-        with Page[pb.Result | None](self._pages, batch.tenant) as page:
-            while told < len(numbers):
-                await page.take()
-                some = numbers[told : told + LOOK_AHEAD]
-                page.fill(await asyncio.gather(*(self._result_of(batch, number) for number in some)))
-                for result in page.told():
-                    told += 1
-                    if result is not None:
-                        yield result
-                page.give()
+    def _looked_up(self, batch: Batch, numbers: Sequence[int]) -> Page[pb.Result]:
+        """Return what has the results of these lines, one after the other."""
+        read = looked_up(numbers, lambda number: self._result_of(batch, number))
+        return Page(self._pages, batch.tenant, read, EXPECTED_BYTES)
 
     async def _after(self, batch: Batch) -> Sequence[int]:
         """Return the lines of the last window that a quota may have let in, though not all of those before them.
@@ -404,9 +392,9 @@ class Output:
         """Delete the results that one of the files is written from."""
         ids: list[str] = []
         async with aclosing(self._in_completion_order(batch, errors)) as results:
-            async for result in results:
-                if is_output(result) is not errors:
-                    ids.append(result.request_id)
+            async for page in results:
+                if is_output(page.one) is not errors:
+                    ids.append(page.one.request_id)
                 if len(ids) == DELETE_AT_ONCE:
                     await self._client.delete(*ids)
                     ids = []

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from penstock.limits import PART_BYTES
+from penstock.request.v1.request_pb2 import Result
+from services.gateway.batch.looks import LOOK_AHEAD, PAGE_BYTES, looked_up
 from services.gateway.batch.output import Output
 from services.gateway.core.batch import Counts, Status
-from services.gateway.pages import PIECE_BYTES, Pages, content_of
+from services.gateway.pages import PIECE_BYTES, PLACE_BYTES, LostError, Page, Pages, Sheet, content_of
 from tests.support.waiting import wait_for_async
 from tests.unit.gateway.test_drive import LINES, Rig, _true_of, rig
 
@@ -29,6 +31,30 @@ class Counted:
     async def content(self, _file_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         self.offsets.append(offset)
         yield self.content_bytes[offset : offset - offset % PART_BYTES + PART_BYTES]
+
+
+class Results:
+    """Lines to be read, all in a page."""
+
+    def __init__(self, *lines: bytes, size_bytes: int = PLACE_BYTES) -> None:
+        self.lines = list(lines)
+        self.size_bytes = size_bytes
+        self.reads: list[int] = []
+
+    async def read(self, first: int) -> Sheet[bytes]:
+        self.reads.append(first)
+        items = list(enumerate(self.lines, 1))[first:]
+        return Sheet(items, len(self.lines), self.size_bytes, last=True)
+
+
+async def told(read: Callable[[int], Awaitable[Sheet[bytes]]], pages: Pages) -> AsyncGenerator[bytes, None]:
+    with Page(pages, "acme", read, PLACE_BYTES) as page:
+        while await page.turn():
+            async for piece in page.pieces(bytes):
+                yield piece
+
+
+LARGE = bytes(range(256)) * (3 * PIECE_BYTES // 256) + b"rest"
 
 
 async def _all(pieces: AsyncGenerator[bytes, None]) -> list[bytes]:
@@ -74,3 +100,98 @@ async def test_slow_readers_of_results_keep_no_others_waiting(rig: Rig, input_or
         rests = [await _all(lines) for lines in slow]
     assert len({json.loads(line)["custom_id"] for line in whole}) == LINES
     assert [[one, *rest] for one, rest in zip(first, rests, strict=True)] == [whole] * 3
+
+
+async def test_a_line_that_was_let_go_in_its_midst_is_told_to_its_end() -> None:
+    pages, results = Pages(1, 0.0), Results(b"first", LARGE, b"last")
+    slow = told(results.read, pages)
+    begun = [await anext(slow) for _ in range(3)]
+    assert begun == [b"first", LARGE[:PIECE_BYTES], LARGE[PIECE_BYTES : 2 * PIECE_BYTES]]
+    async with asyncio.timeout(10):
+        whole = await _all(told(Results(b"other").read, pages))
+        rest = await _all(slow)
+    assert whole == [b"other"]
+    assert b"".join(begun + rest) == b"first" + LARGE + b"last"
+    assert results.reads == [0, 1]
+
+
+@pytest.mark.parametrize("after", [[b"first", LARGE[:-1] + b"!"], [b"first"]], ids=["another", "none"])
+async def test_a_line_that_was_let_go_and_is_another_is_not_told_to_its_end(after: list[bytes]) -> None:
+    pages, results = Pages(1, 0.0), Results(b"first", LARGE)
+    slow = told(results.read, pages)
+    assert (await anext(slow), len(await anext(slow))) == (b"first", PIECE_BYTES)
+    async with asyncio.timeout(10):
+        await _all(told(Results(b"other").read, pages))
+        results.lines = after
+        with pytest.raises(LostError):
+            await anext(slow)
+
+
+async def test_downloads_that_nobody_takes_hold_no_more_than_there_is_room_for() -> None:
+    """Each page takes more than was expected, and all of them many times what there is room for."""
+    pages = Pages(8, 0.0)
+    results = [Results(LARGE, size_bytes=3 * PLACE_BYTES) for _ in range(20)]
+    downloads = [told(one.read, pages) for one in results]
+    async with asyncio.timeout(10):
+        begun = [await anext(slow) for slow in downloads]
+        assert (pages.most - pages._free) in range(3, 9, 3)
+        rests = [b"".join(await _all(slow)) for slow in downloads]
+    assert [one + rest for one, rest in zip(begun, rests, strict=True)] == [LARGE] * 20
+    assert results[0].reads[:2] == [0, 0], "read again when there was room for it"
+    assert pages._free == pages.most
+
+
+async def test_a_page_that_takes_all_there_is_room_for_is_not_passed_for_ever() -> None:
+    pages = Pages(4, 60.0)
+    large = Page(pages, "acme", Results().read, 9 * PLACE_BYTES)
+    small = [Page(pages, tenant, Results().read, PLACE_BYTES) for tenant in "abc"]
+    await small[0].take()
+    waiting = asyncio.create_task(large.take(9))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(one.take()) for one in small[1:]]
+    await asyncio.sleep(0)
+    assert not any(other.done() for other in others)
+    small[0].give()
+    async with asyncio.timeout(10):
+        await waiting
+        assert pages._free == 0
+        large.give()
+        await asyncio.gather(*others)
+    assert pages._free == 2
+
+
+async def test_who_waits_for_much_and_leaves_lets_others_pass() -> None:
+    pages = Pages(4, 60.0)
+    first, large, small = (Page(pages, tenant, Results().read, PLACE_BYTES) for tenant in "abc")
+    await first.take()
+    waiting = asyncio.create_task(large.take(4))
+    await asyncio.sleep(0)
+    other = asyncio.create_task(small.take())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    async with asyncio.timeout(10):
+        await other
+
+
+async def test_results_are_asked_for_by_their_lines_as_many_at_once_as_their_sizes_allow() -> None:
+    sizes_bytes = [10] * 3 + [PAGE_BYTES + 1] * 2 + [10] * 200
+    asked: list[int] = []
+    most = 0
+
+    async def look(line: int) -> Result | None:
+        nonlocal most
+        asked.append(line)
+        await asyncio.sleep(0)
+        most, asked[:] = max(most, len(asked)), []
+        return Result(worker_id="x" * sizes_bytes[line]) if line % 2 else None
+
+    read = looked_up(range(len(sizes_bytes)), look)
+    first, lines = 0, list[int]()
+    while first < len(sizes_bytes):
+        most = 0
+        sheet = await read(first)
+        lines += [behind - 1 for behind, _ in sheet.items]
+        assert most <= (4 if first == 0 else LOOK_AHEAD)
+        first = sheet.behind
+    assert lines == list(range(1, len(sizes_bytes), 2))
+    assert sheet.last
