@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Generic, NamedTuple, Self, TypeVar
@@ -16,7 +15,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from penstock.errors import ServiceError
 from penstock.limits import PART_BYTES
 from services.gateway.limits import MAX_PAGES_BYTES, MAX_READING, PAGE_SLACK_S
-from services.gateway.pace import give_way
+from services.gateway.reply import LARGE_BYTES
 from services.gateway.room import Place, Room
 from services.gateway.shelf import Shelf
 
@@ -53,6 +52,8 @@ class Pages(Room):
         """Have places for `most` MiB of them. A client has `slack_s` to take a piece of one that others wait for."""
         super().__init__(most, 0.0, slack_s)
         self.reading = asyncio.Semaphore(MAX_READING)
+        self.writing = asyncio.Lock()
+        """Of large lines, beside the event loop: each of some copies that it takes is there once."""
 
 
 class Page(Place, Generic[T]):
@@ -101,17 +102,17 @@ class Page(Place, Generic[T]):
         self._pop()
         return True
 
-    async def pieces(self, make: Callable[[T], bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield what `make` makes of the present one, piece by piece.
+    async def pieces(self, make: Callable[[T], bytes], size_bytes: int = 0) -> AsyncGenerator[bytes, None]:
+        """Yield what `make` makes of the present one, whose size it is that says how long that takes, piece by piece.
 
         Raises LostError if it was let go meanwhile and is another when it is read again.
         """
-        await self._write(make)
-        told_bytes, size_bytes = 0, len(self._line)
+        await self._write(make, size_bytes)
+        told_bytes, line_bytes = 0, len(self._line)
         now_s = asyncio.get_running_loop().time
-        while told_bytes < size_bytes:
+        while told_bytes < line_bytes:
             if not self._had:
-                await self._write_again(make)
+                await self._write_again(make, size_bytes)
             piece = self._line[told_bytes : told_bytes + PIECE_BYTES]
             told_bytes += len(piece)
             self.due_s = now_s() + self._left_s
@@ -128,15 +129,17 @@ class Page(Place, Generic[T]):
         self._rest, self._one, self._line, self._last = [], None, b"", False
         self.give()
 
-    async def _write(self, make: Callable[[T], bytes]) -> None:
-        since_s = time.monotonic()
-        self._line = make(self.one)
-        await give_way(len(self._line), since_s)
+    async def _write(self, make: Callable[[T], bytes], size_bytes: int) -> None:
+        if size_bytes >= LARGE_BYTES:
+            async with self._pages.writing:
+                self._line = await asyncio.to_thread(make, self.one)
+        else:
+            self._line = make(self.one)
 
-    async def _write_again(self, make: Callable[[T], bytes]) -> None:
+    async def _write_again(self, make: Callable[[T], bytes], size_bytes: int) -> None:
         self._next = self._at
         if await self.turn():
-            await self._write(make)
+            await self._write(make, size_bytes)
         if _mark(self._line) != self._mark:
             raise LostError("what was being sent has been deleted or has ended anew: ask for the file again")
 

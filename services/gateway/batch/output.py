@@ -174,7 +174,7 @@ class Output:
         async with aclosing(results):
             async for page in results:
                 if is_output(page.one) is not errors:
-                    async with aclosing(page.pieces(line_of)) as pieces:
+                    async with aclosing(page.pieces(line_of, page.one.ByteSize())) as pieces:
                         async for piece in pieces:
                             yield piece
         if errors:

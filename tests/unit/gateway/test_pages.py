@@ -50,7 +50,7 @@ class Results:
 async def told(read: Callable[[int], Awaitable[Sheet[bytes]]], pages: Pages) -> AsyncGenerator[bytes, None]:
     with Page(pages, "acme", read, PLACE_BYTES) as page:
         while await page.turn():
-            async for piece in page.pieces(bytes):
+            async for piece in page.pieces(bytes, 2 * len(page.one)):  # the large ones beside the loop
                 yield piece
 
 
