@@ -94,7 +94,7 @@ class Front:
 
 def make_app(parts: Parts, front: Front, more: Sequence[Route] = ()) -> Starlette:
     """Return the application, with `more` endpoints than those for generations."""
-    requests = Requests(parts.client)
+    requests = Requests(parts.client, parts.pages, parts.doorman, parts.vigil)
     routes = [
         # Classes that are ASGI applications themselves: they need the client's hang-up and late response headers.
         Route(CHAT_URL, Generation(CHAT_URL, parts), methods=["POST"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 
 from starlette.responses import Response
@@ -21,10 +21,17 @@ PIECE_BYTES = 64 * 1024
 class Download(Response):
     """Sends what `parts` yields. If that fails the connection is broken off, so that no client takes it for the end."""
 
-    def __init__(self, parts: AsyncGenerator[bytes, None], headers: Mapping[str, str], vigil: Vigil) -> None:
+    def __init__(
+        self,
+        parts: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        vigil: Vigil,
+        size_bytes: Callable[[], int] | None = None,
+    ) -> None:
         """Begin the body only when the first part is there: what fails before it has a status of its own.
 
-        `vigil` breaks it off when the client's key is no longer good.
+        `vigil` breaks it off when the client's key is no longer good. `size_bytes` says then how large the body is; it
+        may be told in `headers` too, or not at all.
         """
         super().__init__(headers=headers)
         del self.headers["content-length"]
@@ -32,6 +39,7 @@ class Download(Response):
             self.headers[name] = value
         self._parts = parts
         self._vigil = vigil
+        self._size_bytes = size_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
@@ -41,6 +49,8 @@ class Download(Response):
                 async with until_hangup(receive), aclosing(gathered(self._parts)) as pieces:
                     first = await anext(pieces, b"")
                     begun = True
+                    if self._size_bytes is not None:
+                        self.headers["content-length"] = str(self._size_bytes())
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     await send({"type": "http.response.body", "body": first, "more_body": True})
                     async for piece in pieces:

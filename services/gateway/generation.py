@@ -28,6 +28,7 @@ from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError, Held, Intake
 from services.gateway.limits import CLIENT_CLOSED, KEEP_ALIVE_S
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.pages import Pages
 from services.gateway.problem import NO_RETRY, Problem, of_error, of_result
 from services.gateway.recent import Recent
 from services.gateway.reply import Reply, encoded
@@ -49,6 +50,7 @@ class Parts:
     served: Served
     metrics: GatewayMetrics
     telemetry: Telemetry
+    pages: Pages = field(default_factory=Pages)
     recent: Recent = field(default_factory=Recent)
     doorman: Doorman = field(default_factory=Doorman)
     vigil: Vigil = field(default_factory=Vigil)

@@ -72,6 +72,8 @@ class Page(Place, Generic[T]):
         self._one: T | None = None
         self._line = b""
         """The present one's."""
+        self.line_bytes = 0
+        """Of it, once a piece is told."""
         self._mark = b""
         """By which a line that was let go is known again."""
         self._at = self._next = self._behind = 0
@@ -108,9 +110,9 @@ class Page(Place, Generic[T]):
         Raises LostError if it was let go meanwhile and is another when it is read again.
         """
         await self._write(make, size_bytes)
-        told_bytes, line_bytes = 0, len(self._line)
+        told_bytes, self.line_bytes = 0, len(self._line)
         now_s = asyncio.get_running_loop().time
-        while told_bytes < line_bytes:
+        while told_bytes < self.line_bytes:
             if not self._had:
                 await self._write_again(make, size_bytes)
             piece = self._line[told_bytes : told_bytes + PIECE_BYTES]

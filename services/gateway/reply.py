@@ -27,11 +27,12 @@ LARGE_BYTES = 256 * 1024
 async def encoded(make: Callable[[], Any], size_bytes: int) -> bytes:
     """Return as JSON what `make` makes of results of this size."""
     if size_bytes < LARGE_BYTES:
-        return _json(make())
-    return await asyncio.to_thread(lambda: _json(make()))
+        return json_of(make())
+    return await asyncio.to_thread(lambda: json_of(make()))
 
 
-def _json(body: Any) -> bytes:
+def json_of(body: Any) -> bytes:
+    """Return it as JSON."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -52,7 +53,7 @@ class Reply:
 
     async def json(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
         """Send a whole response with a JSON body."""
-        await self.whole(status, _json(body), headers)
+        await self.whole(status, json_of(body), headers)
 
     async def whole(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send a whole response with a JSON body that is encoded already."""

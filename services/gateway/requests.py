@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -16,9 +17,14 @@ from penstock.openai.answers import failure_of
 from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
+from services.gateway.doorman import Doorman
+from services.gateway.download import Download
 from services.gateway.group import Group, body_of_all, check_answers
+from services.gateway.limits import TELLING
+from services.gateway.pages import Page, Pages, Sheet
 from services.gateway.problem import of_error
-from services.gateway.reply import encoded
+from services.gateway.reply import LARGE_BYTES, json_of
+from services.gateway.vigil import Vigil
 
 LOOK_AHEAD = 16
 """Requests of one body looked up at once."""
@@ -27,9 +33,15 @@ LOOK_AHEAD = 16
 class Requests:
     """Serves requests by their ids."""
 
-    def __init__(self, client: Client) -> None:
-        """Ask the queue through `client`."""
+    def __init__(self, client: Client, pages: Pages, doorman: Doorman, vigil: Vigil) -> None:
+        """Ask the queue through `client`. Large answers are held among `pages`, of a tenant whom `doorman` knows.
+
+        `vigil` breaks one off when the client's key is no longer good.
+        """
         self._client = client
+        self._pages = pages
+        self._doorman = doorman
+        self._vigil = vigil
 
     async def get(self, request: Request) -> Response:
         """Return the state of a request, with the response its asker got or will get.
@@ -39,11 +51,25 @@ class Requests:
         name = request.path_params["request_id"]
         try:
             found = await self._found(name, answers=True)
-            size_bytes = sum(one.result.ByteSize() for one in found)
-            content = await encoded(lambda: described(name, found), size_bytes)
-            return Response(content, media_type="application/json")
+            size_bytes = _size_bytes(found)
+            if size_bytes < LARGE_BYTES:
+                return Response(json_of(described(name, found)), media_type="application/json")
+            del found  # it is read again when there is room to hold it, for however long its client takes
+            who = await self._doorman.tenant_client()
+            page = self._page(name, who.tenant, size_bytes)
+            pieces = _pieces(name, page, size_bytes)
+            return Download(pieces, {"content-type": "application/json"}, self._vigil, lambda: page.line_bytes)
         except PenstockError as error:
             raise of_error(error) from None
+
+    def _page(self, name: str, tenant: str, size_bytes: int) -> Page[list[queue_pb2.GetResponse]]:
+        """Return what has the state of a request, with results of about this size."""
+
+        async def read(_first: int) -> Sheet[list[queue_pb2.GetResponse]]:
+            found = await self._found(name, answers=True)
+            return Sheet([(1, found)], 1, TELLING * _size_bytes(found), last=True)
+
+        return Page(self._pages, tenant, read, TELLING * size_bytes)
 
     async def _found(self, name: str, answers: bool) -> list[queue_pb2.GetResponse]:
         """Return the state of a request, or of each of those that one body with several prompts became.
@@ -90,6 +116,19 @@ class Requests:
             return bool(await self._client.delete(*ids))
         await self._client.cancel(*ids)
         return False
+
+
+async def _pieces(name: str, page: Page[list[queue_pb2.GetResponse]], size_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield what a client is told of the state of a request."""
+    with page:
+        await page.turn()
+        async with aclosing(page.pieces(lambda found: json_of(described(name, found)), size_bytes)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+
+def _size_bytes(found: Sequence[queue_pb2.GetResponse]) -> int:
+    return sum(one.result.ByteSize() for one in found)
 
 
 def _state_of(one: queue_pb2.GetResponse) -> queue_pb2.GetResponse:

@@ -84,12 +84,12 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     doorman = Doorman(client if settings.has_credentials else None)
     vigil = Vigil(client if settings.has_credentials else None)
     served = Served(client.fleet, time.monotonic)
-    parts = Parts(client, admission, intake, served, metrics, telemetry, doorman=doorman, vigil=vigil)
+    pages = Pages()
+    parts = Parts(client, admission, intake, served, metrics, telemetry, pages, doorman=doorman, vigil=vigil)
     front = Front(parts)
     shelf = Shelf(settings.queue_address, settings.queue_patience_s, settings.access)
     records = BatchRecords(shelf)
     driver = Driver(client, shelf, records, parts.served, metrics, settings.batch_lease_s)
-    pages = Pages()
     # Its turns are others than the driver's: downloads keep no batch waiting.
     output = Output(client, shelf, pages=pages)
     most_bytes, silence_s = settings.max_file_bytes, settings.body_timeout_s
