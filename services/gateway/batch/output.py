@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -248,13 +249,13 @@ class Output:
                 yield page
         if errors and batch.counts.dead and failed < batch.counts.failed:
             seen.update(refusal.line for refusal in batch.refusals)
-            for numbers in (range(1, batch.progress.line + 1), batch.scattered):
-                with self._looked_up(batch, [one for one in numbers if one not in seen]) as page:
+            for numbers in (await self._submitted(batch), batch.scattered):
+                with self._looked_up(batch, array("I", (one for one in numbers if one not in seen))) as page:
                     while await page.turn():
                         yield page
 
     async def _in_input_order(self, batch: Batch) -> AsyncGenerator[Page[pb.Result], None]:
-        for numbers in (range(1, batch.progress.line + 1), await self._after(batch)):
+        for numbers in (await self._submitted(batch), await self._after(batch)):
             with self._looked_up(batch, numbers) as page:
                 while await page.turn():
                     yield page
@@ -263,6 +264,26 @@ class Output:
         """Return what has the results of these lines, one after the other."""
         read = looked_up(numbers, lambda number: self._result_of(batch, number))
         return Page(self._pages, batch.tenant, read, EXPECTED_BYTES)
+
+    async def _submitted(self, batch: Batch) -> Sequence[int]:
+        """Return the lines up to where all were submitted, blank ones among them only where they are few.
+
+        The queue would be asked for each of those: of an input with more lines than were counted, it is read which.
+        """
+        last = batch.progress.line
+        if last <= batch.counts.total:
+            return range(1, last + 1)
+        found = array("I")
+        turn = self._turn(batch)
+        try:
+            async with turn, aclosing(turn.lines(read_lines(self._shelf, batch.input_file_id))) as lines:
+                async for raw in lines:
+                    if raw.number > last:
+                        break
+                    found.append(raw.number)
+        except NotFound:  # which of them are blank is not known any more
+            return range(1, last + 1)
+        return found
 
     async def _after(self, batch: Batch) -> Sequence[int]:
         """Return the lines of the last window that a quota may have let in, though not all of those before them.

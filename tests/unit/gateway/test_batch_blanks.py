@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from services.gateway.batch import output, submitting
@@ -156,3 +157,17 @@ async def test_lines_between_blank_ones_are_named(rig: Rig, monkeypatch: pytest.
     assert (done.status, done.counts.failed) == (Status.CANCELLED, 2)
     assert [line["custom_id"] for line in content] == ["first", "second"]
     assert [line["id"] for line in content] == [f"batch_req_{batch.batch_id}-{number}" for number in NUMBERS]
+
+
+async def test_the_queue_is_asked_for_no_blank_line(rig: Rig) -> None:
+    batch = replace(await _between_blanks(rig), progress=Progress(NUMBERS[-1], submitted=True), counts=Counts(2))
+    asked: list[str] = []
+
+    class NoAnswer:
+        async def wire_get(self, request: queue_pb2.GetRequest) -> queue_pb2.GetResponse:
+            asked.append(request.idempotency_key.key)
+            raise NotFound("it was deleted")
+
+    lines = Output(NoAnswer(), rig.shelf).lines(batch, False, input_order=True)  # type: ignore[arg-type]
+    assert [line async for line in lines] == []
+    assert asked == [f"{batch.batch_id}:{number}" for number in NUMBERS]
