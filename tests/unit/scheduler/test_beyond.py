@@ -229,6 +229,12 @@ def pass_until_finished(rig: Rig) -> int:
     return passes
 
 
+def few_looks(monkeypatch: pytest.MonkeyPatch, most: int, least: int = 0) -> None:
+    """Have passes set aside no more than `most` by who comes first, and `least` of each line."""
+    monkeypatch.setattr(aside, "MOST_LOOKS", most)
+    monkeypatch.setattr(aside, "LEAST_LOOKS", least)
+
+
 def channels_of(rig: Rig) -> list[str]:
     return [grant.channel for grant in rig.grants]
 
@@ -238,7 +244,7 @@ def channels_of(rig: Rig) -> list[str]:
 def test_who_comes_back_is_granted_by_tiers_and_weights(
     tier: int, granted: list[str], returns: Callable[[Rig], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside, "MOST_LOOKS", 4)
+    few_looks(monkeypatch, 4)
     rig = rig_without_the_large_one({"batch": Share(tier=tier), "chat": Share()})
     for channel, count in (("batch", 20), ("chat", 5)):
         for _ in range(count):
@@ -251,7 +257,7 @@ def test_who_comes_back_is_granted_by_tiers_and_weights(
 def test_who_comes_back_is_granted_by_priority_and_position(
     returns: Callable[[Rig], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside, "MOST_LOOKS", 4)
+    few_looks(monkeypatch, 4)
     rig = rig_without_the_large_one({"batch": Share()})
     first, second = [rig.announce("batch", 60)[0] for _ in range(20)][:2]
     (urgent,) = rig.announce("batch", 60, priority=-1)
@@ -262,7 +268,7 @@ def test_who_comes_back_is_granted_by_priority_and_position(
 def test_those_that_may_need_something_else_take_no_look_from_another_channel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aside, "MOST_LOOKS", 4)
+    few_looks(monkeypatch, 4)
     rig = rig_without_the_large_one({"batch": Share(), "chat": Share()})
     for _ in range(40):
         rig.announce("batch", 60)
@@ -290,7 +296,7 @@ def test_nobody_is_granted_what_is_behind_those_that_a_pass_could_not_set_aside(
     tier: int, at_once: list[str], in_the_end: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The small worker has room for one. A higher tier may not have what the line left for the next pass may."""
-    monkeypatch.setattr(aside, "MOST_LOOKS", 2)
+    few_looks(monkeypatch, 2)
     rig = rig_without_the_large_one({"chat": Share(), "batch": Share(tier=tier)})
     sizes = [("chat", 60)] * 5 + [("chat", 30), ("batch", 30)]
     rig.tell(*(announced(f"r{number}", *each, number) for number, each in enumerate(sizes)))
@@ -306,7 +312,7 @@ def test_those_that_a_pass_could_not_set_aside_hold_up_no_other_pool_line_or_cha
     channel: str, tier: int, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker of `own` is in the pool of those set aside, that of `other` in another."""
-    monkeypatch.setattr(aside, "MOST_LOOKS", 2)
+    few_looks(monkeypatch, 2)
     rig = Rig({"chat": Share(), "batch": Share(tier=tier)})
     for worker_id, blocks, models in (("large", 180, ["m"]), ("small", 40, ["m", "own"]), ("apart", 40, ["other"])):
         rig.open(worker_id, shape(blocks), model=models[0], aliases=tuple(models[1:]))
@@ -318,11 +324,40 @@ def test_those_that_a_pass_could_not_set_aside_hold_up_no_other_pool_line_or_cha
     assert rig.granted == ["other", "last"]
 
 
+@pytest.mark.parametrize("least", [0, 1])
+def test_each_line_has_looks_in_every_pass(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two channels of which each has one too large in front the second waits for no work of the first."""
+    few_looks(monkeypatch, 2, least)
+    rig = Rig({"chat": Share(), "batch": Share()})
+    for worker_id, blocks in (("large", 100), ("small", 40)):
+        rig.open(worker_id, shape(blocks))
+    large = [announced(f"l{number}", "chat", 60, number) for number in range(9)]
+    others = [announced("front", "batch", 60, 10), announced("behind", "batch", 30, 11)]
+    rig.tell(m.DrainRequested("large"), *large, *others)
+    assert rig.granted == ["behind"] * least
+    pass_until_finished(rig)
+    assert rig.granted == ["behind"]
+
+
+@pytest.mark.parametrize("away", [m.WorkerClosed(99), m.DrainRequested("large")], ids=["closed", "drained"])
+def test_a_worker_that_is_away_again_before_the_next_pass_brings_nobody_back(
+    away: m.WorkerClosed | m.DrainRequested, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_looks(monkeypatch, 2)
+    rig = rig_without_the_large_one({"batch": Share()})
+    for _ in range(9):
+        rig.announce("batch", 60)
+    pass_until_finished(rig)
+    looks = count_calls(monkeypatch, aside.Aside, "_takes_out_of_reach")
+    rig.tell(m.WorkerOpened(99, "large", "i", ("m", "own"), shape(180), (), False, False), away)
+    assert (looks(), rig.machine.unfinished) == (0, False)
+
+
 def test_a_line_left_for_the_next_pass_goes_on_though_another_of_it_was_granted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The one behind goes first in the engine, by its channel's guarantee."""
-    monkeypatch.setattr(aside, "MOST_LOOKS", 2)
+    few_looks(monkeypatch, 2)
     rig = Rig({"chat": Share(1, 0.5), "batch": Share()}, "predictive")
     for worker_id, blocks in (("large", 180), ("small", 40)):
         rig.open(worker_id, shape(blocks), guaranteed_first=True)
@@ -360,7 +395,7 @@ def shake(rig: Rig, chance: Random, sizes: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_nobody_is_forgotten_where_a_pass_looks_at_few(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "MOST_LOOKS", 2)
+    few_looks(monkeypatch, 2)
     chance, rig = Random(seed), Rig({"batch": Share()})
     sizes = {"a": 100, "b": 70, "c": 40}
     for worker_id, blocks in sizes.items():

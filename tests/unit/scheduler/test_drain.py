@@ -229,8 +229,10 @@ class TestWhoOnlyOneThatIsAwayCouldRun:
         self.run_all(made)
         assert made.machine.channel("batch").heads() == []
         made.machine.step(m.DrainRequested("other", undo=True), made.now_ns)
+        made.machine._arbiter.begin(made.now_ns)
         assert made.machine.channel("batch").heads() == []
         made.machine.step(m.DrainRequested("big", undo=True), made.now_ns)
+        made.machine._arbiter.begin(made.now_ns)
         assert made.machine.channel("batch").heads() != []
 
     def test_stays_where_it_is_while_nobody_takes_grants(self, policy: str) -> None:

@@ -86,6 +86,8 @@ class Arbiter:
         self._guards_looked_ns = 0
         self._alone = False
         self._paused: set[Worker] = set()
+        self._back: dict[Worker, None] = {}
+        """Workers of which it was said since the last pass that they take grants again."""
         self._lessons = policy.lessons
         self._aside = Aside(self._bookings, fleet, self._places, self._tiers, self._holds)
         self._heads = Heads(
@@ -141,6 +143,7 @@ class Arbiter:
         self._precedence.forget(worker)
         self._places.forget(worker)
         self._paused.discard(worker)
+        self._back.pop(worker, None)
         for channel in self._ring:
             channel.worker_left(worker)
             channel.close_accounts()
@@ -148,16 +151,8 @@ class Arbiter:
         self._look_again_everywhere()
 
     def came_back(self, worker: Worker) -> None:
-        """Note that the worker takes grants again, or for the first time."""
-        if not worker.takes_grants(self._now_ns):
-            return  # as when it drains and its stream opens again: it brings nobody back before it takes grants
-        # Of several whose pause ends in one pass each is still away for those before it.
-        grows = self._aside.grows_with(worker, self._paused)
-        for channel in self._ring:
-            channel.reach_grew(worker)
-            if grows:
-                channel.bring_back(worker.group)
-        self.room_grew(worker)
+        """Note that the worker takes grants again, or for the first time; the next pass asks whether it still does."""
+        self._back[worker] = None
 
     def went_away(self) -> None:
         """Note that some worker takes no grants for a while."""
@@ -239,12 +234,14 @@ class Arbiter:
             self._bring_all_back()
         if self._aside.unfinished:
             self._look_on()
+        self._take_back()
         self._aside.begin(now_ns, self._ring)
         self._deposits.return_in_vain(self._ring, self._heads.first_of, self._heads.could_hold)
         self._end_savings()
-        for worker in [worker for worker in self._paused if now_ns >= worker.paused_until_ns]:
-            self._paused.discard(worker)
-            self.came_back(worker)
+        ended = [worker for worker in self._paused if now_ns >= worker.paused_until_ns]
+        self._paused.difference_update(ended)
+        self._back.update(dict.fromkeys(ended))
+        self._take_back()
         for channel in self._ring:
             for model in channel.changed:
                 for pool in self._fleet.pools_serving(model):
@@ -254,6 +251,16 @@ class Arbiter:
         if now_ns - self._guards_looked_ns >= GUARDS_LOOK_NS:
             self._guards_looked_ns = now_ns
             self._look_past_fences(all_kept_out=True)
+
+    def _take_back(self) -> None:
+        """Bring back whom only those could hold that take grants again; one that is away since brings nobody."""
+        while self._back:
+            worker, _ = self._back.popitem()
+            if not worker.takes_grants(self._now_ns):
+                continue
+            # Of several that come back in one pass each is still away for those before it.
+            self._aside.bring_back(worker, self._paused | self._back.keys(), self._ring)
+            self.room_grew(worker)
 
     def _end_savings(self) -> None:
         """End those whose head is behind others or waits for its ceiling by now, or whose worker is not there."""

@@ -6,7 +6,7 @@ swing: who had room lately pays and saves all the same, and starts when it is le
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
@@ -35,6 +35,9 @@ MOST_LOOKS: Final = 2_048
 """Requests that are set aside as out of reach in one pass: some twenty milliseconds. Where there are more their line
 waits for another pass, which is to follow at once; other lines have their turn meanwhile."""
 
+LEAST_LOOKS: Final = 4
+"""Those of each line that are in every pass, whoever has had all the others: some milliseconds for a hundred lines."""
+
 
 class Aside:
     """Sets heads aside, and brings them back."""
@@ -49,6 +52,8 @@ class Aside:
         self._reach = Reach()
         self._now_ns = 0
         self._looks_left = 0
+        self._looks: dict[Line, int] = {}
+        """Those each line has had in this pass."""
         self.unfinished = False
         """Whether more are to be set aside than the pass could."""
         self.left: dict[Line, Channel] = {}
@@ -66,6 +71,7 @@ class Aside:
         self._now_ns = now_ns
         self._reach.begin(now_ns)
         self._looks_left = MOST_LOOKS
+        self._looks.clear()
         if self.unfinished:
             self.unfinished = False
             self.left.clear()
@@ -160,9 +166,11 @@ class Aside:
             if not self._reach.ends_before(needed_blocks, self._fleet.serving(line.model)):
                 break
             found = True
-            if not self._looks_left:
+            looks = self._looks.get(line, 0)
+            if self._looks_left <= 0 and looks >= LEAST_LOOKS:
                 self._leave(account, line)
                 break
+            self._looks[line] = looks + 1
             self._looks_left -= 1
             channel.set_head_aside(line, needed_blocks)
         return found
@@ -180,9 +188,13 @@ class Aside:
         has_room = self._places.has_room_beside_lower(worker, channel, entry, saving.blocks)
         return self._is_hopeless(entry, has_room)
 
-    def grows_with(self, worker: Worker, away: set[Worker]) -> bool:
-        """Return whether the worker is larger than all others of its group that take grants and are not `away`."""
-        return self._reach.grows_with(worker, away)
+    def bring_back(self, worker: Worker, away: Collection[Worker], channels: Iterable[Channel]) -> None:
+        """Look again at whom none but the worker could hold, now that it takes grants; `away` are those that do not."""
+        grows = self._reach.grows_with(worker, away)
+        for channel in channels:
+            channel.reach_grew(worker)
+            if grows:
+                channel.bring_back(worker.group)
 
     def room_grew(self, worker: Worker, channel: Channel) -> None:
         """Note that lower tiers may leave more room; they have their turn of it before that is looked at."""
