@@ -33,6 +33,33 @@ class _Pass(NamedTuple):
     """That it is to find: those there were at its beginning."""
     errors: int
     """Counted until then."""
+    is_forced: bool
+    """Whether rows that nothing lies below are written anew too."""
+    left: int = 0
+    """Deletions in table files when it gave way."""
+    added: int = 0
+    """Those that came while it waited: they may lie before `start`, where it does not look any more."""
+
+    def gives_way(self, start: bytes | None, in_tables: int) -> _Pass:
+        """Return it as it waits: it is to go on at `start`, and leaves so many deletions in table files."""
+        return self._replace(start=start, left=in_tables)
+
+    def goes_on(self, deletions: int) -> _Pass:
+        """Return it as it goes on, with so many deletions in memory and in table files."""
+        return self._replace(added=self.added + max(0, deletions - self.left))
+
+    def settled(self, in_tables: int) -> int:
+        """Return how many of the deletions it has looked at are among those that are left at its end."""
+        return max(0, min(self.deletions, in_tables - self.added))
+
+
+def _options(name: str, is_forced: bool) -> Any:
+    options = rocksdict.CompactOptions()
+    options.set_exclusive_manual_compaction(False)  # those of other families go on
+    if is_forced:
+        forced = rocksdict.BottommostLevelCompaction
+        options.set_bottommost_level_compaction(forced.force() if name in BODIES else forced.force_optimized())
+    return options
 
 
 class Space:
@@ -101,7 +128,7 @@ class Space:
         self._settled[name] = min(self._settled[name], usage.deletions)
         if is_walk_long(usage, self._settled[name], free_bytes):
             # Forced: else rows that nothing lies below are only handed down, deleted as they are.
-            self._compact(name, rocksdict.BottommostLevelCompaction.force_optimized())
+            self._compact(name, True)
 
     def _reclaim(self, name: str, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
         usage = self._usage(name)
@@ -115,46 +142,47 @@ class Space:
         self._tune(name, share / pieces)
         self._families[name].flush(True)
         before = self._file_bytes(name)
-        forced = rocksdict.BottommostLevelCompaction.force() if step is Step.RELOCATE else None
-        took_s = self._compact(name, forced, pieces)  # each time the oldest blob files are others
+        took_s = self._compact(name, step is Step.RELOCATE, pieces)  # each time the oldest blob files are others
         self._rested_s[name] = self._clock() + REST * took_s
         self._tune(name, 0.0)
         return max(0, before - self._file_bytes(name))
 
-    def _compact(self, name: str, bottommost: Any, times: int = 1) -> float:
+    def _compact(self, name: str, is_forced: bool, times: int = 1) -> float:
         """Compact a family so often, unless a write has to wait, but one piece at least.
 
         Return the seconds that took, without the flush RocksDB makes before each: on a disk that is busy that is most.
         """
         self._turns.remove(name)
         self._turns.append(name)
-        options = rocksdict.CompactOptions()
-        options.set_exclusive_manual_compaction(False)  # those of other families go on
-        if bottommost is not None:
-            options.set_bottommost_level_compaction(bottommost)
         self._gives_way, self._has_piece = False, False  # what waited until here waited for a flush
         before_s = self._compacted_s(name)
-        all(self._compact_once(name, options) for _ in range(times))
+        all(self._compact_once(name, is_forced) for _ in range(times))
         took_s = self._compacted_s(name) - before_s
         self.compacted_s += took_s
         return took_s
 
-    def _compact_once(self, name: str, options: Any) -> bool:
-        """Compact a family in ranges of keys, or the rest of it where the last time gave way.
+    def _compact_once(self, name: str, is_forced: bool) -> bool:
+        """Compact a family in ranges of keys, or the rest of it where the last time, of the same kind, gave way.
 
         Return whether that came to its end, and note then how many of its deletions it leaves. Those that came
         meanwhile are not among them, as far as they are in memory yet.
         """
-        this = self._begun.pop(name, None) or _Pass(None, self._usage(name).deletions, self._errors())
+        this, options = self._begin(name, is_forced), _options(name, is_forced)
         for start, end in self._ranges(name, this.start):
             if self._gives_way and self._has_piece:
-                self._begun[name] = this._replace(start=start)
+                self._begun[name] = this.gives_way(start, self._in_tables(name)[1])
                 return False
             self._families[name].compact_range(start, end, options)
             self._has_piece = True
         if self._errors() == this.errors:  # else it is tried again
-            self._settled[name] = min(this.deletions, self._usage(name).deletions - self._deleted_in_memory(name))
+            self._settled[name] = this.settled(self._in_tables(name)[1])
         return True
+
+    def _begin(self, name: str, is_forced: bool) -> _Pass:
+        deletions, begun = self._usage(name).deletions, self._begun.pop(name, None)
+        if begun and begun.is_forced == is_forced:
+            return begun.goes_on(deletions)
+        return _Pass(None, deletions, self._errors(), is_forced)
 
     def _ranges(self, name: str, start: bytes | None) -> Iterator[tuple[bytes | None, bytes | None]]:
         """Yield ranges of keys from `start` on, both ends included, which cut between table files where they hold
@@ -186,10 +214,9 @@ class Space:
             self._tuned[name] = wanted
 
     def _usage(self, name: str) -> Usage:
-        tables = dict(_COUNT.findall(self._families[name].property_value("rocksdb.aggregated-table-properties") or ""))
-        deletions = int(tables.get("deletions", 0))
+        entries, deletions = self._in_tables(name)
         return Usage(
-            rows=max(0, int(tables.get("entries", 0)) - deletions),
+            rows=max(0, entries - deletions),
             deletions=deletions + self._deleted_in_memory(name),
             table_bytes=self._number(name, "live-sst-files-size"),
             blob_bytes=self._number(name, "live-blob-file-size"),
@@ -197,6 +224,11 @@ class Space:
             garbage_bytes=self._number(name, "live-blob-file-garbage-size"),
             moves_blobs=not self._spared.blobs,
         )
+
+    def _in_tables(self, name: str) -> tuple[int, int]:
+        """Return how many entries table files have, and how many of those are deletions."""
+        tables = dict(_COUNT.findall(self._families[name].property_value("rocksdb.aggregated-table-properties") or ""))
+        return int(tables.get("entries", 0)), int(tables.get("deletions", 0))
 
     def _compacted_s(self, name: str) -> float:
         stats = self._families[name].property_value("rocksdb.cfstats-no-file-histogram") or ""

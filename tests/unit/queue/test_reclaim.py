@@ -13,17 +13,16 @@ import pytest
 from services.queue.core.effects import Write
 from services.queue.core.records import COMPLETIONS, DEAD, EXPIRY, FILES, PARTS, PAYLOADS, RECORDS, RESULTS, seq_key
 from services.queue.storage import reclaim, space
-from services.queue.storage.reclaim import WALKED_AT_MOST, Step, Usage, is_walk_long, step_for
+from services.queue.storage.reclaim import WALKED_AT_MOST, Step
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError
 from tests.support.sizes import sizes_bytes
 from tests.support.waiting import wait_for
 
 MIB = 1 << 20
+PLENTY = 1 << 40
 BODY = os.urandom(200_000)
 BODIES = 300
-PLENTY = 1 << 40
-USAGE = Usage(rows=1000, deletions=0, table_bytes=MIB, blob_bytes=1000 * MIB, blob_files=10, garbage_bytes=0)
 
 
 @pytest.fixture
@@ -280,6 +279,31 @@ def test_what_gave_way_goes_on_where_it_was(tables: RocksdbStore, tmp_path: Path
     assert_adjoin(pieces)
 
 
+@pytest.mark.parametrize("late", [range(1000), range(3000, 4000)])
+def test_what_is_deleted_while_a_pass_waits_is_looked_for(tables: RocksdbStore, tmp_path: Path, late: range) -> None:
+    family = tables._families[PAYLOADS]
+    tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(1000, 3000)])
+    tables._families[PAYLOADS] = Pieces(family, tmp_path, tables._space.give_way)
+    tables.reclaim(0, True)
+    tables.write([Write(PAYLOADS, seq_key(n), None) for n in late])
+    tables._families[PAYLOADS] = family
+    for _ in range(2):  # the rest, then what came meanwhile
+        tables.reclaim(0, True)
+    assert tables._space._usage(PAYLOADS).deletions == 0
+
+
+def test_only_a_step_of_its_kind_goes_on_with_a_pass(
+    tables: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [Step.COMPACT, Step.RELOCATE, Step.RELOCATE, Step.COMPACT]
+    monkeypatch.setattr(space, "step_for", lambda *_: steps.pop(0))
+    pieces = tables._families[PAYLOADS] = Pieces(tables._families[PAYLOADS], tmp_path, tables._space.give_way)
+    for _ in range(4):
+        tables._space._reclaim(PAYLOADS, 0, PLENTY, True)
+    starts = [start for start, _ in pieces.ranges]
+    assert [start is None for start in starts] == [True, True, False, True]
+
+
 def test_a_store_is_closed_and_opened_while_it_compacts(store: RocksdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, PAYLOADS)
     store._families[PAYLOADS].flush(True)  # what is dead in memory alone is worth no compaction
@@ -310,65 +334,6 @@ def test_a_closed_store_gives_nothing_back(tmp_path: Path) -> None:
         store.reclaim(MIB, True)
 
 
-@pytest.mark.parametrize(
-    ("usage", "settled", "is_low", "step"),
-    [
-        (USAGE, 0, True, Step.NOTHING),
-        (USAGE._replace(deletions=10), 0, False, Step.NOTHING),  # 10 MiB, and 32 may be dead
-        (USAGE._replace(deletions=10), 0, True, Step.COMPACT),
-        (USAGE._replace(deletions=10), 10, True, Step.NOTHING),  # the last step left them
-        (USAGE._replace(deletions=33), 0, False, Step.COMPACT),
-        (USAGE._replace(deletions=33, table_bytes=400 * MIB), 0, False, Step.NOTHING),  # too much to write anew
-        (USAGE._replace(deletions=33, table_bytes=400 * MIB), 0, True, Step.COMPACT),
-        (USAGE._replace(deletions=1, table_bytes=400 * MIB), 0, True, Step.NOTHING),
-        (USAGE._replace(rows=0, table_bytes=0, blob_bytes=0, deletions=9), 0, True, Step.NOTHING),  # all in memory
-        (USAGE._replace(garbage_bytes=400 * MIB), 0, False, Step.NOTHING),
-        (USAGE._replace(garbage_bytes=600 * MIB), 0, False, Step.RELOCATE),
-        (USAGE._replace(garbage_bytes=400 * MIB, deletions=66), 0, False, Step.COMPACT),
-        (USAGE._replace(garbage_bytes=600 * MIB, deletions=99), 0, False, Step.RELOCATE),  # which compacts as well
-        (USAGE._replace(garbage_bytes=33 * MIB), 0, True, Step.RELOCATE),
-        (USAGE._replace(garbage_bytes=31 * MIB), 0, True, Step.NOTHING),
-    ],
-)
-def test_steps(usage: Usage, settled: int, is_low: bool, step: Step) -> None:
-    assert step_for(usage, settled, 32 * MIB, PLENTY, is_low, False) is step
-
-
-MIXED = Usage(10**6, deletions=80, table_bytes=280 * MIB, blob_bytes=320 * MIB, blob_files=10, garbage_bytes=0)
-
-
-@pytest.mark.parametrize(
-    ("usage", "settled", "is_low", "is_rested", "step"),
-    [
-        (MIXED, 0, True, True, Step.COMPACT),  # they may be all blobs there are
-        (MIXED, 0, True, False, Step.NOTHING),
-        (MIXED, 0, False, True, Step.NOTHING),
-        (MIXED, 80, True, True, Step.NOTHING),
-        (MIXED._replace(deletions=1), 0, True, True, Step.COMPACT),
-        (MIXED._replace(blob_bytes=0), 0, True, True, Step.NOTHING),  # each less than 4 KiB
-        (MIXED._replace(garbage_bytes=319 * MIB), 0, True, True, Step.RELOCATE),
-        (MIXED._replace(garbage_bytes=319 * MIB, moves_blobs=False), 0, True, True, Step.NOTHING),
-        (MIXED._replace(deletions=2000, blob_bytes=0), 0, True, True, Step.COMPACT),
-        (MIXED._replace(deletions=0), 0, True, True, Step.NOTHING),
-    ],
-)
-def test_any_deletion_may_be_of_a_large_row_where_room_is_short(
-    usage: Usage, settled: int, is_low: bool, is_rested: bool, step: Step
-) -> None:
-    assert step_for(usage, settled, 32 * MIB, PLENTY, is_low, is_rested) is step
-
-
-def test_no_more_is_moved_than_there_is_room_for() -> None:
-    usage = USAGE._replace(garbage_bytes=600 * MIB)  # ten files of 100 MiB
-    assert usage.relocated_share(PLENTY) == 0.25
-    assert 0.1 < usage.relocated_share(200 * MIB) < 0.25
-    assert usage.relocated_share(120 * MIB) == 0.0
-    assert usage._replace(blob_files=2).relocated_share(PLENTY) == 0.5, "of few files one"
-    assert step_for(usage, 0, 32 * MIB, 200 * MIB, True, False) is Step.RELOCATE
-    assert step_for(usage, 0, 32 * MIB, 120 * MIB, True, False) is Step.NOTHING
-    assert usage._replace(moves_blobs=False).relocated_share(PLENTY) == 0.0
-
-
 @pytest.mark.parametrize("family", [EXPIRY, COMPLETIONS, DEAD, FILES, RECORDS])
 def test_reads_in_order_do_not_walk_over_many_deleted_rows(store: RocksdbStore, family: str) -> None:
     keys = [seq_key(n) for n in range(WALKED_AT_MOST)]
@@ -389,32 +354,3 @@ def test_a_family_with_damage_is_walked_over(store: RocksdbStore) -> None:
     store.write([Write(EXPIRY, key, None) for key in keys])
     store.reclaim(8 * MIB, True)
     assert store._space._usage(EXPIRY).deletions == WALKED_AT_MOST
-
-
-@pytest.mark.parametrize(
-    ("usage", "settled", "free_bytes", "is_long"),
-    [
-        (USAGE._replace(deletions=WALKED_AT_MOST), 0, PLENTY, True),
-        (USAGE._replace(deletions=WALKED_AT_MOST), 1, PLENTY, False),  # the last compaction left one
-        (USAGE._replace(deletions=WALKED_AT_MOST, rows=10**6), 0, PLENTY, False),  # too much to write anew
-        (USAGE._replace(deletions=125_000, rows=10**6), 0, PLENTY, True),
-        (USAGE._replace(deletions=WALKED_AT_MOST), 0, MIB, False),  # no room for it
-    ],
-)
-def test_walks_that_are_worth_a_compaction(usage: Usage, settled: int, free_bytes: int, is_long: bool) -> None:
-    assert is_walk_long(usage, settled, free_bytes) is is_long
-
-
-@pytest.mark.parametrize(
-    ("usage", "share", "pieces"),
-    [
-        (USAGE, 0.0, 1),
-        (USAGE, 0.1, 1),
-        (USAGE, 0.25, 2),  # of two files no half
-        (USAGE._replace(blob_files=100), 0.25, 4),  # 250 MiB, 64 each
-        (USAGE._replace(blob_files=100, table_bytes=400 * MIB), 0.25, 3),  # as much as tables are worth
-        (USAGE._replace(blob_files=100, garbage_bytes=900 * MIB), 0.25, 2),  # no more lives than 100 MiB
-    ],
-)
-def test_what_is_moved_is_moved_in_pieces(usage: Usage, share: float, pieces: int) -> None:
-    assert usage.pieces(share) == pieces
