@@ -38,6 +38,12 @@ REST: Final = 9.0
 """Times as long as it compacted nothing is: a tenth of the disk's time at most. What is flushed before is no part of
 that: it would be soon anyway."""
 
+SEARCH_REST_S: Final = 60.0
+"""Between searches for what need not be dead: each writes what is in memory into files, however little that is."""
+
+SEARCH_REST_AT_MOST_S: Final = 3600.0
+"""The same after many in vain."""
+
 
 class Step(Enum):
     """What to do with a family."""
@@ -45,6 +51,8 @@ class Step(Enum):
     NOTHING = "nothing"
     COMPACT = "compact"
     """Flush, and have deletions meet their rows: files in which nothing lives go."""
+    SEARCH = "search"
+    """The same for what need not be dead."""
     RELOCATE = "relocate"
     """Besides, move what lives in the oldest blob files to new ones."""
 
@@ -67,7 +75,12 @@ class Usage(NamedTuple):
     @property
     def row_bytes(self) -> float:
         """Mean size of a row on the disk."""
-        return (self.table_bytes + self.blob_bytes - self.garbage_bytes) / self.rows if self.rows else 0.0
+        return self.living_bytes / self.rows if self.rows else 0.0
+
+    @property
+    def living_bytes(self) -> int:
+        """What no compaction has found dead."""
+        return self.table_bytes + self.blob_bytes - self.garbage_bytes
 
     def most_dead_bytes(self, deletions: int) -> int:
         """Return what so many deletions may be about, however small most rows are."""
@@ -103,19 +116,29 @@ def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_l
     """Return what to do with a family of which the last step left `settled` deletions as they are.
 
     `bound_bytes`: what may be dead while there is room; `is_low`: there is little, so that whatever is dead counts;
-    `is_rested`: the last step is `REST` times its length ago, so that even what need not be dead is looked for then.
+    `is_rested`: even what need not be dead may be looked for, as the last step and the last search are long enough ago.
     """
     moves = is_low or 2 * usage.garbage_bytes >= usage.blob_bytes
     if moves and usage.garbage_bytes and usage.garbage_bytes >= bound_bytes and usage.relocated_share(free_bytes):
         return Step.RELOCATE  # first: it compacts as well, which is always due where rows come and go without a pause
     deletions = max(0, usage.deletions - settled)
     dead_bytes = deletions * usage.row_bytes
-    if is_low and is_rested:
-        dead_bytes = max(dead_bytes, usage.most_dead_bytes(deletions))
     least_bytes = usage.table_bytes / (TABLES_TO_DEAD_IF_LOW if is_low else TABLES_TO_DEAD)
     if dead_bytes > 0 and dead_bytes >= (least_bytes if is_low else max(bound_bytes, least_bytes)):
         return Step.COMPACT
+    if is_low and is_rested and usage.most_dead_bytes(deletions) >= max(1, least_bytes):
+        return Step.SEARCH
     return Step.NOTHING
+
+
+def search_rest_s(before_s: float, found_bytes: int, has_ended: bool) -> float:
+    """Return how many seconds a family is not searched after a search that found so much dead, `before_s` before it.
+
+    It is twice as long each time one has ended without as much as a largest row.
+    """
+    if found_bytes >= MAX_MESSAGE_BYTES:
+        return SEARCH_REST_S
+    return min(max(SEARCH_REST_S, 2 * before_s), SEARCH_REST_AT_MOST_S) if has_ended else before_s
 
 
 def is_walk_long(usage: Usage, settled: int, free_bytes: int) -> bool:

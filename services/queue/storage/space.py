@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import rocksdict
 
-from services.queue.storage.reclaim import REST, Step, Usage, is_walk_long, step_for
+from services.queue.storage.reclaim import REST, Step, Usage, is_walk_long, search_rest_s, step_for
 from services.queue.storage.rocksdb_options import BODIES, PIECE_BYTES, WALKED
 from services.queue.storage.spared import Spared, table_files
 
@@ -90,6 +90,8 @@ class Space:
         """Passes that gave way before their end."""
         self._rested_s = dict.fromkeys(BODIES, 0.0)
         """By the clock, when a family has rested after what was compacted there."""
+        self._search_rest_s = dict.fromkeys(BODIES, 0.0)
+        """How long it rests after a search, by what the last ones found."""
         self._gives_way = False
         self._has_piece = False
         """Whether a piece has been compacted since that was said to begin: a write may wait for it."""
@@ -141,11 +143,20 @@ class Space:
         pieces = usage.pieces(share)
         self._tune(name, share / pieces)
         self._families[name].flush(True)
-        before = self._file_bytes(name)
+        before, living_bytes = self._file_bytes(name), self._usage(name).living_bytes
         took_s = self._compact(name, step is Step.RELOCATE, pieces)  # each time the oldest blob files are others
-        self._rested_s[name] = self._clock() + REST * took_s
+        rest_s = REST * took_s
+        if step is Step.SEARCH:
+            rest_s = max(rest_s, self._rest_of_search_s(name, living_bytes - self._usage(name).living_bytes))
+        self._rested_s[name] = max(self._rested_s[name], self._clock() + rest_s)
         self._tune(name, 0.0)
         return max(0, before - self._file_bytes(name))
+
+    def _rest_of_search_s(self, name: str, found_bytes: int) -> float:
+        """Note what a search found; return the seconds until the next: none where it gave way, so that it goes on."""
+        has_ended = name not in self._begun
+        self._search_rest_s[name] = search_rest_s(self._search_rest_s[name], found_bytes, has_ended)
+        return self._search_rest_s[name] if has_ended else 0.0
 
     def _compact(self, name: str, is_forced: bool, times: int = 1) -> float:
         """Compact a family so often, unless a write has to wait, but one piece at least.

@@ -90,13 +90,29 @@ def test_a_few_large_rows_among_many_small_ones_come_back_where_room_is_short(
     assert store._space._usage(PAYLOADS).garbage_bytes > 4 * MIB
     store.write([Write(PAYLOADS, seq_key(5000 + n), None) for n in (2, 3)])
     store.reclaim(8 * MIB, True)
-    assert len(pieces.ranges) == 1, "a few deletions of whatever size may be looked for a tenth of the time"
-    now_s[0] += reclaim.REST
+    assert len(pieces.ranges) == 1, "a few deletions of whatever size are looked for once a minute at most"
+    now_s[0] += reclaim.SEARCH_REST_S
     assert store.reclaim(8 * MIB, True) > 8 * MIB
     wait_for(lambda: blob_bytes(tmp_path) == 0, "the disk space")
-    now_s[0] += reclaim.REST
+    now_s[0] += 2 * reclaim.SEARCH_REST_S
     store.reclaim(8 * MIB, True)
     assert len(pieces.ranges) == store.compacted_s() == 2, "nothing was deleted"
+
+
+def test_a_few_small_rows_are_not_searched_for_all_the_time(
+    store: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(store._space, "_clock", lambda: now_s[0])
+    store.write([Write(PAYLOADS, seq_key(n), os.urandom(2000)) for n in range(5000)])
+    store.write([Write(PAYLOADS, seq_key(5000 + n), os.urandom(2 * MIB)) for n in range(4)])
+    store._families[PAYLOADS].flush(True)
+    pieces = store._families[PAYLOADS] = Pieces(store._families[PAYLOADS], tmp_path)
+    for n in range(10):
+        store.write([Write(PAYLOADS, seq_key(n), None)])
+        store.reclaim(8 * MIB, True)
+        now_s[0] += reclaim.SEARCH_REST_S
+    assert len(pieces.ranges) == 4, "after none, one, three and seven minutes"
 
 
 def test_what_is_scattered_comes_back_too_while_rows_come_and_go(store: RocksdbStore, tmp_path: Path) -> None:

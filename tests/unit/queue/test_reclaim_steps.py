@@ -2,7 +2,17 @@
 
 import pytest
 
-from services.queue.storage.reclaim import WALKED_AT_MOST, Step, Usage, is_walk_long, step_for
+from penstock.limits import MAX_MESSAGE_BYTES
+from services.queue.storage.reclaim import (
+    SEARCH_REST_AT_MOST_S,
+    SEARCH_REST_S,
+    WALKED_AT_MOST,
+    Step,
+    Usage,
+    is_walk_long,
+    search_rest_s,
+    step_for,
+)
 
 MIB = 1 << 20
 PLENTY = 1 << 40
@@ -39,22 +49,34 @@ MIXED = Usage(10**6, deletions=80, table_bytes=280 * MIB, blob_bytes=320 * MIB, 
 @pytest.mark.parametrize(
     ("usage", "settled", "is_low", "is_rested", "step"),
     [
-        (MIXED, 0, True, True, Step.COMPACT),  # they may be all blobs there are
+        (MIXED, 0, True, True, Step.SEARCH),  # they may be all blobs there are
         (MIXED, 0, True, False, Step.NOTHING),
         (MIXED, 0, False, True, Step.NOTHING),
         (MIXED, 80, True, True, Step.NOTHING),
-        (MIXED._replace(deletions=1), 0, True, True, Step.COMPACT),
+        (MIXED._replace(deletions=1), 0, True, True, Step.SEARCH),
         (MIXED._replace(blob_bytes=0), 0, True, True, Step.NOTHING),  # each less than 4 KiB
         (MIXED._replace(garbage_bytes=319 * MIB), 0, True, True, Step.RELOCATE),
         (MIXED._replace(garbage_bytes=319 * MIB, moves_blobs=False), 0, True, True, Step.NOTHING),
-        (MIXED._replace(deletions=2000, blob_bytes=0), 0, True, True, Step.COMPACT),
+        (MIXED._replace(deletions=2000, blob_bytes=0), 0, True, True, Step.SEARCH),
         (MIXED._replace(deletions=0), 0, True, True, Step.NOTHING),
+        (MIXED._replace(deletions=10**5), 0, True, True, Step.COMPACT),  # due by their mean size
+        (MIXED._replace(deletions=10**5), 0, True, False, Step.COMPACT),
     ],
 )
 def test_any_deletion_may_be_of_a_large_row_where_room_is_short(
     usage: Usage, settled: int, is_low: bool, is_rested: bool, step: Step
 ) -> None:
     assert step_for(usage, settled, 32 * MIB, PLENTY, is_low, is_rested) is step
+
+
+def test_searches_in_vain_get_rare() -> None:
+    rests_s = [0.0]
+    for _ in range(8):
+        rests_s.append(search_rest_s(rests_s[-1], MAX_MESSAGE_BYTES - 1, True))
+    assert rests_s[1:] == [SEARCH_REST_S * 2**n for n in range(6)] + [SEARCH_REST_AT_MOST_S] * 2
+    assert search_rest_s(SEARCH_REST_AT_MOST_S, MAX_MESSAGE_BYTES, True) == SEARCH_REST_S
+    assert search_rest_s(480.0, 0, False) == 480.0, "what gave way has not found everything yet"
+    assert search_rest_s(480.0, MAX_MESSAGE_BYTES, False) == SEARCH_REST_S
 
 
 def test_no_more_is_moved_than_there_is_room_for() -> None:
