@@ -71,6 +71,9 @@ class Usage(NamedTuple):
     """Of the blob files: what compactions have found dead there."""
     moves_blobs: bool = True
     """Whether compactions may read blobs: not where one is damaged."""
+    upper_bytes: int = 0
+    """Of the table files those of level 0 and what they overlap in the next: one compaction may take them all. Of
+    others it takes some `PIECE_BYTES`."""
 
     @property
     def row_bytes(self) -> float:
@@ -98,7 +101,8 @@ class Usage(NamedTuple):
         if not self.blob_bytes:
             return RELOCATED_SHARE
         one_file = 1 / max(1, self.blob_files)
-        fits = (ROOM_SHARE * free_bytes - self.table_bytes) / self.blob_bytes
+        of_tables = min(self.table_bytes, PIECE_BYTES + self.upper_bytes)
+        fits = (ROOM_SHARE * free_bytes - of_tables) / self.blob_bytes
         share = min(max(RELOCATED_SHARE, one_file), fits)
         return share if share >= one_file else 0.0
 

@@ -53,6 +53,18 @@ class _Pass(NamedTuple):
         return max(0, min(self.deletions, in_tables - self.added))
 
 
+def _upper_bytes(files: list[dict[str, Any]]) -> int:
+    """Return the size of the files in level 0 and of those they overlap in the first level below that has any."""
+    upper = [file for file in files if file["level"] == 0]
+    if not upper:
+        return 0
+    first, last = min(file["start_key"] for file in upper), max(file["end_key"] for file in upper)
+    base = min((file["level"] for file in files if file["level"] > 0), default=0)
+    lower = [file for file in files if file["level"] == base > 0]
+    met = [file for file in lower if file["start_key"] <= last and file["end_key"] >= first]
+    return sum(file["size"] for file in (*upper, *met))
+
+
 def _options(name: str, is_forced: bool) -> Any:
     options = rocksdict.CompactOptions()
     options.set_exclusive_manual_compaction(False)  # those of other families go on
@@ -139,15 +151,18 @@ class Space:
         step = step_for(usage, self._settled[name], bound_bytes, free_bytes, is_low, is_rested)
         if step is Step.NOTHING:
             return 0
+        self._families[name].flush(True)
+        usage = self._usage(name)
         share = usage.relocated_share(free_bytes) if step is Step.RELOCATE else 0.0
+        if step is Step.RELOCATE and not share:
+            return 0  # what was in memory makes its first compaction too large: it is compacted by itself before
         pieces = usage.pieces(share)
         self._tune(name, share / pieces)
-        self._families[name].flush(True)
-        before, living_bytes = self._file_bytes(name), self._usage(name).living_bytes
+        before = self._file_bytes(name)
         took_s = self._compact(name, step is Step.RELOCATE, pieces)  # each time the oldest blob files are others
         rest_s = REST * took_s
         if step is Step.SEARCH:
-            rest_s = max(rest_s, self._rest_of_search_s(name, living_bytes - self._usage(name).living_bytes))
+            rest_s = max(rest_s, self._rest_of_search_s(name, usage.living_bytes - self._usage(name).living_bytes))
         self._rested_s[name] = max(self._rested_s[name], self._clock() + rest_s)
         self._tune(name, 0.0)
         return max(0, before - self._file_bytes(name))
@@ -199,10 +214,8 @@ class Space:
         """Yield ranges of keys from `start` on, both ends included, which cut between table files where they hold
         `PIECE_BYTES`.
         """
-        ours = table_files(self._families[name])
-        files = [file for file in self._families[name].live_files() if int(file["name"][1:-4]) in ours]
         first, size_bytes = start or b"", 0
-        for file in sorted(files, key=lambda file: file["end_key"]):
+        for file in sorted(self._table_files(name), key=lambda file: file["end_key"]):
             if file["end_key"] < first:
                 continue
             size_bytes += file["size"]
@@ -210,6 +223,10 @@ class Space:
                 yield start, file["end_key"]
                 start, size_bytes = file["end_key"] + b"\0", 0
         yield start, None
+
+    def _table_files(self, name: str) -> list[dict[str, Any]]:
+        ours = table_files(self._families[name])
+        return [file for file in self._families[name].live_files() if int(file["name"][1:-4]) in ours]
 
     def _tune(self, name: str, share: float) -> None:
         """Have compactions move the oldest `share` of the blob files.
@@ -226,14 +243,16 @@ class Space:
 
     def _usage(self, name: str) -> Usage:
         entries, deletions = self._in_tables(name)
+        garbage_bytes = self._number(name, "live-blob-file-garbage-size")
         return Usage(
             rows=max(0, entries - deletions),
             deletions=deletions + self._deleted_in_memory(name),
             table_bytes=self._number(name, "live-sst-files-size"),
             blob_bytes=self._number(name, "live-blob-file-size"),
             blob_files=self._number(name, "num-blob-files"),
-            garbage_bytes=self._number(name, "live-blob-file-garbage-size"),
+            garbage_bytes=garbage_bytes,
             moves_blobs=not self._spared.blobs,
+            upper_bytes=_upper_bytes(self._table_files(name)) if garbage_bytes else 0,
         )
 
     def _in_tables(self, name: str) -> tuple[int, int]:

@@ -275,6 +275,20 @@ def test_tables_are_compacted_in_ranges(tables: RocksdbStore, tmp_path: Path) ->
     assert [tables.get(PAYLOADS, seq_key(n)) is None for n in range(4000)] == [n % 2 == 0 for n in range(4000)]
 
 
+def test_what_lies_above_others_is_compacted_with_them(tables: RocksdbStore) -> None:
+    def upper_bytes() -> int:
+        return space._upper_bytes(tables._space._table_files(PAYLOADS))
+
+    assert upper_bytes() == 0
+    all_bytes = tables._space._usage(PAYLOADS).table_bytes
+    tables.write([Write(PAYLOADS, seq_key(3999), None)])
+    tables._families[PAYLOADS].flush(True)
+    assert 0 < upper_bytes() < all_bytes / 3, "with the last of them"
+    tables.write([Write(PAYLOADS, seq_key(0), None)])
+    tables._families[PAYLOADS].flush(True)
+    assert upper_bytes() == tables._space._usage(PAYLOADS).table_bytes > all_bytes
+
+
 def test_a_compaction_of_bodies_is_small(tmp_path: Path) -> None:
     RocksdbStore(tmp_path).close()
     families = max(tmp_path.glob("OPTIONS-*")).read_text().split("[CFOptions ")

@@ -90,6 +90,14 @@ def test_no_more_is_moved_than_there_is_room_for() -> None:
     assert usage._replace(moves_blobs=False).relocated_share(PLENTY) == 0.0
 
 
+def test_tables_are_not_replaced_at_once() -> None:
+    usage = USAGE._replace(garbage_bytes=600 * MIB, table_bytes=10_000 * MIB)
+    assert usage.relocated_share(240 * MIB) == pytest.approx((180 - 64) / 1000)
+    assert usage._replace(upper_bytes=16 * MIB).relocated_share(240 * MIB) == pytest.approx((180 - 80) / 1000)
+    assert usage._replace(upper_bytes=17 * MIB).relocated_share(240 * MIB) == 0.0, "one compaction takes them all"
+    assert usage._replace(table_bytes=MIB, upper_bytes=MIB).relocated_share(240 * MIB) == pytest.approx(0.179)
+
+
 @pytest.mark.parametrize(
     ("usage", "settled", "free_bytes", "is_long"),
     [
