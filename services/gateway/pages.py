@@ -120,7 +120,12 @@ class Page(Place, Generic[T]):
             self.due_s = now_s() + self._left_s
             with self._room.listening(self):
                 yield piece
-        self._line = b""
+        self._one, self._line = None, b""
+
+    def give(self) -> None:
+        """Let go what there is of the page: who waits for the next one holds nothing that is not counted."""
+        self._rest, self._one, self._line = [], None, b""
+        super().give()
 
     def end(self) -> None:
         """Let go what there is, but for the mark of a line that is being told."""
@@ -128,8 +133,8 @@ class Page(Place, Generic[T]):
         self._drop()
 
     def _drop(self) -> None:
-        self._rest, self._one, self._line, self._last = [], None, b"", False
         self.give()
+        self._last = False
 
     async def _write(self, make: Callable[[T], bytes], size_bytes: int) -> None:
         if size_bytes >= LARGE_BYTES:

@@ -147,6 +147,30 @@ async def test_downloads_that_nobody_takes_hold_no_more_than_there_is_room_for()
     assert pages._free == pages.most
 
 
+async def test_who_waits_for_room_holds_nothing_of_the_page_before() -> None:
+    """Each line is a page, and all are told at full speed: who has told one waits for room for the next."""
+
+    def pages_of_one(one: Results) -> Callable[[int], Awaitable[Sheet[bytes]]]:
+        async def read(first: int) -> Sheet[bytes]:
+            await asyncio.sleep(0)
+            return Sheet([(first + 1, LARGE)], first + 1, one.size_bytes, last=first == 3)
+
+        return read
+
+    async def watched(download: AsyncGenerator[bytes, None]) -> bytes:
+        whole = b""
+        async for piece in download:
+            whole += piece
+            assert not [page for page in held if not page._had and (page._one or page._line)]
+        return whole
+
+    pages, held = Pages(8, 60.0), list[Page[bytes]]()
+    reads = [pages_of_one(Results(size_bytes=4 * PLACE_BYTES)) for _ in range(6)]
+    async with asyncio.timeout(10):
+        wholes = await asyncio.gather(*(watched(told(read, pages, held)) for read in reads))
+    assert wholes == [4 * LARGE] * 6
+
+
 async def test_a_page_that_takes_all_there_is_room_for_is_not_passed_for_ever() -> None:
     pages = Pages(4, 60.0)
     large = Page(pages, "acme", Results().read, 9 * PLACE_BYTES)
