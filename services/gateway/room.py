@@ -95,18 +95,38 @@ class Room:
 
     def _hand_out(self) -> None:
         """Let those who may have a place have it; tenants have turns."""
-        while (tenant := next(filter(self._may_have, self._waiting), None)) is not None:
-            places = self._waiting[tenant][0].places
-            if places > self._free:
-                return  # it is the next, whoever wants less: else they would pass it for ever
+        while (tenant := self._next()) is not None:
             line = self._waiting.pop(tenant)
-            future = line.popleft().future
+            future, places = line.popleft()
             if line:
                 self._waiting[tenant] = line  # behind all others
             if not future.done():  # else who waited was stopped, and has not left yet
                 self._free -= places
                 self._had[tenant] += places
                 future.set_result(None)
+
+    def _next(self) -> str | None:
+        """Return whose turn it is, None while nothing is free that one may have.
+
+        Who wants more than is free is the next, and is passed by those alone who have little by then.
+        """
+        most = None
+        for tenant in filter(self._may_have, self._waiting):
+            places = self._waiting[tenant][0].places
+            if places <= self._free and (most is None or self._had[tenant] + places <= most):
+                return tenant
+            if most is None:
+                most = self._beside(tenant, places)
+        return None
+
+    def _beside(self, tenant: str, places: int) -> int:
+        """Return how many places each other tenant may come to have before this one, which waits for so many.
+
+        As many as this one has, which are fewer with each that it gives, as it is had by no more of its own meanwhile;
+        and so many that all of them leave it what it waits for. So it waits for those that are had, and not for ever.
+        """
+        others = (self._had.keys() | self._waiting.keys()) - {tenant}
+        return max(self._had[tenant], (self.most - places) // max(1, len(others)))
 
     def _may_have(self, tenant: str) -> bool:
         """Whether a tenant may have what the first of its line wants, once that is free."""

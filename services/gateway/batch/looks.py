@@ -89,23 +89,27 @@ def looked_up(
 ) -> Callable[[int], Awaitable[Sheet[pb.Result]]]:
     """Return how the results of lines are read from one of their `numbers` on, in that order; `look` has each.
 
-    Only when a result is there is it known how large it is. So more are asked for at once only after smaller ones.
+    Only when a result is there is it known how large it is. So more are asked for at once only after smaller ones; what
+    is there beyond a page's last result is asked for again.
     """
-    at_once = 1
+    at_once = largest_bytes = 1
 
     async def read(first: int) -> Sheet[pb.Result]:
-        nonlocal at_once
+        nonlocal at_once, largest_bytes
         items: list[tuple[int, pb.Result]] = []
         told, size_bytes = first, 0
         while told < len(numbers) and told - first < PAGE_LINES and size_bytes < PAGE_BYTES:
-            largest_bytes = 1
+            at_once = max(1, min(at_once, (PAGE_BYTES - size_bytes) // largest_bytes))
             for result in await asyncio.gather(*map(look, numbers[told : told + at_once])):
+                one_bytes = 0 if result is None else result.ByteSize()
+                largest_bytes = max(largest_bytes, one_bytes)
+                if size_bytes >= PAGE_BYTES:
+                    continue
                 told += 1
                 if result is not None:
                     items.append((told, result))
-                    size_bytes += result.ByteSize()
-                    largest_bytes = max(largest_bytes, result.ByteSize())
-            at_once = max(1, min(2 * at_once, LOOK_AHEAD, PAGE_BYTES // largest_bytes))
+                    size_bytes += one_bytes
+            at_once = min(2 * at_once, LOOK_AHEAD)
         return Sheet(items, told, TELLING * size_bytes, last=told == len(numbers))
 
     return read

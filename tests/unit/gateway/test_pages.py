@@ -14,6 +14,7 @@ from penstock.request.v1.request_pb2 import Result
 from services.gateway.batch.looks import LOOK_AHEAD, PAGE_BYTES, looked_up
 from services.gateway.batch.output import Output
 from services.gateway.core.batch import Counts, Status
+from services.gateway.limits import TELLING
 from services.gateway.pages import PIECE_BYTES, PLACE_BYTES, LostError, Page, Pages, Sheet, content_of
 from tests.support.waiting import wait_for_async
 from tests.unit.gateway.test_drive import LINES, Rig, _true_of, rig
@@ -190,6 +191,43 @@ async def test_a_page_that_takes_all_there_is_room_for_is_not_passed_for_ever() 
     assert pages._free == 2
 
 
+async def _asked(pages: Pages, tenant: str, places: int) -> tuple[Page[bytes], asyncio.Task[None]]:
+    page = Page(pages, tenant, Results().read, PLACE_BYTES)
+    taking = asyncio.create_task(page.take(places))
+    await asyncio.sleep(0)
+    return page, taking
+
+
+async def test_those_who_have_less_pass_who_has_much_and_waits_for_more() -> None:
+    pages = Pages(16, 60.0)
+    large, has_much = await _asked(pages, "much", 12)
+    _, more = await _asked(pages, "much", 8)
+    _, passes = await _asked(pages, "little", 2)
+    assert (has_much.done(), more.done(), passes.done()) == (True, False, True)
+    large.give()
+    async with asyncio.timeout(10):
+        await more
+        await _asked(pages, "little", 4)
+    assert pages._free == 2
+
+
+async def test_who_waits_for_much_is_not_passed_for_ever() -> None:
+    """Others take a place again and again, as many as they may, while it waits."""
+    pages = Pages(16, 60.0)
+    had = [await _asked(pages, "abc"[number % 3], 1) for number in range(12)]
+    _, waiting = await _asked(pages, "large", 10)
+    turns = 0
+    async with asyncio.timeout(10):
+        while not waiting.done():
+            turns += 1
+            page, taking = had.pop(0)
+            await taking
+            page.give()
+            had.append(await _asked(pages, page.tenant, 1))
+    assert 6 <= turns <= 12
+    assert [taking.done() for _, taking in had].count(True) == 6, "each other has its two places"
+
+
 async def test_who_waits_for_much_and_leaves_lets_others_pass() -> None:
     pages = Pages(4, 60.0)
     first, large, small = (Page(pages, tenant, Results().read, PLACE_BYTES) for tenant in "abc")
@@ -225,3 +263,21 @@ async def test_results_are_asked_for_by_their_lines_as_many_at_once_as_their_siz
         first = sheet.behind
     assert lines == list(range(1, len(sizes_bytes), 2))
     assert sheet.last
+
+
+async def test_a_page_of_results_by_their_lines_is_no_larger_than_a_page_and_one_result() -> None:
+    """Large ones after small ones, of which many are asked for at once."""
+    sizes_bytes = ([100] * 16 + [PAGE_BYTES // 3] * 16) * 2
+
+    async def look(line: int) -> Result | None:
+        return Result(worker_id="x" * sizes_bytes[line])
+
+    read = looked_up(range(len(sizes_bytes)), look)
+    first, lines, largest_bytes = 0, list[int](), 0
+    while first < len(sizes_bytes):
+        sheet = await read(first)
+        first = sheet.behind
+        lines += [behind - 1 for behind, _ in sheet.items]
+        largest_bytes = max(largest_bytes, sheet.size_bytes)
+    assert lines == list(range(len(sizes_bytes)))
+    assert largest_bytes <= TELLING * (PAGE_BYTES * 4 // 3 + PAGE_BYTES // 100)
