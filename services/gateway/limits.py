@@ -65,6 +65,10 @@ WRITE_TIMEOUT_S = 60.0
 LEAST_TAKEN_BYTES = 64 * 1024
 """Of an answer, in that time, by who is behind with it: 1.1 kB/s, below which the largest answers take hours."""
 
+MAX_CLOSING_S = 24 * 3600.0
+"""For what is unsent when a connection over TLS is closed, and its client takes that least all the time: as good as no
+bound, which TLS transports do not know."""
+
 KEEP_ALIVE_S = 15.0
 """A stream that has nothing to say for this long sends a comment: below the idle limits of common proxies (60 s), and
 early enough that a client learns of its request's id while the request waits."""

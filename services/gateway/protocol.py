@@ -193,6 +193,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._taking.stop()
         super().resume_writing()
 
+    def eof_received(self) -> None:
+        """The client sends no more: the transport closes."""
+        super().eof_received()
+        self._expect_rest()
+
+    def shutdown(self) -> None:
+        """Close once what is open is answered: the server stops."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self._expect_rest()
+
     def timeout_keep_alive_handler(self) -> None:
         """Nothing came for long."""
         self._close()
@@ -266,8 +277,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_rest()
 
     def _expect_rest(self) -> None:
-        """Expect the client to take what was unsent when the connection was closed."""
-        if self.transport.get_write_buffer_size():
+        """Expect the client to take what was unsent when the connection was closed.
+
+        Of one over TLS the transport does not tell whether that is any: another below it has what is encrypted.
+        """
+        if self.scheme == "https" or self.transport.get_write_buffer_size():
             self._taking.watch()
 
     def _disarm(self) -> None:

@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -29,7 +29,7 @@ from services.gateway.doorman import Doorman
 from services.gateway.files import Files
 from services.gateway.generation import Parts
 from services.gateway.intake import Intake
-from services.gateway.limits import IDLE_CONNECTION_S
+from services.gateway.limits import IDLE_CONNECTION_S, MAX_CLOSING_S
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import Pages
 from services.gateway.protocol import BoundedProtocol
@@ -49,6 +49,27 @@ BACKLOG = 2048
 
 class Server(uvicorn.Server):
     """uvicorn, told to stop by us: one process has one place that knows of signals."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections at `sockets`.
+
+        uvicorn would leave it to the loop how long the client of one over TLS has for what is unsent when it is closed,
+        which is half a minute, however steadily it takes it. `BoundedProtocol` has a bound for that.
+        """
+        await super().startup(sockets=[])
+        left_s = MAX_CLOSING_S if self.config.ssl else None
+        loop = asyncio.get_running_loop()
+        for sock in sockets or []:
+            backlog, ssl = self.config.backlog, self.config.ssl
+            self.servers.append(
+                await loop.create_server(
+                    self._connection, sock=sock, ssl=ssl, backlog=backlog, ssl_shutdown_timeout=left_s
+                )
+            )
+
+    def _connection(self) -> asyncio.Protocol:
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let what is open end; who is cut off then has an answer that says so, and is no fault to be traced."""

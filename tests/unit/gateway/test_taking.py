@@ -6,18 +6,28 @@ What it takes is counted by the kernel, where the transport sees nothing of it f
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+from asyncio import constants
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
 
+from penstock.dev_ca import Authority
 from services.gateway.limits import LEAST_TAKEN_BYTES, MAX_HEAD_BYTES, WRITE_TIMEOUT_S
+from services.gateway.protocol import BoundedProtocol
+from services.gateway.server import Server
 from services.gateway.taking import taken_bytes
 from tests.unit.gateway.test_protocol import Clockwork, Sender, connection
 
 MUCH = b"x" * (16 * 2**20)
 SOME_BYTES = 2**20
+PIECE_BYTES = 2**16
 
 
 async def test_what_a_client_has_read_is_counted() -> None:
@@ -110,6 +120,56 @@ def test_a_connection_that_closes_with_all_sent_leaves_no_timer() -> None:
     idle(protocol)
     assert clockwork.closed
     assert all(timer.cancelled for timer in clockwork.timers)
+
+
+def test_over_tls_a_minute_is_waited_whatever_the_transport_tells() -> None:
+    clockwork, protocol = connection(Sender())
+    protocol.scheme = "https"
+    idle(protocol)
+    assert [timer.delay_s for timer in clockwork.timers if not timer.cancelled] == [WRITE_TIMEOUT_S]
+
+
+def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return those of a server and of its client."""
+    cert, key = Authority.open(directory).issue(directory, "service", 1, ["localhost"])
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(cert, key)
+    return server, ssl.create_default_context(cafile=directory / "ca.pem")
+
+
+async def much(_scope: Scope, _receive: Receive, send: Send) -> None:
+    """Answer with MUCH, and have the connection closed."""
+    headers = [(b"content-length", str(len(MUCH)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": MUCH})
+
+
+async def test_over_tls_who_takes_its_answer_has_it_whole_however_long_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop's own bound of what follows a close is made shorter than any answer takes."""
+    monkeypatch.setattr(constants, "SSL_SHUTDOWN_TIMEOUT", 1e-6)
+    of_server, of_client = await asyncio.to_thread(contexts, tmp_path)
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(much, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    config.ssl = of_server
+    server = Server(config)
+    serving = asyncio.create_task(server.serve([listening]))
+    async with asyncio.timeout(60):
+        address = listening.getsockname()
+        reader, writer = await asyncio.open_connection(
+            *address, ssl=of_client, server_hostname="localhost", ssl_shutdown_timeout=30
+        )
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        size_bytes = 0
+        while piece := await reader.read(PIECE_BYTES):
+            size_bytes += len(piece)
+        assert size_bytes == len(MUCH)
+        writer.close()
+        server.should_exit = True
+        await serving
 
 
 def test_a_client_that_takes_some_may_fall_behind_anew() -> None:
