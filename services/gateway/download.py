@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Unauthenticated
 from services.gateway.doorman import authorization_of
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError
+from services.gateway.problem import Problem
 from services.gateway.vigil import Vigil
 
 PIECE_BYTES = 64 * 1024
@@ -60,6 +62,11 @@ class Download(Response):
             # Of an answer that has begun there is no other end than none, upon which the server hangs up.
             if not begun:
                 raise
+        except asyncio.CancelledError:
+            if not begun:
+                stopping = Problem(503, "the gateway is stopping", "", "gateway_stopping")
+                await JSONResponse(stopping.body, stopping.status)(scope, receive, send)
+            raise
 
 
 async def gathered(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
