@@ -12,6 +12,7 @@ import pytest
 from tests.support.fleet import ROOT
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 def test_a_short_run_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ def test_a_port_in_use_exits_69(tmp_path: Path) -> None:
         (("--model", "org/name", "--nonsense", "3"), 78, "unrecognized arguments: --nonsense"),
         long(("--model", "org/name", "--max-model-len", "many"), 78, "--max-model-len"),
         long(("--model", "org/name", "--tool-call-parser", "nope"), 78, "no parser called 'nope'"),
-        (("--model", "nobody/has-this"), 70, "cannot load the model nobody/has-this"),
+        long(("--model", "nobody/has-this"), 70, "cannot load the model nobody/has-this"),
     ],
 )
 def test_what_vllm_refuses_at_the_start_is_one_clear_line(

@@ -9,6 +9,7 @@ import pytest
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import ChoiceStep, EngineRequest, EngineStep, Part, RequestRefusedError
 from services.worker.vllm.checks import Parsers
+from tests.support.effort import long
 from tests.support.thinking_model import make_thinking_model
 
 pytestmark = pytest.mark.vllm
@@ -89,7 +90,7 @@ def answered(parsers: Parsers, fields: dict[str, Any]) -> bool:
     return bool(parsers.tools) or "tools" not in fields or fields.get("tool_choice") == "none"
 
 
-@pytest.mark.parametrize("tokens_a_step", [1, 4])
+@pytest.mark.parametrize("tokens_a_step", [1, long(4)])
 @pytest.mark.parametrize("names", PARSERS)
 def test_it_is_told_as_vllms_server_tells_it(config: Any, names: str, tokens_a_step: int) -> None:
     from tests.support.scripted_chat import Both, Script
