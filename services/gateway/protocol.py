@@ -98,6 +98,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waits = False
         self._holds_much = False
         self._parting = False
+        self._ends = False
+        """Whether nothing more is to be written than is unsent: the connection closes."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Expect a head."""
@@ -189,7 +191,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         """It has taken all but a little, which it is still to take if the connection is closing."""
-        if not self.transport.is_closing():
+        if not self._ends and not self.transport.is_closing():
             self._taking.stop()
         super().resume_writing()
 
@@ -281,6 +283,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
         Of one over TLS the transport does not tell whether that is any: another below it has what is encrypted.
         """
+        self._ends = True
         if self.scheme == "https" or self.transport.get_write_buffer_size():
             self._taking.watch()
 

@@ -129,6 +129,16 @@ def test_over_tls_a_minute_is_waited_whatever_the_transport_tells() -> None:
     assert [timer.delay_s for timer in clockwork.timers if not timer.cancelled] == [WRITE_TIMEOUT_S]
 
 
+def test_over_tls_who_sends_its_own_end_first_has_no_longer() -> None:
+    """Its transport closes, and tells of that only later."""
+    clockwork, protocol = connection(Sender())
+    protocol.scheme = "https"
+    protocol.eof_received()
+    assert not clockwork.closed
+    protocol.resume_writing()
+    assert [timer.delay_s for timer in clockwork.timers if not timer.cancelled][-1] == WRITE_TIMEOUT_S
+
+
 def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Return those of a server and of its client."""
     cert, key = Authority.open(directory).issue(directory, "service", 1, ["localhost"])
