@@ -31,7 +31,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import Pages
 from services.gateway.problem import NO_RETRY, Problem, of_error, of_result
 from services.gateway.recent import Recent
-from services.gateway.reply import Reply, encoded
+from services.gateway.reply import Reply, json_of
 from services.gateway.served import Served, View
 from services.gateway.vigil import Vigil
 from services.logs import about
@@ -184,7 +184,9 @@ class _Exchange:
                     gathered.add(completed(event.result.result))
                 if gathered.whole:
                     break
-        content = await encoded(lambda: gathered.body(self.request_id, wanted.shape), gathered.size_bytes)
+        content = await self._parts.pages.writing.of(
+            lambda: json_of(gathered.body(self.request_id, wanted.shape)), gathered.size_bytes
+        )
         await self._reply.whole(200, content)
 
     def _told(self, tokens: bool) -> AsyncGenerator[list[queue_pb2.WatchEvent], None]:

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from penstock.errors import ServiceError
 from penstock.limits import PART_BYTES
 from services.gateway.limits import MAX_PAGES_BYTES, MAX_READING, PAGE_SLACK_S
-from services.gateway.reply import LARGE_BYTES
+from services.gateway.reply import Writing
 from services.gateway.room import Place, Room
 from services.gateway.shelf import Shelf
 
@@ -52,8 +52,7 @@ class Pages(Room):
         """Have places for `most` MiB of them. A client has `slack_s` to take a piece of one that others wait for."""
         super().__init__(most, 0.0, slack_s)
         self.reading = asyncio.Semaphore(MAX_READING)
-        self.writing = asyncio.Lock()
-        """Of large lines, beside the event loop: each of some copies that it takes is there once."""
+        self.writing = Writing()
 
 
 class Page(Place, Generic[T]):
@@ -137,11 +136,8 @@ class Page(Place, Generic[T]):
         self._last = False
 
     async def _write(self, make: Callable[[T], bytes], size_bytes: int) -> None:
-        if size_bytes >= LARGE_BYTES:
-            async with self._pages.writing:
-                self._line = await asyncio.to_thread(make, self.one)
-        else:
-            self._line = make(self.one)
+        one = self.one
+        self._line = await self._pages.writing.of(lambda: make(one), size_bytes)
 
     async def _write_again(self, make: Callable[[T], bytes], size_bytes: int) -> None:
         self._next = self._at

@@ -13,7 +13,7 @@ from penstock.errors import NotFound, ServiceError
 from services.gateway.batch.ending import Ending
 from services.gateway.batch.errors import RefusedError
 from services.gateway.batch.looks import Looks, Page, page_of
-from services.gateway.batch.output import BREATHE_EVERY, counted, is_line, is_output
+from services.gateway.batch.output import BREATHE_EVERY, counted, is_line, is_output, size_of
 from services.gateway.batch.reading import count_lines
 from services.gateway.batch.records import ChangedError, Held, LostError
 from services.gateway.batch.submitting import Submitting
@@ -185,7 +185,8 @@ class Drive:
         for read, watched in enumerate(page.results, 1):
             cursor = watched.cursor
             if is_line(self._batch, watched.result):
-                counts = counted(counts, watched.result)
+                size_bytes = await size_of(watched.result, self._looks.writing)
+                counts = counted(counts, watched.result, size_bytes)
                 self._metrics.batch_lines.labels("completed" if is_output(watched.result) else "failed").inc()
             self._unsaved = (counts, cursor)
             if read % BREATHE_EVERY == 0:

@@ -17,6 +17,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.limits import TELLING
 from services.gateway.pages import Sheet
+from services.gateway.reply import Writing
 
 PAGE_RESULTS = 1000
 """Results of one page: to open a stream takes as long as to write some ten of their lines."""
@@ -122,6 +123,8 @@ class Looks:
         """No batch is open."""
         self.place = asyncio.Semaphore(AT_ONCE)
         """To have while a page is read and counted."""
+        self.writing = Writing()
+        """Of lines, for their sizes."""
         self._open = 0
 
     @contextmanager

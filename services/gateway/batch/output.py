@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from array import array
@@ -34,8 +33,10 @@ from services.gateway.batch.looks import EXPECTED_BYTES, log_of, looked_up
 from services.gateway.batch.records import KEPT_S
 from services.gateway.batch.turns import Reader, Turn, Turns
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
+from services.gateway.jsontext import json_bytes
 from services.gateway.pace import give_way
 from services.gateway.pages import Page, Pages
+from services.gateway.reply import Writing
 from services.gateway.shelf import Shelf
 
 log = logging.getLogger(__name__)
@@ -105,25 +106,29 @@ def _response(result: pb.Result, status: int, body: dict[str, Any]) -> dict[str,
 
 def _line(name: str, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
     line = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace") + b"\n"
+    return json_bytes(line, "backslashreplace") + b"\n"
 
 
-def counted(counts: Counts, result: pb.Result) -> Counts:
-    """Return the counts with one more result."""
-    size = len(line_of(result))
+async def size_of(result: pb.Result, writing: Writing) -> int:
+    """Return how many bytes the line of a result has."""
+    return await writing.of(lambda: len(line_of(result)), result.ByteSize())
+
+
+def counted(counts: Counts, result: pb.Result, size_bytes: int) -> Counts:
+    """Return the counts with one more result, whose line has this size."""
     if is_output(result):
-        return replace(counts, completed=counts.completed + 1, output_bytes=counts.output_bytes + size)
+        return replace(counts, completed=counts.completed + 1, output_bytes=counts.output_bytes + size_bytes)
     return replace(
         counts,
         failed=counts.failed + 1,
         expired=counts.expired + (result.outcome == pb.OUTCOME_EXPIRED),
         dead=counts.dead + (result.outcome == pb.OUTCOME_DEAD),
-        error_bytes=counts.error_bytes + size,
+        error_bytes=counts.error_bytes + size_bytes,
     )
 
 
-def counted_again(counts: Counts, result: pb.Result) -> Counts:
-    """Return the counts of a batch that has ended when a dead letter of it has ended again."""
+def counted_again(counts: Counts, result: pb.Result, size_bytes: int) -> Counts:
+    """Return the counts of a batch that has ended when a dead letter of it has ended again; its line has this size."""
     dead = max(0, counts.dead - 1) + (result.outcome == pb.OUTCOME_DEAD)
     if not is_output(result):
         return replace(counts, dead=dead, error_bytes=UNCOUNTED)
@@ -133,7 +138,7 @@ def counted_again(counts: Counts, result: pb.Result) -> Counts:
         completed=counts.completed + 1,
         failed=failed,
         dead=dead,
-        output_bytes=counts.output_bytes + len(line_of(result)),
+        output_bytes=counts.output_bytes + size_bytes,
         error_bytes=UNCOUNTED if failed else 0,
     )
 
@@ -204,7 +209,8 @@ class Output:
                 elif event.HasField("result"):
                     cursor = event.result.cursor
                     if is_line(batch, event.result.result):
-                        counts = counted_again(counts, event.result.result)
+                        size_bytes = await size_of(event.result.result, self._pages.writing)
+                        counts = counted_again(counts, event.result.result, size_bytes)
                 await asyncio.sleep(0)
         return replace(batch, counts=counts, progress=replace(batch.progress, cursor=cursor)), under_way > 0
 

@@ -211,7 +211,7 @@ def test_an_end_is_a_line_of_one_of_the_files(outcome: Any, status: int | None, 
     assert (line["custom_id"], line["id"]) == ("mine", "batch_req_r-1")
     assert (line["response"] and line["response"]["status_code"]) == status
     assert (line["error"] and line["error"]["code"]) == code
-    counts = counted(Counts(2), result)
+    counts = counted(Counts(2), result, len(line_of(result)))
     assert (counts.completed, counts.failed) == ((1, 0) if status == 200 else (0, 1))
     assert counts.output_bytes + counts.error_bytes == len(line_of(result))
     assert counts.expired == (code == "batch_expired")

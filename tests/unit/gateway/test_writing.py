@@ -1,0 +1,117 @@
+"""JSON of large results is made beside the event loop, one at a time and in parts, whatever wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.openai.shape import Shape
+from penstock.queue.v1 import queue_pb2
+from penstock.request.v1 import request_pb2 as pb
+from services.gateway import jsontext
+from services.gateway.batch import output
+from services.gateway.batch.drive import Drive
+from services.gateway.batch.lines import Reference, key_of
+from services.gateway.batch.looks import Looks, Page
+from services.gateway.batch.output import Output, line_of
+from services.gateway.batch.turns import Turns
+from services.gateway.core.batch import Batch, Counts
+from services.gateway.jsontext import PART_ENTRIES
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.reply import LARGE_BYTES, Writing
+
+BATCH = Batch("batch_1", "/v1/chat/completions", "file-1", "24h", 0, 3600, "batch")
+SHAPE = Shape(chat=True, role="assistant", logprobs=1)
+LOGPROB = pb.TokenLogprob(token_id=17, token="token", logprob=-0.1, rank=1)
+
+
+def ended(line: int, text: str, tokens: int = 1) -> pb.Result:
+    return pb.Result(
+        request_id=f"r-{line}",
+        idempotency_key=key_of(BATCH.batch_id, line),
+        client_reference=Reference(line, f"c{line}", SHAPE).to_text(),
+        outcome=pb.OUTCOME_COMPLETED,
+        choices=[pb.Choice(text=text, logprobs=[LOGPROB] * tokens)],
+    )
+
+
+BESIDE = [False, True, False, True]
+TEXTS = ["x" * LARGE_BYTES if large else "x" for large in BESIDE]
+RESULTS = [queue_pb2.WatchResult(cursor=line, result=ended(line, text)) for line, text in enumerate(TEXTS, 1)]
+SIZE_BYTES = sum(len(line_of(one.result)) for one in RESULTS)
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return of each line that was made whether that was beside the loop."""
+    found: list[bool] = []
+
+    def noted(result: pb.Result) -> bytes:
+        found.append(threading.current_thread() is not threading.main_thread())
+        return line_of(result)
+
+    monkeypatch.setattr(output, "line_of", noted)
+    return found
+
+
+async def test_large_lines_are_counted_beside_the_loop(beside: list[bool]) -> None:
+    nothing: Any = None
+    held: Any = SimpleNamespace(batch=BATCH)
+    drive = Drive(nothing, nothing, nothing, GatewayMetrics(CollectorRegistry()), held, Turns(), Looks())
+    counts, cursor = await drive._tally_page(Page(RESULTS, 0, True, 0), Counts(4), 0)
+    assert (counts.completed, counts.output_bytes, cursor) == (4, SIZE_BYTES, 4)
+    assert beside == BESIDE
+
+
+async def test_large_lines_that_end_anew_are_counted_beside_the_loop(beside: list[bool]) -> None:
+    async def wire_ended(_batch_id: str, _cursor: int) -> AsyncGenerator[queue_pb2.WatchEvent, None]:
+        for one in RESULTS:
+            yield queue_pb2.WatchEvent(result=one)
+
+    client: Any = SimpleNamespace(wire_ended=wire_ended)
+    nothing: Any = None
+    batch = replace(BATCH, counts=Counts(4, failed=4, dead=4))
+    batch, _ = await Output(client, nothing).reruns(batch)
+    assert (batch.counts.completed, batch.counts.output_bytes) == (4, SIZE_BYTES)
+    assert beside == BESIDE
+
+
+async def test_one_large_result_is_written_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = most = 0
+
+    async def to_thread(make: Callable[[], int]) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return make()
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    writing = Writing()
+    assert await asyncio.gather(*(writing.of(lambda: 7, LARGE_BYTES) for _ in range(5))) == [7] * 5
+    assert most == 1
+
+
+def test_a_line_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[int] = []
+    encode = jsontext.encode
+
+    def noted(value: Any) -> str:
+        parts.append(jsontext._entries(value))
+        return encode(value)
+
+    result = ended(1, "x", tokens=PART_ENTRIES)
+    monkeypatch.setattr(jsontext, "PART_ENTRIES", 10**9)
+    whole = line_of(result)
+    monkeypatch.undo()
+    monkeypatch.setattr(jsontext, "encode", noted)
+    assert line_of(result) == whole
+    assert max(parts) <= PART_ENTRIES < sum(parts)
