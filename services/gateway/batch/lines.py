@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,6 +34,9 @@ WINDOW_BYTES = 4 * 1024 * 1024
 PIECE_BYTES = 64 * 1024
 """Of a file, cut into lines before other requests get their turn: some 0.2 ms if there is no line to be seen in it."""
 
+BLOCK_NUMBERS = 1024
+"""Line numbers whose bits are kept together."""
+
 
 class InputDamagedError(NotFound):
     """The input file is there, but its lines are as lost as those of one that is not."""
@@ -60,6 +63,29 @@ class RawLine(NamedTuple):
     def read_to(self) -> int:
         """How much of the file was read, in bytes."""
         return self.end + self.begun_bytes
+
+
+class Numbers:
+    """A set of line numbers that takes a bit for each where they are close together, as those of a batch are."""
+
+    def __init__(self) -> None:
+        """There are none."""
+        self._blocks: dict[int, int] = {}
+
+    def add(self, number: int) -> None:
+        """Put one more in."""
+        block, at = divmod(number, BLOCK_NUMBERS)
+        self._blocks[block] = self._blocks.get(block, 0) | 1 << at
+
+    def update(self, numbers: Iterable[int]) -> None:
+        """Put more in."""
+        for number in numbers:
+            self.add(number)
+
+    def __contains__(self, number: int) -> bool:
+        """Whether it was put in."""
+        block, at = divmod(number, BLOCK_NUMBERS)
+        return bool(self._blocks.get(block, 0) >> at & 1)
 
 
 class LineSplitter:

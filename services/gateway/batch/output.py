@@ -24,6 +24,7 @@ from services.gateway.batch.lines import (
     PIECE_BYTES,
     WINDOW_BYTES,
     WINDOW_LINES,
+    Numbers,
     RawLine,
     Reference,
     key_of,
@@ -236,8 +237,8 @@ class Output:
         comes last. It is looked up because the log does not have it, whatever is said of what is under way: that was
         true before the log was read.
         """
-        seen: set[int] = set()
-        count = failed = 0
+        looks_back = errors and batch.counts.dead > 0
+        seen, count, failed = Numbers(), 0, 0
         with Page(self._pages, batch.tenant, log_of(self._client, batch.batch_id), EXPECTED_BYTES) as page:
             while await page.turn():
                 count += 1
@@ -246,14 +247,14 @@ class Output:
                 line = line_number(batch, page.one)
                 if not line:
                     continue
-                if batch.counts.dead and not is_output(page.one):
+                if looks_back and not is_output(page.one):
                     if line in seen:
                         continue  # it was a dead letter when it was yielded, and has failed again since
                     failed += 1
-                if batch.counts.dead:
+                if looks_back:
                     seen.add(line)
                 yield page
-        if errors and batch.counts.dead and failed < batch.counts.failed:
+        if looks_back and failed < batch.counts.failed:
             seen.update(refusal.line for refusal in batch.refusals)
             for numbers in (await self._submitted(batch), batch.scattered):
                 with self._looked_up(batch, array("I", (one for one in numbers if one not in seen))) as page:

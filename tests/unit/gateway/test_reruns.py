@@ -11,7 +11,7 @@ import pytest
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
-from services.gateway.batch.lines import ask_of, read_lines, request_of
+from services.gateway.batch.lines import Numbers, ask_of, read_lines, request_of
 from services.gateway.batch.output import Output
 from services.gateway.batches import BATCHES_URL
 from services.gateway.console.lookout import _summary
@@ -169,6 +169,19 @@ async def test_a_line_that_is_requeued_and_ends_again_while_a_file_is_sent_is_in
     lines = [json.loads(line)["custom_id"] async for line in Output(rig.client, rig.shelf).lines(done, errors)]
     answered = [f"line-{n}" for n in (1, *range(3, LINES))]
     assert sorted(lines) == sorted(["line-0", "line-1", "line-2"] if errors else answered)
+
+
+async def test_what_the_output_file_is_written_from_is_not_remembered(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = await Ended.with_dead(rig, 3)
+    done, _ = await rig.records.get(ended.batch.batch_id)
+    remembered: list[int] = []
+    monkeypatch.setattr(Numbers, "add", lambda _numbers, line: remembered.append(line))
+    lines = [line async for line in Output(rig.client, rig.shelf).lines(done, errors=False)]
+    assert (len(lines), remembered) == (LINES - 3, [])
+    await rig.error_ids(done)
+    assert sorted(remembered) == list(range(1, LINES + 1))
 
 
 async def test_only_lines_whose_end_the_log_does_not_have_are_looked_up(
