@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from penstock.openai.logprobs import completion_logprobs, message_logprobs, prompt_logprobs
+from penstock.openai.logprobs import Rows, completion_logprobs, message_logprobs, prompt_logprobs
 from penstock.openai.message import Message
 from penstock.openai.shape import Shape
 from penstock.openai.spelling import as_spelt
@@ -46,9 +46,12 @@ COMPLETION_PREFIX = "cmpl"
 Line: TypeAlias = dict[str, Any]
 
 
-def body_of(shape: Shape, result: pb.Result) -> Line:
-    """Return the response body of a completed request, fields and values as vLLM's server writes them."""
-    return _chat(shape, result) if shape.chat else _completion(shape, result)
+def body_of(shape: Shape, result: pb.Result, rows: Rows = list) -> Line:
+    """Return the response body of a completed request, fields and values as vLLM's server writes them.
+
+    Positions with log probabilities, of which there may be very many, are put in `rows`.
+    """
+    return _chat(shape, result, rows) if shape.chat else _completion(shape, result, rows)
 
 
 def failure_of(result: pb.Result, shape: Shape | None = None) -> tuple[int, Line]:
@@ -116,7 +119,7 @@ def _common(prefix: str, kind: str, choices: list[Line], result: pb.Result) -> L
     }
 
 
-def _chat(shape: Shape, result: pb.Result) -> Line:
+def _chat(shape: Shape, result: pb.Result, rows: Rows) -> Line:
     choices = []
     for choice in result.choices:
         told = Message.of_choice(choice)
@@ -134,7 +137,7 @@ def _chat(shape: Shape, result: pb.Result) -> Line:
             {
                 "index": choice.index,
                 "message": message,
-                "logprobs": message_logprobs(choice.logprobs, shape, choice.HasField("message")),
+                "logprobs": message_logprobs(choice.logprobs, shape, choice.HasField("message"), rows),
                 **ending(choice),
                 "token_ids": None,
                 "routed_experts": None,
@@ -142,13 +145,13 @@ def _chat(shape: Shape, result: pb.Result) -> Line:
         )
     return {
         **_common(CHAT_PREFIX, "chat.completion", choices, result),
-        "prompt_logprobs": prompt_logprobs(shape, result),
+        "prompt_logprobs": prompt_logprobs(shape, result, rows),
         "prompt_token_ids": None,
         "prompt_text": None,
     }
 
 
-def _completion(shape: Shape, result: pb.Result) -> Line:
+def _completion(shape: Shape, result: pb.Result, rows: Rows) -> Line:
     choices = []
     for choice in result.choices:
         entries = [*result.prompt_logprobs, *choice.logprobs] if shape.echo else choice.logprobs
@@ -159,7 +162,7 @@ def _completion(shape: Shape, result: pb.Result) -> Line:
                 "text": result.prompt_text + choice.text if shape.echo else choice.text,
                 "logprobs": completion_logprobs(entries, shape, first_unknown),
                 **ending(choice),
-                "prompt_logprobs": prompt_logprobs(shape, result),
+                "prompt_logprobs": prompt_logprobs(shape, result, rows),
                 "token_ids": None,
                 "prompt_token_ids": None,
                 "routed_experts": None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 from penstock.openai.shape import Shape
@@ -13,20 +14,23 @@ LEAST_LOGPROB = -9999.0
 
 Line: TypeAlias = dict[str, Any]
 
+Rows: TypeAlias = Callable[[Iterable[Line | None]], Any]
+"""What becomes of many positions that are made one after the other: a list, or what makes them when it is written."""
 
-def chat_logprobs(entries: Iterable[pb.TokenLogprob], shape: Shape) -> Line | None:
+
+def chat_logprobs(entries: Iterable[pb.TokenLogprob], shape: Shape, rows: Rows = list) -> Line | None:
     """Return the `logprobs` of a chat's choice or delta; None if they were not asked for."""
     if shape.logprobs is None:
         return None
-    return {"content": [_chat_position(entry, shape) for entry in entries]}
+    return {"content": rows(_chat_position(entry, shape) for entry in entries)}
 
 
-def message_logprobs(entries: Sequence[pb.TokenLogprob], shape: Shape, read: bool) -> Line | None:
+def message_logprobs(entries: Sequence[pb.TokenLogprob], shape: Shape, read: bool, rows: Rows = list) -> Line | None:
     """Return the `logprobs` of a chat's choice or delta, `read` if a parser made a message of it.
 
     None if they were not asked for, or if the worker keeps them to itself: they would tell reasoning that is hidden.
     """
-    return None if read and not entries else chat_logprobs(entries, shape)
+    return None if read and not entries else chat_logprobs(entries, shape, rows)
 
 
 def completion_logprobs(
@@ -62,11 +66,11 @@ def shown_length(entries: Iterable[pb.TokenLogprob], shape: Shape) -> int:
     return sum(len(_shown(entry, shape)) for entry in entries)
 
 
-def prompt_logprobs(shape: Shape, result: pb.Result) -> list[Line | None] | None:
-    """Return the prompt's log probabilities by token id; None if they were not asked for."""
+def prompt_logprobs(shape: Shape, result: pb.Result, rows: Rows = list) -> Any:
+    """Return the prompt's log probabilities by token id, in `rows`; None if they were not asked for."""
     if not shape.prompt_logprobs or not result.prompt_logprobs:
         return None
-    return [None, *(_position(entry) for entry in result.prompt_logprobs[1:])]
+    return rows(chain([None], (_position(entry) for entry in result.prompt_logprobs[1:])))
 
 
 def _shown(entry: pb.TokenLogprob, shape: Shape) -> str:

@@ -16,6 +16,7 @@ from penstock.openai.answers import COMPLETION_PREFIX, Line, body_of, usage_of, 
 from penstock.openai.chunks import Chunks
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
+from services.gateway.jsontext import Rows
 from services.gateway.limits import MAX_ANSWERS_BYTES
 from services.gateway.problem import NO_RETRY, Problem
 
@@ -133,10 +134,13 @@ def check_answers(size_bytes: int, count: int) -> int:
 
 
 def body_of_all(name: str, shape: Shape, results: Sequence[pb.Result]) -> Line:
-    """Return the response body of completed requests, in the order of their prompts, as vLLM's server joins them."""
+    """Return the response body of completed requests, in the order of their prompts, as vLLM's server joins them.
+
+    It is there to be written as JSON, once.
+    """
     if len(results) == 1:
-        return body_of(shape, results[0])
-    bodies = [body_of(shape, result) for result in results]
+        return body_of(shape, results[0], Rows)
+    bodies = [body_of(shape, result, Rows) for result in results]
     choices = [choice for body in bodies for choice in body["choices"]]
     for index, choice in enumerate(choices):
         choice["index"] = index

@@ -13,11 +13,24 @@ PART_ENTRIES = 2048
 """Entries of lists and dicts, those within others counted too, that are encoded by one call: they take it a
 millisecond."""
 
-CONTAINERS = (dict, list, tuple)
-
 T = TypeVar("T")
 
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class Rows:
+    """A JSON array whose entries are made while it is encoded: they are never there all at once."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        """Have these entries, which can be gone through once."""
+        self._values = values
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go through them."""
+        return iter(self._values)
+
+
+CONTAINERS = (dict, list, tuple, Rows)
 
 
 def json_bytes(value: Any, errors: str = "strict") -> bytes:
@@ -52,7 +65,8 @@ def _object(fields: dict[Any, Any]) -> Iterator[str]:
 
 
 def _array(values: Iterable[Any]) -> Iterator[str]:
-    before = "["
+    yield "["
+    before = ""
     for run in _runs(values, _entries):
         yield before
         before = ","
@@ -74,7 +88,8 @@ def _runs(items: Iterable[T], entries: Callable[[T], int]) -> Iterator[list[T]]:
             run, held = [], 0
         run.append(item)
         held += more
-    yield run
+    if run:
+        yield run
 
 
 def _entries(value: Any) -> int:
@@ -82,7 +97,7 @@ def _entries(value: Any) -> int:
     entries, within = 0, [value]
     for one in within:
         if isinstance(one, CONTAINERS):
-            entries += len(one)
+            entries += PART_ENTRIES + 1 if isinstance(one, Rows) else len(one)
             if entries > PART_ENTRIES:
                 break
             within.extend(one.values() if isinstance(one, dict) else one)

@@ -34,7 +34,7 @@ from services.gateway.batch.looks import EXPECTED_BYTES, log_of, looked_up
 from services.gateway.batch.records import KEPT_S
 from services.gateway.batch.turns import Reader, Turn, Turns
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
-from services.gateway.jsontext import json_bytes
+from services.gateway.jsontext import Rows, json_bytes
 from services.gateway.pace import give_way
 from services.gateway.pages import Page, Pages
 from services.gateway.reply import Writing
@@ -85,7 +85,7 @@ def line_of(result: pb.Result) -> bytes:
     error = None
     response = None
     if is_output(result):
-        response = _response(result, 200, body_of(reference.shape, result))
+        response = _response(result, 200, body_of(reference.shape, result, Rows))
     elif result.outcome in UNDONE:
         error = dict(zip(("code", "message"), UNDONE[result.outcome], strict=True))
     else:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway import jsontext
-from services.gateway.jsontext import json_bytes
+from services.gateway.jsontext import Rows, json_bytes
 
 TEXT = st.text() | st.sampled_from(["\ud83d", "a\udc00b", "é\x00\u2028"])
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
@@ -21,6 +21,13 @@ KEYS = TEXT | st.integers() | st.booleans() | st.none() | st.floats()
 def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     lists = st.lists(inner, max_size=6)
     return lists | lists.map(tuple) | st.dictionaries(KEYS, inner, max_size=6)
+
+
+def lazy(value: Any) -> Any:
+    """Return the same with lists whose entries are made when they are encoded."""
+    if isinstance(value, dict):
+        return {key: lazy(one) for key, one in value.items()}
+    return Rows(lazy(one) for one in value) if isinstance(value, list) else value
 
 
 VALUES = st.recursive(LEAVES, _containers, max_leaves=30)
@@ -53,6 +60,8 @@ def test_the_parts_are_the_whole(value: Any, most: int, errors: str) -> None:
             return
         assert json_bytes(value, errors) == expected
     assert max(parted) <= most
+    with patch.object(jsontext, "PART_ENTRIES", most):
+        assert json_bytes(lazy(value), errors) == expected
 
 
 def test_what_is_small_is_made_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock.openai import logprobs
+from penstock.openai.answers import body_of
 from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
@@ -23,7 +26,7 @@ from services.gateway.batch.looks import Looks, Page
 from services.gateway.batch.output import Output, line_of
 from services.gateway.batch.turns import Turns
 from services.gateway.core.batch import Batch, Counts
-from services.gateway.jsontext import PART_ENTRIES
+from services.gateway.jsontext import PART_ENTRIES, Rows, json_bytes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.reply import LARGE_BYTES, Writing
 
@@ -108,10 +111,28 @@ def test_a_line_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         parts.append(jsontext._entries(value))
         return encode(value)
 
+    def position(entry: pb.TokenLogprob, shape: Shape) -> dict[str, Any]:
+        made.append(len(parts))
+        return chat_position(entry, shape)
+
+    made: list[int] = []
+    chat_position = logprobs._chat_position
     result = ended(1, "x", tokens=PART_ENTRIES)
     monkeypatch.setattr(jsontext, "PART_ENTRIES", 10**9)
     whole = line_of(result)
     monkeypatch.undo()
     monkeypatch.setattr(jsontext, "encode", noted)
+    monkeypatch.setattr(logprobs, "_chat_position", position)
     assert line_of(result) == whole
+    assert len(set(made)) > 3, "positions are made while those before them are written"
     assert max(parts) <= PART_ENTRIES < sum(parts)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("tokens", [0, 1, PART_ENTRIES])
+def test_positions_that_are_made_while_they_are_written_are_those_of_the_body(chat: bool, tokens: int) -> None:
+    shape = replace(SHAPE, chat=chat, prompt_logprobs=True)
+    result = ended(1, "x", tokens)
+    result.prompt_logprobs.extend([LOGPROB] * tokens)
+    whole = json.dumps(body_of(shape, result), ensure_ascii=False, separators=(",", ":"))
+    assert json_bytes(body_of(shape, result, Rows)).decode() == whole
