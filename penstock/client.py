@@ -19,6 +19,7 @@ from penstock.connection import Connection
 from penstock.credentials import Credentials, key_from_environment
 from penstock.errors import InvalidRequest, NotFound, PenstockError, from_rpc
 from penstock.fields import RequestFields, build_request
+from penstock.fleet import names_of
 from penstock.following import Follower
 from penstock.keys import KeysError
 from penstock.limits import MAX_REQUEST_BYTES
@@ -364,15 +365,14 @@ class Client:
         """Return the queue's counts per channel."""
         return await self._queue.call(lambda: self._stub.Stats(pb.StatsRequest()))
 
-    async def fleet(self) -> scheduler_pb2.StatusResponse:
-        """Return the scheduler's view of workers, channels and credits."""
-        return await self._scheduler.call(lambda: self._fleet.Status(scheduler_pb2.StatusRequest()))
+    async def fleet(self, names_only: bool = False) -> scheduler_pb2.StatusResponse:
+        """Return the scheduler's view of workers, channels and credits; with `names_only` what it tells every key."""
+        request = scheduler_pb2.StatusRequest(names_only=names_only)
+        return await self._scheduler.call(lambda: self._fleet.Status(request))
 
     async def models(self) -> frozenset[str]:
         """Return the names that models answer to just now, which the scheduler tells to every key."""
-        request = scheduler_pb2.StatusRequest(names_only=True)
-        status = await self._scheduler.call(lambda: self._fleet.Status(request))
-        return frozenset(name for worker in status.workers for name in (worker.model, *worker.model_aliases) if name)
+        return names_of(await self.fleet(names_only=True))
 
     async def drain_worker(self, worker_id: str) -> int:
         """Stop granting to a worker; return how many reservations it still has. Raises NotFound."""

@@ -188,9 +188,9 @@ class SyncClient:
         """Return the queue's counts per channel."""
         return self._run(self._client.stats())
 
-    def fleet(self) -> scheduler_pb2.StatusResponse:
-        """Return the scheduler's view of workers, channels and credits."""
-        return self._run(self._client.fleet())
+    def fleet(self, names_only: bool = False) -> scheduler_pb2.StatusResponse:
+        """Return the scheduler's view of workers, channels and credits; with `names_only` what it tells every key."""
+        return self._run(self._client.fleet(names_only))
 
     def models(self) -> frozenset[str]:
         """Return the names that models answer to just now, which the scheduler tells to every key."""

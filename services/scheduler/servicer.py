@@ -40,6 +40,7 @@ class SchedulerServicer:
         """Serve for `runner`, on whose event loop every call runs."""
         self._runner = runner
         self._instance_id = uuid.uuid4().hex
+        self._born_ns = time.monotonic_ns()
 
     async def Credits(
         self, requests: AsyncIterator[scheduler_pb2.CreditsRequest], context: Context
@@ -91,11 +92,15 @@ class SchedulerServicer:
         """Return the ledger, channels and workers as they are now, or what models are called, which all may know."""
         del context
         if request.names_only:
-            return wire.names(self._runner.snapshot())
+            return wire.names(self._runner.snapshot(), self._up_ns)
         if CALLER.get().role is Role.CLIENT:
             text = "Status needs the role operator or service, or to ask for names_only; the caller's is client"
             raise NotAllowedError(Reason.ROLE, text)
-        return wire.status(self._runner.snapshot(), self._instance_id, self._runner.instances())
+        return wire.status(self._runner.snapshot(), self._instance_id, self._runner.instances(), self._up_ns)
+
+    @property
+    def _up_ns(self) -> int:
+        return max(time.monotonic_ns() - self._born_ns, 1)  # 0 is said by one that does not tell
 
     async def DrainWorker(
         self, request: scheduler_pb2.DrainWorkerRequest, context: Context

@@ -331,9 +331,9 @@ def _announced(a: queue_pb2.Announce) -> m.Announced:
 
 
 def status(
-    snapshot: Snapshot, instance_id: str = "", instances: Mapping[int, str] | None = None
+    snapshot: Snapshot, instance_id: str = "", instances: Mapping[int, str] | None = None, up_ns: int = 0
 ) -> scheduler_pb2.StatusResponse:
-    """Encode the state of the scheduler `instance_id`; `instances` names the process of each epoch."""
+    """Encode the state of the scheduler `instance_id`, up for `up_ns`; `instances` names the process of each epoch."""
     processes = instances or {}
     tokenizer_ack = "tokenizer_ack"
     causes = [cause.name.lower() for cause in m.ReleaseCause]
@@ -355,13 +355,14 @@ def status(
             for model, count in sorted(snapshot.unserved.items())
         ],
         instance_id=instance_id,
+        up_ns=up_ns,
     )
 
 
-def names(snapshot: Snapshot) -> scheduler_pb2.StatusResponse:
-    """Encode what the models are called, and nothing else."""
+def names(snapshot: Snapshot, up_ns: int) -> scheduler_pb2.StatusResponse:
+    """Encode what the models are called and for how long the scheduler has been up, and nothing else."""
     workers = (scheduler_pb2.WorkerStatus(model=own, model_aliases=aliases) for own, *aliases in _models(snapshot))
-    return scheduler_pb2.StatusResponse(workers=workers)
+    return scheduler_pb2.StatusResponse(workers=workers, up_ns=up_ns)
 
 
 def _models(snapshot: Snapshot) -> list[tuple[str, ...]]:

@@ -130,6 +130,8 @@ BAD: dict[str, tuple[str, str, Any, dict[str, str], int, str]] = {
 @pytest.mark.parametrize("name", BAD)
 async def test_bad_input_is_answered(fleet: Fleet, name: str) -> None:
     method, path, body, headers, status, code = BAD[name]
+    if code == "model_not_found":
+        await asyncio.to_thread(fleet.wait_settled)
     answered, answer = await ask(address_of(fleet), method, path, body, **headers)
     assert (answered, answer["error"]["code"]) == (status, code)
     assert set(answer["error"]) == {"message", "type", "param", "code"}

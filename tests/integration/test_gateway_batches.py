@@ -167,8 +167,12 @@ BAD_LINES: dict[str, tuple[list[Any], list[tuple[str, int | None]]]] = {
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_one_wrong_line_fails_the_batch_and_nothing_is_submitted(client: openai.OpenAI, name: str) -> None:
+def test_one_wrong_line_fails_the_batch_and_nothing_is_submitted(
+    fleet: Fleet, client: openai.OpenAI, name: str
+) -> None:
     lines, expected = BAD_LINES[name]
+    if name == "unknown model":
+        fleet.wait_settled()
     batch = ended(client, begin(client, jsonl(lines)).id)
     assert batch.status == "failed"
     assert batch.failed_at is not None

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock import SyncClient
+from penstock.fleet import young_for_s
 from tests.support.modules import python_path
 from tests.support.waiting import wait_for
 
@@ -156,6 +158,11 @@ class Fleet:
         gateway = self.add(name, [*addresses, *flags])
         gateway.start()
         return gateway
+
+    def wait_settled(self) -> None:
+        """Return once the scheduler has been up for so long that what it does not know is not there."""
+        with SyncClient(self.queue.address, self.scheduler.address) as client:
+            wait_for(lambda: not young_for_s(client.fleet(names_only=True)), "the scheduler to be old enough")
 
     @property
     def queue(self) -> Service:

@@ -796,8 +796,8 @@ class StatusRequest(_message.Message):
 
     NAMES_ONLY_FIELD_NUMBER: _builtins.int
     names_only: _builtins.bool
-    """Tell nothing but the names that the models of the workers answer to, which any key may know; without it the call
-    takes an operator or a service.
+    """Tell nothing but the names that the models of the workers answer to, and `up_ns`, which any key may know; without
+    it the call takes an operator or a service.
     """
     def __init__(
         self,
@@ -832,6 +832,7 @@ class StatusResponse(_message.Message):
     GRANTS_FIELD_NUMBER: _builtins.int
     UNSERVED_MODELS_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    UP_NS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the admission policy in force."""
     queue_connected: _builtins.bool
@@ -854,6 +855,10 @@ class StatusResponse(_message.Message):
     """Grants since the start."""
     instance_id: _builtins.str
     """Name of this life of the scheduler process, whose counts these are; empty from one that does not tell."""
+    up_ns: _builtins.int
+    """How long this life has lasted, in nanoseconds; 0 from a scheduler that does not tell. In the first seconds of one
+    workers that live may be missing: they come back one after the other.
+    """
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
         """Connected workers, by name."""
@@ -883,10 +888,11 @@ class StatusResponse(_message.Message):
         grants: _builtins.int = ...,
         unserved_models: _abc.Iterable[Global___UnservedModel] | None = ...,
         instance_id: _builtins.str = ...,
+        up_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_violations", b"audit_violations", "channels", b"channels", "completion_refund_blocks", b"completion_refund_blocks", "completion_refunds", b"completion_refunds", "duplicate_acks", b"duplicate_acks", "grants", b"grants", "instance_id", b"instance_id", "policy", b"policy", "queue_connected", b"queue_connected", "stale_messages", b"stale_messages", "tokenizer_refund_blocks", b"tokenizer_refund_blocks", "tokenizer_refunds", b"tokenizer_refunds", "unserved_models", b"unserved_models", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_violations", b"audit_violations", "channels", b"channels", "completion_refund_blocks", b"completion_refund_blocks", "completion_refunds", b"completion_refunds", "duplicate_acks", b"duplicate_acks", "grants", b"grants", "instance_id", b"instance_id", "policy", b"policy", "queue_connected", b"queue_connected", "stale_messages", b"stale_messages", "tokenizer_refund_blocks", b"tokenizer_refund_blocks", "tokenizer_refunds", b"tokenizer_refunds", "unserved_models", b"unserved_models", "up_ns", b"up_ns", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -299,6 +299,25 @@ async def test_a_model_that_has_just_come_is_served(rig: Rig) -> None:
     driving.cancel()
 
 
+@pytest.mark.parametrize(("up_ns", "refused"), [(1, set()), (0, {"model_not_found"})])
+async def test_a_model_whose_worker_may_not_be_back_yet_is_not_refused(rig: Rig, up_ns: int, refused: set[str]) -> None:
+    other = scheduler_pb2.WorkerStatus(worker_id="a", model="other", connected=True)
+
+    async def fleet() -> scheduler_pb2.StatusResponse:
+        return scheduler_pb2.StatusResponse(workers=[other], up_ns=up_ns)
+
+    batch = await rig.batch()
+    driving = asyncio.create_task(rig.drive(await rig.take(batch, "me"), Served(fleet, time.monotonic)).run())
+
+    async def validated() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].status is not Status.VALIDATING
+
+    await wait_for_async(validated, "the validation")
+    errors = (await rig.records.get(batch.batch_id))[0].errors
+    assert {error.code for error in errors} == refused
+    driving.cancel()
+
+
 @pytest.mark.parametrize("status", [Status.VALIDATING, Status.IN_PROGRESS])
 async def test_an_error_nobody_expected_in_a_line_fails_the_batch(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: Status

@@ -10,9 +10,10 @@ import pytest
 
 from penstock.credentials import Credentials, pass_on
 from penstock.errors import Unavailable
+from penstock.fleet import BACK_WITHIN_S
 from penstock.scheduler.v1 import scheduler_pb2 as pb
 from services.gateway.problem import Problem
-from services.gateway.served import FRESH_S, STALE_S, WORN_S, Served, view_of
+from services.gateway.served import FRESH_S, LATELY_S, STALE_S, WORN_S, Served, view_of
 
 STRANGERS: ContextVar[str] = ContextVar("strangers", default="")
 """What a caller has in its context."""
@@ -140,8 +141,41 @@ async def test_an_old_view_is_renewed_before_it_is_used() -> None:
     await scheduler.served.check("m")
     scheduler.status.workers[0].model = "next"
     scheduler.now_s += WORN_S + 1
-    with pytest.raises(Problem, match="`m` does not exist"):
-        await scheduler.served.check("m")
+    assert (await scheduler.served.check("m")).models == ["next"]
+
+
+async def test_a_model_that_was_served_lately_is_waited_for_and_then_refused() -> None:
+    tuned = worker("b", "m", "alias", "tuned")
+    tuned.adapters.append("tuned")
+    scheduler = Scheduler(worker("a", "other"), tuned)
+    await scheduler.served.check("m")
+    del scheduler.status.workers[1]
+    for pause_s in (WORN_S + 1, LATELY_S - WORN_S - 1):
+        scheduler.now_s += pause_s
+        for name, answers in (("m", "m"), ("alias", "m"), ("tuned", "tuned")):
+            view = await scheduler.served.check(name)
+            assert (view.models, view.model_of(name), view.model_of("")) == (["other"], answers, "")
+        assert set(await scheduler.served.names()) == {"other", "m", "alias", "tuned"}
+        with pytest.raises(Problem, match=r"`no` does not exist. Served now: other\."):
+            await scheduler.served.check("no")
+    scheduler.now_s += STALE_S + 1
+    with pytest.raises(Problem, match="`tuned` does not exist"):
+        await scheduler.served.check("tuned")
+    assert set(await scheduler.served.names()) == {"other"}
+    assert set(scheduler.served._seen) == {"other"}, "what is refused is not remembered"
+
+
+async def test_nothing_is_refused_while_workers_may_not_have_come_back_yet() -> None:
+    scheduler = Scheduler(worker("a", "m"))
+    scheduler.status.up_ns = int(BACK_WITHIN_S * 1e9) - 1
+    view = await scheduler.served.check("other")
+    assert (view.models, view.model_of("other"), view.model_of("")) == (["m"], "", ""), "nobody knows who will answer"
+    assert set(await scheduler.served.names()) == set()
+    scheduler.status.up_ns = int(BACK_WITHIN_S * 1e9)
+    scheduler.now_s += FRESH_S * 2
+    with pytest.raises(Problem, match="`other` does not exist"):
+        await scheduler.served.check("other")
+    assert set(await scheduler.served.names()) == {"m"}
 
 
 async def test_an_unknown_model_is_refused_after_a_fresh_look() -> None:

@@ -231,6 +231,7 @@ async def test_status_names_the_processes_whose_counts_it_tells() -> None:
     assert status.instance_id
     assert status.instance_id == (await first.Status(asked, cast("Context", None))).instance_id
     assert status.instance_id != (await second.Status(asked, cast("Context", None))).instance_id
+    assert 0 < status.up_ns < (await first.Status(asked, cast("Context", None))).up_ns
 
 
 async def test_a_client_is_told_the_names_of_models_alone() -> None:
@@ -244,6 +245,8 @@ async def test_a_client_is_told_the_names_of_models_alone() -> None:
     assert [(worker.model, list(worker.model_aliases)) for worker in told.workers] == [("m", ["tuned"])]
     told.workers[0].ClearField("model")
     told.workers[0].ClearField("model_aliases")
+    assert told.up_ns > 0
+    told.ClearField("up_ns")
     assert told == scheduler_pb2.StatusResponse(workers=[scheduler_pb2.WorkerStatus()]), "nothing else"
 
 

@@ -1,0 +1,23 @@
+"""What a scheduler's Status says of the fleet, and what it cannot say yet."""
+
+from __future__ import annotations
+
+from penstock.scheduler.v1 import scheduler_pb2
+
+BACK_WITHIN_S = 10.0
+"""Within which workers come back to a scheduler that was started anew: one whose stream has ended pauses for 2 s at
+most, takes 2 s to connect, and pauses once more where it was too soon (`services/rpc/limits.py`); the rest is for a
+busy machine. Until then a worker or a model that the scheduler does not know may be there all the same."""
+
+
+def young_for_s(status: scheduler_pb2.StatusResponse) -> float:
+    """Return for how many seconds more workers may be missing in `status`; 0 from a scheduler that has been up longer.
+
+    One that does not tell for how long it has been up counts as such.
+    """
+    return max(BACK_WITHIN_S - status.up_ns / 1e9, 0.0) if status.up_ns > 0 else 0.0
+
+
+def names_of(status: scheduler_pb2.StatusResponse) -> frozenset[str]:
+    """Return the names that the models of the workers in `status` answer to."""
+    return frozenset(name for worker in status.workers for name in (worker.model, *worker.model_aliases) if name)
