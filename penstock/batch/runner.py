@@ -186,9 +186,8 @@ class BatchRun:
 
     async def _set_aside(self, lines: Sequence[int], models: set[str]) -> AsyncIterator[pb.Request]:
         """Ask once more who serves these models, and yield the requests of their lines."""
-        served = await self._plan.look_again(models) if lines and self._plan.look_again is not None else None
-        if served is not None:  # else what was known at the start still counts
-            self._served = served
+        if lines and self._plan.look_again is not None:
+            self._served = await self._plan.look_again(models)
         for count, line in enumerate(lines):
             if count % BREATHE_EVERY == 0:
                 await asyncio.sleep(0)

@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from penstock.batch.summary import EngineTotals, totals_of
 from penstock.cli.calls import HOW_TO_START
 from penstock.cli.errors import CommandError
 from penstock.client import Client
-from penstock.connection import Patience
+from penstock.connection import MOST_PAUSE_S, Patience
 from penstock.errors import NobodyAnswers, PenstockError, Unavailable
 from penstock.exits import EX_UNAVAILABLE
+from penstock.fleet import names_of, young_for_s
 from penstock.queue.v1 import queue_pb2 as pb
 
 WORKERS_MEET_SCHEDULER_S = 15.0
@@ -60,43 +61,81 @@ async def _stats(peers: Peers, retry_for_s: float) -> pb.StatsResponse:
         return await client.stats()
 
 
-async def served_models(peers: Peers, started_here: bool, say: Say) -> set[str] | None:
-    """Return the names the connected workers answer to; None if no scheduler or no worker is there to ask.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is known of the names that the connected workers answer to."""
+
+    names: Collection[str] | None
+    """None if there is no scheduler or no worker to ask."""
+    is_final: bool = True
+    """Whether no worker that lives is missing among those asked."""
+
+
+async def served_models(peers: Peers, started_here: bool, say: Say) -> Served:
+    """Return what is served, once there are workers.
 
     Why a scheduler does not tell is said: then nobody finds out that a line's model is misspelt.
 
-    Workers that this command started are waited for: they are ready, but may not have met the scheduler yet.
+    Workers that this command started are waited for: they are ready, but may not have met the scheduler yet. They serve
+    one model, so the first of them tells all.
     """
-    wait_s = WORKERS_MEET_SCHEDULER_S if started_here else min(peers.wait_s, SUMMARY_TRIES_S)
-    return await look_for_models(peers, (), wait_s, say_why=say)
-
-
-async def look_for_models(
-    peers: Peers, models: Collection[str], wait_s: float, say: Say | None = None, say_why: Say | None = None
-) -> set[str] | None:
-    """Return what is served once there are workers, and some for each of `models`, or `wait_s` seconds are over."""
-    patience = Patience(wait_s)
-    why = ""
+    patience = Patience(WORKERS_MEET_SCHEDULER_S if started_here else min(peers.wait_s, SUMMARY_TRIES_S))
     async with Client(peers.queue, peers.scheduler, retry_for_s=0) as client:
         while True:
-            names: set[str] = set()
-            try:
-                names = set(await client.models())
-                why = ""
-            except PenstockError as error:
-                why = str(error)
-            if names and names.issuperset(models):
-                return names
-            if say is not None and wait_s:
-                missing = ", ".join(sorted(repr(model) for model in set(models) - names))
-                say(f"no worker serves {missing} yet; waiting for at most {wait_s:g} s")
-                say = None
+            look = await _look(client)
+            if look.names:
+                return Served(look.names, started_here or not look.young_for_s)
             try:
                 await patience.wait_or_raise(Unavailable("no worker"))
             except Unavailable:
-                if why and say_why is not None:
-                    say_why(f"which models are served is not known ({why}): lines for one that none serves will wait")
-                return names or None
+                if look.why:
+                    say(f"which models are served is not known ({look.why}): lines for one that none serves will wait")
+                return Served(None)
+
+
+async def look_again(peers: Peers, first: Served, say: Say, models: Collection[str]) -> Collection[str] | None:
+    """Return what is served once some worker serves each of `models`, or the patience for that is over.
+
+    If `first`, what was known at the start, was not all, the workers that may be about to come back are waited for,
+    whatever the patience: no line is to be refused for one of them. Where it is not known in the end what is served,
+    `first` counts if it was all; else None is returned, and nothing may be refused.
+    """
+    patience: Patience | None = None
+    async with Client(peers.queue, peers.scheduler, retry_for_s=0) as client:
+        while True:
+            look = await _look(client)
+            if look.names.issuperset(models):
+                return look.names
+            if patience is None:
+                in_doubt = look.young_for_s > 0 and not first.is_final
+                wait_s = max(peers.wait_s, look.young_for_s + MOST_PAUSE_S) if in_doubt else peers.wait_s
+                patience = Patience(wait_s)
+                if wait_s:
+                    missing = ", ".join(sorted(repr(model) for model in set(models) - look.names))
+                    say(f"no worker serves {missing} yet; waiting for at most {round(wait_s, 1):g} s")
+            try:
+                await patience.wait_or_raise(Unavailable("no worker"))
+            except Unavailable:
+                if look.names and not look.young_for_s:
+                    return look.names
+                return first.names if first.is_final else None
+
+
+class _Look(NamedTuple):
+    """What one look at the scheduler has told."""
+
+    names: frozenset[str] = frozenset()
+    young_for_s: float = 0.0
+    why: str = ""
+    """Why nothing."""
+
+
+async def _look(client: Client) -> _Look:
+    try:
+        status = await client.fleet(names_only=True)
+    except PenstockError as error:
+        return _Look(why=str(error))
+    return _Look(names_of(status), young_for_s(status))
 
 
 async def fleet_totals(peers: Peers) -> EngineTotals | None:

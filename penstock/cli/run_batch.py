@@ -35,7 +35,7 @@ from penstock.cli.batch_fleet import (
     Say,
     find_queue,
     fleet_totals,
-    look_for_models,
+    look_again,
     served_models,
     totals_at_the_end,
 )
@@ -177,11 +177,11 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         is_new = journal.header is None
         journal.start(header)
         model = "" if options.stack else options.model
-        look_again = partial(look_for_models, peers, wait_s=peers.wait_s, say=progress.say)
         late = resources.enter_context(Late(progress.say, WHY_AFTER_S))
         served = await served_models(peers, stack is not None, late.set)
         channel = options.channel or found.batch_channel or BATCH_CHANNEL  # an older queue says nothing
-        plan = Plan(header.batch, channel, model, served, options.retry_failed, look_again)
+        again = partial(look_again, peers, served, progress.say)
+        plan = Plan(header.batch, channel, model, served.names, options.retry_failed, again)
         before, started = await fleet_totals(peers), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)

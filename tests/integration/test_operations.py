@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import openai
 import pytest
 
 import penstock as public
@@ -29,6 +31,12 @@ async def state_of(fleet: Fleet, worker: str) -> tuple[bool, int]:
             if view.worker_id == worker:
                 return view.draining, view.reservations
     return False, -1
+
+
+async def serves(fleet: Fleet, models: set[str]) -> bool:
+    """Return whether the scheduler knows workers of just these models."""
+    async with public.Client(fleet.queue.address, fleet.scheduler.address) as client:
+        return await client.models() == models
 
 
 async def ended(fleet: Fleet) -> int:
@@ -77,6 +85,7 @@ async def test_a_drained_worker_finishes_and_stays_drained_over_a_new_scheduler(
     drained = await asyncio.to_thread(penstock, "drain", "w1", *scheduler)
     assert drained.stdout.startswith("w1 takes no new grants; "), drained.stderr
     assert drained.stdout.endswith("w1 is drained\n")
+    await asyncio.to_thread(fleet.wait_settled)
     unknown = penstock("drain", "w9", *scheduler)
     assert (unknown.returncode, unknown.stderr) == (1, "penstock: worker_id: no worker is called 'w9'; known: w1\n")
     finished = await results_of(fleet, "first", 4)
@@ -140,6 +149,49 @@ async def test_a_rolling_restart_under_load_is_not_noticed(make_fleet: Callable[
     now = status(fleet)
     assert now["scheduler"]["audit_violations"] == 0
     assert now["queue"]["dead"] == 0
+
+
+async def test_a_model_whose_worker_comes_back_late_to_a_new_scheduler_is_not_refused(
+    make_fleet: Callable[..., Fleet], tmp_path: Path
+) -> None:
+    fleet = make_fleet()
+    for model in "ab":
+        fleet.add_worker(model, ["--engine", "simulated", "--model", model])
+    gateway = fleet.add_gateway()
+    late = fleet.services["worker-b"].process
+    assert late is not None
+    late.send_signal(signal.SIGSTOP)
+    fleet.scheduler.kill()
+    fleet.scheduler.start()
+    await wait_for_async(lambda: serves(fleet, {"a"}), "the first worker to be back")
+
+    lines = [completion(model, "x", model=model, max_tokens=4) for model in "ab"]
+    source, target = write_jsonl(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    flags = ["--queue", fleet.queue.address, "--scheduler", fleet.scheduler.address]
+    ran = asyncio.create_task(asyncio.to_thread(penstock, "run-batch", "-i", str(source), "-o", str(target), *flags))
+    client = openai.AsyncOpenAI(base_url=f"http://{gateway.address}/v1", api_key="none", max_retries=0, timeout=60)
+    asked = asyncio.create_task(client.completions.create(model="b", prompt="x", max_tokens=4))
+    file = await client.files.create(file=("in.jsonl", source.read_bytes()), purpose="batch")
+    batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+    async def validated() -> bool:
+        return (await client.batches.retrieve(batch.id)).status != "validating"
+
+    await wait_for_async(validated, "the validation")
+    assert await serves(fleet, {"a"}), "the second was back too soon: this proves nothing"
+    late.send_signal(signal.SIGCONT)
+
+    async def done() -> bool:
+        return (await client.batches.retrieve(batch.id)).status in {"completed", "failed"}
+
+    await wait_for_async(done, "the end of the batch")
+    counts = (await client.batches.retrieve(batch.id)).request_counts
+    assert counts is not None
+    assert (counts.completed, counts.failed) == (2, 0)
+    assert (await asked).model == "b"
+    assert (await ran).returncode == 0, fleet.logs()
+    assert [answer["error"] for answer in read_jsonl(target)] == [None, None]
+    await client.close()
 
 
 async def test_a_backup_under_load_becomes_a_queue_that_answers_everything(

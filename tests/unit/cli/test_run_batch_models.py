@@ -10,6 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
+from penstock.cli import batch_fleet
+from penstock.cli.batch_fleet import Peers, Served, look_again, served_models
+from penstock.connection import Patience
+from penstock.fleet import BACK_WITHIN_S
 from penstock.scheduler.v1 import scheduler_pb2
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import FakeQueue, serving
@@ -38,6 +42,65 @@ async def test_a_models_worker_is_waited_for_as_long_as_was_said(shell: Shell, t
         answers = [json.loads(line) for line in target.read_text().splitlines()]
         assert [(answer["error"] or {}).get("code") for answer in answers] == codes
         assert ("no worker serves 'a' yet; waiting for at most 30 s" in ran.err) == bool(flags)
+
+
+def young(*models: str, up_s: float = 1.0) -> scheduler_pb2.StatusResponse:
+    workers = [scheduler_pb2.WorkerStatus(model=model) for model in models]
+    return scheduler_pb2.StatusResponse(workers=workers, up_ns=int(up_s * 1e9))
+
+
+def hush(_: str) -> None:
+    """Say nothing."""
+
+
+@pytest.mark.parametrize("looks", [2, 4])
+async def test_a_worker_that_may_not_be_back_yet_is_waited_for(looks: int) -> None:
+    said: list[str] = []
+    async with serving_scheduler(FakeScheduler(*[young("a")] * looks, young("a", "b"))) as address:
+        peers = Peers("127.0.0.1:1", address, 0.0)
+        first = await served_models(peers, False, said.append)
+        assert first == Served({"a"}, is_final=False)
+        assert await look_again(peers, first, said.append, {"b"}) == {"a", "b"}
+    assert said == ["no worker serves 'b' yet; waiting for at most 11 s"], "once"
+
+
+async def test_a_scheduler_that_is_old_enough_in_the_end_has_told_all() -> None:
+    old = young("a", up_s=BACK_WITHIN_S)
+    async with serving_scheduler(FakeScheduler(young("a"), young("a", up_s=BACK_WITHIN_S - 0.1), old)) as address:
+        peers = Peers("127.0.0.1:1", address, 0.0)
+        first = await served_models(peers, False, hush)
+        assert await look_again(peers, first, hush, {"b"}) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "started_here", "known"),
+    [
+        ([young("a")], False, None),
+        ([young("a"), young()], False, None),
+        ([young("a", up_s=60), young("a")], False, {"a"}),
+        ([young("a", up_s=60), young()], False, {"a"}),
+        ([young("a")], True, {"a"}),
+    ],
+    ids=["still young", "nobody there", "young since", "nobody there since", "of this command"],
+)
+async def test_where_it_is_not_known_in_the_end_what_is_served_a_whole_list_of_the_start_counts(
+    statuses: list[scheduler_pb2.StatusResponse],
+    started_here: bool,
+    known: set[str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Impatient(Patience):
+        """Whose time is over."""
+
+        def __init__(self, _retry_for_s: float) -> None:
+            super().__init__(0)
+
+    monkeypatch.setattr(batch_fleet, "Patience", Impatient)
+    async with serving_scheduler(FakeScheduler(*statuses)) as address:
+        peers = Peers("127.0.0.1:1", address, 0.0)
+        first = await served_models(peers, started_here, hush)
+        assert first.names == {"a"}
+        assert await look_again(peers, first, hush, {"b"}) == known
 
 
 async def test_a_model_that_nobody_serves_is_found_with_a_clients_key_too(shell: Shell, tmp_path: Path) -> None:
