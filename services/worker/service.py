@@ -19,6 +19,7 @@ from services.rpc.server import Server, bind, stop_on_signals
 from services.rpc.tls import security_of
 from services.telemetry import Telemetry, start_metrics, start_telemetry
 from services.worker.core import messages as m
+from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 from services.worker.engine import Engine, EngineShape
@@ -81,6 +82,7 @@ class Service:
         capacity = capacity_of(shape, settings.watermark_blocks)
         session = Session(sizes_of(shape, capacity), int(settings.engine_stall_s * 1e9))
         self._settings = settings
+        self._session = session
         self._engine = engine
         self._tokenizer = tokenizer
         self._telemetry = telemetry
@@ -152,6 +154,7 @@ class Service:
             await self._until_idle(self._settings.shutdown_grace_s, tasks)
             self.runner.post(m.GraceOver())
             await self._until_idle(FLUSH_S, tasks)
+            self._say_what_is_lost()
         else:
             await self._until_idle(DEATH_GRACE_S, tasks)
         failed = next((task for task in tasks if task.done()), None)
@@ -163,6 +166,15 @@ class Service:
             return EX_CONFIG
         log.error("%s ended", failed.get_name(), exc_info=error)
         return EX_SOFTWARE
+
+    def _say_what_is_lost(self) -> None:
+        """Log how many requests have ended here without the queue knowing it."""
+        unrecorded = self._session.states()[State.FINISHING]
+        if unrecorded:
+            log.error(
+                "%d requests have ended here and the queue has not recorded it: they run again after their leases",
+                unrecorded,
+            )
 
     async def _until_idle(self, most_s: float, tasks: list[asyncio.Task[None]]) -> None:
         """Wait until nothing is held, but no longer than `most_s` seconds or than all `tasks` run."""

@@ -355,3 +355,18 @@ async def test_a_worker_whose_part_dies_or_is_cancelled_by_nobody_says_so(caplog
                 assert await service._wind_down(asked, [task]) == EX_SOFTWARE
             assert f"{name} ended" in caplog.text
             caplog.clear()
+
+
+async def test_a_worker_says_how_many_requests_have_ended_without_the_queue_knowing_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.service.FLUSH_S", 0.0)
+    monkeypatch.setattr("services.worker.service.WorkerMetrics", partial(WorkerMetrics, registry=CollectorRegistry()))
+    settings = WorkerSettings(model="tiny", shutdown_grace_s=0.001)
+    service = Service(settings, Engine(), Tokenizer(), Telemetry(None))  # type: ignore[arg-type]
+    service.runner, service._session = bench.runner, bench.session
+    await bench.complete("r1", "well")
+    runs = asyncio.create_task(asyncio.Event().wait())
+    assert await service._wind_down(True, [runs]) == 0  # type: ignore[list-item]
+    assert "1 requests have ended here and the queue has not recorded it" in caplog.text
+    runs.cancel()
