@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -15,16 +16,16 @@ from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.errors import CommandError
 from penstock.client import Client
 from penstock.connection import Patience
+from penstock.errors import NotFound, Unavailable
 from penstock.exits import EX_INCOMPLETE, EX_USAGE
+from penstock.fleet import BACK_WITHIN_S, young_for_s
 from penstock.scheduler.v1 import scheduler_pb2
+from penstock.telling import tell
+
+T = TypeVar("T")
 
 DRAIN_POLL_S = 0.2
 """Between looks at a draining worker."""
-
-BACK_WITHIN_S = 10.0
-"""How long a scheduler that does not answer is waited for, and a worker that it does not know: one whose stream has
-ended pauses for 2 s at most, takes 2 s to connect, and pauses once more where it was too soon
-(`services/rpc/limits.py`); the rest is for a busy machine."""
 
 OFFLINE = "services.queue.offline"
 
@@ -38,12 +39,12 @@ def drain(
     """Stop granting to a worker and let it finish what it has; it stays drained for as long as it lives."""
 
     async def work() -> None:
-        async with Client(DEFAULT_QUEUE_ADDRESS, scheduler, retry_for_s=QUICK_RETRY_S) as client:
+        async with Client(DEFAULT_QUEUE_ADDRESS, scheduler, retry_for_s=0) as client:
             if undo:
-                await client.undrain_worker(worker)
+                await _told(client, worker, client.undrain_worker)
                 print(f"{worker} takes grants again")
                 return
-            left = await client.drain_worker(worker)
+            left = await _told(client, worker, client.drain_worker)
             print(f"{worker} takes no new grants; {left} requests run on it", flush=True)
         if wait:
             async with Client(DEFAULT_QUEUE_ADDRESS, scheduler, retry_for_s=BACK_WITHIN_S) as client:
@@ -51,6 +52,52 @@ def drain(
             print(f"{worker} is drained")
 
     call(work())
+
+
+async def _told(client: Client, worker: str, order: Callable[[str], Awaitable[T]]) -> T:
+    """Give the scheduler an order for `worker`; return its answer.
+
+    Waits for a scheduler that does not answer, and for a worker that may be about to come back to it. Raises NotFound
+    for one that the scheduler would know, CommandError for one that stays away, and the client's errors.
+    """
+    away, missing = _Waiting(), _Waiting()
+    while True:
+        try:
+            try:
+                return await order(worker)
+            except NotFound:
+                status = await client.fleet()
+                if status.up_ns and not young_for_s(status):
+                    raise
+            away.over()
+            doubt = _unknown(worker)
+            await missing.go_on(f"{worker} is not connected to the scheduler", CommandError(doubt, EX_INCOMPLETE))
+        except Unavailable as error:
+            await away.go_on("the scheduler does not answer", error)
+
+
+class _Waiting:
+    """For what may be back soon; says once that it is waited for."""
+
+    def __init__(self) -> None:
+        """Wait for nothing yet."""
+        self._patience = Patience(BACK_WITHIN_S)
+        self._said = False
+
+    def over(self) -> None:
+        """It is back."""
+        self._patience.succeeded()
+
+    async def go_on(self, what: str, error: Exception) -> None:
+        """Pause; raises `error` once it has been away for BACK_WITHIN_S."""
+        if not self._said:
+            self._said = True
+            tell(f"{what}; waiting for at most {BACK_WITHIN_S:g} s", sys.stderr)
+        await self._patience.wait_or_raise(error)
+
+
+def _unknown(worker: str) -> str:
+    return f"{worker} is not connected to the scheduler: what runs on it, if it lives, is not known"
 
 
 async def _drained(client: Client, worker: str) -> None:
@@ -84,7 +131,7 @@ class _Drain:
         """Return what is in doubt, empty if nothing is. Raises CommandError if it takes grants again for certain."""
         view = next((view for view in fleet.workers if view.worker_id == self._worker), None)
         if view is None:
-            return f"{self._worker} is not connected to the scheduler: what runs on it, if it lives, is not known"
+            return _unknown(self._worker)
         lives = fleet.instance_id, view.instance_id
         if view.draining:
             self._lives = lives

@@ -8,6 +8,9 @@ import pytest
 
 from penstock.cli import operations
 from penstock.cli.errors import CommandError
+from penstock.connection import Patience
+from penstock.errors import NotFound, Unavailable
+from penstock.fleet import BACK_WITHIN_S
 from penstock.scheduler.v1 import scheduler_pb2 as pb
 
 
@@ -94,3 +97,68 @@ async def test_a_worker_that_takes_grants_for_certain_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(operations, "BACK_WITHIN_S", 1e9)
     assert await drained(fleet("A", w1(2)), last) == GRANTED
+
+
+class Scheduler:
+    """A client whose scheduler, at each order, is away, or does not know w1 and is up for so many seconds; in the end
+    it does what it is told."""
+
+    def __init__(self, *up_s: float | None) -> None:
+        self.left = list(up_s)
+        self.up_s = 0.0
+
+    async def order(self, worker: str) -> int:
+        if not self.left:
+            return 3
+        up_s = self.left.pop(0)
+        if up_s is None:
+            raise Unavailable("away")
+        self.up_s = up_s
+        raise NotFound(f"no worker is called {worker!r}")
+
+    async def fleet(self) -> pb.StatusResponse:
+        return pb.StatusResponse(up_ns=int(self.up_s * 1e9))
+
+
+class Patient(Patience):
+    """Does not pause."""
+
+    async def wait_or_raise(self, error: Exception) -> None:
+        self._retry_for_s -= 1
+        if self._retry_for_s < 0:
+            raise error
+
+
+@pytest.fixture
+def counted_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "Patience", Patient)
+
+
+@pytest.mark.usefixtures("counted_patience")
+async def test_an_order_waits_for_a_scheduler_that_is_away_and_for_a_worker_that_may_come_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client: Any = Scheduler(None, None, 0.1, 0.4, None, 0.0)
+    assert await operations._told(client, "w1", client.order) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "the scheduler does not answer; waiting for at most 10 s",
+        "w1 is not connected to the scheduler; waiting for at most 10 s",
+    ]
+
+
+@pytest.mark.usefixtures("counted_patience")
+async def test_an_order_gives_up_what_stays_away() -> None:
+    away: Any = Scheduler(*[None] * 99)
+    with pytest.raises(Unavailable, match="away"):
+        await operations._told(away, "w1", away.order)
+    for up_s in (0.0, 1.0):  # 0: it does not tell
+        missing: Any = Scheduler(*[up_s] * 99)
+        with pytest.raises(CommandError, match="w1 is not connected to the scheduler: what runs on it"):
+            await operations._told(missing, "w1", missing.order)
+
+
+async def test_a_worker_that_the_scheduler_would_know_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    client: Any = Scheduler(BACK_WITHIN_S)
+    with pytest.raises(NotFound, match="no worker is called 'w1'"):
+        await operations._told(client, "w1", client.order)
+    assert (client.left, capsys.readouterr().err) == ([], "")
