@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, TypeAlias
 
 from penstock.address import AddressError, check_address
@@ -67,8 +69,7 @@ class ConfigFile:
         what is no table is then left out.
         """
         try:
-            with open(path, "rb") as file:
-                text = file.read(MAX_BYTES + 1)
+            text = _bytes_of(path)
         except OSError as error:
             raise ConfigUnreadableError(f"{path}: cannot be read: {error.strerror}") from None
         if len(text) > MAX_BYTES:
@@ -124,6 +125,31 @@ class ConfigFile:
         for part in path:
             table = table[part]
         return [self.error((*path, key), unknown(key, known)) for key in table if key not in known]
+
+
+def is_read_once(path: str) -> bool:
+    """Whether a pipe or the like is at `path`: who reads it first has its content, and nobody can follow it."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and path != os.devnull
+
+
+def _bytes_of(path: str) -> bytes:
+    """Return what a configuration file holds, and a byte too many of a larger one. Raises OSError."""
+    if is_read_once(path):
+        found = os.stat(path)
+        return _first_read(path, (found.st_dev, found.st_ino))
+    with open(path, "rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+@cache
+def _first_read(path: str, _which: tuple[int, int]) -> bytes:
+    """Read a pipe, for all in this process who ask for the same one: the next to read it would find it empty."""
+    with open(path, "rb") as pipe:
+        return pipe.read(MAX_BYTES + 1)
 
 
 def positions(text: str) -> dict[Path, int]:

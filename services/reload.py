@@ -16,6 +16,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
+from penstock.config_file import is_read_once
 from services.config import ChannelledSettings
 from services.config_reading import SettingsRefusedError, read_settings
 
@@ -70,6 +71,8 @@ class Reloader(Generic[S]):
         """Look at the file until cancelled; SIGHUP has it read at once."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._asked.set)
+        if is_read_once(self._settings.config):
+            log.info("%s is no regular file: it was read once, and is not followed", self._settings.config)
         try:
             while True:
                 if await self._is_time():
@@ -80,6 +83,9 @@ class Reloader(Generic[S]):
     async def reload(self, unasked: bool = False) -> str:
         """Read everything again and take up what has changed; return one of OUTCOMES."""
         self._asked.clear()
+        if is_read_once(self._settings.config):
+            log.warning("SIGHUP is without effect: %s is no regular file, and was read once", self._settings.config)
+            return self._counted(UNCHANGED)
         first, self._read_stamp = self._read_stamp is None, self._stamp()
         kind = type(self._settings)
         try:
@@ -133,9 +139,11 @@ class Reloader(Generic[S]):
         return True
 
     def _stamp(self) -> Stamp:
-        """Return what tells one content of the file from another; None if there is no file."""
+        """Return what tells one content of the file from another; None if there is none, or none to follow."""
         try:
             found = os.stat(self._settings.config)
         except OSError:
+            return None
+        if is_read_once(self._settings.config):
             return None
         return found.st_mtime_ns, found.st_ino, found.st_size

@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.errors import CommandError
-from penstock.config_file import CLIENT_ADDRESSES, CONFIG_VARIABLE, ConfigFile, ConfigFileError, client_table
+from penstock.config_file import (
+    CLIENT_ADDRESSES,
+    CONFIG_VARIABLE,
+    ConfigFile,
+    ConfigFileError,
+    client_table,
+    is_read_once,
+)
 from penstock.exits import EX_CONFIG
 
 CHECKER = "services.config_check"
@@ -59,7 +66,8 @@ def show(
 
 
 def _run(*arguments: str) -> None:
-    status = subprocess.run([sys.executable, "-m", CHECKER, *arguments], check=False).returncode
+    # With what this command inherited: the file may be a pipe of its shell, `<(…)`.
+    status = subprocess.run([sys.executable, "-m", CHECKER, *arguments], check=False, close_fds=False).returncode
     if status:
         raise typer.Exit(status)
 
@@ -98,10 +106,10 @@ def told_to(service: str, name: str, environment: Mapping[str, str] = os.environ
     return next((str(table[name]) for table in tables if name in table), "")
 
 
-def take_config(path: Path | None) -> dict[str, Any]:
+def take_config(path: Path | None, starts: bool = True) -> dict[str, Any]:
     """Let every service that this command starts read the file; return its worker's table, empty without a file.
 
-    Raises CommandError if the file cannot be read.
+    Raises CommandError if the file cannot be read, by each of them if it `starts` any.
     """
     if path is None:
         return {}
@@ -109,5 +117,7 @@ def take_config(path: Path | None) -> dict[str, Any]:
         file = ConfigFile.read(str(path))
     except ConfigFileError as error:
         raise CommandError(str(error), EX_CONFIG) from None
+    if starts and is_read_once(str(path)):
+        raise CommandError(f"{path}: no regular file, which each of the services could read for itself", EX_CONFIG)
     os.environ[CONFIG_VARIABLE] = str(path.absolute())
     return file.table("worker")

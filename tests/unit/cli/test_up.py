@@ -12,10 +12,12 @@ import grpc
 import pytest
 
 from penstock.cli import up
+from penstock.cli.config import take_config
 from penstock.cli.errors import CommandError
 from penstock.cli.stack import Stack, StackPlan
 from penstock.cli.supervisor import Supervisor
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
+from tests.support.pipes import pipe_with
 
 
 def test_flags_for_the_workers_may_have_names_of_this_command_behind_two_dashes() -> None:
@@ -129,3 +131,9 @@ async def test_where_the_logs_are_is_said_first(
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"logs        {tmp_path / 'logs'}"
     assert second.startswith("starting")
+
+
+def test_a_pipe_is_no_configuration_for_several_services() -> None:
+    """The first to read it would leave the others its end, and their defaults."""
+    with pipe_with("[queue]\nlease_s = 7\n") as path, pytest.raises(CommandError, match=f"{path}: no regular file"):
+        take_config(Path(path))

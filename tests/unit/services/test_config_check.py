@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from services.config_check import KINDS, MASK, findings, show
+from tests.support.pipes import pipe_with
 
 
 @pytest.fixture(autouse=True)
@@ -358,3 +361,16 @@ def test_a_setting_of_the_worker_among_its_engines_arguments_is_wrong(tmp_path: 
     )
     said = "worker.engine_arguments.tool_call_parser: is a setting of the worker, not of its engine"
     assert findings(str(path)).wrong == [f"{path}:5: {said}: tool_call_parser in [worker]"]
+
+
+def test_what_comes_through_a_pipe_is_checked_for_every_service() -> None:
+    with pipe_with("[worker]\nwatermark_blocks = -1\n[gateway]\nconsole = 7\n") as path:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "config", "check", path],
+            close_fds=False,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 78
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == [f"{path}:2:", f"{path}:4:"]

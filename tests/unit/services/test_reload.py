@@ -15,6 +15,8 @@ from services import reload
 from services.config_reading import read_settings
 from services.queue.settings import QueueSettings
 from services.reload import APPLIED, REFUSED, UNCHANGED, Reloader
+from services.scheduler.settings import SchedulerSettings
+from tests.support.pipes import pipe_with
 
 CHANNELS = "[[channels]]\nname = 'interactive'\nweight = {}\n"
 
@@ -183,3 +185,26 @@ async def test_without_a_file_sighup_does_no_harm() -> None:
     await reach("a look", lambda: registry.get_sample_value("penstock_queue_config_reloads_total", labels) == 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("kind", [QueueSettings, SchedulerSettings])
+async def test_a_pipe_is_read_once_and_not_followed(
+    kind: type[QueueSettings | SchedulerSettings], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(reload, "LOOK_S", 0.0)
+    with pipe_with(CHANNELS.format(7)) as path:
+        registry = CollectorRegistry()
+        settings = read_settings(kind, ["--config", path]).settings
+        applied: list[object] = []
+        reloader = Reloader(settings, "queue", applied.append, ["--config", path], registry)
+        assert [await reloader._is_time() for _ in range(3)] == [False] * 3
+        task = asyncio.create_task(reloader.run())
+        await reach("the notice", lambda: f"{path} is no regular file: it was read once" in caplog.text)
+        os.kill(os.getpid(), signal.SIGHUP)
+        labels = {"outcome": UNCHANGED}
+        await reach("a look", lambda: registry.get_sample_value("penstock_queue_config_reloads_total", labels) == 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert "SIGHUP is without effect" in caplog.text
+    assert not applied
