@@ -161,8 +161,9 @@ def start_metrics(listen: str, tls: ssl.SSLContext | None = None) -> None:
         if tls is not None:
             # A connection's handshake then happens at its first read, in its own thread.
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    except OSError as error:
-        print(f"cannot serve metrics on {listen}: {error.strerror}", file=sys.stderr)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{host!r} is no name of a host"
+        print(f"cannot serve metrics on {listen}: {reason}", file=sys.stderr)
         raise SystemExit(EX_UNAVAILABLE) from None
 
 

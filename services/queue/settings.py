@@ -10,6 +10,12 @@ from pydantic_settings import SettingsConfigDict
 from penstock.address import DEFAULT_QUEUE_ADDRESS
 from services.config import SHUTDOWN_GRACE_S, ChannelledSettings, ListenAddress, Seconds
 
+MOST_INFLIGHT = 2**32 - 1
+"""What the protocol's number holds (`WorkOpened.max_inflight`)."""
+
+MOST_BYTES = 2**63 - 1
+"""Of a disk: what file systems count with, and metrics can show."""
+
 
 class QueueSettings(ChannelledSettings):
     """What the queue service can be told."""
@@ -30,11 +36,15 @@ class QueueSettings(ChannelledSettings):
     max_inflight: int = Field(
         4096,
         ge=1,
+        le=MOST_INFLIGHT,
         description="Most leases one worker may hold; beyond what any engine runs at once, so only a runaway meets it.",
     )
     result_ttl_s: Seconds = Field(7 * 24 * 3600.0, gt=0, description="Seconds a result is kept.")
     disk_free_min_bytes: int = Field(
-        256 * 1024 * 1024, ge=0, description="Submits are refused while the store's disk has less free than this."
+        256 * 1024 * 1024,
+        ge=0,
+        le=MOST_BYTES,
+        description="Submits are refused while the store's disk has less free than this.",
     )
 
     shutdown_grace_s: Seconds = Field(

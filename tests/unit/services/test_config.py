@@ -6,12 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from penstock.exits import EX_CONFIG
+from penstock.queue.v1 import queue_pb2
 from services.config import ChannelledSettings, ServiceSettings
 from services.config_reading import SettingsRefusedError, load_settings, read_settings
 from services.config_source import flag_of
 from services.gateway.settings import GatewaySettings
+from services.queue.metrics import QueueMetrics
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
@@ -253,3 +256,14 @@ def test_only_metrics_may_be_served_nowhere() -> None:
     read_settings(QueueSettings, ["--metrics-listen="])
     with pytest.raises(SettingsRefusedError, match="--listen: is empty; must be HOST:PORT"):
         read_settings(QueueSettings, ["--listen="])
+
+
+@pytest.mark.parametrize(
+    ("flag", "most"), [("--max-inflight", 2**32 - 1), ("--disk-free-min-bytes", 2**63 - 1)], ids=str
+)
+def test_a_number_is_bounded_by_what_it_is_sent_or_shown_in(flag: str, most: int) -> None:
+    settings = read_settings(QueueSettings, [flag, str(most)]).settings
+    queue_pb2.WorkOpened(max_inflight=settings.max_inflight)
+    QueueMetrics(CollectorRegistry()).disk_free_min.set(settings.disk_free_min_bytes)
+    with pytest.raises(SettingsRefusedError, match=f"{flag}: Input should be less than or equal to {most}"):
+        read_settings(QueueSettings, [flag, str(most + 1)])

@@ -7,6 +7,7 @@ import urllib.request
 
 import pytest
 
+from penstock.exits import EX_UNAVAILABLE
 from services.telemetry import start_metrics
 
 
@@ -33,3 +34,11 @@ def test_it_is_served_where_the_other_ports_can_be(family: socket.AddressFamily,
     there = f"[{bound}]" if family is socket.AF_INET6 else bound
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{there}:{port}/metrics") as answer:
         assert answer.status == 200
+
+
+@pytest.mark.parametrize("host", ["127..0.0.1", "no-such-host.invalid", "a" * 64 + ".invalid"])
+def test_a_host_that_there_is_not_ends_the_service_with_a_line(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        start_metrics(f"{host}:0")
+    assert ending.value.code == EX_UNAVAILABLE
+    assert capsys.readouterr().err.startswith(f"cannot serve metrics on {host}:0: ")
