@@ -45,12 +45,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def begin_child(niceness: int) -> None:
-    """Make the kernel kill this process when its parent ends, however the parent ends; runs in the child."""
+    """Make the kernel kill this process when its parent ends, however the parent ends; runs in the child.
+
+    Its niceness is a preference: a sandbox may forbid it.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if niceness:
-        os.nice(niceness)
-        # Whoever wakes up in this class does not interrupt what runs (sched(7)).
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with suppress(OSError):
+            os.nice(niceness)
+            # Whoever wakes up in this class does not interrupt what runs (sched(7)).
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 @dataclass

@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import signal
+from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
 """`prctl` option: signal the caller when the thread that forked it ends (Linux)."""
@@ -53,10 +54,12 @@ compete (nice 0 weighs 1,024, nice 5 weighs 335; sched(7)). Its steps are what e
 def yield_to_engine() -> None:
     """Let an engine that computes on this machine's cores go first; the threads and children that follow inherit it."""
     for thread in os.listdir("/proc/self/task"):
-        niceness = os.getpriority(os.PRIO_PROCESS, int(thread)) + BEHIND_THE_ENGINE
-        os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
-        # Whoever wakes up in this class does not interrupt what runs (sched(7)).
-        os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
+        # A sandbox may forbid it, and a thread may have ended meanwhile.
+        with suppress(OSError):
+            niceness = os.getpriority(os.PRIO_PROCESS, int(thread)) + BEHIND_THE_ENGINE
+            os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+            # Whoever wakes up in this class does not interrupt what runs (sched(7)).
+            os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 
 
 def guard_process_group() -> None:

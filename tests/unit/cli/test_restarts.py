@@ -128,3 +128,18 @@ async def test_the_end_of_a_service_is_seen_though_its_child_has_the_pipe(how: P
         await supervisor.stop()
     finally:
         os.kill(int(how.with_name("child").read_text()), signal.SIGKILL)  # it has lived until here
+
+
+@pytest.mark.parametrize("call", ["nice", "sched_setscheduler"])
+async def test_a_sandbox_that_forbids_to_be_nice_keeps_no_service_from_running(
+    how: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    how.write_text("fine")
+    monkeypatch.setattr(os, call, forbidden)
+    supervisor = Supervisor(how.parent / "logs", Lines().say)
+    service = supervisor.add("fake", "penstock_fake_service", "127.0.0.1:0", [str(how)], niceness=1)
+    assert await supervisor.ready(service) == "127.0.0.1:4711"
+    await supervisor.stop()
