@@ -27,6 +27,7 @@ class ServiceLog:
 
     def open(self) -> BinaryIO:
         """Begin the log of another life. Raises OSError."""
+        self.path.parent.mkdir(exist_ok=True)  # somebody may have cleared it away
         if self._size_bytes() > KEPT_BYTES:
             os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
         log = self.path.open("ab")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from penstock.cli.service_log import KEPT_BYTES, TAIL_BYTES, TAIL_LINES, ServiceLog
@@ -55,3 +56,12 @@ def test_a_large_one_is_set_aside_at_the_next_start(tmp_path: Path) -> None:
         "third",
         KEPT_BYTES + len("second\n"),
     )
+
+
+def test_a_directory_that_was_cleared_away_is_made_again(tmp_path: Path) -> None:
+    log = ServiceLog(tmp_path / "logs" / "queue.log")
+    log.path.parent.mkdir()
+    _wrote(log, "an earlier life\n")
+    shutil.rmtree(log.path.parent)
+    _wrote(log, "after\n")
+    assert log.tail() == "after"
