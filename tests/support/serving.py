@@ -72,6 +72,8 @@ class Peer:
     channel: grpc.aio.Channel
     registry: CollectorRegistry
     port: int
+    stop: asyncio.Event
+    """Ends the service."""
 
     async def submit(self, *requests: Request) -> list[str]:
         response = await self.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=requests))
@@ -117,6 +119,6 @@ async def serving(
     running = asyncio.create_task(service.run(stop, port.set_result))
     running.add_done_callback(lambda _: port.cancel())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{await port}") as channel:
-        yield Peer(queue_pb2_grpc.QueueServiceStub(channel), service, channel, registry, port.result())
+        yield Peer(queue_pb2_grpc.QueueServiceStub(channel), service, channel, registry, port.result(), stop)
     stop.set()
     await running

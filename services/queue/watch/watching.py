@@ -51,11 +51,30 @@ class Watching:
         self._standing = Standing(committer, store_id)
         self._pace = Pace()
         self._interests: dict[int, WatchTokens] = {}
+        self._waiting: set[Watcher] = set()
+        self._stopping = ""
 
     def renew_interests(self) -> None:
         """Tell a rebuilt machine whose tokens are watched."""
         for interest in self._interests.values():
             self._committer.post(interest)
+
+    def end_all(self, reason: str) -> None:
+        """End every stream that has told what there is; watchers come back to the next queue."""
+        self._stopping = reason
+        for watcher in self._waiting:
+            watcher.notify()
+
+    async def _news_for(self, watcher: Watcher) -> None:
+        """Wait until there is news for the watcher; raises RefusedError if the queue stops."""
+        self._waiting.add(watcher)
+        try:
+            if not self._stopping:
+                await watcher.wait()
+        finally:
+            self._waiting.discard(watcher)
+        if self._stopping:
+            raise RefusedError(self._stopping, disk_full=False)
 
     async def watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         """Yield frames of events; raises BadInputError if the request is wrong."""
@@ -93,7 +112,7 @@ class Watching:
                     continue
                 if request.until_now or not (request.follow or any(progress)):
                     return
-                await watcher.wait()
+                await self._news_for(watcher)
                 await self._pace.place()
 
     async def _watch_requests(self, ids: Sequence[str], tokens: bool, context: Context) -> AsyncIterator[bytes]:
@@ -118,7 +137,7 @@ class Watching:
                     # too.
                     silent = False
                     yield b""
-                await watcher.wait()
+                await self._news_for(watcher)
                 watcher.clear()
                 for frame in frames(delta_events(watcher)):
                     yield frame
