@@ -157,11 +157,29 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
             return ServiceError(f"{address} answered {code.name}: {details}")
 
 
+_NO_CONNECTION = {
+    "Socket closed": (
+        "closes connections at once",
+        "does it ask for TLS, or a certificate, that this side does not have?",
+    ),
+    "WRONG_VERSION_NUMBER": ("does not answer in TLS", "does it serve in plain text?"),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "has a certificate that is not trusted here",
+        "is it of another CA, or has it expired?",
+    ),
+    "Hostname Verification Check failed": ("has a certificate for other names", "is it asked by the name in there?"),
+    "Tls handshake failed": ("does not come to terms about TLS", "does it have other certificates than this side?"),
+}
+"""What gRPC says last of a connection that somebody is there to refuse, or whom this side refuses: what that means, and
+what to look at."""
+
+
 def _unavailable(details: str, address: str) -> Unavailable:
-    """Return what keeps a call from its service: that nobody is there, or who is there hangs up."""
-    if details.startswith("failed to connect") and "Socket closed" in details:
-        hint = "does it ask for TLS, or a certificate, that this side does not have?"
-        return Unavailable(f"{address} closes connections at once ({details}; {hint})")
+    """Return what keeps a call from its service: that nobody is there, or that the two do not come together."""
+    if details.startswith("failed to connect"):
+        for said, (what, hint) in _NO_CONNECTION.items():
+            if said in details:
+                return Unavailable(f"{address} {what} ({details}; {hint})")
     return NobodyAnswers(f"nothing answers on {address} ({details})")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 import penstock
 from penstock import submitting
 from penstock.connection import Connection
-from penstock.errors import NobodyAnswers, from_rpc, given_name
+from penstock.errors import given_name
 from penstock.fields import RequestFields
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
@@ -174,23 +173,6 @@ async def test_a_call_that_is_torn_off_is_made_again(code: grpc.StatusCode, deta
     assert await connection.call(method) == "there"
     await connection.wait_or_raise(connection.patience(), torn)
     await connection.close()
-
-
-@pytest.mark.parametrize(
-    ("last_error", "says", "somebody"),
-    [
-        ("Connection refused", "nothing answers on there", False),
-        ("Socket closed", "there closes connections at once .*: Socket closed; does it ask for TLS", True),
-    ],
-)
-def test_who_hangs_up_at_once_is_somebody(last_error: str, says: str, somebody: bool) -> None:
-    """As a service with TLS does with one that comes in plain text: no service has to be started for it."""
-    details = f"failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: {last_error}"
-    metadata = grpc.aio.Metadata()
-    error = from_rpc(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, metadata, metadata, details), "there")
-    assert isinstance(error, penstock.Unavailable)
-    assert isinstance(error, NobodyAnswers) is not somebody
-    assert re.match(says, str(error))
 
 
 async def test_a_queue_that_stays_full_is_reported(queue: FakeQueue) -> None:
