@@ -28,6 +28,13 @@ class SimulatedSettings(NamedTuple):
     rules: Rules = Rules()
 
 
+COUNTS = ("num_gpu_blocks_override", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+"""Arguments without which, or with none of what they count, there is nothing to run."""
+
+MOST_COUNTED = 2**31 - 1
+"""Far more than any engine has, and what the protocol's numbers hold."""
+
+
 class WrongArgumentsError(ValueError):
     """Arguments that no simulated engine takes; the text says which, and why."""
 
@@ -51,6 +58,11 @@ def read_arguments(model: str, aliases: tuple[str, ...], arguments: list[str]) -
         raise WrongArgumentsError(str(error)) from None
     if unknown:
         raise WrongArgumentsError(f"unknown arguments for the simulated engine: {' '.join(unknown)}")
+    for name in COUNTS:
+        given = getattr(found, name)
+        if given is not None and not 1 <= given <= MOST_COUNTED:
+            flag = name.replace("_", "-")
+            raise WrongArgumentsError(f"--{flag} must be at least 1 and at most {MOST_COUNTED}")
     if found.max_num_batched_tokens < found.max_num_seqs:
         raise WrongArgumentsError("--max-num-batched-tokens must be at least --max-num-seqs")
     if not 0 <= found.watermark < 1:

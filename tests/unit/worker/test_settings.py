@@ -149,6 +149,12 @@ def test_a_gpu_profile_brings_its_blocks() -> None:
     [
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "--max-num-batched-tokens"),
         (["--watermark", "1.5"], "--watermark"),
+        (["--block-size", "0"], "--block-size must be at least 1"),
+        (["--block-size=-16"], "--block-size must be at least 1"),
+        (["--max-model-len", "0"], "--max-model-len must be at least 1"),
+        (["--max-model-len", "5000000000"], "--max-model-len must be at least 1 and at most 2147483647"),
+        (["--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
+        (["--num-gpu-blocks-override", "0"], "--num-gpu-blocks-override must be at least 1"),
         (["--scheduling-policy", "sjf"], "--scheduling-policy"),
     ],
 )
