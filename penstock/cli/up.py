@@ -34,6 +34,9 @@ DEFAULT_BASE_PORT = 7410
 PROXIES = ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 """Variables by which curl asks a proxy."""
 
+GIVEN = ("--worker-id", "--listen", "--queue-address", "--scheduler-address")
+"""Flags with which each worker is started, of the worker itself: a second value would be all workers' alike."""
+
 ALIKE = 0.88
 """Likeness (difflib's) from which on an unknown flag is one of this command's own, misspelt: a letter or two in ten.
 No flag of vLLM's is so near."""
@@ -95,6 +98,8 @@ def flags_for_the_engine(context: typer.Context) -> list[str]:
         name = flag.partition("=")[0]
         if name.startswith("--") and (why := wrong_here(name)):
             raise CommandError(f"{name} {why}", EX_USAGE)
+        if name.replace("_", "-") in GIVEN:
+            raise CommandError(f"{name}: each worker is given its own by this command", EX_USAGE)
         near = get_close_matches(name, own, 1, ALIKE) if flag.startswith("--") else []
         if near and name not in own:  # one that is stood behind `--`, and is meant for the workers
             # The engine would refuse it too, but only once it has been loaded.
