@@ -222,13 +222,17 @@ def watch(
     async def work() -> None:
         async with Client(queue) as client:
             stream = client.events(batch, request_ids=ids or (), cursor=cursor, follow=follow, tokens=tokens)
-            ended = 0
+            ended, failed = 0, []
             async with aclosing(stream) as events:
                 async for event in events:
-                    ended += isinstance(event, Result)
                     _show_event(event, as_json)
+                    if isinstance(event, Result):
+                        ended += 1
+                        failed += [] if event.completed else [event.request_id]
         if batch is not None and not ended and not cursor:
             raise CommandError(f"nothing is known of the batch {batch!r}", EX_INCOMPLETE)
+        if ids and failed:
+            raise CommandError(f"without a good answer: {', '.join(failed)}", EX_INCOMPLETE)
 
     call(work())
 
