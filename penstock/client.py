@@ -389,7 +389,7 @@ class Client:
     async def backup(self, name: str = "") -> pb.BackupResponse:
         """Have the queue write a consistent copy of its store beside it; return where it is and what it holds.
 
-        Raises ServiceError if the name is taken or the copy cannot be made.
+        Raises InvalidRequest if the name is taken or no good, ServiceError or Unavailable if the copy cannot be made.
         """
         # Not repeated after a failure: whether the first call made the backup cannot be known.
         try:
