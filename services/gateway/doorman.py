@@ -65,27 +65,28 @@ class Doorman:
         (Had the fleet keys, a gateway without credentials could not read anything that it might show.)
         """
         self._client = client
-        self._good: dict[str, float] = {}
-        """Headers that were good, and when."""
+        self._good: dict[str, tuple[float, queue_pb2.IdentifyResponse]] = {}
+        """Headers that were good: when, and whose."""
 
     async def tenant_client(self) -> queue_pb2.IdentifyResponse:
         """Return who asks; raises Unauthenticated, or PermissionDenied for a service, whose calls are not HTTP."""
         return await self._one_of(Role.CLIENT, Role.OPERATOR)
 
-    async def let_in(self, authorization: str) -> None:
-        """Raise Unauthenticated or PermissionDenied where the header of the present request is not good.
+    async def let_in(self, authorization: str) -> queue_pb2.IdentifyResponse:
+        """Return who asks, or did a moment ago with this header, the present request's. Raises as `tenant_client` does.
 
-        What was good a moment ago is not asked about again: every call to the queue is judged by itself.
+        What was good then is not asked about again: every call to the queue is judged by itself.
         """
         if self._client is None:
-            return
+            return OPEN
         now_s = time.monotonic()
-        if now_s - self._good.get(authorization, float("-inf")) < GOOD_FOR_S:
-            return
-        await self.tenant_client()
-        if len(self._good) >= MOST_GOOD:
-            self._good.clear()
-        self._good[authorization] = now_s
+        since_s, who = self._good.get(authorization, (float("-inf"), OPEN))
+        if now_s - since_s >= GOOD_FOR_S:
+            who = await self.tenant_client()
+            if len(self._good) >= MOST_GOOD:
+                self._good.clear()
+            self._good[authorization] = now_s, who
+        return who
 
     async def operator(self) -> queue_pb2.IdentifyResponse:
         """Return who asks; raises Unauthenticated, or PermissionDenied unless it is an operator."""

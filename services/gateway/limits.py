@@ -29,6 +29,12 @@ is half of that, and of log probabilities, which are written with many digits an
 MAX_READING = 4
 """Pages that are read at once: only then is it known what they take, of a result up to 12 MiB."""
 
+MAX_LOOKING = 4
+"""Requests that are looked up at once by who asks for their state, beside those: most are small, and told at once."""
+
+LOOK_WAIT_S = 30.0
+"""For the turn of such a look: there are a thousand in a second where answers are small and the queue is there."""
+
 PAGE_SLACK_S = 1.0
 """In which a client is to take 64 KiB of a page that others wait for; else it is let go, and read again."""
 

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 from penstock.errors import ServiceError
 from penstock.limits import PART_BYTES
-from services.gateway.limits import MAX_PAGES_BYTES, MAX_READING, PAGE_SLACK_S
+from services.gateway.limits import MAX_LOOKING, MAX_PAGES_BYTES, MAX_READING, PAGE_SLACK_S
 from services.gateway.reply import Writing
 from services.gateway.room import Place, Room
 from services.gateway.shelf import Shelf
@@ -51,7 +51,10 @@ class Pages(Room):
     def __init__(self, most: int = MAX_PAGES_BYTES // PLACE_BYTES, slack_s: float = PAGE_SLACK_S) -> None:
         """Have places for `most` MiB of them. A client has `slack_s` to take a piece of one that others wait for."""
         super().__init__(most, 0.0, slack_s)
-        self.reading = asyncio.Semaphore(MAX_READING)
+        self.reading = Room(MAX_READING)
+        """For a page that is had a place of, while it is read."""
+        self.looking = Room(MAX_LOOKING)
+        """For what is looked at without one: it is small, or is let go."""
         self.writing = Writing()
 
 
@@ -150,7 +153,8 @@ class Page(Place, Generic[T]):
         """Read a page; if it takes more than was expected, again when there is room for it."""
         while True:
             await self.take(self._expected)
-            async with self._pages.reading:
+            async with self._pages.reading.place(self.tenant) as reading:
+                await reading.take()
                 sheet = await self._read(self._next)
             places = min(_places(sheet.size_bytes), self._room.most)
             if places <= self._had:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,17 +18,26 @@ from penstock.openai.answers import failure_of
 from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.doorman import Doorman
+from services.gateway.doorman import Doorman, authorization_of
 from services.gateway.download import Download
 from services.gateway.group import Group, body_of_all, check_answers
-from services.gateway.limits import TELLING
-from services.gateway.pages import Page, Pages, Sheet
-from services.gateway.problem import of_error
+from services.gateway.hangup import until_hangup
+from services.gateway.limits import LOOK_WAIT_S, RETRY_AFTER_S, TELLING
+from services.gateway.pages import PLACE_BYTES, Page, Pages, Sheet
+from services.gateway.problem import Problem, of_error
 from services.gateway.reply import LARGE_BYTES, json_of
 from services.gateway.vigil import Vigil
 
 LOOK_AHEAD = 16
-"""Requests of one body looked up at once."""
+"""Requests of one body looked up at once, and only after smaller answers than of which so many are a page."""
+
+
+class Found(NamedTuple):
+    """A request, or each of those that one body with several prompts became."""
+
+    each: list[queue_pb2.GetResponse]
+    size_bytes: int
+    """Of what they were answered, whether or not it was kept."""
 
 
 class Requests:
@@ -50,14 +60,14 @@ class Requests:
         """
         name = request.path_params["request_id"]
         try:
-            found = await self._found(name, answers=True)
-            size_bytes = _size_bytes(found)
-            if size_bytes < LARGE_BYTES:
-                return Response(json_of(described(name, found)), media_type="application/json")
-            del found  # it is read again when there is room to hold it, for however long its client takes
-            who = await self._doorman.tenant_client()
-            page = self._page(name, who.tenant, size_bytes)
-            pieces = _pieces(name, page, size_bytes)
+            who = await self._doorman.let_in(authorization_of(request.scope))
+            async with until_hangup(request.receive):
+                found = await self._look(name, who.tenant, LARGE_BYTES)
+            if found.size_bytes < LARGE_BYTES:
+                return Response(json_of(described(name, found.each)), media_type="application/json")
+            # It is read again when there is room to hold it, for however long its client takes.
+            page = self._page(name, who.tenant, found.size_bytes)
+            pieces = _pieces(name, page, found.size_bytes)
             return Download(pieces, {"content-type": "application/json"}, self._vigil, lambda: page.line_bytes)
         except PenstockError as error:
             raise of_error(error) from None
@@ -66,53 +76,78 @@ class Requests:
         """Return what has the state of a request, with results of about this size."""
 
         async def read(_first: int) -> Sheet[list[queue_pb2.GetResponse]]:
-            found = await self._found(name, answers=True)
-            return Sheet([(1, found)], 1, TELLING * _size_bytes(found), last=True)
+            found = await self._found(name, math.inf)
+            return Sheet([(1, found.each)], 1, TELLING * found.size_bytes, last=True)
 
         return Page(self._pages, tenant, read, TELLING * size_bytes)
 
-    async def _found(self, name: str, answers: bool) -> list[queue_pb2.GetResponse]:
-        """Return the state of a request, or of each of those that one body with several prompts became.
+    async def _look(self, name: str, tenant: str, most_bytes: float) -> Found:
+        """Return what `_found` does, when it is the tenant's turn: only then is it known how large it is.
 
-        Without `answers` nothing is kept of what they were answered. Raises Problem.
+        Raises Problem if that takes long.
+        """
+        async with self._pages.looking.place(tenant) as place:
+            try:
+                async with asyncio.timeout(LOOK_WAIT_S):
+                    await place.take()
+            except TimeoutError:
+                retry = {"retry-after": str(RETRY_AFTER_S)}
+                raise Problem(503, "too many requests are being looked up", "", "overloaded", retry) from None
+            return await self._found(name, most_bytes)
+
+    async def _found(self, name: str, most_bytes: float) -> Found:
+        """Return a request, or each of those that one body with several prompts became.
+
+        Of answers that are `most_bytes` or more together only the size is kept. Raises Problem, where they are kept, if
+        they are more than one answer can be.
         """
         group = Group.named(name)
         if group is None:
-            return [await self._client.wire_get(queue_pb2.GetRequest(request_id=name))]
-        keys = [queue_pb2.IdempotencyKey(key=group.key(number)) for number in range(group.count)]
-        found: list[queue_pb2.GetResponse] = []
-        size_bytes = 0
-        for start in range(0, len(keys), LOOK_AHEAD):
-            some = keys[start : start + LOOK_AHEAD]
-            gets = (self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key)) for key in some)
+            one = await self._client.wire_get(queue_pb2.GetRequest(request_id=name))
+            return _kept(Found([one], one.result.ByteSize()), most_bytes)
+        found = Found([], 0)
+        at_once = largest_bytes = 1
+        while (first := len(found.each)) < group.count:
+            at_once = max(1, min(at_once, PLACE_BYTES // largest_bytes))
             try:
-                for one in await asyncio.gather(*gets):
-                    size_bytes = check_answers(size_bytes + one.result.ByteSize(), group.count) if answers else 0
-                    found.append(one if answers else _state_of(one))
+                numbers = range(first, min(first + at_once, group.count))
+                some = await asyncio.gather(*(self._prompt(group, number) for number in numbers))
             except NotFound:
                 raise NotFound(f"request_id: {name!r} is unknown") from None
+            sizes_bytes = [one.result.ByteSize() for one in some]
+            found = _kept(Found([*found.each, *some], found.size_bytes + sum(sizes_bytes)), most_bytes)
+            if most_bytes:
+                check_answers(found.size_bytes, group.count)
+            largest_bytes = max(largest_bytes, *sizes_bytes)
+            at_once = min(2 * at_once, LOOK_AHEAD)
         return found
+
+    async def _prompt(self, group: Group, number: int) -> queue_pb2.GetResponse:
+        """Return the request of one of several prompts."""
+        key = queue_pb2.IdempotencyKey(key=group.key(number))
+        return await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
 
     async def delete(self, request: Request) -> JSONResponse:
         """Cancel a request that has not ended, delete the answer of one that has."""
         name = request.path_params["request_id"]
         try:
-            deleted = await self._gone(name)
+            who = await self._doorman.let_in(authorization_of(request.scope))
+            deleted = await self._gone(name, who.tenant)
         except PenstockError as error:
             raise of_error(error) from None
         return JSONResponse({"id": name, "object": "request.deleted", "deleted": deleted})
 
-    async def _gone(self, name: str) -> bool:
+    async def _gone(self, name: str, tenant: str) -> bool:
         """Delete what has ended, cancel what has not; return whether it had."""
         if Group.named(name) is None:
             if await self._client.delete(name):
                 return True
-            await self._found(name, answers=False)
+            await self._look(name, tenant, 0)
             await self._client.cancel(name)
             return False
-        found = await self._found(name, answers=False)
-        ids = [one.request_id for one in found]
-        if all(one.HasField("result") for one in found):
+        found = await self._look(name, tenant, 0)
+        ids = [one.request_id for one in found.each]
+        if all(one.HasField("result") for one in found.each):
             return bool(await self._client.delete(*ids))
         await self._client.cancel(*ids)
         return False
@@ -127,8 +162,9 @@ async def _pieces(name: str, page: Page[list[queue_pb2.GetResponse]], size_bytes
                 yield piece
 
 
-def _size_bytes(found: Sequence[queue_pb2.GetResponse]) -> int:
-    return sum(one.result.ByteSize() for one in found)
+def _kept(found: Found, most_bytes: float) -> Found:
+    """Return it without the answers if they are `most_bytes` or more."""
+    return found if found.size_bytes < most_bytes else found._replace(each=[_state_of(one) for one in found.each])
 
 
 def _state_of(one: queue_pb2.GetResponse) -> queue_pb2.GetResponse:
