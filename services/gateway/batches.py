@@ -83,7 +83,7 @@ class Batches:
         """Begin a batch."""
         who = await self._doorman.tenant_client()
         extras = _extras(request)
-        body = await self._intake.read(request.headers, request.receive)
+        body = await self._intake.read(request.headers, request.receive, who.tenant)
         batch = new_batch(body, extras, int(time.time()), who.tenant)
         await self._check_file(batch.input_file_id, who.tenant)
         batch = replace(batch, channel=await self._channel(batch.channel, who))

@@ -134,8 +134,9 @@ class _Exchange:
         extras = read_extras(headers.items())
         self._span = self._start_span(extras)
         authorization = headers.get("authorization", "")
-        await self._parts.doorman.let_in(authorization)  # before a body is parsed, which takes time from all others
-        with self._parts.intake.holding() as held:
+        # Before a body is read, which takes a share of its tenant's, and parsed, which takes time from all others.
+        who = await self._parts.doorman.let_in(authorization)
+        with self._parts.intake.holding(who.tenant) as held:
             self._understand(await self._parts.intake.read_held(headers, receive, held), extras)
             async with until_hangup(receive):
                 with self._parts.vigil.over(authorization):

@@ -16,9 +16,13 @@ from penstock.openai.speakable import UNSPEAKABLE, unspeakable_field
 from services.gateway.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, RETRY_AFTER_S
 from services.gateway.pace import LARGE_BYTES, give_way
 from services.gateway.problem import Problem
+from services.gateway.shares import Body, Shares
 
 CLOSE = {"connection": "close"}
 """For answers to clients whose next bytes would not be a request."""
+
+NOBODYS = ""
+"""Bodies that no tenant sends, but who runs the fleet: they share as those of a tenant do."""
 
 
 class ClientGoneError(Exception):
@@ -28,29 +32,25 @@ class ClientGoneError(Exception):
 class Held:
     """Bytes of one body that count against the bound of all bodies until they are let go of."""
 
-    def __init__(self, intake: Intake) -> None:
-        """Hold nothing yet."""
-        self._intake = intake
-        self._bytes = 0
+    def __init__(self, body: Body | None) -> None:
+        """Hold what `body` has; None: nothing any more."""
+        self._body = body
 
     def add(self, size_bytes: int) -> None:
-        """Hold `size_bytes` more; raises Problem if all bodies together would be too large."""
-        if self._intake.held_bytes + size_bytes > MAX_BODIES_BYTES:
+        """Hold `size_bytes` more; raises Problem if all bodies together, or the tenant's, would be too large."""
+        if self._body is not None and not self._body.take(size_bytes):
             retry = {**CLOSE, "retry-after": str(RETRY_AFTER_S)}
             raise Problem(503, "too many large bodies are being sent at once", "", "overloaded", retry)
-        self._bytes += size_bytes
-        self._intake.held_bytes += size_bytes
 
     def pass_on(self) -> Held:
         """Return who holds it from now on."""
-        other = Held(self._intake)
-        other._bytes, self._bytes = self._bytes, 0
+        other, self._body = Held(self._body), None
         return other
 
     def let_go(self) -> None:
         """Hold nothing any more."""
-        self._intake.held_bytes -= self._bytes
-        self._bytes = 0
+        if self._body is not None:
+            self._body.give()
 
 
 class Intake:
@@ -59,21 +59,26 @@ class Intake:
     def __init__(self, timeout_s: float) -> None:
         """Give a body `timeout_s` seconds to arrive."""
         self._timeout_s = timeout_s
-        self.held_bytes = 0
+        self._shares = Shares(MAX_BODIES_BYTES)
         self._parsing = asyncio.Lock()
 
+    @property
+    def held_bytes(self) -> int:
+        """Of all bodies."""
+        return self._shares.had_bytes
+
     @contextmanager
-    def holding(self) -> Iterator[Held]:
-        """Let go of what is held of a body at the end, if not before."""
-        held = Held(self)
+    def holding(self, tenant: str = NOBODYS) -> Iterator[Held]:
+        """Let go of what is held of a tenant's body at the end, if not before."""
+        held = Held(Body(self._shares, tenant))
         try:
             yield held
         finally:
             held.let_go()
 
-    async def read(self, headers: Mapping[str, str], receive: Receive) -> dict[str, Any]:
-        """Return the JSON object that is the body. Raises Problem, or ClientGoneError."""
-        with self.holding() as held:
+    async def read(self, headers: Mapping[str, str], receive: Receive, tenant: str = NOBODYS) -> dict[str, Any]:
+        """Return the JSON object that is a tenant's body. Raises Problem, or ClientGoneError."""
+        with self.holding(tenant) as held:
             return await self.read_held(headers, receive, held)
 
     async def read_held(self, headers: Mapping[str, str], receive: Receive, held: Held) -> dict[str, Any]:

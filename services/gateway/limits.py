@@ -7,7 +7,8 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 
 MAX_BODIES_BYTES = 256 * 1024 * 1024
 """All bodies that are being read, or wait for their submit, at once: what slow or many senders of large bodies can make
-the gateway hold, also while the queue is away. What is parsed of them takes more, of a list of token ids six times."""
+the gateway hold, also while the queue is away. Tenants have shares of them (`services/gateway/shares.py`). What is
+parsed of them takes more, of a list of token ids six times."""
 
 MAX_FILLING = 128
 """Uploads that have more in memory than 64 KiB. Of each a part that fills, and one on its way to the queue, may be: 256

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+from typing import Any
 
 import pytest
 
 from penstock.openai.bodies import CHAT_URL, ChatBody
-from services.gateway import intake
+from penstock.queue.v1.queue_pb2 import IdentifyResponse
 from services.gateway.admission import Asked
+from services.gateway.shares import Shares
 from tests.support.asgi import post
 from tests.unit.gateway.test_generation import CHAT, Gateway, gateway, until
 
@@ -21,7 +23,7 @@ async def test_a_body_counts_until_it_is_submitted(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, leaves: bool
 ) -> None:
     """Else what a queue that is away makes the gateway hold would have no bound."""
-    monkeypatch.setattr(intake, "MAX_BODIES_BYTES", len(json.dumps(CHAT)) + 10)
+    monkeypatch.setattr(gateway.parts.intake, "_shares", Shares(len(json.dumps(CHAT)) + 10))
     gateway.queue.paused = True
     gateway.queue.acks.clear()
     visit = post(gateway.app, CHAT_URL, CHAT)
@@ -54,3 +56,21 @@ async def test_what_waits_has_let_go_of_its_body(gateway: Gateway, stream: bool)
     assert not [found for found in kept if getattr(getattr(found, "body", found), "seed", None) == 77_001]
     visit.leave()
     await visit.whole()
+
+
+async def test_a_body_is_of_the_share_of_who_sends_it(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Acmes:
+        async def identify(self) -> IdentifyResponse:
+            return IdentifyResponse(role="client", tenant="acme")
+
+    doorman: Any = gateway.parts.doorman
+    monkeypatch.setattr(doorman, "_client", Acmes())
+    gateway.queue.paused = True
+    gateway.queue.acks.clear()
+    visit = post(gateway.app, CHAT_URL, CHAT)
+    await until(lambda: bool(gateway.queue.requests))
+    assert gateway.parts.intake._shares._had == {("acme", True): len(json.dumps(CHAT))}
+    gateway.queue.acks.set()
+    visit.leave()
+    await visit.whole()
+    await until(lambda: not gateway.parts.intake._shares._had)
