@@ -54,16 +54,23 @@ class Server(uvicorn.Server):
         """Accept connections at `sockets`.
 
         uvicorn would leave it to the loop how long the client of one over TLS has for what is unsent when it is closed,
-        which is half a minute, however steadily it takes it. `BoundedProtocol` has a bound for that.
+        which is half a minute, however steadily it takes it. `BoundedProtocol` has a bound for that. To greet it has as
+        long as for a head: the loop would give it a minute.
         """
         await super().startup(sockets=[])
         left_s = MAX_CLOSING_S if self.config.ssl else None
+        greeting_s = BoundedProtocol.head_timeout_s if self.config.ssl else None
         loop = asyncio.get_running_loop()
         for sock in sockets or []:
             backlog, ssl = self.config.backlog, self.config.ssl
             self.servers.append(
                 await loop.create_server(
-                    self._connection, sock=sock, ssl=ssl, backlog=backlog, ssl_shutdown_timeout=left_s
+                    self._connection,
+                    sock=sock,
+                    ssl=ssl,
+                    backlog=backlog,
+                    ssl_handshake_timeout=greeting_s,
+                    ssl_shutdown_timeout=left_s,
                 )
             )
 

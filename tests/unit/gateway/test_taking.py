@@ -10,6 +10,7 @@ import socket
 import ssl
 from asyncio import constants
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,30 @@ async def much(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": MUCH})
 
 
+def server_of(context: ssl.SSLContext) -> Server:
+    config = uvicorn.Config(much, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    config.ssl = context
+    return Server(config)
+
+
+async def test_over_tls_who_says_nothing_has_no_longer_than_for_a_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedProtocol, "head_timeout_s", 0.05)
+    of_server, _ = await asyncio.to_thread(contexts, tmp_path)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = server_of(of_server)
+    serving = asyncio.create_task(server.serve([listening]))
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        server.should_exit = True
+        await serving
+
+
 async def test_over_tls_who_takes_its_answer_has_it_whole_however_long_that_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,10 +186,7 @@ async def test_over_tls_who_takes_its_answer_has_it_whole_however_long_that_is(
     monkeypatch.setattr(constants, "SSL_SHUTDOWN_TIMEOUT", 1e-6)
     of_server, of_client = await asyncio.to_thread(contexts, tmp_path)
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(much, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
-    config.load()
-    config.ssl = of_server
-    server = Server(config)
+    server = server_of(of_server)
     serving = asyncio.create_task(server.serve([listening]))
     async with asyncio.timeout(60):
         address = listening.getsockname()
