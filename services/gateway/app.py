@@ -25,6 +25,7 @@ from services.gateway.limits import CLIENT_CLOSED, RETRY_AFTER_S
 from services.gateway.problem import Problem, of_error
 from services.gateway.requests import Requests
 from services.gateway.served import View
+from services.gateway.stopping import Stopping
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def make_app(parts: Parts, front: Front, more: Sequence[Route] = ()) -> Starlett
         HTTPException: _http,
         Exception: _failed,
     }
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(PassOn)])
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(PassOn), Middleware(Stopping)])
 
 
 async def _problem(_request: Request, problem: Exception) -> JSONResponse:

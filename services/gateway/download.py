@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Unauthenticated
 from services.gateway.doorman import authorization_of
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError
-from services.gateway.problem import Problem
 from services.gateway.vigil import Vigil
 
 PIECE_BYTES = 64 * 1024
@@ -54,19 +52,15 @@ class Download(Response):
                     if self._size_bytes is not None:
                         self.headers["content-length"] = str(self._size_bytes())
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    await send({"type": "http.response.body", "body": first, "more_body": True})
-                    async for piece in pieces:
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    if scope["method"] != "HEAD":
+                        await send({"type": "http.response.body", "body": first, "more_body": True})
+                        async for piece in pieces:
+                            await send({"type": "http.response.body", "body": piece, "more_body": True})
                     await send({"type": "http.response.body", "body": b""})
         except Unauthenticated:
             # Of an answer that has begun there is no other end than none, upon which the server hangs up.
             if not begun:
                 raise
-        except asyncio.CancelledError:
-            if not begun:
-                stopping = Problem(503, "the gateway is stopping", "", "gateway_stopping")
-                await JSONResponse(stopping.body, stopping.status)(scope, receive, send)
-            raise
 
 
 async def gathered(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

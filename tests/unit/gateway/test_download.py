@@ -7,9 +7,29 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from services.gateway.download import Download
+from services.gateway.download import PIECE_BYTES, Download
+from services.gateway.stopping import Stopping
 from services.gateway.vigil import Vigil
 from tests.support.asgi import Visit
+
+
+async def test_a_head_is_answered_without_reading_what_is_not_sent() -> None:
+    """Nobody takes it, so nothing would slow it, and the connection's next request would wait for all of it."""
+    read = 0
+    closed = False
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        nonlocal read, closed
+        try:
+            while read < 100:
+                read += 1
+                yield b"x" * PIECE_BYTES
+        finally:
+            closed = True
+
+    answer = await Visit(Download(parts(), {"content-length": "7"}, Vigil()), "HEAD", "/", b"", {}).whole()
+    assert (answer.status, answer.headers["content-length"], answer.complete) == (200, "7", True)
+    assert (read, closed) == (1, True)
 
 
 @pytest.mark.parametrize("told", [b"", b"begun"], ids=["waits", "begun"])
@@ -22,7 +42,7 @@ async def test_at_a_stop_a_download_that_has_not_begun_is_told_so(told: bytes) -
         waits.set()
         await asyncio.Event().wait()
 
-    visit = Visit(Download(parts(), {}, Vigil()), "GET", "/", b"", {})
+    visit = Visit(Stopping(Download(parts(), {}, Vigil())), "GET", "/", b"", {})
     async with asyncio.timeout(10):
         await waits.wait()
         visit.task.cancel()

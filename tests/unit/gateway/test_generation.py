@@ -349,6 +349,25 @@ async def test_who_leaves_while_a_body_is_sent_is_no_failure(
     assert not caplog.records
 
 
+async def test_at_a_stop_who_still_sends_a_body_is_told_so_wherever_it_goes(gateway: Gateway) -> None:
+    async def take(request: Request) -> Response:
+        return JSONResponse(await Intake(5).read(request.headers, request.receive))
+
+    app = make_app(gateway.parts, gateway.front, [Route("/more", take, methods=["POST"])])
+    for path in ("/more", CHAT_URL):
+        visit = post(app, path, b"{")
+        visit._inbox.get_nowait()  # its body does not come
+        await asyncio.sleep(0)
+        visit.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await visit.task
+        assert (visit.answer.status, visit.answer.error["code"], visit.answer.complete) == (
+            503,
+            "gateway_stopping",
+            True,
+        )
+
+
 async def test_a_silent_stream_sends_comments(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.gateway.generation.KEEP_ALIVE_S", 0.01)
     gateway.queue.paused = True
