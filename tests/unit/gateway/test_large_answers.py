@@ -17,6 +17,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.gateway import requests as requests_module
 from services.gateway.doorman import Doorman
 from services.gateway.group import Group
+from services.gateway.intake import ClientGoneError
 from services.gateway.limits import MAX_ANSWERS_BYTES, MAX_LOOKING
 from services.gateway.pages import PLACE_BYTES, Pages
 from services.gateway.problem import Problem
@@ -139,7 +140,8 @@ async def test_nothing_is_looked_up_for_who_has_hung_up() -> None:
     await until(lambda: slow.asked == MAX_LOOKING - 1)
     for one in many:
         one.leave()
-    await until(lambda: all(one.task.done() for one in many))
+    ends = await asyncio.gather(*[one.task for one in many], return_exceptions=True)
+    assert {type(end) for end in ends} == {ClientGoneError}
     assert slow.asked == 0
     assert pages.looking._free == MAX_LOOKING
 
