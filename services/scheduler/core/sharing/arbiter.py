@@ -109,7 +109,7 @@ class Arbiter:
         self._tiers.sort(self._ring)
         for pool in self._fleet.pools:
             for ring in self._tiers.rings:
-                self._hold_to_weights(ring, pool)
+                self._claims.hold_to_weights(ring, pool, self._ring)
         for saving in self._savings:
             self._cancel(saving)
         self._guarantees.reshared(self._ring)
@@ -368,47 +368,7 @@ class Arbiter:
             soonest_to_pay = soonest([bid for bid in bids if bid.wants])
             if soonest_to_pay is None:
                 return None
-            self._begin_rounds(bids, soonest_to_pay.rounds)
-
-    def _begin_rounds(self, bids: list[Bid], rounds: int) -> None:
-        """Give each channel with work so many quanta.
-
-        One whose heads all have paid cannot spend meanwhile what others let it gain. More of that in hand than it could
-        use would have whoever comes later wait until all of it is spent. Those that wait for the same workers and have
-        another turn in hand gain alike, up to where the first of them has as much as it may: what they have in hand
-        says whose turn it is. One that has none gains its part whatever others have, or it would have one for each of
-        theirs, whatever it holds.
-        """
-        wait: list[Account] = []
-        for bid in bids:
-            if bid.wants:
-                bid.account.gain(rounds)
-            elif bid.takes_part:
-                wait.append(bid.account)
-        lightest = min(bid.account.quantum_block_ns for bid in bids)
-        for groups, accounts in self._claims.by_workers(wait):
-            most_rounds = self._claims.most_rounds(accounts[0].pool, groups, lightest, self._ring)
-            left = {account: account.rounds_until(most_rounds * account.quantum_block_ns) for account in accounts}
-            in_hand = [account for account in accounts if account.has_in_hand]
-            alike = min((left[account] for account in in_hand), default=0)
-            for account in accounts:
-                account.gain(min(rounds, alike if account.has_in_hand else left[account]))
-
-    def _hold_to_weights(self, ring: list[Channel], pool: Pool) -> None:
-        """Leave nobody of a tier more in hand than rounds could have given it by the weights there are now."""
-        accounts = [channel.account(pool) for channel in ring if channel.asks(pool)]
-        lightest = min((account.quantum_block_ns for account in accounts), default=1)
-        self._claims.begin()
-        capacity_blocks = sum(
-            worker.shape.capacity_blocks for group in pool.groups for worker in group.workers.values()
-        )
-        # As if all were claimed: what a large head has saved up while it is not stays.
-        most_rounds = self._claims.longest_ns(pool, self._ring) * capacity_blocks // lightest
-        for account in accounts:
-            most_block_ns = most_rounds * account.quantum_block_ns
-            account.deficit_block_ns = min(account.deficit_block_ns, most_block_ns)
-            for deposit in self._deposits.of_account(account):
-                deposit.since_block_ns = min(deposit.since_block_ns, most_block_ns - account.gained_block_ns)
+            self._claims.begin_rounds(bids, soonest_to_pay.rounds, self._ring)
 
     def _bid(self, account: Account) -> Bid:
         """Return what the channel would do next in a pool, as found before if nothing has changed for it there."""

@@ -1,4 +1,4 @@
-"""What is claimed of workers, and for how long: as much as whoever waits for them may have in hand."""
+"""Rounds, and what is claimed of workers and for how long: whoever waits for them gains by rounds up to that."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from services.scheduler.core.fleet import Group, Pool
 from services.scheduler.core.sharing.account import Account
+from services.scheduler.core.sharing.bids import Bid
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposits
 from services.scheduler.core.sharing.holds import Holds
@@ -13,7 +14,7 @@ from services.scheduler.core.sharing.savings import Savings
 
 
 class Claims:
-    """Counts blocks held and saved for, and usual hold times, as they were when first asked for in a pass."""
+    """Gives rounds. Counts blocks held and saved for, and usual hold times, as when first asked for in a pass."""
 
     def __init__(self, holds: Holds, savings: Savings, deposits: Deposits) -> None:
         """Count what these say."""
@@ -28,14 +29,56 @@ class Claims:
         self._blocks.clear()
         self._longest.clear()
 
-    def most_rounds(self, pool: Pool, groups: Iterable[Group], lightest_block_ns: int, ring: Sequence[Channel]) -> int:
+    def begin_rounds(self, bids: list[Bid], rounds: int, channels: Sequence[Channel]) -> None:
+        """Give each channel with work at a pool so many quanta; `channels` are all there are.
+
+        One whose heads all have paid cannot spend meanwhile what others let it gain. More of that in hand than it could
+        use would have whoever comes later wait until all of it is spent. Those that wait for the same workers and have
+        another turn in hand gain alike, up to where the first of them has as much as it may: what they have in hand
+        says whose turn it is. One that has none gains its part whatever others have, or it would have one for each of
+        theirs, whatever it holds.
+        """
+        wait: list[Account] = []
+        for bid in bids:
+            if bid.wants:
+                bid.account.gain(rounds)
+            elif bid.takes_part:
+                wait.append(bid.account)
+        lightest = min(bid.account.quantum_block_ns for bid in bids)
+        for groups, accounts in self._by_workers(wait):
+            most_rounds = self._most_rounds(accounts[0].pool, groups, lightest, channels)
+            left = {account: account.rounds_until(most_rounds * account.quantum_block_ns) for account in accounts}
+            in_hand = [account for account in accounts if account.has_in_hand]
+            alike = min((left[account] for account in in_hand), default=0)
+            for account in accounts:
+                account.gain(min(rounds, alike if account.has_in_hand else left[account]))
+
+    def hold_to_weights(self, tier: list[Channel], pool: Pool, channels: Sequence[Channel]) -> None:
+        """Leave nobody of a tier more in hand than rounds could have given it by the weights there are now."""
+        accounts = [channel.account(pool) for channel in tier if channel.asks(pool)]
+        lightest = min((account.quantum_block_ns for account in accounts), default=1)
+        self.begin()
+        capacity_blocks = sum(
+            worker.shape.capacity_blocks for group in pool.groups for worker in group.workers.values()
+        )
+        # As if all were claimed: what a large head has saved up while it is not stays.
+        most_rounds = self._longest_ns(pool, channels) * capacity_blocks // lightest
+        for account in accounts:
+            most_block_ns = most_rounds * account.quantum_block_ns
+            account.deficit_block_ns = min(account.deficit_block_ns, most_block_ns)
+            for deposit in self._deposits.of_account(account):
+                deposit.since_block_ns = min(deposit.since_block_ns, most_block_ns - account.gained_block_ns)
+
+    def _most_rounds(
+        self, pool: Pool, groups: Iterable[Group], lightest_block_ns: int, channels: Sequence[Channel]
+    ) -> int:
         """Return the rounds after which who waits for workers of the `groups` has as much in hand as it could use.
 
-        A round gives the lightest of those that take turns there `lightest_block_ns`. `ring` are all channels.
+        A round gives the lightest of those that take turns there `lightest_block_ns`.
         """
-        return self.longest_ns(pool, ring) * sum(map(self._claimed_blocks, groups)) // lightest_block_ns
+        return self._longest_ns(pool, channels) * sum(map(self._claimed_blocks, groups)) // lightest_block_ns
 
-    def by_workers(self, accounts: list[Account]) -> list[tuple[set[Group], list[Account]]]:
+    def _by_workers(self, accounts: list[Account]) -> list[tuple[set[Group], list[Account]]]:
         """Return the accounts at a pool apart that wait for other workers, with the groups of these."""
         if not accounts:
             return []
@@ -55,11 +98,11 @@ class Claims:
             apart.append((groups, alike))
         return apart
 
-    def longest_ns(self, pool: Pool, ring: Sequence[Channel]) -> int:
+    def _longest_ns(self, pool: Pool, channels: Sequence[Channel]) -> int:
         """Return the longest usual hold time of those who hold or want blocks there."""
         longest_ns = self._longest.get(pool)
         if longest_ns is None:
-            accounts = [account for channel in ring if (account := channel.account_if_any(pool)) is not None]
+            accounts = [account for channel in channels if (account := channel.account_if_any(pool)) is not None]
             concerned = [account for account in accounts if account.running or account.has_work]
             longest_ns = self._longest[pool] = max(map(self._holds.usual_of_ns, concerned), default=0)
         return longest_ns
