@@ -377,6 +377,9 @@ class Arbiter:
         waited = bid is not None and bid.wants and bid.placement is None and bid.saving is None
         if bid is None or (waited and bid.affordable):
             bid = bids[account.channel] = self._heads.bid(account, self._alone)
+            if account.channel.uncovered:
+                account.channel.uncovered = False
+                self._look_elsewhere(account.channel, account.pool)
         return bid
 
     # ---- savings ----

@@ -25,8 +25,9 @@ class Channel:
     """A channel's lines, its accounts, and where it may find room.
 
     `changed` tells the arbiter of which models the front of the line is another than at its last pass, `line_ended`
-    that a line is empty now. `moved` are the lines whose first may be another than when it was last looked at what is
-    paid for.
+    that a line is empty now. `uncovered` tells it that a look at one pool has made another request without a model the
+    first for the other pools, which are to be looked at in the same pass. `moved` are the lines whose first may be
+    another than when it was last looked at what is paid for.
 
     Whoever no present worker could run, a line whose model none serves or a head that only workers that are away can
     hold, or that lower tiers leave no room, is set *aside*: it is not looked at until it is brought back because the
@@ -45,6 +46,7 @@ class Channel:
         """Those of the lines that are not aside."""
         self.changed: set[str] = set()
         self.line_ended = False
+        self.uncovered = False
         self.moved: dict[Line, None] = {}
         self._rooms: dict[Group, Rooms] = {}
         self._guaranteed: dict[Group, Rooms] = {}
@@ -157,9 +159,14 @@ class Channel:
         else:
             self.beyond.add(line, entry, needed_blocks)
         self.moved[line] = None
+        self.uncover(line)
         if line.head() is None:
             self.line_ended = True
             self.changed.add(line.model)
+
+    def uncover(self, line: Line) -> None:
+        """Note that a look at one pool had its first set aside or pay: without a model another is first elsewhere."""
+        self.uncovered |= not line.model
 
     def below(self, line: Line) -> int:
         """Return how many of the line are aside for lower tiers."""

@@ -92,6 +92,7 @@ class Deposits:
         self._by_request[head.request_id] = deposit
         self._by_account.setdefault(account, {})[head.request_id] = deposit
         self._by_line.setdefault(line, {})[head.request_id] = deposit
+        account.channel.uncover(line)
 
     def take(self, entry: Entry, account: Account) -> int:
         """End the deposit of an entry that starts or saves, if it has one, and return what was paid from the account.
