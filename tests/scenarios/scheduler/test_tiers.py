@@ -285,3 +285,27 @@ def test_what_ends_in_a_lower_tier_that_fills_the_workers_costs_no_look_at_who_i
     load.run(100, lambda: load.keep_waiting("front", 20, 5))
     assert len(load.rig.grants) - before > 100
     assert looks < 3 * (len(load.rig.grants) - before)
+
+
+@pytest.mark.parametrize(("seconds", "goes"), [(2, False), (3, True)])
+def test_a_head_gives_way_two_usual_hold_times_after_it_had_room_though_nothing_else_happens(
+    seconds: int, goes: bool
+) -> None:
+    """Requests run for a second, but one of `front`, beside which another of it saves and the head has no room."""
+    rig = Rig({"front": Share(), "batch": Share(tier=1)})
+    rig.open("w", shape(1_000), model="m")
+    for channel, blocks, milliseconds in [("front", 600, 600_000), *[("batch", 100, 1_000)] * 60]:
+        rig.announce(channel, blocks, model="m")
+        rig.wait(milliseconds)
+        rig.finish(rig.grants[-1])
+    rig.announce("batch", 600, model="m")
+    runs = rig.grants[-1]
+    rig.tell(m.Gone(runs.request_id, m.GoneReason.CLAIMED))
+    rig.announce("batch", 450, model="m")
+    rig.announce("front", 600, 700, model="m")
+    rig.release(runs)
+    (behind,) = rig.announce("batch", 100, model="m")
+    assert behind not in rig.granted
+    rig.wait(seconds * 1_000)
+    rig.tell(m.Tick())
+    assert (behind in rig.granted) is goes

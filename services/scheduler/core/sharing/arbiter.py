@@ -236,6 +236,9 @@ class Arbiter:
             self._look_on()
         self._take_back()
         self._aside.begin(now_ns, self._ring)
+        for account in self._aside.take_hopeless():
+            self._bids.get(account.pool, {}).pop(account.channel, None)
+            self._news[account.pool] = None
         self._deposits.return_in_vain(self._ring, self._heads.first_of, self._heads.could_hold)
         self._end_savings()
         ended = [worker for worker in self._paused if now_ns >= worker.paused_until_ns]

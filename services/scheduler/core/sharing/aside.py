@@ -65,6 +65,8 @@ class Aside:
         self._fleet_changes = 0
         self._gone: dict[GroupKey, Group] = {}
         """Groups whose last worker has gone since the last pass."""
+        self._roomless: dict[Account, int] = {}
+        """When lower tiers last left the first of those heads room that have none now and are not hopeless yet."""
 
     def begin(self, now_ns: int, channels: Iterable[Channel]) -> None:
         """Start a pass: look at all that may need something else by now, before anybody is granted anything."""
@@ -148,6 +150,8 @@ class Aside:
             return False
         kept_out = self._places.kept_out(channel, head, self._now_ns)
         if not self._is_hopeless(head, not kept_out):
+            if kept_out:
+                self._roomless[account] = min(self._roomless.get(account, head.had_room_ns), head.had_room_ns)
             return False
         channel.note_kept_out(kept_out, max(head.announced.n, 1))
         if channel.below(line) < MOST_ASIDE:
@@ -173,6 +177,13 @@ class Aside:
             self._looks[line] = looks + 1
             self._looks_left -= 1
             channel.set_head_aside(line, needed_blocks)
+        return found
+
+    def take_hopeless(self) -> list[Account]:
+        """Return, once, whose heads may have become hopeless by time alone, which nothing else tells."""
+        found = [account for account, had_room_ns in self._roomless.items() if self._is_long_ago(had_room_ns)]
+        for account in found:
+            del self._roomless[account]
         return found
 
     def _leave(self, account: Account, line: Line) -> None:
@@ -224,7 +235,8 @@ class Aside:
         if has_room:
             entry.had_room_ns = self._now_ns
             return False
+        return entry.had_room_ns < 0 or self._is_long_ago(entry.had_room_ns)
+
+    def _is_long_ago(self, had_room_ns: int) -> bool:
         usual_ns = self._holds.usual_ns
-        if entry.had_room_ns < 0:
-            return True
-        return usual_ns is not None and self._now_ns - entry.had_room_ns > HOPELESS_HOLDS * usual_ns
+        return usual_ns is not None and self._now_ns - had_room_ns > HOPELESS_HOLDS * usual_ns
