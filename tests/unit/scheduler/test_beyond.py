@@ -229,10 +229,9 @@ def pass_until_finished(rig: Rig) -> int:
     return passes
 
 
-def few_looks(monkeypatch: pytest.MonkeyPatch, most: int, least: int = 0) -> None:
-    """Have passes set aside no more than `most` by who comes first, and `least` of each line."""
+def few_looks(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Have passes set aside no more than `most` by who comes first, and one of each line."""
     monkeypatch.setattr(aside, "MOST_LOOKS", most)
-    monkeypatch.setattr(aside, "LEAST_LOOKS", least)
 
 
 def channels_of(rig: Rig) -> list[str]:
@@ -324,19 +323,31 @@ def test_those_that_a_pass_could_not_set_aside_hold_up_no_other_pool_line_or_cha
     assert rig.granted == ["other", "last"]
 
 
-@pytest.mark.parametrize("least", [0, 1])
-def test_each_line_has_looks_in_every_pass(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two channels of which each has one too large in front the second waits for no work of the first."""
-    few_looks(monkeypatch, 2, least)
+@pytest.mark.parametrize(("in_front", "passes"), [(1, 1), (3, 2), (5, 3), (6, 4)])
+def test_lines_share_alike_what_passes_set_aside(in_front: int, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in the first pass, which did not know of the second line, then two of the four in each."""
+    few_looks(monkeypatch, 4)
     rig = Rig({"chat": Share(), "batch": Share()})
     for worker_id, blocks in (("large", 100), ("small", 40)):
         rig.open(worker_id, shape(blocks))
-    large = [announced(f"l{number}", "chat", 60, number) for number in range(9)]
-    others = [announced("front", "batch", 60, 10), announced("behind", "batch", 30, 11)]
-    rig.tell(m.DrainRequested("large"), *large, *others)
-    assert rig.granted == ["behind"] * least
-    pass_until_finished(rig)
+    large = [announced(f"l{number}", "chat", 60, number) for number in range(40)]
+    others = [announced(f"f{number}", "batch", 60, 40 + number) for number in range(in_front)]
+    rig.tell(m.DrainRequested("large"), *large, *others, announced("behind", "batch", 30, 50))
+    for _ in range(passes - 1):
+        assert rig.granted == []
+        rig.tell()
     assert rig.granted == ["behind"]
+
+
+def test_what_one_line_does_not_need_of_a_pass_the_next_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pass that sets aside four and one, the first takes one and the other three."""
+    few_looks(monkeypatch, 4)
+    rig = Rig({"chat": Share(), "batch": Share()})
+    for worker_id, blocks in (("large", 100), ("small", 40)):
+        rig.open(worker_id, shape(blocks))
+    requests = [announced(f"r{number}", "chat" if number < 5 else "batch", 60, number) for number in range(9)]
+    rig.tell(m.DrainRequested("large"), *requests)
+    assert pass_until_finished(rig) == 1
 
 
 @pytest.mark.parametrize("away", [m.WorkerClosed(99), m.DrainRequested("large")], ids=["closed", "drained"])

@@ -292,7 +292,6 @@ async def test_a_defect_in_what_is_done_by_the_clock_ends_the_runner(monkeypatch
 @pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="the bound is compiled in")
 async def test_a_pass_that_has_left_off_is_followed_by_another_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "MOST_LOOKS", 1)
-    monkeypatch.setattr(aside, "LEAST_LOOKS", 0)
     monkeypatch.setattr(runner, "TICK_S", 3_600)
     shell = Shell()
     stream = shell.open()

@@ -32,11 +32,9 @@ AGAIN_NS: Final = 1_000_000_000
 """How often whoever is aside for lower tiers is looked at, whatever those leave: less may be expected of it by now."""
 
 MOST_LOOKS: Final = 2_048
-"""Requests that are set aside as out of reach in one pass: some twenty milliseconds. Where there are more their line
-waits for another pass, which is to follow at once; other lines have their turn meanwhile."""
-
-LEAST_LOOKS: Final = 4
-"""Those of each line that are in every pass, whoever has had all the others: some milliseconds for a hundred lines."""
+"""Requests that are set aside as out of reach in one pass, and one of each line whatever the others take: some twenty
+milliseconds. Where there are more their line waits for another pass, which is to follow at once and where such lines
+share alike; other lines have their turn meanwhile."""
 
 
 class Aside:
@@ -53,7 +51,9 @@ class Aside:
         self._now_ns = 0
         self._looks_left = 0
         self._looks: dict[Line, int] = {}
-        """Those each line has had in this pass."""
+        """Those each line has left of its part in this pass."""
+        self._to_come: dict[Line, Channel] = {}
+        """Lines that the last pass left, which have not asked for their part yet."""
         self.unfinished = False
         """Whether more are to be set aside than the pass could."""
         self.left: dict[Line, Channel] = {}
@@ -74,9 +74,10 @@ class Aside:
         self._reach.begin(now_ns)
         self._looks_left = MOST_LOOKS
         self._looks.clear()
+        self._to_come.clear()
         if self.unfinished:
             self.unfinished = False
-            self.left.clear()
+            self._to_come, self.left = self.left, self._to_come
             self._least_tiers.clear()
         self._gone.clear()
         models = self._models_in_doubt()
@@ -170,14 +171,23 @@ class Aside:
             if not self._reach.ends_before(needed_blocks, self._fleet.serving(line.model)):
                 break
             found = True
-            looks = self._looks.get(line, 0)
-            if self._looks_left <= 0 and looks >= LEAST_LOOKS:
+            if not self._has_look(line):
                 self._leave(account, line)
                 break
-            self._looks[line] = looks + 1
-            self._looks_left -= 1
             channel.set_head_aside(line, needed_blocks)
         return found
+
+    def _has_look(self, line: Line) -> bool:
+        """Take one of a line's looks, if it has any left: its part, with those to come, of what others left, or one."""
+        part = self._looks.get(line)
+        if part is None:
+            self._to_come.pop(line, None)
+            part = max(self._looks_left // (len(self._to_come) + 1), 1)
+        elif part == 0 or self._looks_left <= 0:
+            return False
+        self._looks[line] = part - 1
+        self._looks_left -= 1
+        return True
 
     def take_hopeless(self) -> list[Account]:
         """Return, once, whose heads may have become hopeless by time alone, which nothing else tells."""
