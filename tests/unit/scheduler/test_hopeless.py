@@ -8,6 +8,7 @@ import pytest
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.admission.estimate import rejection
+from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing.share import Share
 from tests.support.modules import COMPILED
 from tests.support.scheduling import SECOND_NS, Rig, announced, shape
@@ -122,3 +123,22 @@ def test_what_a_worker_had_by_its_own_account_is_looked_at_when_it_waits_again()
     assert rejected(rig) == []
     rig.open("w0", shape(50))
     assert rejected(rig) == [name]
+
+
+@pytest.mark.skipif(COMPILED, reason="nothing patches a compiled module")
+def test_many_workers_that_come_in_one_pass_cost_each_some_looks_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the scheduler has been restarted."""
+    many, looks = 200, 0
+    takes_grants = Worker.takes_grants
+
+    def counted(worker: Worker, now_ns: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return takes_grants(worker, now_ns)
+
+    rig = Rig({"a": Share()})
+    rig.announce("a", 30)
+    monkeypatch.setattr(Worker, "takes_grants", counted)
+    rig.tell(*(m.WorkerOpened(epoch, f"w{epoch}", "i", ("m",), shape(), (), False, False) for epoch in range(many)))
+    assert len(rig.granted) == 1
+    assert looks < 20 * many

@@ -257,12 +257,13 @@ class Arbiter:
 
     def _take_back(self) -> None:
         """Bring back whom only those could hold that take grants again; one that is away since brings nobody."""
-        while self._back:
-            worker, _ = self._back.popitem()
-            if not worker.takes_grants(self._now_ns):
-                continue
-            # Of several that come back in one pass each is still away for those before it.
-            self._aside.bring_back(worker, self._paused | self._back.keys(), self._ring)
+        if not self._back:
+            return
+        away = self._paused | self._back.keys()
+        back = [worker for worker in reversed(self._back) if worker.takes_grants(self._now_ns)]
+        self._back.clear()
+        self._aside.bring_back(back, away, self._ring)
+        for worker in back:
             self.room_grew(worker)
 
     def _end_savings(self) -> None:

@@ -6,7 +6,7 @@ swing: who had room lately pays and saves all the same, and starts when it is le
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
@@ -209,13 +209,22 @@ class Aside:
         has_room = self._places.has_room_beside_lower(worker, channel, entry, saving.blocks)
         return self._is_hopeless(entry, has_room)
 
-    def bring_back(self, worker: Worker, away: Collection[Worker], channels: Iterable[Channel]) -> None:
-        """Look again at whom none but the worker could hold, now that it takes grants; `away` are those that do not."""
-        grows = self._reach.grows_with(worker, away)
-        for channel in channels:
-            channel.reach_grew(worker)
-            if grows:
-                channel.bring_back(worker.group)
+    def bring_back(self, workers: Iterable[Worker], away: Collection[Worker], channels: Sequence[Channel]) -> None:
+        """Look again at whom none but the workers could hold, now that these take grants.
+
+        `away` are they and those that take none. Each is away for those before it.
+        """
+        largest: dict[Group, int] = {}
+        for worker in workers:
+            group, capacity_blocks = worker.group, worker.shape.capacity_blocks
+            most_blocks = largest.get(group)
+            if most_blocks is None:
+                most_blocks = self._reach.most_blocks_beside(group, away)
+            for channel in channels:
+                channel.reach_grew(worker)
+                if capacity_blocks > most_blocks:
+                    channel.bring_back(group)
+            largest[group] = max(most_blocks, capacity_blocks)
 
     def room_grew(self, worker: Worker, channel: Channel) -> None:
         """Note that lower tiers may leave more room; they have their turn of it before that is looked at."""

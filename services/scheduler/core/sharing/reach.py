@@ -42,10 +42,9 @@ class Reach:
         """Return whether any worker that takes grants could hold what needs so much in these groups."""
         return any(blocks <= self._largest_of(group) for group, blocks in needed_blocks.items())
 
-    def grows_with(self, worker: Worker, away: Collection[Worker]) -> bool:
-        """Return whether the worker is larger than all others of its group that take grants and are not `away`."""
-        others = [other for other in worker.group.workers.values() if other is not worker and other not in away]
-        return worker.shape.capacity_blocks > self._most_blocks(others)
+    def most_blocks_beside(self, group: Group, away: Collection[Worker]) -> int:
+        """Return the capacity in blocks of the group's largest that takes grants and is not `away`, -1 without any."""
+        return self._most_blocks(worker for worker in group.workers.values() if worker not in away)
 
     def _largest_of(self, group: Group) -> int:
         found = self._largest.get(group)
