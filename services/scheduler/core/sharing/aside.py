@@ -191,6 +191,8 @@ class Aside:
 
     def take_hopeless(self) -> list[Account]:
         """Return, once, whose heads may have become hopeless by time alone, which nothing else tells."""
+        if not self._roomless:
+            return []
         found = [account for account, had_room_ns in self._roomless.items() if self._is_long_ago(had_room_ns)]
         for account in found:
             del self._roomless[account]
