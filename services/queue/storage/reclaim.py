@@ -57,6 +57,19 @@ class Step(Enum):
     """Besides, move what lives in the oldest blob files to new ones."""
 
 
+class Room(NamedTuple):
+    """What of the disk is free."""
+
+    free_bytes: int
+    is_low: bool = False
+    """Whether that is little, so that whatever is dead counts."""
+
+    @property
+    def step_bytes(self) -> float:
+        """What a step may take of it for a while."""
+        return ROOM_SHARE * self.free_bytes
+
+
 class Usage(NamedTuple):
     """What a family has on the disk."""
 
@@ -72,7 +85,7 @@ class Usage(NamedTuple):
     moves_blobs: bool = True
     """Whether compactions may read blobs: not where one is damaged."""
     upper_bytes: int = 0
-    """Of the table files those of level 0 and what they overlap in the next: one compaction may take them all. Of
+    """Of the table files those of level 0 and what they overlap where they go: one compaction may take them all. Of
     others it takes some `PIECE_BYTES`."""
 
     @property
@@ -85,12 +98,21 @@ class Usage(NamedTuple):
         """What no compaction has found dead."""
         return self.table_bytes + self.blob_bytes - self.garbage_bytes
 
+    @property
+    def piece_bytes(self) -> int:
+        """What the largest of its compactions takes of the disk before the tables it replaces go."""
+        return min(self.table_bytes, max(PIECE_BYTES, self.upper_bytes))
+
     def most_dead_bytes(self, deletions: int) -> int:
         """Return what so many deletions may be about, however small most rows are."""
         of_blobs = min(deletions * MAX_MESSAGE_BYTES, self.blob_bytes - self.garbage_bytes)
         return min(deletions * BLOB_BYTES, self.table_bytes) + of_blobs
 
-    def relocated_share(self, free_bytes: int) -> float:
+    def fits(self, room: Room) -> bool:
+        """Return whether there is room for a compaction that moves no blob."""
+        return self.piece_bytes <= room.step_bytes
+
+    def relocated_share(self, room: Room) -> float:
         """Share of the blob files that a compaction is to empty: one file at least; 0 if there is no room for that,
         or none may be.
 
@@ -101,10 +123,13 @@ class Usage(NamedTuple):
         if not self.blob_bytes:
             return RELOCATED_SHARE
         one_file = 1 / max(1, self.blob_files)
-        of_tables = min(self.table_bytes, PIECE_BYTES + self.upper_bytes)
-        fits = (ROOM_SHARE * free_bytes - of_tables) / self.blob_bytes
+        fits = (room.step_bytes - self.piece_bytes) / self.blob_bytes
         share = min(max(RELOCATED_SHARE, one_file), fits)
         return share if share >= one_file else 0.0
+
+    def can_move(self, room: Room) -> bool:
+        """Return whether there is room to move blobs, once what is in level 0 is compacted where it is in the way."""
+        return self._replace(upper_bytes=0).relocated_share(room) > 0
 
     def pieces(self, share: float) -> int:
         """Return in how many compactions a share of the blob files is to be emptied, each of one file at least.
@@ -116,21 +141,21 @@ class Usage(NamedTuple):
         return max(1, min(int(share * self.blob_files), math.ceil(moved_bytes / piece_bytes)))
 
 
-def step_for(usage: Usage, settled: int, bound_bytes: int, free_bytes: int, is_low: bool, is_rested: bool) -> Step:
+def step_for(usage: Usage, settled: int, bound_bytes: int, room: Room, is_rested: bool) -> Step:
     """Return what to do with a family of which the last step left `settled` deletions as they are.
 
-    `bound_bytes`: what may be dead while there is room; `is_low`: there is little, so that whatever is dead counts;
-    `is_rested`: even what need not be dead may be looked for, as the last step and the last search are long enough ago.
+    `bound_bytes`: what may be dead while there is room; `is_rested`: even what need not be dead may be looked for, as
+    the last step and the last search are long enough ago.
     """
-    moves = is_low or 2 * usage.garbage_bytes >= usage.blob_bytes
-    if moves and usage.garbage_bytes and usage.garbage_bytes >= bound_bytes and usage.relocated_share(free_bytes):
+    moves = room.is_low or 2 * usage.garbage_bytes >= usage.blob_bytes
+    if moves and usage.garbage_bytes and usage.garbage_bytes >= bound_bytes and usage.can_move(room):
         return Step.RELOCATE  # first: it compacts as well, which is always due where rows come and go without a pause
     deletions = max(0, usage.deletions - settled)
     dead_bytes = deletions * usage.row_bytes
-    least_bytes = usage.table_bytes / (TABLES_TO_DEAD_IF_LOW if is_low else TABLES_TO_DEAD)
-    if dead_bytes > 0 and dead_bytes >= (least_bytes if is_low else max(bound_bytes, least_bytes)):
+    least_bytes = usage.table_bytes / (TABLES_TO_DEAD_IF_LOW if room.is_low else TABLES_TO_DEAD)
+    if dead_bytes > 0 and dead_bytes >= (least_bytes if room.is_low else max(bound_bytes, least_bytes)):
         return Step.COMPACT
-    if is_low and is_rested and usage.most_dead_bytes(deletions) >= max(1, least_bytes):
+    if room.is_low and is_rested and usage.most_dead_bytes(deletions) >= max(1, least_bytes):
         return Step.SEARCH
     return Step.NOTHING
 
@@ -145,11 +170,11 @@ def search_rest_s(before_s: float, found_bytes: int, has_ended: bool) -> float:
     return min(max(SEARCH_REST_S, 2 * before_s), SEARCH_REST_AT_MOST_S) if has_ended else before_s
 
 
-def is_walk_long(usage: Usage, settled: int, free_bytes: int) -> bool:
+def is_walk_long(usage: Usage, settled: int, room: Room) -> bool:
     """Return whether a family that is read in the order of its keys is to be compacted for what is deleted there.
 
     Of the deletions the last compaction left `settled` as they are.
     """
-    if usage.table_bytes > ROOM_SHARE * free_bytes:
+    if usage.table_bytes > room.step_bytes:
         return False
     return usage.deletions - settled >= max(WALKED_AT_MOST, usage.rows / ROWS_TO_WALKED)

@@ -41,7 +41,8 @@ that neither a start on a nearly full disk nor what is in the log by itself runs
 PIECE_BYTES = 64 * 1024 * 1024
 """What one compaction of bodies writes anew, of tables and of blobs each: seconds on a slow disk, after which it can be
 ended, and the room it takes before what it replaces goes. RocksDB's default for tables is 25 times that: deletions
-scattered over all rows then have each compaction of a range of keys write whatever there is beside the range too."""
+scattered over all rows then have each compaction of a range of keys write whatever there is beside the range too. So
+large, too, may the level grow that level 0 goes to: new tables go there all at once, with all they overlap."""
 
 BACKGROUND_JOBS = 4
 """Threads of RocksDB: one for flushes, three for compactions. It uses more than one of the three where table files of
@@ -98,5 +99,6 @@ def family_options(name: str, cache: Any, spared: Spared) -> Any:
         options.set_min_blob_size(BLOB_BYTES)
         options.set_blob_file_size(BLOB_FILE_BYTES)
         options.set_max_compaction_bytes(PIECE_BYTES)
+        options.set_max_bytes_for_level_base(PIECE_BYTES)
         options.set_enable_blob_gc(False)  # of itself RocksDB would move a quarter of all blobs in one go (`space.py`)
     return options

@@ -25,6 +25,7 @@ from services.queue.storage.opening import (
     open_reason,
     refuse_lost_writes,
 )
+from services.queue.storage.reclaim import Room
 from services.queue.storage.reserve import Reserve, free_bytes, log_bytes
 from services.queue.storage.rocksdb_options import CACHE_BYTES, database_options, family_options
 from services.queue.storage.space import Space
@@ -379,7 +380,7 @@ class RocksdbStore:
                 self._space.let_log_go(self.disk_free_bytes())
             free = self.disk_free_bytes()
             due = 0 if self._reserve is None else self._reserve.due_bytes(free)  # it may be made meanwhile
-            return self._space.reclaim(bound_bytes, free - due, is_low)
+            return self._space.reclaim(bound_bytes, Room(free - due, is_low))
 
     def compacted_s(self) -> float:
         """Return how long `reclaim` has compacted since the store was opened."""

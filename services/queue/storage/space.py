@@ -7,6 +7,7 @@ the family has less than four new table files, so of an idle queue never.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,11 @@ from typing import Any, Final, NamedTuple
 
 import rocksdict
 
-from services.queue.storage.reclaim import REST, Step, Usage, is_walk_long, search_rest_s, step_for
+from services.queue.storage.reclaim import REST, Room, Step, Usage, is_walk_long, search_rest_s, step_for
 from services.queue.storage.rocksdb_options import BODIES, PIECE_BYTES, WALKED
 from services.queue.storage.spared import Spared, table_files
+
+log = logging.getLogger(__name__)
 
 _COUNT: Final = re.compile(r"# (entries|deletions)=(\d+)")
 
@@ -53,21 +56,21 @@ class _Pass(NamedTuple):
         return max(0, min(self.deletions, in_tables - self.added))
 
 
-def _upper_bytes(files: list[dict[str, Any]]) -> int:
-    """Return the size of the files in level 0 and of those they overlap in the first level below that has any."""
+def _upper_bytes(files: list[dict[str, Any]], base: int) -> int:
+    """Return the size of the files in level 0 and of those they overlap in level `base`, where they go."""
     upper = [file for file in files if file["level"] == 0]
     if not upper:
         return 0
     first, last = min(file["start_key"] for file in upper), max(file["end_key"] for file in upper)
-    base = min((file["level"] for file in files if file["level"] > 0), default=0)
-    lower = [file for file in files if file["level"] == base > 0]
+    lower = [file for file in files if file["level"] == base]
     met = [file for file in lower if file["start_key"] <= last and file["end_key"] >= first]
     return sum(file["size"] for file in (*upper, *met))
 
 
-def _options(name: str, is_forced: bool) -> Any:
+def _options(name: str, is_forced: bool, room: Room) -> Any:
     options = rocksdict.CompactOptions()
-    options.set_exclusive_manual_compaction(False)  # those of other families go on
+    # Those of other families go on, unless room is short: it is counted for one, and RocksDB begins some by itself.
+    options.set_exclusive_manual_compaction(room.is_low)
     if is_forced:
         forced = rocksdict.BottommostLevelCompaction
         options.set_bottommost_level_compaction(forced.force() if name in BODIES else forced.force_optimized())
@@ -104,6 +107,8 @@ class Space:
         """By the clock, when a family has rested after what was compacted there."""
         self._search_rest_s = dict.fromkeys(BODIES, 0.0)
         """How long it rests after a search, by what the last ones found."""
+        self._waiting = set[str]()
+        """Families whose compactions do not fit into what is free, which is told."""
         self._gives_way = False
         self._has_piece = False
         """Whether a piece has been compacted since that was said to begin: a write may wait for it."""
@@ -120,52 +125,77 @@ class Space:
         """End what `reclaim` does, after the piece that is being compacted: a write has to wait. From any thread."""
         self._gives_way = True
 
-    def reclaim(self, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
+    def reclaim(self, bound_bytes: int, room: Room) -> int:
         """Do what `step_for` says for each family of bodies, and compact those where `is_walk_long`.
 
         Return the bytes of the bodies' files that are gone. Blocks meanwhile.
         """
         self._gives_way, self._has_piece, freed = False, False, 0
         for name in tuple(self._turns):
-            if self._gives_way and self._has_piece:
+            if self._has_given_way():
                 break  # those behind are first at the next look
             if name in self._spared.families:
                 continue
             if name in BODIES:
-                freed += self._reclaim(name, bound_bytes, free_bytes, is_low)
+                freed += self._reclaim(name, bound_bytes, room)
             else:
-                self._shorten_walk(name, free_bytes)
+                self._shorten_walk(name, room)
         return freed
 
-    def _shorten_walk(self, name: str, free_bytes: int) -> None:
+    def _shorten_walk(self, name: str, room: Room) -> None:
         usage = self._usage(name)
         self._settled[name] = min(self._settled[name], usage.deletions)
-        if is_walk_long(usage, self._settled[name], free_bytes):
+        if is_walk_long(usage, self._settled[name], room):
             # Forced: else rows that nothing lies below are only handed down, deleted as they are.
-            self._compact(name, True)
+            self._compact(name, True, room)
 
-    def _reclaim(self, name: str, bound_bytes: int, free_bytes: int, is_low: bool) -> int:
+    def _reclaim(self, name: str, bound_bytes: int, room: Room) -> int:
         usage = self._usage(name)
         self._settled[name] = min(self._settled[name], usage.deletions)  # RocksDB has compacted by itself
         is_rested = self._clock() >= self._rested_s[name]
-        step = step_for(usage, self._settled[name], bound_bytes, free_bytes, is_low, is_rested)
-        if step is Step.NOTHING:
+        step = step_for(usage, self._settled[name], bound_bytes, room, is_rested)
+        if step is Step.NOTHING or not self._has_room(name, usage, room):
             return 0
         self._families[name].flush(True)
-        usage = self._usage(name)
-        share = usage.relocated_share(free_bytes) if step is Step.RELOCATE else 0.0
-        if step is Step.RELOCATE and not share:
-            return 0  # what was in memory makes its first compaction too large: it is compacted by itself before
-        pieces = usage.pieces(share)
-        self._tune(name, share / pieces)
-        before = self._file_bytes(name)
-        took_s = self._compact(name, step is Step.RELOCATE, pieces)  # each time the oldest blob files are others
+        usage, before = self._usage(name), self._file_bytes(name)
+        if not self._has_room(name, usage, room):
+            return 0  # with what was in memory
+        took_s = self._compact(name, False, room) if step is not Step.RELOCATE else self._relocate(name, usage, room)
         rest_s = REST * took_s
         if step is Step.SEARCH:
             rest_s = max(rest_s, self._rest_of_search_s(name, usage.living_bytes - self._usage(name).living_bytes))
         self._rested_s[name] = max(self._rested_s[name], self._clock() + rest_s)
-        self._tune(name, 0.0)
         return max(0, before - self._file_bytes(name))
+
+    def _has_room(self, name: str, usage: Usage, room: Room) -> bool:
+        """Return whether a compaction may begin; the first time that one may not say so in the log."""
+        fits = usage.fits(room)
+        if not fits and name not in self._waiting:
+            log.warning("%s: what is deleted stays on the disk until there is more room: to compact it takes %d MiB for"
+                        " a while, too much of %d", name, usage.piece_bytes >> 20, room.free_bytes >> 20)  # fmt: skip
+        (self._waiting.discard if fits else self._waiting.add)(name)
+        return fits
+
+    def _relocate(self, name: str, usage: Usage, room: Room) -> float:
+        """Move what lives in the oldest blob files; return the seconds that took.
+
+        Where level 0 makes its first compaction too large it is compacted by itself before, and what that leaves is
+        looked at before anything new is there.
+        """
+        took_s, share = 0.0, usage.relocated_share(room)
+        if not share:
+            took_s = self._compact(name, False, room)
+            usage = self._usage(name)
+            share = 0.0 if self._has_given_way() else usage.relocated_share(room)
+        if share:
+            pieces = usage.pieces(share)
+            self._tune(name, share / pieces)
+            took_s += self._compact(name, True, room, pieces)  # each time the oldest blob files are others
+            self._tune(name, 0.0)
+        return took_s
+
+    def _has_given_way(self) -> bool:
+        return self._gives_way and self._has_piece
 
     def _rest_of_search_s(self, name: str, found_bytes: int) -> float:
         """Note what a search found; return the seconds until the next: none where it gave way, so that it goes on."""
@@ -173,7 +203,7 @@ class Space:
         self._search_rest_s[name] = search_rest_s(self._search_rest_s[name], found_bytes, has_ended)
         return self._search_rest_s[name] if has_ended else 0.0
 
-    def _compact(self, name: str, is_forced: bool, times: int = 1) -> float:
+    def _compact(self, name: str, is_forced: bool, room: Room, times: int = 1) -> float:
         """Compact a family so often, unless a write has to wait, but one piece at least.
 
         Return the seconds that took, without the flush RocksDB makes before each: on a disk that is busy that is most.
@@ -182,20 +212,20 @@ class Space:
         self._turns.append(name)
         self._gives_way, self._has_piece = False, False  # what waited until here waited for a flush
         before_s = self._compacted_s(name)
-        all(self._compact_once(name, is_forced) for _ in range(times))
+        all(self._compact_once(name, is_forced, room) for _ in range(times))
         took_s = self._compacted_s(name) - before_s
         self.compacted_s += took_s
         return took_s
 
-    def _compact_once(self, name: str, is_forced: bool) -> bool:
+    def _compact_once(self, name: str, is_forced: bool, room: Room) -> bool:
         """Compact a family in ranges of keys, or the rest of it where the last time, of the same kind, gave way.
 
         Return whether that came to its end, and note then how many of its deletions it leaves. Those that came
         meanwhile are not among them, as far as they are in memory yet.
         """
-        this, options = self._begin(name, is_forced), _options(name, is_forced)
+        this, options = self._begin(name, is_forced), _options(name, is_forced, room)
         for start, end in self._ranges(name, this.start):
-            if self._gives_way and self._has_piece:
+            if self._has_given_way():
                 self._begun[name] = this.gives_way(start, self._in_tables(name)[1])
                 return False
             self._families[name].compact_range(start, end, options)
@@ -243,17 +273,21 @@ class Space:
 
     def _usage(self, name: str) -> Usage:
         entries, deletions = self._in_tables(name)
+        all_deletions = deletions + self._deleted_in_memory(name)
         garbage_bytes = self._number(name, "live-blob-file-garbage-size")
         return Usage(
             rows=max(0, entries - deletions),
-            deletions=deletions + self._deleted_in_memory(name),
+            deletions=all_deletions,
             table_bytes=self._number(name, "live-sst-files-size"),
             blob_bytes=self._number(name, "live-blob-file-size"),
             blob_files=self._number(name, "num-blob-files"),
             garbage_bytes=garbage_bytes,
             moves_blobs=not self._spared.blobs,
-            upper_bytes=_upper_bytes(self._table_files(name)) if garbage_bytes else 0,
+            upper_bytes=self._upper_bytes(name) if garbage_bytes or all_deletions else 0,
         )
+
+    def _upper_bytes(self, name: str) -> int:
+        return _upper_bytes(self._table_files(name), self._number(name, "base-level"))
 
     def _in_tables(self, name: str) -> tuple[int, int]:
         """Return how many entries table files have, and how many of those are deletions."""

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from services.queue.core.effects import Write
 from services.queue.core.records import COMPLETIONS, DEAD, EXPIRY, FILES, PARTS, PAYLOADS, RECORDS, RESULTS, seq_key
 from services.queue.storage import reclaim, space
-from services.queue.storage.reclaim import WALKED_AT_MOST, Step
+from services.queue.storage.reclaim import WALKED_AT_MOST, Room, Step
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError
 from tests.support.sizes import sizes_bytes
@@ -277,7 +278,7 @@ def test_tables_are_compacted_in_ranges(tables: RocksdbStore, tmp_path: Path) ->
 
 def test_what_lies_above_others_is_compacted_with_them(tables: RocksdbStore) -> None:
     def upper_bytes() -> int:
-        return space._upper_bytes(tables._space._table_files(PAYLOADS))
+        return tables._space._upper_bytes(PAYLOADS)
 
     assert upper_bytes() == 0
     all_bytes = tables._space._usage(PAYLOADS).table_bytes
@@ -287,13 +288,63 @@ def test_what_lies_above_others_is_compacted_with_them(tables: RocksdbStore) -> 
     tables.write([Write(PAYLOADS, seq_key(0), None)])
     tables._families[PAYLOADS].flush(True)
     assert upper_bytes() == tables._space._usage(PAYLOADS).table_bytes > all_bytes
+    tables._families[PAYLOADS].set_options({"max_bytes_for_level_base": str(MIB)})
+    tables.write([Write(PAYLOADS, seq_key(n), None) for n in (0, 3999)])
+    tables._families[PAYLOADS].flush(True)
+    assert 0 < upper_bytes() < MIB, "where it goes there is nothing yet"
 
 
-def test_a_compaction_of_bodies_is_small(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["max_compaction_bytes", "max_bytes_for_level_base"])
+def test_a_compaction_of_bodies_is_small(tmp_path: Path, option: str) -> None:
     RocksdbStore(tmp_path).close()
     families = max(tmp_path.glob("OPTIONS-*")).read_text().split("[CFOptions ")
-    small = {text.split('"')[1] for text in families if f"max_compaction_bytes={64 * MIB}\n" in text}
+    small = {text.split('"')[1] for text in families if f"  {option}={64 * MIB}\n" in text}
     assert small == {PAYLOADS, RESULTS, PARTS}
+
+
+def have_free(store: RocksdbStore, monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+    monkeypatch.setattr(store, "disk_free_bytes", lambda: free_bytes)
+
+
+def test_what_does_not_fit_does_not_begin(
+    tables: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(0, 4000, 2)])
+    pieces = tables._families[PAYLOADS] = Pieces(tables._families[PAYLOADS], tmp_path)
+    have_free(tables, monkeypatch, 10 * MIB)
+    for _ in range(3):
+        tables.reclaim(0, True)
+    assert pieces.ranges == []
+    assert [record.getMessage()[:8] for record in caplog.records] == ["payloads"], "once, not at each look"
+    have_free(tables, monkeypatch, 11 * MIB)
+    assert tables.reclaim(0, True) > 3 * MIB
+
+
+def test_level_0_is_compacted_first_where_it_is_in_the_way_of_moving_blobs(
+    tables: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = tables._families[PAYLOADS]
+    family.set_options({"blob_file_size": str(2 * MIB)})
+    tables.write([Write(PAYLOADS, seq_key(4000 + n), BODY) for n in range(100)])
+    family.flush(True)
+    tables.write([Write(PAYLOADS, seq_key(4000 + n), None) for n in range(100) if n % 5])
+    family.flush(True)
+    family.compact_range(None, None)
+    garbage_bytes = tables._space._usage(PAYLOADS).garbage_bytes
+    monkeypatch.setattr(reclaim, "PIECE_BYTES", MIB)
+    have_free(tables, monkeypatch, 11 * MIB)
+    for n in range(12):
+        tables.write([Write(PAYLOADS, seq_key(at), None) for at in (n, 3999 - n)])
+        tables.reclaim(MIB, True)
+    assert tables._space._usage(PAYLOADS).garbage_bytes < MIB < garbage_bytes
+
+
+@pytest.mark.parametrize("is_low", [False, True])
+def test_rocksdb_compacts_nothing_beside_it_while_room_is_short(monkeypatch: pytest.MonkeyPatch, is_low: bool) -> None:
+    made = Mock()
+    monkeypatch.setattr("rocksdict.CompactOptions", lambda: made)
+    space._options(PAYLOADS, False, Room(PLENTY, is_low))
+    made.set_exclusive_manual_compaction.assert_called_once_with(is_low)
 
 
 def test_what_gave_way_goes_on_where_it_was(tables: RocksdbStore, tmp_path: Path) -> None:
@@ -329,7 +380,7 @@ def test_only_a_step_of_its_kind_goes_on_with_a_pass(
     monkeypatch.setattr(space, "step_for", lambda *_: steps.pop(0))
     pieces = tables._families[PAYLOADS] = Pieces(tables._families[PAYLOADS], tmp_path, tables._space.give_way)
     for _ in range(4):
-        tables._space._reclaim(PAYLOADS, 0, PLENTY, True)
+        tables._space._reclaim(PAYLOADS, 0, Room(PLENTY, True))
     starts = [start for start, _ in pieces.ranges]
     assert [start is None for start in starts] == [True, True, False, True]
 
@@ -339,7 +390,12 @@ def test_a_store_is_closed_and_opened_while_it_compacts(store: RocksdbStore, mon
     store._families[PAYLOADS].flush(True)  # what is dead in memory alone is worth no compaction
     delete(store, PAYLOADS, step=2)
     began, raised = threading.Event(), []
-    monkeypatch.setattr(store._space, "_tune", lambda *_: began.set())
+
+    def begin(*_: object) -> bool:
+        began.set()
+        return True
+
+    monkeypatch.setattr(store._space, "_has_room", begin)
 
     def work() -> None:
         try:

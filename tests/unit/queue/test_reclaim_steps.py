@@ -7,6 +7,7 @@ from services.queue.storage.reclaim import (
     SEARCH_REST_AT_MOST_S,
     SEARCH_REST_S,
     WALKED_AT_MOST,
+    Room,
     Step,
     Usage,
     is_walk_long,
@@ -40,7 +41,7 @@ USAGE = Usage(rows=1000, deletions=0, table_bytes=MIB, blob_bytes=1000 * MIB, bl
     ],
 )
 def test_steps(usage: Usage, settled: int, is_low: bool, step: Step) -> None:
-    assert step_for(usage, settled, 32 * MIB, PLENTY, is_low, False) is step
+    assert step_for(usage, settled, 32 * MIB, Room(PLENTY, is_low), False) is step
 
 
 MIXED = Usage(10**6, deletions=80, table_bytes=280 * MIB, blob_bytes=320 * MIB, blob_files=10, garbage_bytes=0)
@@ -66,7 +67,7 @@ MIXED = Usage(10**6, deletions=80, table_bytes=280 * MIB, blob_bytes=320 * MIB, 
 def test_any_deletion_may_be_of_a_large_row_where_room_is_short(
     usage: Usage, settled: int, is_low: bool, is_rested: bool, step: Step
 ) -> None:
-    assert step_for(usage, settled, 32 * MIB, PLENTY, is_low, is_rested) is step
+    assert step_for(usage, settled, 32 * MIB, Room(PLENTY, is_low), is_rested) is step
 
 
 def test_searches_in_vain_get_rare() -> None:
@@ -81,21 +82,32 @@ def test_searches_in_vain_get_rare() -> None:
 
 def test_no_more_is_moved_than_there_is_room_for() -> None:
     usage = USAGE._replace(garbage_bytes=600 * MIB)  # ten files of 100 MiB
-    assert usage.relocated_share(PLENTY) == 0.25
-    assert 0.1 < usage.relocated_share(200 * MIB) < 0.25
-    assert usage.relocated_share(120 * MIB) == 0.0
-    assert usage._replace(blob_files=2).relocated_share(PLENTY) == 0.5, "of few files one"
-    assert step_for(usage, 0, 32 * MIB, 200 * MIB, True, False) is Step.RELOCATE
-    assert step_for(usage, 0, 32 * MIB, 120 * MIB, True, False) is Step.NOTHING
-    assert usage._replace(moves_blobs=False).relocated_share(PLENTY) == 0.0
+    assert usage.relocated_share(Room(PLENTY)) == 0.25
+    assert 0.1 < usage.relocated_share(Room(200 * MIB)) < 0.25
+    assert usage.relocated_share(Room(120 * MIB)) == 0.0
+    assert usage._replace(blob_files=2).relocated_share(Room(PLENTY)) == 0.5, "of few files one"
+    assert step_for(usage, 0, 32 * MIB, Room(200 * MIB, True), False) is Step.RELOCATE
+    assert step_for(usage, 0, 32 * MIB, Room(120 * MIB, True), False) is Step.NOTHING
+    assert usage._replace(moves_blobs=False).relocated_share(Room(PLENTY)) == 0.0
 
 
 def test_tables_are_not_replaced_at_once() -> None:
     usage = USAGE._replace(garbage_bytes=600 * MIB, table_bytes=10_000 * MIB)
-    assert usage.relocated_share(240 * MIB) == pytest.approx((180 - 64) / 1000)
-    assert usage._replace(upper_bytes=16 * MIB).relocated_share(240 * MIB) == pytest.approx((180 - 80) / 1000)
-    assert usage._replace(upper_bytes=17 * MIB).relocated_share(240 * MIB) == 0.0, "one compaction takes them all"
-    assert usage._replace(table_bytes=MIB, upper_bytes=MIB).relocated_share(240 * MIB) == pytest.approx(0.179)
+    assert usage.relocated_share(Room(240 * MIB)) == pytest.approx((180 - 64) / 1000)
+    assert usage._replace(upper_bytes=80 * MIB).relocated_share(Room(240 * MIB)) == pytest.approx((180 - 80) / 1000)
+    assert usage._replace(upper_bytes=81 * MIB).relocated_share(Room(240 * MIB)) == 0.0, "one compaction takes them all"
+    assert usage._replace(upper_bytes=81 * MIB).can_move(Room(240 * MIB)), "after that"
+    assert not usage.can_move(Room(200 * MIB))
+
+
+def test_what_compacts_fits() -> None:
+    usage = USAGE._replace(table_bytes=10_000 * MIB)
+    assert [usage.fits(Room(free * MIB)) for free in (85, 86)] == [False, True], (
+        "a piece, in three quarters of what is free"
+    )
+    assert [usage._replace(upper_bytes=90 * MIB).fits(Room(free * MIB)) for free in (119, 120)] == [False, True]
+    assert usage._replace(table_bytes=3 * MIB).fits(Room(4 * MIB))
+    assert usage._replace(table_bytes=MIB, upper_bytes=MIB).relocated_share(Room(240 * MIB)) == pytest.approx(0.179)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +121,7 @@ def test_tables_are_not_replaced_at_once() -> None:
     ],
 )
 def test_walks_that_are_worth_a_compaction(usage: Usage, settled: int, free_bytes: int, is_long: bool) -> None:
-    assert is_walk_long(usage, settled, free_bytes) is is_long
+    assert is_walk_long(usage, settled, Room(free_bytes)) is is_long
 
 
 @pytest.mark.parametrize(

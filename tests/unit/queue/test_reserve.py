@@ -12,6 +12,7 @@ from services.queue.core.messages import Cancel, Claim, Complete, Delete, Inspec
 from services.queue.core.records import PAYLOADS, seq_key
 from services.queue.storage import reserve, rocksdb_store
 from services.queue.storage.health import HEAL_PAUSE_NS, StoreHealth
+from services.queue.storage.reclaim import Room
 from services.queue.storage.reserve import (
     AMPLE_BYTES,
     LAST_ROOM_BYTES,
@@ -94,8 +95,8 @@ def test_what_it_is_about_to_take_is_no_room_for_a_compaction(
     disk.free_bytes = ROOM_BYTES - 1
     store, seen = RocksdbStore(tmp_path, keeps_reserve=True), list[int]()
 
-    def noted(_bound_bytes: int, free_bytes: int, _is_low: bool) -> int:
-        seen.append(free_bytes)
+    def noted(_bound_bytes: int, room: Room) -> int:
+        seen.append(room.free_bytes)
         return 0
 
     monkeypatch.setattr(store._space, "reclaim", noted)
