@@ -271,8 +271,10 @@ class RocksdbStore:
     def _write(self, writes: Sequence[Write], waits: bool) -> bool:
         self._refuse_in_doubt()
         try:
+            self._space.deleted.begin(writes)
             if not write_batch(self._db, self._handles, writes, self._no_slowdown, self._space.give_way, waits):
                 return False
+            self._space.deleted.end()
             self._sync(self._db.latest_sequence_number())
         except BaseException as error:  # a panic of the binding is no Exception
             is_first, self._write_failed = not self._write_failed, str(error) or type(error).__name__

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import rocksdict
 
+from services.queue.core.effects import Write
+from services.queue.core.records import FAMILIES
 from services.queue.storage.reclaim import REST, Room, Step, Usage, is_walk_long, search_rest_s, step_for
 from services.queue.storage.rocksdb_options import BODIES, PIECE_BYTES, WALKED
 from services.queue.storage.spared import Spared, table_files
@@ -32,28 +34,38 @@ class _Pass(NamedTuple):
 
     start: bytes | None
     """The key from which on it has still to be made, None for all."""
-    deletions: int
-    """That it is to find: those there were at its beginning."""
+    deleted_before: int
+    """Rows deleted until it began. What was deleted since may lie before `start`, where it does not look any more."""
     errors: int
     """Counted until then."""
     is_forced: bool
     """Whether rows that nothing lies below are written anew too."""
-    left: int = 0
-    """Deletions in table files when it gave way."""
-    added: int = 0
-    """Those that came while it waited: they may lie before `start`, where it does not look any more."""
 
-    def gives_way(self, start: bytes | None, in_tables: int) -> _Pass:
-        """Return it as it waits: it is to go on at `start`, and leaves so many deletions in table files."""
-        return self._replace(start=start, left=in_tables)
 
-    def goes_on(self, deletions: int) -> _Pass:
-        """Return it as it goes on, with so many deletions in memory and in table files."""
-        return self._replace(added=self.added + max(0, deletions - self.left))
+class _Deleted:
+    """Counts the rows a store deletes, by family: what is written meanwhile counts as deleted, and as not yet."""
 
-    def settled(self, in_tables: int) -> int:
-        """Return how many of the deletions it has looked at are among those that are left at its end."""
-        return max(0, min(self.deletions, in_tables - self.added))
+    def __init__(self) -> None:
+        self._begun = dict.fromkeys(FAMILIES, 0)
+        self._done = dict(self._begun)
+
+    def begin(self, writes: Sequence[Write]) -> None:
+        """Count those of `writes`, which are about to be made. One thread at a time, as `end`."""
+        for write in writes:
+            if write.value is None:
+                self._begun[write.family] += 1
+
+    def end(self) -> None:
+        """Note that all are made which have begun."""
+        self._done = dict(self._begun)
+
+    def before(self, name: str) -> int:
+        """Return how many rows of a family are deleted for certain."""
+        return self._done[name]
+
+    def since(self, name: str, before: int) -> int:
+        """Return how many more may be by now."""
+        return self._begun[name] - before
 
 
 def _upper_bytes(files: list[dict[str, Any]], base: int) -> int:
@@ -96,6 +108,8 @@ class Space:
         self._families = families
         self._spared = spared
         self._errors = errors
+        self.deleted = _Deleted()
+        """Whoever writes to the families tells it."""
         self._settled = dict.fromkeys((*BODIES, *WALKED), 0)
         self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
         self._clock = clock
@@ -220,25 +234,26 @@ class Space:
     def _compact_once(self, name: str, is_forced: bool, room: Room) -> bool:
         """Compact a family in ranges of keys, or the rest of it where the last time, of the same kind, gave way.
 
-        Return whether that came to its end, and note then how many of its deletions it leaves. Those that came
-        meanwhile are not among them, as far as they are in memory yet.
+        Return whether that came to its end, and note then how many deletions it leaves: of those left at its end all
+        but as many as came since it began.
         """
         this, options = self._begin(name, is_forced), _options(name, is_forced, room)
         for start, end in self._ranges(name, this.start):
             if self._has_given_way():
-                self._begun[name] = this.gives_way(start, self._in_tables(name)[1])
+                self._begun[name] = this._replace(start=start)
                 return False
             self._families[name].compact_range(start, end, options)
             self._has_piece = True
         if self._errors() == this.errors:  # else it is tried again
-            self._settled[name] = this.settled(self._in_tables(name)[1])
+            left = self._usage(name).deletions
+            self._settled[name] = max(0, left - self.deleted.since(name, this.deleted_before))
         return True
 
     def _begin(self, name: str, is_forced: bool) -> _Pass:
-        deletions, begun = self._usage(name).deletions, self._begun.pop(name, None)
+        begun = self._begun.pop(name, None)
         if begun and begun.is_forced == is_forced:
-            return begun.goes_on(deletions)
-        return _Pass(None, deletions, self._errors(), is_forced)
+            return begun
+        return _Pass(None, self.deleted.before(name), self._errors(), is_forced)
 
     def _ranges(self, name: str, start: bytes | None) -> Iterator[tuple[bytes | None, bytes | None]]:
         """Yield ranges of keys from `start` on, both ends included, which cut between table files where they hold
