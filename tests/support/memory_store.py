@@ -102,7 +102,7 @@ class MemoryStore:
     def keep_reserve(self) -> None:
         """Nothing to do."""
 
-    def reclaim(self, bound_bytes: int, is_low: bool) -> int:
+    def reclaim(self, bound_bytes: int, is_low: bool, kept_bytes: int = 0) -> int:
         """Return that nothing is dead."""
         return 0
 

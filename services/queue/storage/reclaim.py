@@ -21,6 +21,16 @@ TABLES_TO_DEAD: Final = 4
 TABLES_TO_DEAD_IF_LOW: Final = 64
 """The same once room is short: a few rows are not worth gigabytes even then."""
 
+BLOBS_TO_GARBAGE: Final = 2
+"""With room on the disk blobs are moved from where there are at most so many bytes of them, dead or alive, for each
+that is garbage."""
+
+BLOBS_TO_GARBAGE_IF_LOW: Final = 16
+"""The same once room is short: the oldest blobs, which are moved first, are those that have the least garbage."""
+
+BLOBS_TO_GARBAGE_IF_FULL: Final = 64
+"""The same once submits are refused."""
+
 RELOCATED_SHARE: Final = 0.25
 """Of the blob files, the oldest: what lives in them is moved to new ones, piece by piece, where there is room."""
 
@@ -61,13 +71,23 @@ class Room(NamedTuple):
     """What of the disk is free."""
 
     free_bytes: int
+    """That may be used: those above the watermark, as long as there are any."""
     is_low: bool = False
     """Whether that is little, so that whatever is dead counts."""
+    is_full: bool = False
+    """Whether that is too little to take submits."""
 
     @property
     def step_bytes(self) -> float:
         """What a step may take of it for a while."""
         return ROOM_SHARE * self.free_bytes
+
+    @property
+    def blobs_to_garbage(self) -> int:
+        """So many bytes of blobs at most may there be for each of garbage, if they are to be moved."""
+        if self.is_full:
+            return BLOBS_TO_GARBAGE_IF_FULL
+        return BLOBS_TO_GARBAGE_IF_LOW if self.is_low else BLOBS_TO_GARBAGE
 
 
 class Usage(NamedTuple):
@@ -147,8 +167,8 @@ def step_for(usage: Usage, settled: int, bound_bytes: int, room: Room, is_rested
     `bound_bytes`: what may be dead while there is room; `is_rested`: even what need not be dead may be looked for, as
     the last step and the last search are long enough ago.
     """
-    moves = room.is_low or 2 * usage.garbage_bytes >= usage.blob_bytes
-    if moves and usage.garbage_bytes and usage.garbage_bytes >= bound_bytes and usage.can_move(room):
+    moves = usage.garbage_bytes > 0 and room.blobs_to_garbage * usage.garbage_bytes >= usage.blob_bytes
+    if moves and usage.garbage_bytes >= bound_bytes and usage.can_move(room):
         return Step.RELOCATE  # first: it compacts as well, which is always due where rows come and go without a pause
     deletions = max(0, usage.deletions - settled)
     dead_bytes = deletions * usage.row_bytes

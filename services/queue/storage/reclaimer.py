@@ -48,7 +48,7 @@ class Reclaimer:
         """
         self._store = store
         self._health = health
-        self._low_bytes = 2 * disk_free_min_bytes
+        self._kept_bytes = disk_free_min_bytes
         self._bound_bytes = max(disk_free_min_bytes // BOUND_SHARE, LEAST_BOUND_BYTES)
         self._count = count
         self._threads = ThreadPoolExecutor(2, "reclaim")
@@ -83,7 +83,8 @@ class Reclaimer:
         began_s, before_s = time.monotonic(), self._store.compacted_s()
         try:
             loop = asyncio.get_running_loop()
-            freed = await loop.run_in_executor(self._threads, self._store.reclaim, bound_bytes, self._is_short())
+            ask, is_low = self._store.reclaim, self._is_short()
+            freed = await loop.run_in_executor(self._threads, ask, bound_bytes, is_low, self._kept_bytes)
         except StoreError as error:
             log.warning("disk space is not given back now: %s", error)
             freed = 0
@@ -93,4 +94,4 @@ class Reclaimer:
         return max(0.0, self._store.compacted_s() - before_s)  # it counts anew once the store is opened again
 
     def _is_short(self) -> bool:
-        return self._health.disk_free_bytes < self._low_bytes or self._store.is_reserve_given_up()
+        return self._health.disk_free_bytes < 2 * self._kept_bytes or self._store.is_reserve_given_up()

@@ -375,14 +375,15 @@ class RocksdbStore:
         if self._reserve is not None:
             self._reserve.make()
 
-    def reclaim(self, bound_bytes: int, is_low: bool) -> int:
+    def reclaim(self, bound_bytes: int, is_low: bool, kept_bytes: int = 0) -> int:
         """Compact what deleted rows are in the way of; return the bytes of bodies' files that went. Commits go on."""
         with self._reclaiming, _STORE_ERRORS:
             if is_low and log_bytes(self._path) >= bound_bytes:
                 self._space.let_log_go(self.disk_free_bytes())
             free = self.disk_free_bytes()
             due = 0 if self._reserve is None else self._reserve.due_bytes(free)  # it may be made meanwhile
-            return self._space.reclaim(bound_bytes, Room(free - due, is_low))
+            is_full = free - due <= kept_bytes or self.is_reserve_given_up()
+            return self._space.reclaim(bound_bytes, Room(free - due - (0 if is_full else kept_bytes), is_low, is_full))
 
     def compacted_s(self) -> float:
         """Return how long `reclaim` has compacted since the store was opened."""

@@ -185,8 +185,8 @@ class Space:
         """Return whether a compaction may begin; the first time that one may not say so in the log."""
         fits = usage.fits(room)
         if not fits and name not in self._waiting:
-            log.warning("%s: what is deleted stays on the disk until there is more room: to compact it takes %d MiB for"
-                        " a while, too much of %d", name, usage.piece_bytes >> 20, room.free_bytes >> 20)  # fmt: skip
+            log.warning("%s: what is deleted stays on the disk until more may be used: to compact it takes %d MiB for a"
+                        " while, too much of %d", name, usage.piece_bytes >> 20, room.free_bytes >> 20)  # fmt: skip
         (self._waiting.discard if fits else self._waiting.add)(name)
         return fits
 

@@ -92,11 +92,12 @@ class Store(Protocol):
     def keep_reserve(self) -> None:
         """Make the reserve of disk space where it is missing and there is room for it. Blocks; never raises."""
 
-    def reclaim(self, bound_bytes: int, is_low: bool) -> int:
+    def reclaim(self, bound_bytes: int, is_low: bool, kept_bytes: int = 0) -> int:
         """Give back the disk space of deleted payloads, results and parts, if more than `bound_bytes` of it are dead,
         and all that is worth it if `is_low`, there being little; return the bytes. Blocks, and holds up no write.
 
-        What is deleted of small rows goes as well, where reads would walk over many.
+        What that takes for a while leaves `kept_bytes` free, as long as there is more. What is deleted of small rows
+        goes as well, where reads would walk over many.
         """
 
     def compacted_s(self) -> float:

@@ -36,12 +36,19 @@ USAGE = Usage(rows=1000, deletions=0, table_bytes=MIB, blob_bytes=1000 * MIB, bl
         (USAGE._replace(garbage_bytes=600 * MIB), 0, False, Step.RELOCATE),
         (USAGE._replace(garbage_bytes=400 * MIB, deletions=66), 0, False, Step.COMPACT),
         (USAGE._replace(garbage_bytes=600 * MIB, deletions=99), 0, False, Step.RELOCATE),  # which compacts as well
-        (USAGE._replace(garbage_bytes=33 * MIB), 0, True, Step.RELOCATE),
-        (USAGE._replace(garbage_bytes=31 * MIB), 0, True, Step.NOTHING),
+        (USAGE._replace(garbage_bytes=63 * MIB), 0, True, Step.RELOCATE),
+        (USAGE._replace(garbage_bytes=62 * MIB), 0, True, Step.NOTHING),  # much would be moved for little
     ],
 )
 def test_steps(usage: Usage, settled: int, is_low: bool, step: Step) -> None:
     assert step_for(usage, settled, 32 * MIB, Room(PLENTY, is_low), False) is step
+
+
+def test_little_is_moved_for_little() -> None:
+    few, many = (USAGE._replace(blob_bytes=n * 1000 * MIB, blob_files=10 * n, garbage_bytes=33 * MIB) for n in (1, 3))
+    for room, moves in ((Room(PLENTY, True), (False, False)), (Room(PLENTY, True, True), (True, False))):
+        steps = [step_for(usage, 0, 32 * MIB, room, False) for usage in (few, many)]
+        assert [step is Step.RELOCATE for step in steps] == [*moves]
 
 
 MIXED = Usage(10**6, deletions=80, table_bytes=280 * MIB, blob_bytes=320 * MIB, blob_files=10, garbage_bytes=0)

@@ -23,7 +23,7 @@ class AskedStore(MemoryStore):
 
     def __init__(self, free_bytes: int) -> None:
         super().__init__(free_bytes)
-        self.asked: list[tuple[int, bool]] = []
+        self.asked: list[tuple[int, bool, int]] = []
         self.answer: int | StoreError = 5 * MIB
         self.given_up = False
         self.spent_s, self.spends_s = 0.0, 0.0
@@ -34,8 +34,8 @@ class AskedStore(MemoryStore):
     def compacted_s(self) -> float:
         return self.spent_s
 
-    def reclaim(self, bound_bytes: int, is_low: bool) -> int:
-        self.asked.append((bound_bytes, is_low))
+    def reclaim(self, bound_bytes: int, is_low: bool, kept_bytes: int = 0) -> int:
+        self.asked.append((bound_bytes, is_low, kept_bytes))
         self.spent_s += self.spends_s
         if isinstance(self.answer, StoreError):
             raise self.answer
@@ -49,7 +49,7 @@ async def test_whatever_is_dead_counts_near_the_watermark() -> None:
     for free_bytes, is_low in ((2 * WATERMARK, False), (2 * WATERMARK - 1, True), (0, True)):
         store, freed = AskedStore(free_bytes), list[int]()
         await Reclaimer(store, StoreHealth(store, HandClock(), WATERMARK), WATERMARK, freed.append).look()
-        assert store.asked == [(32 * MIB, is_low)]
+        assert store.asked == [(32 * MIB, is_low, WATERMARK)]
         assert freed == [5 * MIB]
 
 
@@ -58,7 +58,7 @@ async def test_whatever_is_dead_counts_while_the_reserve_is_given_up(watermark: 
     store = AskedStore(PLENTY)
     store.given_up = True
     await Reclaimer(store, StoreHealth(store, HandClock(), watermark), watermark, lambda _: None).look()
-    assert store.asked == [(MIB, True)]
+    assert store.asked == [(MIB, True, watermark)]
 
 
 async def test_a_store_that_cannot_write_is_left_alone_and_one_that_fails_asked_again() -> None:
@@ -109,8 +109,8 @@ class BusyStore(AskedStore):
     def keep_reserve(self) -> None:
         self.kept += 1
 
-    def reclaim(self, bound_bytes: int, is_low: bool) -> int:
-        super().reclaim(bound_bytes, is_low)
+    def reclaim(self, bound_bytes: int, is_low: bool, kept_bytes: int = 0) -> int:
+        super().reclaim(bound_bytes, is_low, kept_bytes)
         self.may_end.wait(60)
         raise StoreError("it failed")
 

@@ -204,3 +204,24 @@ def test_with_more_left_everything_is_served() -> None:
     assert health.notice_little_room()
     health.failed(StoreError("No space left on device"))
     assert not health.serves(Cancel(1, ("r",))), "it cannot write at all"
+
+
+def test_what_is_above_the_watermark_is_used_before_what_is_below(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.free_bytes = AMPLE_BYTES
+    store, seen = RocksdbStore(tmp_path, keeps_reserve=True), list[Room]()
+
+    def noted(_bound_bytes: int, room: Room) -> int:
+        seen.append(room)
+        return 0
+
+    monkeypatch.setattr(store._space, "reclaim", noted)
+    for free_bytes in (301, 300, 299):
+        monkeypatch.setattr(store, "disk_free_bytes", lambda free_bytes=free_bytes: free_bytes)
+        store.reclaim(1 << 20, True, 300)
+    assert seen == [Room(1, True, False), Room(300, True, True), Room(299, True, True)]
+    monkeypatch.setattr(store, "is_reserve_given_up", lambda: True)
+    monkeypatch.setattr(store, "disk_free_bytes", lambda: 900)
+    store.reclaim(1 << 20, True, 300)
+    assert seen[-1] == Room(900, True, True)
