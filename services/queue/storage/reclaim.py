@@ -71,16 +71,23 @@ class Room(NamedTuple):
     """What of the disk is free."""
 
     free_bytes: int
-    """That may be used: those above the watermark, as long as there are any."""
     is_low: bool = False
     """Whether that is little, so that whatever is dead counts."""
     is_full: bool = False
     """Whether that is too little to take submits."""
+    kept_bytes: int = 0
+    """What of it is not to be used."""
 
     @property
     def step_bytes(self) -> float:
         """What a step may take of it for a while."""
-        return ROOM_SHARE * self.free_bytes
+        return ROOM_SHARE * max(0, self.free_bytes - self.kept_bytes)
+
+    def parts(self) -> tuple[Room, ...]:
+        """Return it as it is to be used, the first that does first: all of it only for what is worth it with room too,
+        as submits may be refused meanwhile.
+        """
+        return (self, Room(self.free_bytes)) if self.kept_bytes else (self,)
 
     @property
     def blobs_to_garbage(self) -> int:

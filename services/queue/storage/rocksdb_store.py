@@ -383,7 +383,7 @@ class RocksdbStore:
             free = self.disk_free_bytes()
             due = 0 if self._reserve is None else self._reserve.due_bytes(free)  # it may be made meanwhile
             is_full = free - due <= kept_bytes or self.is_reserve_given_up()
-            return self._space.reclaim(bound_bytes, Room(free - due - (0 if is_full else kept_bytes), is_low, is_full))
+            return self._space.reclaim(bound_bytes, Room(free - due, is_low, is_full, 0 if is_full else kept_bytes))
 
     def compacted_s(self) -> float:
         """Return how long `reclaim` has compacted since the store was opened."""

@@ -79,10 +79,10 @@ def _upper_bytes(files: list[dict[str, Any]], base: int) -> int:
     return sum(file["size"] for file in (*upper, *met))
 
 
-def _options(name: str, is_forced: bool, room: Room) -> Any:
+def _options(name: str, is_forced: bool, is_alone: bool) -> Any:
     options = rocksdict.CompactOptions()
     # Those of other families go on, unless room is short: it is counted for one, and RocksDB begins some by itself.
-    options.set_exclusive_manual_compaction(room.is_low)
+    options.set_exclusive_manual_compaction(is_alone)
     if is_forced:
         forced = rocksdict.BottommostLevelCompaction
         options.set_bottommost_level_compaction(forced.force() if name in BODIES else forced.force_optimized())
@@ -161,36 +161,42 @@ class Space:
         self._settled[name] = min(self._settled[name], usage.deletions)
         if is_walk_long(usage, self._settled[name], room):
             # Forced: else rows that nothing lies below are only handed down, deleted as they are.
-            self._compact(name, True, room)
+            self._compact(name, True, room.is_low)
 
     def _reclaim(self, name: str, bound_bytes: int, room: Room) -> int:
         usage = self._usage(name)
         self._settled[name] = min(self._settled[name], usage.deletions)  # RocksDB has compacted by itself
-        is_rested = self._clock() >= self._rested_s[name]
-        step = step_for(usage, self._settled[name], bound_bytes, room, is_rested)
-        if step is Step.NOTHING or not self._has_room(name, usage, room):
+        step, part = self._choose(name, usage, bound_bytes, room)
+        if step is Step.NOTHING:
             return 0
         self._families[name].flush(True)
         usage, before = self._usage(name), self._file_bytes(name)
-        if not self._has_room(name, usage, room):
+        if not usage.fits(part):
             return 0  # with what was in memory
-        took_s = self._compact(name, False, room) if step is not Step.RELOCATE else self._relocate(name, usage, room)
+        if step is Step.RELOCATE:
+            took_s = self._relocate(name, usage, part, room.is_low)
+        else:
+            took_s = self._compact(name, False, room.is_low)
         rest_s = REST * took_s
         if step is Step.SEARCH:
             rest_s = max(rest_s, self._rest_of_search_s(name, usage.living_bytes - self._usage(name).living_bytes))
         self._rested_s[name] = max(self._rested_s[name], self._clock() + rest_s)
         return max(0, before - self._file_bytes(name))
 
-    def _has_room(self, name: str, usage: Usage, room: Room) -> bool:
-        """Return whether a compaction may begin; the first time that one may not say so in the log."""
-        fits = usage.fits(room)
-        if not fits and name not in self._waiting:
-            log.warning("%s: what is deleted stays on the disk until more may be used: to compact it takes %d MiB for a"
-                        " while, too much of %d", name, usage.piece_bytes >> 20, room.free_bytes >> 20)  # fmt: skip
-        (self._waiting.discard if fits else self._waiting.add)(name)
-        return fits
+    def _choose(self, name: str, usage: Usage, bound_bytes: int, room: Room) -> tuple[Step, Room]:
+        """Return the step that is due and has room, and in what part; where none has say so in the log once."""
+        is_rested = self._clock() >= self._rested_s[name]
+        steps = [(step_for(usage, self._settled[name], bound_bytes, part, is_rested), part) for part in room.parts()]
+        due = [(step, part) for step, part in steps if step is not Step.NOTHING]
+        fits = [(step, part) for step, part in due if usage.fits(part)]
+        if due and not fits and name not in self._waiting:
+            log.warning("%s: what is deleted stays on the disk until there is more room: to compact it takes %d MiB for"
+                        " a while, too much of %d", name, usage.piece_bytes >> 20, room.free_bytes >> 20)  # fmt: skip
+        if due:
+            (self._waiting.discard if fits else self._waiting.add)(name)
+        return fits[0] if fits else (Step.NOTHING, room)
 
-    def _relocate(self, name: str, usage: Usage, room: Room) -> float:
+    def _relocate(self, name: str, usage: Usage, room: Room, is_alone: bool) -> float:
         """Move what lives in the oldest blob files; return the seconds that took.
 
         Where level 0 makes its first compaction too large it is compacted by itself before, and what that leaves is
@@ -198,13 +204,13 @@ class Space:
         """
         took_s, share = 0.0, usage.relocated_share(room)
         if not share:
-            took_s = self._compact(name, False, room)
+            took_s = self._compact(name, False, is_alone)
             usage = self._usage(name)
             share = 0.0 if self._has_given_way() else usage.relocated_share(room)
         if share:
             pieces = usage.pieces(share)
             self._tune(name, share / pieces)
-            took_s += self._compact(name, True, room, pieces)  # each time the oldest blob files are others
+            took_s += self._compact(name, True, is_alone, pieces)  # each time the oldest blob files are others
             self._tune(name, 0.0)
         return took_s
 
@@ -217,7 +223,7 @@ class Space:
         self._search_rest_s[name] = search_rest_s(self._search_rest_s[name], found_bytes, has_ended)
         return self._search_rest_s[name] if has_ended else 0.0
 
-    def _compact(self, name: str, is_forced: bool, room: Room, times: int = 1) -> float:
+    def _compact(self, name: str, is_forced: bool, is_alone: bool, times: int = 1) -> float:
         """Compact a family so often, unless a write has to wait, but one piece at least.
 
         Return the seconds that took, without the flush RocksDB makes before each: on a disk that is busy that is most.
@@ -226,18 +232,18 @@ class Space:
         self._turns.append(name)
         self._gives_way, self._has_piece = False, False  # what waited until here waited for a flush
         before_s = self._compacted_s(name)
-        all(self._compact_once(name, is_forced, room) for _ in range(times))
+        all(self._compact_once(name, is_forced, is_alone) for _ in range(times))
         took_s = self._compacted_s(name) - before_s
         self.compacted_s += took_s
         return took_s
 
-    def _compact_once(self, name: str, is_forced: bool, room: Room) -> bool:
+    def _compact_once(self, name: str, is_forced: bool, is_alone: bool) -> bool:
         """Compact a family in ranges of keys, or the rest of it where the last time, of the same kind, gave way.
 
         Return whether that came to its end, and note then how many deletions it leaves: of those left at its end all
         but as many as came since it began.
         """
-        this, options = self._begin(name, is_forced), _options(name, is_forced, room)
+        this, options = self._begin(name, is_forced), _options(name, is_forced, is_alone)
         for start, end in self._ranges(name, this.start):
             if self._has_given_way():
                 self._begun[name] = this._replace(start=start)

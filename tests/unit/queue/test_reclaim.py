@@ -222,11 +222,11 @@ def test_a_store_is_closed_and_opened_while_it_compacts(store: RocksdbStore, mon
     delete(store, PAYLOADS, step=2)
     began, raised = threading.Event(), []
 
-    def begin(*_: object) -> bool:
+    def begin(*_: object) -> float:
         began.set()
-        return True
+        return 0.0
 
-    monkeypatch.setattr(store._space, "_has_room", begin)
+    monkeypatch.setattr(store._space, "_compacted_s", begin)
 
     def work() -> None:
         try:

@@ -124,7 +124,7 @@ def test_level_0_is_compacted_first_where_it_is_in_the_way_of_moving_blobs(
 def test_rocksdb_compacts_nothing_beside_it_while_room_is_short(monkeypatch: pytest.MonkeyPatch, is_low: bool) -> None:
     made = Mock()
     monkeypatch.setattr("rocksdict.CompactOptions", lambda: made)
-    space._options(PAYLOADS, False, Room(PLENTY, is_low))
+    space._options(PAYLOADS, False, is_low)
     made.set_exclusive_manual_compaction.assert_called_once_with(is_low)
 
 

@@ -144,3 +144,14 @@ def test_walks_that_are_worth_a_compaction(usage: Usage, settled: int, free_byte
 )
 def test_what_is_moved_is_moved_in_pieces(usage: Usage, share: float, pieces: int) -> None:
     assert usage.pieces(share) == pieces
+
+
+def test_what_is_below_the_watermark_is_used_for_what_is_worth_it_with_room_too() -> None:
+    above, all_of_it = Room(300 * MIB, True, kept_bytes=256 * MIB).parts()
+    assert (above.step_bytes, all_of_it.step_bytes) == (33 * MIB, 225 * MIB)
+    for garbage_bytes, moves in ((400 * MIB, False), (600 * MIB, True)):
+        usage = USAGE._replace(garbage_bytes=garbage_bytes)
+        assert step_for(usage, 0, 32 * MIB, above, True) is Step.NOTHING
+        assert (step_for(usage, 0, 32 * MIB, all_of_it, True) is Step.RELOCATE) is moves
+    full = Room(300 * MIB, True, True)
+    assert full.parts() == (full,)
