@@ -44,6 +44,9 @@ ROWS_TO_WALKED: Final = 8
 ROOM_SHARE: Final = 0.75
 """Of the free space, what a compaction may take for a while."""
 
+ROOM_SHARE_IF_FULL: Final = 0.9
+"""The same once submits are refused: little is written beside it, and what is not given back stays refused."""
+
 REST: Final = 9.0
 """Times as long as it compacted nothing is: a tenth of the disk's time at most. What is flushed before is no part of
 that: it would be soon anyway."""
@@ -79,9 +82,10 @@ class Room(NamedTuple):
     """What of it is not to be used."""
 
     @property
-    def step_bytes(self) -> float:
+    def step_bytes(self) -> int:
         """What a step may take of it for a while."""
-        return ROOM_SHARE * max(0, self.free_bytes - self.kept_bytes)
+        share = ROOM_SHARE_IF_FULL if self.is_full else ROOM_SHARE
+        return int(share * max(0, self.free_bytes - self.kept_bytes))
 
     def parts(self) -> tuple[Room, ...]:
         """Return it as it is to be used, the first that does first: all of it only for what is worth it with room too,
@@ -111,6 +115,8 @@ class Usage(NamedTuple):
     """Of the blob files: what compactions have found dead there."""
     moves_blobs: bool = True
     """Whether compactions may read blobs: not where one is damaged."""
+    settled: int = 0
+    """Of the deletions those that the last compaction left as they are: what they deleted is gone."""
     upper_bytes: int = 0
     """Of the table files those of level 0 and what they overlap where they go: one compaction may take them all. Of
     others it takes some `PIECE_BYTES`."""
@@ -126,9 +132,15 @@ class Usage(NamedTuple):
         return self.table_bytes + self.blob_bytes - self.garbage_bytes
 
     @property
+    def unsettled(self) -> int:
+        """Deletions that no compaction has looked at."""
+        return max(0, self.deletions - self.settled)
+
+    @property
     def piece_bytes(self) -> int:
-        """What the largest of its compactions takes of the disk before the tables it replaces go."""
-        return min(self.table_bytes, max(PIECE_BYTES, self.upper_bytes))
+        """What the largest of its compactions takes before what it replaces goes: all that lives at most."""
+        alive = max(0.0, 1 - self.unsettled / max(1, self.rows))
+        return min(int(alive * self.table_bytes), max(PIECE_BYTES, self.upper_bytes))
 
     def most_dead_bytes(self, deletions: int) -> int:
         """Return what so many deletions may be about, however small most rows are."""
@@ -168,8 +180,8 @@ class Usage(NamedTuple):
         return max(1, min(int(share * self.blob_files), math.ceil(moved_bytes / piece_bytes)))
 
 
-def step_for(usage: Usage, settled: int, bound_bytes: int, room: Room, is_rested: bool) -> Step:
-    """Return what to do with a family of which the last step left `settled` deletions as they are.
+def step_for(usage: Usage, bound_bytes: int, room: Room, is_rested: bool) -> Step:
+    """Return what to do with a family.
 
     `bound_bytes`: what may be dead while there is room; `is_rested`: even what need not be dead may be looked for, as
     the last step and the last search are long enough ago.
@@ -177,12 +189,11 @@ def step_for(usage: Usage, settled: int, bound_bytes: int, room: Room, is_rested
     moves = usage.garbage_bytes > 0 and room.blobs_to_garbage * usage.garbage_bytes >= usage.blob_bytes
     if moves and usage.garbage_bytes >= bound_bytes and usage.can_move(room):
         return Step.RELOCATE  # first: it compacts as well, which is always due where rows come and go without a pause
-    deletions = max(0, usage.deletions - settled)
-    dead_bytes = deletions * usage.row_bytes
+    dead_bytes = usage.unsettled * usage.row_bytes
     least_bytes = usage.table_bytes / (TABLES_TO_DEAD_IF_LOW if room.is_low else TABLES_TO_DEAD)
     if dead_bytes > 0 and dead_bytes >= (least_bytes if room.is_low else max(bound_bytes, least_bytes)):
         return Step.COMPACT
-    if room.is_low and is_rested and usage.most_dead_bytes(deletions) >= max(1, least_bytes):
+    if room.is_low and is_rested and usage.most_dead_bytes(usage.unsettled) >= max(1, least_bytes):
         return Step.SEARCH
     return Step.NOTHING
 
@@ -197,11 +208,8 @@ def search_rest_s(before_s: float, found_bytes: int, has_ended: bool) -> float:
     return min(max(SEARCH_REST_S, 2 * before_s), SEARCH_REST_AT_MOST_S) if has_ended else before_s
 
 
-def is_walk_long(usage: Usage, settled: int, room: Room) -> bool:
-    """Return whether a family that is read in the order of its keys is to be compacted for what is deleted there.
-
-    Of the deletions the last compaction left `settled` as they are.
-    """
+def is_walk_long(usage: Usage, room: Room) -> bool:
+    """Return whether a family that is read in the order of its keys is to be compacted for what is deleted there."""
     if usage.table_bytes > room.step_bytes:
         return False
-    return usage.deletions - settled >= max(WALKED_AT_MOST, usage.rows / ROWS_TO_WALKED)
+    return usage.unsettled >= max(WALKED_AT_MOST, usage.rows / ROWS_TO_WALKED)

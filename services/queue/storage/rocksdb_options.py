@@ -100,5 +100,6 @@ def family_options(name: str, cache: Any, spared: Spared) -> Any:
         options.set_blob_file_size(BLOB_FILE_BYTES)
         options.set_max_compaction_bytes(PIECE_BYTES // 2)  # with its last file, which overlaps up to as much again
         options.set_max_bytes_for_level_base(PIECE_BYTES)
+        options.set_target_file_size_base(PIECE_BYTES // 4)  # the first of a compaction's files may be beyond any bound
         options.set_enable_blob_gc(False)  # of itself RocksDB would move a quarter of all blobs in one go (`space.py`)
     return options

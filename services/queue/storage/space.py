@@ -158,14 +158,12 @@ class Space:
 
     def _shorten_walk(self, name: str, room: Room) -> None:
         usage = self._usage(name)
-        self._settled[name] = min(self._settled[name], usage.deletions)
-        if is_walk_long(usage, self._settled[name], room):
+        if any(is_walk_long(usage, part) for part in room.parts()):
             # Forced: else rows that nothing lies below are only handed down, deleted as they are.
             self._compact(name, True, room.is_low)
 
     def _reclaim(self, name: str, bound_bytes: int, room: Room) -> int:
         usage = self._usage(name)
-        self._settled[name] = min(self._settled[name], usage.deletions)  # RocksDB has compacted by itself
         step, part = self._choose(name, usage, bound_bytes, room)
         if step is Step.NOTHING:
             return 0
@@ -186,15 +184,16 @@ class Space:
     def _choose(self, name: str, usage: Usage, bound_bytes: int, room: Room) -> tuple[Step, Room]:
         """Return the step that is due and has room, and in what part; where none has say so in the log once."""
         is_rested = self._clock() >= self._rested_s[name]
-        steps = [(step_for(usage, self._settled[name], bound_bytes, part, is_rested), part) for part in room.parts()]
+        steps = [(step_for(usage, bound_bytes, part, is_rested), part) for part in room.parts()]
         due = [(step, part) for step, part in steps if step is not Step.NOTHING]
         fits = [(step, part) for step, part in due if usage.fits(part)]
         if due and not fits and name not in self._waiting:
             log.warning("%s: what is deleted stays on the disk until there is more room: to compact it takes %d MiB for"
-                        " a while, too much of %d", name, usage.piece_bytes >> 20, room.free_bytes >> 20)  # fmt: skip
+                        " a while, too much of %d", name, usage.piece_bytes >> 20, room.step_bytes >> 20)  # fmt: skip
         if due:
             (self._waiting.discard if fits else self._waiting.add)(name)
-        return fits[0] if fits else (Step.NOTHING, room)
+        moves = (each for each in fits if each[0] is Step.RELOCATE)  # which compacts as well
+        return next(moves, fits[0]) if fits else (Step.NOTHING, room)
 
     def _relocate(self, name: str, usage: Usage, room: Room, is_alone: bool) -> float:
         """Move what lives in the oldest blob files; return the seconds that took.
@@ -295,6 +294,7 @@ class Space:
     def _usage(self, name: str) -> Usage:
         entries, deletions = self._in_tables(name)
         all_deletions = deletions + self._deleted_in_memory(name)
+        self._settled[name] = min(self._settled[name], all_deletions)  # RocksDB has compacted by itself
         garbage_bytes = self._number(name, "live-blob-file-garbage-size")
         return Usage(
             rows=max(0, entries - deletions),
@@ -304,6 +304,7 @@ class Space:
             blob_files=self._number(name, "num-blob-files"),
             garbage_bytes=garbage_bytes,
             moves_blobs=not self._spared.blobs,
+            settled=self._settled[name],
             upper_bytes=self._upper_bytes(name) if garbage_bytes or all_deletions else 0,
         )
 

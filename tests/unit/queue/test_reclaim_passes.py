@@ -92,13 +92,34 @@ def test_what_does_not_fit_does_not_begin(
 ) -> None:
     tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(0, 4000, 2)])
     pieces = tables._families[PAYLOADS] = Pieces(tables._families[PAYLOADS], tmp_path)
-    have_free(tables, monkeypatch, 10 * MIB)
+    have_free(tables, monkeypatch, 5 * MIB)  # half of 8 MiB live
     for _ in range(3):
         tables.reclaim(0, True)
     assert pieces.ranges == []
     assert [record.getMessage()[:8] for record in caplog.records] == ["payloads"], "once, not at each look"
-    have_free(tables, monkeypatch, 11 * MIB)
+    have_free(tables, monkeypatch, 6 * MIB)
     assert tables.reclaim(0, True) > 3 * MIB
+
+
+def test_what_is_dead_as_a_whole_needs_no_room(tables: RocksdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(4000)])
+    have_free(tables, monkeypatch, 1)
+    assert tables.reclaim(0, True) > 7 * MIB
+
+
+def test_blobs_are_moved_below_the_watermark_though_rows_end_between_two_looks(
+    store: RocksdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write([Write(PAYLOADS, seq_key(n), BODY) for n in range(40)])  # one file of 8 MiB
+    store.write([Write(PAYLOADS, seq_key(n), os.urandom(2000)) for n in range(100, 1100)])
+    store._families[PAYLOADS].flush(True)
+    store.write([Write(PAYLOADS, seq_key(n), None) for n in range(40) if n % 5])
+    have_free(store, monkeypatch, 300 * MIB)
+    freed = 0
+    for look in range(3):
+        store.write([Write(PAYLOADS, seq_key(100 + 50 * look + n), None) for n in range(50)])
+        freed += store.reclaim(0, True, 294 * MIB)  # what is above is room for the tables alone
+    assert freed > 5 * MIB
 
 
 def test_level_0_is_compacted_first_where_it_is_in_the_way_of_moving_blobs(

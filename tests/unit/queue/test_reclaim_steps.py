@@ -41,13 +41,13 @@ USAGE = Usage(rows=1000, deletions=0, table_bytes=MIB, blob_bytes=1000 * MIB, bl
     ],
 )
 def test_steps(usage: Usage, settled: int, is_low: bool, step: Step) -> None:
-    assert step_for(usage, settled, 32 * MIB, Room(PLENTY, is_low), False) is step
+    assert step_for(usage._replace(settled=settled), 32 * MIB, Room(PLENTY, is_low), False) is step
 
 
 def test_little_is_moved_for_little() -> None:
     few, many = (USAGE._replace(blob_bytes=n * 1000 * MIB, blob_files=10 * n, garbage_bytes=33 * MIB) for n in (1, 3))
     for room, moves in ((Room(PLENTY, True), (False, False)), (Room(PLENTY, True, True), (True, False))):
-        steps = [step_for(usage, 0, 32 * MIB, room, False) for usage in (few, many)]
+        steps = [step_for(usage, 32 * MIB, room, False) for usage in (few, many)]
         assert [step is Step.RELOCATE for step in steps] == [*moves]
 
 
@@ -74,7 +74,7 @@ MIXED = Usage(10**6, deletions=80, table_bytes=280 * MIB, blob_bytes=320 * MIB, 
 def test_any_deletion_may_be_of_a_large_row_where_room_is_short(
     usage: Usage, settled: int, is_low: bool, is_rested: bool, step: Step
 ) -> None:
-    assert step_for(usage, settled, 32 * MIB, Room(PLENTY, is_low), is_rested) is step
+    assert step_for(usage._replace(settled=settled), 32 * MIB, Room(PLENTY, is_low), is_rested) is step
 
 
 def test_searches_in_vain_get_rare() -> None:
@@ -93,8 +93,8 @@ def test_no_more_is_moved_than_there_is_room_for() -> None:
     assert 0.1 < usage.relocated_share(Room(200 * MIB)) < 0.25
     assert usage.relocated_share(Room(120 * MIB)) == 0.0
     assert usage._replace(blob_files=2).relocated_share(Room(PLENTY)) == 0.5, "of few files one"
-    assert step_for(usage, 0, 32 * MIB, Room(200 * MIB, True), False) is Step.RELOCATE
-    assert step_for(usage, 0, 32 * MIB, Room(120 * MIB, True), False) is Step.NOTHING
+    assert step_for(usage, 32 * MIB, Room(200 * MIB, True), False) is Step.RELOCATE
+    assert step_for(usage, 32 * MIB, Room(120 * MIB, True), False) is Step.NOTHING
     assert usage._replace(moves_blobs=False).relocated_share(Room(PLENTY)) == 0.0
 
 
@@ -128,7 +128,7 @@ def test_what_compacts_fits() -> None:
     ],
 )
 def test_walks_that_are_worth_a_compaction(usage: Usage, settled: int, free_bytes: int, is_long: bool) -> None:
-    assert is_walk_long(usage, settled, Room(free_bytes)) is is_long
+    assert is_walk_long(usage._replace(settled=settled), Room(free_bytes)) is is_long
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,8 @@ def test_what_is_below_the_watermark_is_used_for_what_is_worth_it_with_room_too(
     assert (above.step_bytes, all_of_it.step_bytes) == (33 * MIB, 225 * MIB)
     for garbage_bytes, moves in ((400 * MIB, False), (600 * MIB, True)):
         usage = USAGE._replace(garbage_bytes=garbage_bytes)
-        assert step_for(usage, 0, 32 * MIB, above, True) is Step.NOTHING
-        assert (step_for(usage, 0, 32 * MIB, all_of_it, True) is Step.RELOCATE) is moves
+        assert step_for(usage, 32 * MIB, above, True) is Step.NOTHING
+        assert (step_for(usage, 32 * MIB, all_of_it, True) is Step.RELOCATE) is moves
     full = Room(300 * MIB, True, True)
     assert full.parts() == (full,)
+    assert full.step_bytes == 270 * MIB
