@@ -309,3 +309,27 @@ def test_a_head_gives_way_two_usual_hold_times_after_it_had_room_though_nothing_
     rig.wait(seconds * 1_000)
     rig.tell(m.Tick())
     assert (behind in rig.granted) is goes
+
+
+def test_a_head_gives_way_though_what_took_its_room_asked_nobody() -> None:
+    """Beside what saves for long, `mid` gives way by time, whereupon what it kept is taken beside the head of `low`."""
+    rig = Rig({"front": Share(), "mid": Share(tier=1), "low": Share(tier=2)})
+    rig.open("w", shape(1_000), model="m")
+    for channel, blocks, milliseconds in [("front", 600, 600_000), *[("mid", 100, 1_000)] * 60]:
+        rig.announce(channel, blocks, model="m")
+        rig.wait(milliseconds)
+        rig.finish(rig.grants[-1])
+    rig.announce("low", 600, model="m")
+    runs = rig.grants[-1]
+    rig.tell(m.Gone(runs.request_id, m.GoneReason.CLAIMED))
+    rig.announce("mid", 450, model="m")
+    rig.announce("front", 600, 700, model="m")
+    rig.release(runs)
+    rig.announce("mid", 100, 250, model="m")
+    rig.announce("low", 200, 350, model="m")
+    (behind,) = rig.announce("low", 50, model="m")
+    assert behind not in rig.granted
+    for _ in range(30):
+        rig.wait(200)
+        rig.tell(m.Tick())
+    assert behind in rig.granted

@@ -65,8 +65,9 @@ class Aside:
         self._fleet_changes = 0
         self._gone: dict[GroupKey, Group] = {}
         """Groups whose last worker has gone since the last pass."""
-        self._roomless: dict[Account, int] = {}
-        """When lower tiers last left the first of those heads room that have none now and are not hopeless yet."""
+        self._had_room_ns: dict[Account, int] = {}
+        """When lower tiers had left the first of those heads room that wait, as far as was looked: whoever takes it
+        since tells nobody."""
 
     def begin(self, now_ns: int, channels: Iterable[Channel]) -> None:
         """Start a pass: look at all that may need something else by now, before anybody is granted anything."""
@@ -151,8 +152,7 @@ class Aside:
             return False
         kept_out = self._places.kept_out(channel, head, self._now_ns)
         if not self._is_hopeless(head, not kept_out):
-            if kept_out:
-                self._roomless[account] = min(self._roomless.get(account, head.had_room_ns), head.had_room_ns)
+            self._had_room_ns[account] = min(self._had_room_ns.get(account, head.had_room_ns), head.had_room_ns)
             return False
         channel.note_kept_out(kept_out, max(head.announced.n, 1))
         if channel.below(line) < MOST_ASIDE:
@@ -191,11 +191,11 @@ class Aside:
 
     def take_hopeless(self) -> list[Account]:
         """Return, once, whose heads may have become hopeless by time alone, which nothing else tells."""
-        if not self._roomless:
+        if not self._had_room_ns:
             return []
-        found = [account for account, had_room_ns in self._roomless.items() if self._is_long_ago(had_room_ns)]
+        found = [account for account, had_room_ns in self._had_room_ns.items() if self._is_long_ago(had_room_ns)]
         for account in found:
-            del self._roomless[account]
+            del self._had_room_ns[account]
         return found
 
     def _leave(self, account: Account, line: Line) -> None:
