@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
@@ -15,7 +15,7 @@ import grpc
 from opentelemetry import trace
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, check_address
-from penstock.connection import Connection
+from penstock.connection import Connection, Turn
 from penstock.credentials import Credentials, key_from_environment
 from penstock.errors import InvalidRequest, NotFound, PenstockError, from_rpc
 from penstock.fields import RequestFields, build_request
@@ -218,9 +218,9 @@ class Client:
             request.idempotency_key.CopyFrom(pb.IdempotencyKey(tenant=tenant, key=idempotency_key))
         return info_from(await self.wire_get(request))
 
-    async def wire_get(self, request: pb.GetRequest) -> pb.GetResponse:
-        """Return the state of a request as it came over the wire. Raises NotFound."""
-        return await self._queue.call(lambda: self._stub.Get(request))
+    async def wire_get(self, request: pb.GetRequest, turn: Turn = nullcontext) -> pb.GetResponse:
+        """Return the state of a request as it came over the wire, asked for within a `turn`. Raises NotFound."""
+        return await self._queue.call(lambda: self._stub.Get(request), turn)
 
     async def watch(
         self,

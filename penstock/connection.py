@@ -6,8 +6,8 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from typing import TypeAlias, TypeVar
 
 import grpc
 
@@ -60,6 +60,9 @@ FORKED = (
 OTHER_LOOP = "a Client belongs to the event loop it was made in; make it in the coroutine that uses it"
 
 T = TypeVar("T")
+
+Turn: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
+"""What an attempt of a call has to have while it is made; pauses between attempts have it not."""
 
 
 class Patience:
@@ -132,16 +135,17 @@ class Connection:
                 await self._closing.wait()
             raise Unavailable(CLOSED)
 
-    async def call(self, method: Callable[[], Awaitable[T]]) -> T:
+    async def call(self, method: Callable[[], Awaitable[T]], turn: Turn = nullcontext) -> T:
         """Return what `method` answers, called again while the service is unavailable; it must be safe to repeat.
 
-        Raises the client's error for anything else.
+        Each attempt is made within a `turn`. Raises the client's error for anything else.
         """
         patience = self.patience()
         while True:
             try:
-                with self.until_closed():
-                    return await method()
+                async with turn():
+                    with self.until_closed():
+                        return await method()
             except grpc.aio.AioRpcError as error:
                 problem = from_rpc(error, self.address)
                 if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED or not isinstance(problem, Unavailable):

@@ -228,10 +228,10 @@ def watch(
                     _show_event(event, as_json)
                     if isinstance(event, Result):
                         ended += 1
-                        failed += [] if event.completed else [event.request_id]
+                        failed += [event.request_id] if ids and not event.completed else []
         if batch is not None and not ended and not cursor:
             raise CommandError(f"nothing is known of the batch {batch!r}", EX_INCOMPLETE)
-        if ids and failed:
+        if failed:
             raise CommandError(f"without a good answer: {', '.join(failed)}", EX_INCOMPLETE)
 
     call(work())

@@ -32,7 +32,7 @@ from services.gateway.pages import Pages
 from services.gateway.problem import NO_RETRY, Problem, of_error, of_result
 from services.gateway.recent import Recent
 from services.gateway.reply import Reply, json_of
-from services.gateway.served import Served, View
+from services.gateway.served import FRESH_S, Served, View
 from services.gateway.vigil import Vigil
 from services.logs import about
 from services.telemetry import Telemetry, traceparent_of
@@ -211,7 +211,7 @@ class _Exchange:
             model = event.result.result.model or model
         if not model:
             info = await self._parts.client.get(event.tokens.request_id)
-            view = await self._parts.served.view()
+            view = await self._parts.served.view(FRESH_S)
             is_adapter = wanted.model in view.adapters
             model = wanted.model if is_adapter else view.workers.get(info.worker_id, wanted.model)
         self._parts.metrics.first_token.labels(self._url).observe(time.monotonic() - self._started_s)

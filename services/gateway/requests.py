@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from penstock.client import Client
+from penstock.connection import Turn
 from penstock.errors import NotFound, PenstockError
 from penstock.live.timeline import status_of
 from penstock.openai.answers import failure_of
@@ -82,10 +84,12 @@ class Requests:
         return Page(self._pages, tenant, read, TELLING * size_bytes)
 
     async def _look(self, name: str, tenant: str, most_bytes: float) -> Found:
-        """Return what `_found` does, when it is the tenant's turn: only then is it known how large it is.
+        """Return what `_found` does, in turns of the tenant: only after one is it known how large an answer is."""
+        return await self._found(name, most_bytes, partial(self._turn, tenant))
 
-        Raises Problem if that takes long.
-        """
+    @asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        """Have one of the looks at once inside. Raises Problem if it takes long to come to that."""
         async with self._pages.looking.place(tenant) as place:
             try:
                 async with asyncio.timeout(LOOK_WAIT_S):
@@ -93,17 +97,17 @@ class Requests:
             except TimeoutError:
                 retry = {"retry-after": str(RETRY_AFTER_S)}
                 raise Problem(503, "too many requests are being looked up", "", "overloaded", retry) from None
-            return await self._found(name, most_bytes)
+            yield
 
-    async def _found(self, name: str, most_bytes: float) -> Found:
-        """Return a request, or each of those that one body with several prompts became.
+    async def _found(self, name: str, most_bytes: float, turn: Turn = nullcontext) -> Found:
+        """Return a request, or each of those that one body with several prompts became, each asked for in a `turn`.
 
         Of answers that are `most_bytes` or more together only the size is kept. Raises Problem, where they are kept, if
         they are more than one answer can be.
         """
         group = Group.named(name)
         if group is None:
-            one = await self._client.wire_get(queue_pb2.GetRequest(request_id=name))
+            one = await self._client.wire_get(queue_pb2.GetRequest(request_id=name), turn)
             return _kept(Found([one], one.result.ByteSize()), most_bytes)
         found = Found([], 0)
         at_once = largest_bytes = 1
@@ -111,7 +115,7 @@ class Requests:
             at_once = max(1, min(at_once, PLACE_BYTES // largest_bytes))
             try:
                 numbers = range(first, min(first + at_once, group.count))
-                some = await asyncio.gather(*(self._prompt(group, number) for number in numbers))
+                some = await asyncio.gather(*(self._prompt(group, number, turn) for number in numbers))
             except NotFound:
                 raise NotFound(f"request_id: {name!r} is unknown") from None
             sizes_bytes = [one.result.ByteSize() for one in some]
@@ -122,10 +126,10 @@ class Requests:
             at_once = min(2 * at_once, LOOK_AHEAD)
         return found
 
-    async def _prompt(self, group: Group, number: int) -> queue_pb2.GetResponse:
+    async def _prompt(self, group: Group, number: int, turn: Turn) -> queue_pb2.GetResponse:
         """Return the request of one of several prompts."""
         key = queue_pb2.IdempotencyKey(key=group.key(number))
-        return await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))
+        return await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key), turn)
 
     async def delete(self, request: Request) -> JSONResponse:
         """Cancel a request that has not ended, delete the answer of one that has."""

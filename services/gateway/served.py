@@ -58,12 +58,14 @@ class View:
         return sorted(set(self.names.values()))
 
     def model_of(self, name: str) -> str:
-        """Return who answers for `name`, or did lately: an adapter, else the model by its own name; empty if unknown.
+        """Return who answers for `name`: an adapter, else the model by its own name; empty if that is not known.
+
+        Of a name that none answers to just now it is not: its next worker may have another model.
 
         If `name` is empty, the only model there is.
         """
         if name:
-            return name if name in self.adapters else self.names.get(name) or self.lately.get(name, "")
+            return name if name in self.adapters else self.names.get(name, "")
         models = {*self.names.values(), *self.lately.values()}
         return models.pop() if len(models) == 1 and self.is_whole else ""
 

@@ -175,6 +175,20 @@ async def test_a_call_that_is_torn_off_is_made_again(code: grpc.StatusCode, deta
     await connection.close()
 
 
+async def test_a_turn_is_had_for_an_attempt_and_not_while_the_next_is_waited_for() -> None:
+    connection, turn, seen = Connection("127.0.0.1:1", retry_for_s=5), asyncio.Lock(), list[bool]()
+
+    async def method() -> None:
+        seen.append(turn.locked())
+        if len(seen) == 1:
+            asyncio.get_running_loop().call_soon(lambda: seen.append(turn.locked()))
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "away")
+
+    await connection.call(method, lambda: turn)
+    assert seen == [True, False, True]
+    await connection.close()
+
+
 async def test_a_queue_that_stays_full_is_reported(queue: FakeQueue) -> None:
     queue.refuse_submits = 10**6
     async with serving(queue) as address, penstock.Client(address, retry_for_s=0.2) as client:

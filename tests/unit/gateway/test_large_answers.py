@@ -12,6 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from penstock.connection import Turn
 from penstock.queue.v1.queue_pb2 import GetRequest, GetResponse, IdentifyResponse
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway import requests as requests_module
@@ -36,8 +37,9 @@ def requests_of(size_bytes: int, pages: Pages) -> Requests:
         choices=[pb.Choice(text="x" * size_bytes)],
     )
 
-    async def wire_get(_request: GetRequest) -> GetResponse:
-        await asyncio.sleep(0)
+    async def wire_get(_request: GetRequest, turn: Turn) -> GetResponse:
+        async with turn():
+            await asyncio.sleep(0)
         return GetResponse(request_id="r-1", attempts=1, result=result)
 
     client: Any = SimpleNamespace(wire_get=wire_get)
@@ -76,15 +78,16 @@ class Slow:
         """Looks under way, and at most."""
         self.ends = asyncio.Event()
 
-    async def wire_get(self, request: GetRequest) -> GetResponse:
-        self.asked += 1
-        self.most = max(self.most, self.asked)
-        try:
-            await asyncio.sleep(0)
-            if request.request_id != "small":
-                await self.ends.wait()
-        finally:
-            self.asked -= 1
+    async def wire_get(self, request: GetRequest, turn: Turn) -> GetResponse:
+        async with turn():
+            self.asked += 1
+            self.most = max(self.most, self.asked)
+            try:
+                await asyncio.sleep(0)
+                if request.request_id != "small":
+                    await self.ends.wait()
+            finally:
+                self.asked -= 1
         text = "x" * (1 if request.request_id == "small" else self.answer_bytes)
         result = pb.Result(request_id="r-1", outcome=pb.OUTCOME_COMPLETED, choices=[pb.Choice(text=text)])
         return GetResponse(request_id="r-1", attempts=1, result=result)
