@@ -10,7 +10,7 @@ import pytest
 
 from services.queue.core.effects import Write
 from services.queue.core.records import PARTS, PAYLOADS, RESULTS, seq_key
-from services.queue.storage import reclaim, space
+from services.queue.storage import reclaim, rocksdb_store, space
 from services.queue.storage.reclaim import Room, Step
 from services.queue.storage.rocksdb_store import RocksdbStore
 from tests.support.compactions import Pieces
@@ -83,8 +83,8 @@ def test_a_compaction_of_bodies_is_small(tmp_path: Path, option: str) -> None:
     assert small == {PAYLOADS, RESULTS, PARTS}
 
 
-def have_free(store: RocksdbStore, monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
-    monkeypatch.setattr(store, "disk_free_bytes", lambda: free_bytes)
+def have_free(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+    monkeypatch.setattr(rocksdb_store, "free_bytes", lambda _: free_bytes)
 
 
 def test_what_does_not_fit_does_not_begin(
@@ -92,18 +92,18 @@ def test_what_does_not_fit_does_not_begin(
 ) -> None:
     tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(0, 4000, 2)])
     pieces = tables._families[PAYLOADS] = Pieces(tables._families[PAYLOADS], tmp_path)
-    have_free(tables, monkeypatch, 5 * MIB)  # half of 8 MiB live
+    have_free(monkeypatch, 5 * MIB)  # half of 8 MiB live
     for _ in range(3):
         tables.reclaim(0, True)
     assert pieces.ranges == []
     assert [record.getMessage()[:8] for record in caplog.records] == ["payloads"], "once, not at each look"
-    have_free(tables, monkeypatch, 6 * MIB)
+    have_free(monkeypatch, 6 * MIB)
     assert tables.reclaim(0, True) > 3 * MIB
 
 
 def test_what_is_dead_as_a_whole_needs_no_room(tables: RocksdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
     tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(4000)])
-    have_free(tables, monkeypatch, 1)
+    have_free(monkeypatch, 1)
     assert tables.reclaim(0, True) > 7 * MIB
 
 
@@ -114,7 +114,7 @@ def test_blobs_are_moved_below_the_watermark_though_rows_end_between_two_looks(
     store.write([Write(PAYLOADS, seq_key(n), os.urandom(2000)) for n in range(100, 1100)])
     store._families[PAYLOADS].flush(True)
     store.write([Write(PAYLOADS, seq_key(n), None) for n in range(40) if n % 5])
-    have_free(store, monkeypatch, 300 * MIB)
+    have_free(monkeypatch, 300 * MIB)
     freed = 0
     for look in range(3):
         store.write([Write(PAYLOADS, seq_key(100 + 50 * look + n), None) for n in range(50)])
@@ -134,7 +134,7 @@ def test_level_0_is_compacted_first_where_it_is_in_the_way_of_moving_blobs(
     family.compact_range(None, None)
     garbage_bytes = tables._space._usage(PAYLOADS).garbage_bytes
     monkeypatch.setattr(reclaim, "PIECE_BYTES", MIB)
-    have_free(tables, monkeypatch, 11 * MIB)
+    have_free(monkeypatch, 11 * MIB)
     for n in range(12):
         tables.write([Write(PAYLOADS, seq_key(at), None) for at in (n, 3999 - n)])
         tables.reclaim(MIB, True)

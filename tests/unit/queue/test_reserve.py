@@ -217,11 +217,10 @@ def test_what_is_above_the_watermark_is_used_before_what_is_below(
         return 0
 
     monkeypatch.setattr(store._space, "reclaim", noted)
-    for free_bytes in (301, 300, 299):
-        monkeypatch.setattr(store, "disk_free_bytes", lambda free_bytes=free_bytes: free_bytes)
+    for disk.free_bytes in (301, 300, 299):
         store.reclaim(1 << 20, True, 300)
     assert seen == [Room(301, True, False, 300), Room(300, True, True), Room(299, True, True)]
-    monkeypatch.setattr(store, "is_reserve_given_up", lambda: True)
-    monkeypatch.setattr(store, "disk_free_bytes", lambda: 900)
+    monkeypatch.setattr(store._reserve, "is_given_up", True)
+    disk.free_bytes = 900
     store.reclaim(1 << 20, True, 300)
     assert seen[-1] == Room(900, True, True)
