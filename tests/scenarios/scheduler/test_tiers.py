@@ -287,23 +287,31 @@ def test_what_ends_in_a_lower_tier_that_fills_the_workers_costs_no_look_at_who_i
     assert looks < 3 * (len(load.rig.grants) - before)
 
 
+def wait_beside_what_saves_for_long(rig: Rig, waits: str, last: str) -> None:
+    """Have the head of `waits` wait beside a request of `front` that runs for minutes and one that saves.
+
+    It had room until `last` ended; requests of `waits` run for a second.
+    """
+    rig.open("w", shape(1_000), model="m")
+    for channel, blocks, milliseconds in [("front", 600, 600_000), *[(waits, 100, 1_000)] * 60]:
+        rig.announce(channel, blocks, model="m")
+        rig.wait(milliseconds)
+        rig.finish(rig.grants[-1])
+    rig.announce(last, 600, model="m")
+    runs = rig.grants[-1]
+    rig.tell(m.Gone(runs.request_id, m.GoneReason.CLAIMED))
+    rig.announce(waits, 450, model="m")
+    rig.announce("front", 600, 700, model="m")
+    rig.release(runs)
+
+
 @pytest.mark.parametrize(("seconds", "goes"), [(2, False), (3, True)])
 def test_a_head_gives_way_two_usual_hold_times_after_it_had_room_though_nothing_else_happens(
     seconds: int, goes: bool
 ) -> None:
     """Requests run for a second, but one of `front`, beside which another of it saves and the head has no room."""
     rig = Rig({"front": Share(), "batch": Share(tier=1)})
-    rig.open("w", shape(1_000), model="m")
-    for channel, blocks, milliseconds in [("front", 600, 600_000), *[("batch", 100, 1_000)] * 60]:
-        rig.announce(channel, blocks, model="m")
-        rig.wait(milliseconds)
-        rig.finish(rig.grants[-1])
-    rig.announce("batch", 600, model="m")
-    runs = rig.grants[-1]
-    rig.tell(m.Gone(runs.request_id, m.GoneReason.CLAIMED))
-    rig.announce("batch", 450, model="m")
-    rig.announce("front", 600, 700, model="m")
-    rig.release(runs)
+    wait_beside_what_saves_for_long(rig, "batch", "batch")
     (behind,) = rig.announce("batch", 100, model="m")
     assert behind not in rig.granted
     rig.wait(seconds * 1_000)
@@ -314,17 +322,7 @@ def test_a_head_gives_way_two_usual_hold_times_after_it_had_room_though_nothing_
 def test_a_head_gives_way_though_what_took_its_room_asked_nobody() -> None:
     """Beside what saves for long, `mid` gives way by time, whereupon what it kept is taken beside the head of `low`."""
     rig = Rig({"front": Share(), "mid": Share(tier=1), "low": Share(tier=2)})
-    rig.open("w", shape(1_000), model="m")
-    for channel, blocks, milliseconds in [("front", 600, 600_000), *[("mid", 100, 1_000)] * 60]:
-        rig.announce(channel, blocks, model="m")
-        rig.wait(milliseconds)
-        rig.finish(rig.grants[-1])
-    rig.announce("low", 600, model="m")
-    runs = rig.grants[-1]
-    rig.tell(m.Gone(runs.request_id, m.GoneReason.CLAIMED))
-    rig.announce("mid", 450, model="m")
-    rig.announce("front", 600, 700, model="m")
-    rig.release(runs)
+    wait_beside_what_saves_for_long(rig, "mid", "low")
     rig.announce("mid", 100, 250, model="m")
     rig.announce("low", 200, 350, model="m")
     (behind,) = rig.announce("low", 50, model="m")
