@@ -25,7 +25,7 @@ from services.queue.outlet import Early, Released
 from services.queue.storage.store import StoreDamagedError, StoreError
 from services.queue.watch.hub import WatchHub
 from services.rpc.limits import MAX_UNSENT_BYTES, MAX_UNSENT_PAYLOAD_BYTES
-from services.rpc.names import name_taken
+from services.rpc.names import SCHEDULER_TAKEN, name_taken
 from services.rpc.outbox import Outbox
 from services.telemetry import Telemetry
 
@@ -100,6 +100,7 @@ class Speaker:
             fx.Gone: self._gone,
             fx.EndStream: self._end_stream,
             fx.NameTaken: self._name_taken,
+            fx.SchedulerTaken: self._scheduler_taken,
             fx.Ended: self._ended,
             fx.LeaseEnded: self._lease_ended,
             fx.WentBack: self._went_back,
@@ -319,6 +320,11 @@ class Speaker:
         link = self.links.get(effect.stream)
         if link is not None:
             link.end(grpc.StatusCode.ALREADY_EXISTS, name_taken(effect.worker_id))
+
+    def _scheduler_taken(self, effect: fx.SchedulerTaken) -> None:
+        link = self.links.get(effect.stream)
+        if link is not None:
+            link.end(grpc.StatusCode.ALREADY_EXISTS, SCHEDULER_TAKEN)
 
 
 def _cancel(effect: fx.StopRun) -> queue_pb2.QueueToWorker:

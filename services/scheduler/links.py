@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -46,6 +47,7 @@ class BacklogLink:
         self._address = address
         self._access = access
         self._name = name
+        self._instance_id = uuid.uuid4().hex
         self._runner = runner
         self._backoff = Backoff()
         self._waiting_logged = False
@@ -64,7 +66,7 @@ class BacklogLink:
     async def _serve(self, backlog: StreamMethod) -> str:
         """Run one stream to its end; return why it ended."""
         outbox = Outbox()
-        outbox.put(wire.backlog_open(self._name))
+        outbox.put(wire.backlog_open(self._name, self._instance_id))
         call = backlog(outbox.frames())
         unread = asyncio.create_task(end_unread(call, outbox, "the queue", log), name="unread")
         opened = False

@@ -274,9 +274,9 @@ def undrain() -> scheduler_pb2.SchedulerToWorker:
 # ---- the queue ----
 
 
-def backlog_open(name: str) -> queue_pb2.SchedulerToQueue:
+def backlog_open(name: str, instance_id: str) -> queue_pb2.SchedulerToQueue:
     """Encode the first message to the queue."""
-    return queue_pb2.SchedulerToQueue(open=queue_pb2.BacklogOpen(name=name))
+    return queue_pb2.SchedulerToQueue(open=queue_pb2.BacklogOpen(name=name, instance_id=instance_id))
 
 
 def window(effect: m.SetWindow) -> queue_pb2.SchedulerToQueue:

@@ -1430,10 +1430,15 @@ class BacklogOpen(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CHANNELS_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Who is speaking, for logs."""
     store_id: _builtins.str
     """From the queue: name of this store."""
+    instance_id: _builtins.str
+    """From the scheduler: which process speaks. While one is connected another is answered ALREADY_EXISTS; a newer stream
+    of the same one, or of one that does not say, replaces the older.
+    """
     @_builtins.property
     def channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """From the queue: the channels that requests may wait in; `ChannelsChanged` replaces them."""
@@ -1444,10 +1449,11 @@ class BacklogOpen(_message.Message):
         name: _builtins.str = ...,
         channels: _abc.Iterable[_builtins.str] | None = ...,
         store_id: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "name", b"name", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "instance_id", b"instance_id", "name", b"name", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -263,6 +263,12 @@ class NameTaken(NamedTuple):
     worker_id: str
 
 
+class SchedulerTaken(NamedTuple):
+    """End the stream of a scheduler, as another one is connected."""
+
+    stream: int
+
+
 class Ended(Value):
     """A request ended, durably."""
 
@@ -338,6 +344,7 @@ Effect: TypeAlias = (
     | Gone
     | EndStream
     | NameTaken
+    | SchedulerTaken
     | Ended
     | LeaseEnded
     | WentBack

@@ -27,6 +27,7 @@ from services.queue.core.effects import (
     LineView,
     QueueView,
     Requeued,
+    SchedulerTaken,
     Submitted,
     Write,
     view_of,
@@ -100,6 +101,8 @@ class Machine:
         self.audit = Audit(self.book)
         self._workers = Workers(self.book, rules, recovered.stop)
         self._quotas = quotas
+        self._scheduler_id = ""
+        """The instance whose Backlog stream was opened last."""
         self._fresh_keys: dict[tuple[str, str], int] = {}
         self._erased: set[int] = set()
         """Requests whose results of before this batch are gone, which a delete of the batch still found in the store.
@@ -301,8 +304,15 @@ class Machine:
     # ---- the scheduler ----
 
     def _backlog_opened(self, message: BacklogOpened, _now_ns: int) -> None:
+        """Announce to this stream from now on, if no other scheduler is connected: two that took what waits from each
+        other would both grant hardly anything.
+        """
         if self.book.backlog_stream is not None:
+            if message.instance_id and self._scheduler_id and message.instance_id != self._scheduler_id:
+                self.book.emit(SchedulerTaken(message.stream))
+                return
             self.book.emit(EndStream(self.book.backlog_stream, "a newer Backlog stream replaced this one"))
+        self._scheduler_id = message.instance_id
         self._reset_backlog(message.stream)
         self.book.emit(BacklogReady(message.stream, tuple(self.book.lines)))
 

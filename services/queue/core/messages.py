@@ -108,9 +108,11 @@ class GiveBack(NamedTuple):
 
 
 class BacklogOpened(NamedTuple):
-    """A scheduler opened a Backlog stream; it replaces the one before."""
+    """A scheduler opened a Backlog stream; it replaces the one before, but not that of another instance."""
 
     stream: int
+    instance_id: str = ""
+    """Empty from versions that do not say."""
 
 
 class BacklogClosed(NamedTuple):

@@ -18,6 +18,7 @@ from services.queue.core import records
 from services.queue.core.entry import Failure, LeaseRef, request_id_of
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.messages import (
+    BacklogClosed,
     BacklogOpened,
     Cancel,
     Claim,
@@ -104,7 +105,8 @@ COMMANDS: dict[str, Callable[[Player, list[str]], Message]] = {
     "claim": lambda p, w: Claim(int(w[0]), name_of(w[1])),
     "renew": lambda p, w: Renew(int(w[0]), tuple(p.lease(name) for name in w[1:])),
     "give_back": lambda p, w: GiveBack(int(w[0]), tuple(p.lease(name) for name in w[1:])),
-    "scheduler": lambda p, w: BacklogOpened(int(w[0])),
+    "scheduler": lambda p, w: BacklogOpened(int(w[0]), *w[1:]),
+    "scheduler_gone": lambda p, w: BacklogClosed(int(w[0])),
     "window": lambda p, w: SetWindow(int(w[0]), w[1], int(w[2])),
     "reject": lambda p, w: Reject(int(w[0]), name_of(w[1]), Failure("pool_too_small", "9 of 4 blocks")),
     "cancel": lambda p, w: Cancel(0, tuple(name_of(word) for word in w)),
@@ -126,6 +128,7 @@ SHOWN: dict[type, Callable[..., str]] = {
     fx.Gone: lambda e: f"to {e.stream}: gone {number(e.request_id)} {e.reason.name}",
     fx.EndStream: lambda e: f"to {e.stream}: end ({e.reason})",
     fx.NameTaken: lambda e: f"to {e.stream}: end, another {e.worker_id} is connected",
+    fx.SchedulerTaken: lambda e: f"to {e.stream}: end, another scheduler is connected",
     fx.Ended: lambda e: f"ended {number(e.request_id)} {e.outcome.name} attempts {e.attempts} at {e.completion_seq}",
     fx.WentBack: lambda e: f"waits again ({e.cause})",
     fx.StaleCompletion: lambda e: "stale completion counted",

@@ -265,6 +265,24 @@ async def test_the_scheduler_sees_metadata_within_its_window(peer: Peer) -> None
     await refused(backlog.read(), grpc.StatusCode.ABORTED, "newer")
 
 
+async def test_a_second_scheduler_stands_by_until_the_first_has_gone(peer: Peer) -> None:
+    def opening(who: str) -> queue_pb2.BacklogRequest:
+        return queue_pb2.BacklogRequest(
+            messages=[queue_pb2.SchedulerToQueue(open=queue_pb2.BacklogOpen(name="s", instance_id=who))]
+        )
+
+    first, second = peer.stub.Backlog(), peer.stub.Backlog()
+    await first.write(opening("one"))
+    await first.read()
+    await second.write(opening("two"))
+    await refused(second.read(), grpc.StatusCode.ALREADY_EXISTS, "another scheduler is connected")
+    await first.done_writing()
+    assert await first.read() is grpc.aio.EOF
+    third = peer.stub.Backlog()
+    await third.write(opening("two"))
+    assert (await third.read()).messages[0].HasField("open")
+
+
 def raw(peer: Peer, method: str, kind: str) -> Any:
     return getattr(peer.channel, kind)(f"/penstock.queue.v1.QueueService/{method}")
 
