@@ -131,8 +131,7 @@ def _tokens_left(tokens: int, sampling: request_pb2.SamplingParams) -> int:
     if not sampling.HasField("truncate_prompt_tokens"):
         return tokens
     most = sampling.truncate_prompt_tokens
-    # Of a prompt cut to nothing one is told: it ends on the worker, and must not pass for one of unknown length.
-    return min(tokens, max(most, 1)) if most >= 0 else 0
+    return min(tokens, most) if most > 0 else 0
 
 
 MAX_TOLD_BYTES: Final = 64 * 1024

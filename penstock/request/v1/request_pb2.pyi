@@ -436,7 +436,7 @@ class SamplingParams(_message.Message):
     spaces_between_special_tokens: _builtins.bool
     """Put spaces between special tokens; unset means true."""
     truncate_prompt_tokens: _builtins.int
-    """Keep only this many last prompt tokens; unset means all, -1 means the model's window."""
+    """Keep only this many last prompt tokens, at least 1; unset means all, -1 means the model's window."""
     add_special_tokens: _builtins.bool
     """Whether the tokenizer adds special tokens to a text prompt; unset means true."""
     thinking_token_budget: _builtins.int

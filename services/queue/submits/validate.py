@@ -67,7 +67,6 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "repetition_penalty": (0, math.inf, True),
     "logprobs": (-1, math.inf, False),
     "prompt_logprobs": (-1, math.inf, False),
-    "truncate_prompt_tokens": (-1, math.inf, False),
 }
 
 
@@ -206,6 +205,13 @@ def _check_extra_args(sampling: request_pb2.SamplingParams) -> None:
     _check_object("sampling.extra_args_json", sampling.extra_args_json)
 
 
+def _check_truncation(sampling: request_pb2.SamplingParams) -> None:
+    most = sampling.truncate_prompt_tokens
+    if most != -1 and most < 1:
+        text = f"{most} is out of range: must be at least 1, or -1 for the model's window"
+        raise InvalidRequestError("sampling.truncate_prompt_tokens", text)
+
+
 def _check_structured_outputs(sampling: request_pb2.SamplingParams) -> None:
     _check_structured(sampling.structured_outputs)
 
@@ -217,6 +223,7 @@ _OTHERS: dict[str, Callable[[request_pb2.SamplingParams], None]] = {
     "bad_words": _check_bad_words,
     "extra_args_json": _check_extra_args,
     "structured_outputs": _check_structured_outputs,
+    "truncate_prompt_tokens": _check_truncation,
 }
 
 

@@ -66,6 +66,8 @@ GOOD = [
     sampling(logit_bias={5: -100.0}, extra_args_json="{}", min_tokens=3, max_tokens=3),
     sampling(logit_bias=dict.fromkeys(range(1024), 1.0), allowed_token_ids=[1] * 1024, bad_words=["a"] * 1024),
     structured(json_schema="{}"),
+    sampling(truncate_prompt_tokens=-1),
+    sampling(truncate_prompt_tokens=1),
     structured(json_object=True),
     request(idempotency_key="é" * 256),
 ]
@@ -131,6 +133,7 @@ BAD = [
     (sampling(logprobs=-2), "sampling.logprobs"),
     (sampling(prompt_logprobs=-2), "sampling.prompt_logprobs"),
     (sampling(truncate_prompt_tokens=-2), "sampling.truncate_prompt_tokens"),
+    (sampling(truncate_prompt_tokens=0), "sampling.truncate_prompt_tokens"),
     (sampling(stop=["a", ""]), "sampling.stop"),
     (sampling(stop=["a"] * 5), "sampling.stop"),
     (sampling(stop=["é" * 2049]), "sampling.stop"),

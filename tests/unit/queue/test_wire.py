@@ -28,8 +28,6 @@ def announced(ids: int, **sampling: int) -> queue_pb2.Announce:
         ({"max_tokens": 5}, 10_000),
         ({"truncate_prompt_tokens": 4096}, 4096),
         ({"truncate_prompt_tokens": 20_000}, 10_000),
-        # Nothing is left of it, which the worker says; 0 would mean that nothing is known.
-        ({"truncate_prompt_tokens": 0}, 1),
         # As long as the window of a model that only its worker knows.
         ({"truncate_prompt_tokens": -1}, 0),
     ],
