@@ -13,6 +13,7 @@ from vllm.exceptions import VLLMError
 from services.worker.engine import EngineRequest, RequestRefusedError
 from services.worker.vllm.adapters import refuse_prompt_logprobs
 from services.worker.vllm.checks import Parsers
+from services.worker.vllm.drafts import refuse_sampled
 from services.worker.vllm.parsing import MessageRun, parser_class
 from services.worker.vllm.sampler_room import SamplerRoom
 from services.worker.vllm.sampling import STRUCTURED, refusal, sampling_params
@@ -60,6 +61,7 @@ class Understanding:
         params = sampling_params(request.sampling, request.max_tokens, request.echo, self._defaults)
         by_echo = not request.sampling.HasField("prompt_logprobs")
         refuse_prompt_logprobs(self._config, params.prompt_logprobs is not None, by_echo)
+        refuse_sampled(self._config, params)
         self._room.refuse_beyond(params)
         message = None
         if request.chat is not None:

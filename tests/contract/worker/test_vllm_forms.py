@@ -209,6 +209,44 @@ def test_who_ends_of_a_form_or_is_held_up_by_one_is_not_the_worker(tmp_path: Pat
     }
 
 
+@pytest.mark.parametrize("spec", ["", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'])
+def test_where_a_cpu_drafts_only_greedy_runs_are_served(
+    model: Path, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from services.worker.vllm.engine import prepare
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments = [*VLLM_ARGUMENTS, *(["--speculative-config", spec] if spec else [])]
+    renderer = prepare(str(model), ("tiny",), arguments).make_renderer()
+    form = pb.StructuredOutputs(choice=CHOICE)
+
+    def look(**fields: Any) -> None:
+        asked = pb.Request(text=TEXT, sampling=pb.SamplingParams(max_tokens=3, structured_outputs=form, **fields))
+        renderer.check_form(prompt_spec(asked), renderer.render(prompt_spec(asked)))
+
+    look(temperature=0.0)
+    look(temperature=0.0, top_k=5, top_p=0.5)
+    for sampled in ({}, {"temperature": 0.7}, {"top_k": 5}):
+        if not spec:
+            look(**sampled)
+            continue
+        with pytest.raises(RequestRefusedError, match="cannot sample with --speculative-config") as caught:
+            look(**sampled)
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "sampling.temperature")
+
+
+def test_what_vllm_has_on_a_cpu_for_temperatures_of_drafted_tokens_writes_nowhere() -> None:
+    """Once it does, sampled runs can be served (`drafts.py`)."""
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+
+    current_platform.import_kernels()
+    expanded = torch.full((2,), -1.0)
+    _expand_kernel_impl(expanded, torch.tensor([0.7]), torch.tensor([2]), 0, 1)
+    assert expanded.tolist() == [-1.0, -1.0]
+
+
 def test_a_worker_starts_though_its_forms_cannot_be_looked_at() -> None:
     """As with a backend that is configured and not installed: who sends one is told, and prompts are rendered."""
     from services.worker.vllm.forms import CheckingVllmRenderer
