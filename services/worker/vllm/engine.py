@@ -305,7 +305,7 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
-        from services.worker.vllm.sampling import engine_step, refuse_dead_end
+        from services.worker.vllm.sampling import COMPLAINTS, engine_step, refuse_dead_end
 
         run_id = request.run_id
         params, message = self._understanding.of(request)
@@ -325,8 +325,7 @@ class VllmEngine:
                     # It changed before vLLM knew the run.
                     self._pace.apply(run_id)
                 step = engine_step(output, params.logprobs, params.prompt_logprobs, decode, preemptions.count(output))
-                if first:
-                    refuse_dead_end(step, params, self._loads)
+                refuse_dead_end(step, params, first, self._loads)
                 first = False
                 yield step if message is None else message.read(step)
         except VllmDeadError as error:
@@ -337,10 +336,11 @@ class VllmEngine:
             if self._llm.errored:
                 # What ended vLLM's own loop is raised in every run, whichever of them it came of.
                 raise EngineDeadError(first_line(error.__cause__ or error)) from error
-            # vLLM wraps what its own checks of the parameters raise as ValueError.
-            if isinstance(error.__cause__, ValueError | TypeError):
+            # vLLM wraps what its own checks of the parameters raise: complaints, and what else may end them.
+            if isinstance(error.__cause__, COMPLAINTS):
                 raise self._understanding.refusal_of(error.__cause__, params) from error
-            raise
+            self._understanding.verify(params)
+            raise error.__cause__ or error from None  # the wrapper says nothing
         finally:
             self._pace.end(run_id)
             await outputs.aclose()

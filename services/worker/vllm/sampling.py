@@ -44,6 +44,15 @@ PLAIN_FIELDS = (
 STRUCTURED = "sampling.structured_outputs"
 """The field that gives an output its form; vLLM's complaints about it name none."""
 
+NARROWING = ("allowed_token_ids", "bad_words")
+"""Fields that forbid tokens whatever the output's form allows; where that allows only its end, `min_tokens` do not."""
+
+COMPLAINTS = (VLLMError, ValueError, TypeError)
+"""What vLLM raises, with words for whoever asked, where parameters are wrong."""
+
+NOT_THE_REQUESTS = (ImportError, MemoryError)
+"""What its checks of a request may raise that says nothing of the request: a backend that is not installed."""
+
 LENGTH_PARAMETERS = {"input_text", "input_tokens"}
 """What vLLM calls the parameter at fault when a prompt is too long."""
 
@@ -75,7 +84,7 @@ def sampling_params(
             # Made for this request alone; a copy would cost as much as the rest of the call.
             skip_clone=True,
         )
-    except (VLLMError, ValueError, TypeError) as error:
+    except COMPLAINTS as error:
         raise refusal(error) from None
 
 
@@ -95,7 +104,7 @@ def _structured(sampling: pb.SamplingParams) -> StructuredOutputsParams | None:
         values["json" if kind == "json_schema" else kind] = getattr(wanted, kind)
     try:
         return StructuredOutputsParams(**values)
-    except (VLLMError, ValueError, TypeError) as error:
+    except COMPLAINTS as error:
         refused = refusal(error)
         raise RequestRefusedError(refused.code, refused.message, STRUCTURED) from None
 
@@ -116,6 +125,8 @@ def _extra_args(text: str) -> dict[str, Any] | None:
 def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedError:
     """Return vLLM's complaint in the words of a request error; `where` is the message the field belongs to."""
     message = str(error.args[0]) if error.args else str(error)
+    if not isinstance(error, COMPLAINTS):
+        message = f"vLLM cannot read it ({type(error).__name__}{message and ': '}{message})"
     parameter = getattr(error, "parameter", None) or ""
     if parameter in LENGTH_PARAMETERS or "longer than the maximum model length" in message:
         return RequestRefusedError("context_length_exceeded", message, "prompt")
@@ -127,24 +138,32 @@ def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedErro
     return RequestRefusedError("invalid_prompt", message, parameter or where)
 
 
-def refuse_dead_end(step: EngineStep, params: SamplingParams, loads: bool) -> None:
-    """Raise RequestRefusedError if the first step of a run ends it because of the shape that its output must have.
+def refuse_dead_end(step: EngineStep, params: SamplingParams, first: bool, loads: bool) -> None:
+    """Raise RequestRefusedError if a step of a run ends it because of the shape that its output must have.
 
-    A left-recursive grammar allows no token: vLLM draws one even so, and then finds it forbidden. Without a token end
-    those that the engine's backend cannot compile: vLLM takes what any of its backends can, and works with the one that
-    was asked for first. Every attempt would say so again. An engine that `loads` caches from elsewhere ends a run
-    without a token where that fails, too.
+    A left-recursive grammar allows no token, and what is forbidden beside the shape may be all that it allows: vLLM
+    draws a token even so, and then finds it forbidden. Without a token end, in their first step, those that the
+    engine's backend cannot compile: vLLM takes what any of its backends can, and works with the one that was asked for
+    first. Every attempt would say so again. An engine that `loads` caches from elsewhere ends a run without a token
+    where that fails, too.
     """
     if params.structured_outputs is None:
         return
-    tokens = next((len(choice.token_ids) for choice in step.choices if choice.finish_reason == "error"), 2)
-    if tokens == 1:
-        text = "the structured outputs allow no first token, as where a rule of a grammar begins with itself"
-    elif tokens == 0 and not loads:
-        text = "the engine cannot compile the structured outputs (or not in time) with the backend that it works with"
-    else:
+    tokens = next((len(choice.token_ids) for choice in step.choices if choice.finish_reason == "error"), None)
+    if tokens is None:
         return
-    raise RequestRefusedError("invalid_parameter", text, STRUCTURED)
+    narrowing = [name for name in NARROWING if getattr(params, name)]
+    if tokens == 0:
+        text = "the engine cannot compile the structured outputs (or not in time) with the backend that it works with"
+        told = first and not loads
+    elif narrowing:
+        text = f"the structured outputs and {' and '.join(narrowing)} together leave no token to be generated"
+        told = True
+    else:
+        text = "the structured outputs allow no first token, as where a rule of a grammar begins with itself"
+        told = first and tokens == 1
+    if told:
+        raise RequestRefusedError("invalid_parameter", text, STRUCTURED)
 
 
 def engine_step(

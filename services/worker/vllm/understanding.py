@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from vllm import SamplingParams
 from vllm.config import VllmConfig
-from vllm.exceptions import VLLMError
 
 from services.worker.engine import EngineRequest, RequestRefusedError
 from services.worker.vllm.adapters import refuse_prompt_logprobs
@@ -16,7 +15,7 @@ from services.worker.vllm.checks import Parsers
 from services.worker.vllm.drafts import refuse_sampled
 from services.worker.vllm.parsing import MessageRun, parser_class
 from services.worker.vllm.sampler_room import SamplerRoom
-from services.worker.vllm.sampling import STRUCTURED, refusal, sampling_params
+from services.worker.vllm.sampling import NOT_THE_REQUESTS, STRUCTURED, refusal, sampling_params
 from services.worker.vllm.structured import bound
 
 
@@ -74,10 +73,15 @@ class Understanding:
         return params, message
 
     def verify(self, params: SamplingParams) -> None:
-        """Raise RequestRefusedError if vLLM will not take the parameters: what it says itself when it is given them."""
+        """Raise RequestRefusedError if vLLM will not take the parameters: what it says itself when it is given them.
+
+        Of a malformed structural tag some of its libraries say so with an assertion, or fail at what is not there.
+        """
         try:
             self._verify(params)
-        except (VLLMError, ValueError, TypeError) as error:
+        except NOT_THE_REQUESTS:
+            raise
+        except Exception as error:
             raise self.refusal_of(error, params) from error
 
     def refusal_of(self, error: BaseException, params: SamplingParams) -> RequestRefusedError:
@@ -92,7 +96,7 @@ class Understanding:
         formless.structured_outputs = None
         try:
             self._verify(formless)
-        except (VLLMError, ValueError, TypeError):
+        except Exception:
             return refused
         return RequestRefusedError(refused.code, refused.message, STRUCTURED)
 

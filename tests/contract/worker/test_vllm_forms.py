@@ -37,6 +37,11 @@ def texts(count: int, **more: int) -> str:
     return json.dumps({"type": "object", "properties": fields})
 
 
+def tag(structure: Any = None, triggers: Any = ("<a>",)) -> str:
+    structures = [structure or {"begin": "<a>", "schema": {}, "end": "</a>"}]
+    return json.dumps({"structures": structures, "triggers": triggers})
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "no JSON": {"json_schema": "{nope"},
     "nothing at all": {},
@@ -49,6 +54,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an empty grammar": {"grammar": " "},
     "no choices": {"choice": pb.StructuredOutputs.Choices()},
     "no structural tag": {"structural_tag": "{}"},
+    "a tag with an empty trigger": {"structural_tag": tag(triggers=[""])},
+    "a tag that begins with a number": {"structural_tag": tag({"begin": 5, "schema": {}, "end": ""})},
+    "a tag whose triggers are a text": {"structural_tag": tag(triggers="ab")},
     "false": {"json_object": False},
     "beyond the bounds": {"choice": pb.StructuredOutputs.Choices(values=[str(number) for number in range(10_001)])},
     "lengths beyond the bounds": {"json_schema": texts(20)},

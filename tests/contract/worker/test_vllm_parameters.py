@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from unittest.mock import patch
 
 import pytest
 from prometheus_client import REGISTRY
@@ -16,6 +18,10 @@ pytestmark = [
     pytest.mark.vllm, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120),
     pytest.mark.parametrize("made", ["vllm"], indirect=True, scope="package"),
 ]  # fmt: skip
+
+
+X = 93
+"""The tiny model's token for it."""
 
 
 async def run(made: UnderTest, sampling: pb.SamplingParams, max_tokens: int = 12, echo: bool = False) -> RunOutput:
@@ -187,6 +193,46 @@ async def test_a_grammar_that_the_engines_backend_cannot_compile_is_refused(made
         await run(made, pb.SamplingParams(structured_outputs=grammar, n=n))
     assert (caught.value.code, caught.value.param) == ("invalid_parameter", "sampling.structured_outputs")
     assert (await run(made, greedy())).tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("form", "narrowing", "named"),
+    [
+        ({"regex": "[z]{9}"}, {"allowed_token_ids": [X]}, "allowed_token_ids"),
+        ({"regex": "x{3}z{9}"}, {"allowed_token_ids": [X]}, "allowed_token_ids"),
+        ({"regex": "x{3}z"}, {"bad_words": ["z"]}, "bad_words"),
+        ({"regex": "x{3}z"}, {"allowed_token_ids": [X], "bad_words": ["z"]}, "allowed_token_ids and bad_words"),
+    ],
+)
+@pytest.mark.parametrize("every", [0, 1])
+async def test_what_forbids_all_that_the_shape_allows_is_named_wherever_that_is(
+    made: UnderTest, form: dict[str, str], narrowing: dict[str, object], named: str, every: int
+) -> None:
+    sampling = pb.SamplingParams(temperature=0.0, structured_outputs=pb.StructuredOutputs(**form), **narrowing)  # type: ignore[arg-type]
+    request = EngineRequest(f"n{id(sampling)}", [40, 41, 42], 30, sampling, tell_at_tokens=every)
+    with pytest.raises(RequestRefusedError, match=f"outputs and {named} together leave no token") as caught:
+        async for _ in made.engine.generate(request):
+            pass
+    assert (caught.value.code, caught.value.param) == ("invalid_parameter", "sampling.structured_outputs")
+
+
+async def test_what_forbids_a_part_of_what_the_shape_allows_is_kept_to(made: UnderTest) -> None:
+    form = pb.StructuredOutputs(regex="[xy]{9}")
+    output = await run(made, pb.SamplingParams(structured_outputs=form, bad_words=["y"], min_tokens=9), max_tokens=30)
+    assert text(output) == "x" * 9
+    three = pb.SamplingParams(structured_outputs=pb.StructuredOutputs(regex="x{3}"), min_tokens=9)
+    assert text(await run(made, three, max_tokens=30)) == "xxx"
+
+
+async def test_what_fails_in_vllm_and_says_nothing_tells_what_it_came_of(made: UnderTest) -> None:
+    from vllm.v1.engine.exceptions import EngineGenerateError
+
+    async def failing(*_: object, **__: object) -> AsyncIterator[object]:
+        raise EngineGenerateError from KeyError("a block")
+        yield
+
+    with patch.object(made.engine._llm, "generate", failing), pytest.raises(KeyError, match="a block"):  # type: ignore[attr-defined]
+        await run(made, greedy())
 
 
 async def test_metrics_that_nobody_reads_are_not_kept(made: UnderTest) -> None:
