@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import ChoiceStep, EngineStep, Part, TokenProbability
 from services.worker.told import joined
@@ -14,6 +16,18 @@ FINISH_REASONS = {
     "repetition": pb.FINISH_REASON_REPETITION,
     "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
 }
+
+
+LEAST_ENTRY_BYTES = 15
+"""Of a log probability among a token's likeliest: 2 before it, 2 for an id, 9 for the number and 2 for the rank."""
+
+
+def least_prompt_logprobs(tokens: int, top: int) -> int:
+    """Return the bytes that a result has at least of a prompt of `tokens`, with the `top` likeliest of each but one.
+
+    The token's own entry and one of the likeliest count for nothing: of a certain one the number, 0, is not written.
+    """
+    return max(0, tokens - 1) * max(0, top - 1) * LEAST_ENTRY_BYTES
 
 
 class ChoiceOutput:
@@ -102,6 +116,11 @@ class RunOutput:
         """Finish reasons by completion."""
         return [self.choices[index].finish_reason for index in sorted(self.choices)]
 
+    def has_more_of_the_prompt(self) -> bool:
+        """Whether more log probabilities are the prompt's than the completions'."""
+        of_outputs = sum(_count(choice.logprobs) for choice in self.choices.values())
+        return _count(self.prompt_logprobs) > of_outputs
+
     def given_up(self) -> bool:
         """Whether the engine ended a completion that it had not finished."""
         return any(choice.finish_reason in {"error", "abort"} for choice in self.choices.values())
@@ -164,6 +183,10 @@ class RunOutput:
             result.prompt_logprobs.extend(_logprob(p) for p in self.prompt_logprobs)
         if echo_text is not None:
             result.prompt_text = echo_text
+
+
+def _count(entries: Sequence[TokenProbability]) -> int:
+    return sum(1 + len(entry.top) for entry in entries)
 
 
 def _logprob(entry: TokenProbability) -> pb.TokenLogprob:

@@ -104,7 +104,7 @@ class Run:
         complete = self._complete(ending, model, spent)
         if len(complete) > MAX_REQUEST_BYTES:
             log.warning("%s: the result is too large: %d bytes", self.run_id, len(complete), extra=self.about)
-            self.ending = _too_large(len(complete))
+            self.ending = _too_large(len(complete), self._largest())
             complete = self._complete(self.ending, model, spent)
         self.request.ClearField("prompt")
         self._read_as_message = None
@@ -143,6 +143,12 @@ class Run:
             result.error.CopyFrom(wire.error_of(ending))
         return wire.completed(self.lease, result)
 
+    def _largest(self) -> str:
+        """Return the field that most of a result is there for."""
+        if self.output.has_more_of_the_prompt():
+            return "sampling.prompt_logprobs" if self.sampling.HasField("prompt_logprobs") else "echo"
+        return "sampling.logprobs" if self.sampling.HasField("logprobs") else "sampling.max_tokens"
+
     def token_messages(self) -> list[bytes]:
         """Return the deltas a watcher has not been sent, encoded."""
         messages = []
@@ -163,10 +169,11 @@ def _in_parts(chat: pb.ChatPrompt | None) -> bool:
     return chat is not None and (chat.tools.in_parts or chat.as_message.in_parts)
 
 
-def _too_large(size_bytes: int) -> Ending:
+def _too_large(size_bytes: int, field: str) -> Ending:
+    fewer = "tokens" if field == "sampling.max_tokens" else "logprobs"
     return Ending(
         EndingKind.REJECTED,
         "result_too_large",
-        f"the result takes {size_bytes} bytes, at most {MAX_REQUEST_BYTES} can be stored; ask for fewer logprobs",
-        "sampling.logprobs",
+        f"the result takes {size_bytes} bytes, at most {MAX_REQUEST_BYTES} can be stored; ask for fewer {fewer}",
+        field,
     )

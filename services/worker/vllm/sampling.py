@@ -11,8 +11,10 @@ from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from penstock.limits import MAX_REQUEST_BYTES
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import ChoiceStep, EngineStep, RequestRefusedError, TokenProbability
+from services.worker.outputs import least_prompt_logprobs
 from services.worker.untrusted import refuse_transfer
 
 MODEL_DEFAULTS: dict[str, float] = {
@@ -136,6 +138,22 @@ def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedErro
     if where == "sampling":
         return RequestRefusedError("invalid_parameter", message, f"sampling.{parameter}" if parameter else "sampling")
     return RequestRefusedError("invalid_prompt", message, parameter or where)
+
+
+def refuse_unstorable(prompt_tokens: int, top: int | None, vocabulary: int, by_echo: bool) -> None:
+    """Raise RequestRefusedError if the log probabilities of a prompt take more than can be stored, at the very least.
+
+    `top` are those asked for of each token, of a `vocabulary` of so many; -1 means all, None that none are.
+    """
+    if top is None:
+        return
+    least_bytes = least_prompt_logprobs(prompt_tokens, vocabulary if top < 0 else min(top, vocabulary))
+    if least_bytes > MAX_REQUEST_BYTES:
+        text = (
+            f"the log probabilities of {prompt_tokens} prompt tokens take at least {least_bytes} bytes, at most "
+            f"{MAX_REQUEST_BYTES} can be stored; ask for fewer"
+        )
+        raise RequestRefusedError("result_too_large", text, "echo" if by_echo else "sampling.prompt_logprobs")
 
 
 def refuse_dead_end(step: EngineStep, params: SamplingParams, first: bool, loads: bool) -> None:

@@ -224,6 +224,27 @@ async def test_what_forbids_a_part_of_what_the_shape_allows_is_kept_to(made: Und
     assert text(await run(made, three, max_tokens=30)) == "xxx"
 
 
+@pytest.mark.parametrize(
+    ("fields", "echo", "param"),
+    [
+        ({"prompt_logprobs": -1, "logprobs": 1}, False, "sampling.prompt_logprobs"),
+        ({"logprobs": -1}, True, "echo"),
+    ],
+)
+async def test_what_can_never_be_stored_is_not_computed(
+    made: UnderTest, fields: dict[str, int], echo: bool, param: str
+) -> None:
+    await run(made, greedy())
+    before = made.reports[-1]
+    request = EngineRequest("large", [40, 41] * 255, 2, greedy(**fields), echo)
+    with pytest.raises(RequestRefusedError, match="510 prompt tokens take at least 15628845 bytes") as caught:
+        await anext(aiter(made.engine.generate(request)))
+    assert (caught.value.code, caught.value.param) == ("result_too_large", param)
+    await run(made, greedy())
+    prompt = made.renderer.render(PromptSpec(text="The gate feeds the wheel")).token_ids
+    assert made.reports[-1].prefill_tokens - before.prefill_tokens <= len(prompt)
+
+
 async def test_what_fails_in_vllm_and_says_nothing_tells_what_it_came_of(made: UnderTest) -> None:
     from vllm.v1.engine.exceptions import EngineGenerateError
 

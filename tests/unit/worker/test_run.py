@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.limits import MAX_REQUEST_BYTES
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from services.worker import run as run_module
 from services.worker.core.messages import Credits, Ending, EndingKind, Lease
 from services.worker.engine import ChoiceStep, EngineStep, TokenProbability
+from services.worker.outputs import least_prompt_logprobs
 from services.worker.run import Run
 
 LEASE = Lease("r1", 2, 9)
@@ -164,6 +166,44 @@ def test_a_result_no_frame_can_carry_is_rejected_and_not_sent_forever(monkeypatc
     result = sent(run.finish(DONE, "tiny", SPENT)).result
     assert (result.outcome, result.error.code) == (pb.OUTCOME_REJECTED, "result_too_large")
     assert "2000" in result.error.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_prompt", "of_output", "field"),
+    [
+        ({"prompt_logprobs": 1, "logprobs": 1}, 9, 2, "sampling.prompt_logprobs"),
+        ({"prompt_logprobs": 1, "logprobs": 1}, 2, 9, "sampling.logprobs"),
+        ({"logprobs": 1}, 9, 2, "echo"),
+        ({"prompt_logprobs": 1}, 9, 0, "sampling.prompt_logprobs"),
+        ({}, 0, 0, "sampling.max_tokens"),
+    ],
+)
+def test_a_result_that_is_too_large_names_the_field_that_made_it_so(
+    asked: dict[str, int], of_prompt: int, of_output: int, field: str
+) -> None:
+    run = made(sampling=pb.SamplingParams(**asked))  # type: ignore[arg-type]
+    entry = TokenProbability(1, "a", -1.0, 1, (TokenProbability(1, "a", -1.0, 1),))
+    text = "x" * (MAX_REQUEST_BYTES + 1)
+    run.output.take(step(ChoiceStep(0, (1,), text, [entry] * of_output, finish_reason="length"), finished=True))
+    run.output.prompt_logprobs = [entry] * of_prompt
+    result = sent(run.finish(DONE, "tiny", SPENT)).result
+    assert (result.error.code, result.error.param) == ("result_too_large", field)
+
+
+@pytest.mark.parametrize("top", [0, 1, 2, 20, 300])
+@pytest.mark.parametrize("certain", [True, False])
+def test_no_prompts_log_probabilities_take_less_than_is_said(top: int, certain: bool) -> None:
+    likeliest = tuple(
+        TokenProbability(at, "", 0.0 if certain and not at else -float("inf"), at + 1) for at in range(top)
+    )
+    entry = TokenProbability(0, "", 0.0 if certain else -1.0, 1, likeliest)
+    run = made()
+    result = pb.Result()
+    run.output.prompt_logprobs = [TokenProbability(0, "", 0.0, 0), *[entry] * 99]
+    run.output.fill(result, None)
+    least = least_prompt_logprobs(100, top)
+    assert least <= result.ByteSize()
+    assert least or top < 2
 
 
 def test_an_echoed_prompt_stands_beside_the_choices() -> None:
