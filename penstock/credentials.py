@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,14 +62,24 @@ def act_for(tenant: str) -> None:
     _ACTING.set(Acting(None, tenant))
 
 
+def acting() -> Acting:
+    """Return for whom the calls of this task are made now."""
+    return _ACTING.get()
+
+
 @contextmanager
-def acting_for(tenant: str = "") -> Iterator[None]:
-    """Let the calls made inside be our own, for a tenant if one is named. Not for generators: they share their task."""
-    token = _ACTING.set(Acting(None, tenant))
+def acting_as(whom: Acting) -> Iterator[None]:
+    """Let the calls made inside be for `whom`. Not for generators: they share their task."""
+    token = _ACTING.set(whom)
     try:
         yield
     finally:
         _ACTING.reset(token)
+
+
+def acting_for(tenant: str = "") -> AbstractContextManager[None]:
+    """Let the calls made inside be our own, for a tenant if one is named. Not for generators: they share their task."""
+    return acting_as(Acting(None, tenant))
 
 
 def key_from_environment(environment: Mapping[str, str] = os.environ) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,15 +17,13 @@ from penstock.openai.shape import Shape
 from penstock.openai.spelling import as_spelt
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
+from services.gateway.abandoned import Abandoned
 from services.gateway.extras import Extras
 from services.gateway.group import Group
 from services.gateway.intake import Held
 from services.gateway.limits import MAX_TOGETHER_BYTES, SUBMIT_WINDOW_BYTES
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, given_as
-from services.logs import about
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +112,12 @@ def _check_sizes(sizes_bytes: Sequence[int]) -> None:
 
 
 class Admission:
-    """Submits and cancels; what a client left behind is cancelled in the background."""
+    """Submits; what a client left behind is cancelled in the background."""
 
     def __init__(self, client: Client, metrics: GatewayMetrics) -> None:
         """Talk to the queue through `client`."""
         self._client = client
-        self._metrics = metrics
+        self._abandoned = Abandoned(client, metrics)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def submit(self, asked: Asked, held: Held) -> Submitted:
@@ -177,11 +174,12 @@ class Admission:
 
     def abandon(self, request_id: str) -> None:
         """Cancel a request whose client has gone."""
-        self._in_background(self._cancel(request_id))
+        self._abandoned.add(request_id)
 
     async def settle(self) -> None:
-        """Wait until what was abandoned is cancelled."""
+        """Wait until what was abandoned is cancelled, no longer than the client is patient."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._abandoned.settle()
 
     async def _undo(self, submitting: asyncio.Task[Submitted], keep: bool) -> None:
         try:
@@ -189,18 +187,7 @@ class Admission:
         except (PenstockError, Problem):
             return
         if not keep:
-            await self._cancel(submitted.name)
-
-    async def _cancel(self, request_id: str) -> None:
-        group = Group.named(request_id)
-        try:
-            if group is None:
-                await self._client.cancel(request_id)
-            else:
-                await self._client.cancel(batch=group.batch)
-            self._metrics.cancels.inc()
-        except PenstockError as error:
-            log.warning("%s goes on without its client: %s", request_id, error, extra=about(request_id))
+            self.abandon(submitted.name)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

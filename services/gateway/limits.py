@@ -76,6 +76,10 @@ MAX_CLOSING_S = 24 * 3600.0
 """For what is unsent when a connection over TLS is closed, and its client takes that least all the time: as good as no
 bound, which TLS transports do not know."""
 
+MAX_ABANDONED = 4096
+"""Requests that are to be cancelled, as their clients have gone, once the queue answers: of more the oldest go on. It
+takes some hundred bytes for each; one call cancels up to 10,000."""
+
 KEEP_ALIVE_S = 15.0
 """A stream that has nothing to say for this long sends a comment: below the idle limits of common proxies (60 s), and
 early enough that a client learns of its request's id while the request waits."""

@@ -299,7 +299,8 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         if request.batch:
             self.cancelled_batches.append(request.batch)
         return pb.CancelResponse(
-            cancelled=sum(i in known for i in ids), not_cancelled=[i for i in ids if i not in known]
+            cancelled=sum(i in known for i in ids) or sum(r.batch == request.batch != "" for r in self.requests),
+            not_cancelled=[i for i in ids if i not in known],
         )
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:

@@ -1,0 +1,99 @@
+"""Requests whose clients have gone, until the queue has cancelled them.
+
+Patience is for somebody who waits, and nobody waits for this: it is tried until the queue answers or the gateway stops.
+While the queue is away streams stand still, which is when most clients give up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from penstock.client import Client
+from penstock.credentials import Acting, acting, acting_as
+from penstock.errors import PenstockError, Unavailable
+from services.gateway.group import Group
+from services.gateway.limits import MAX_ABANDONED
+from services.gateway.metrics import GatewayMetrics
+from services.logs import about
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+"""Between two tries, each of which has the client's patience."""
+
+
+class Abandoned:
+    """Cancels them, all that one key may cancel at once."""
+
+    def __init__(self, client: Client, metrics: GatewayMetrics, most: int = MAX_ABANDONED) -> None:
+        """Cancel through `client`; of more than `most` that wait for it the oldest go on."""
+        self._client = client
+        self._metrics = metrics
+        self._most = most
+        self._left: dict[str, Acting] = {}
+        """By name, the oldest first: whose they are."""
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    def add(self, name: str) -> None:
+        """Have a request, or those of a group, cancelled in the name of who is acted for now."""
+        if len(self._left) >= self._most:
+            self._let_go([next(iter(self._left))], f"the last {self._most} without one wait for the queue")
+        self._left[name] = acting()
+        if self._task is None or self._task.done():
+            # In a context of its own: the caller's has its key, which is to go with the last name that needs it.
+            self._task = asyncio.create_task(self._cancel_all(), name="abandoned", context=contextvars.Context())
+
+    async def settle(self) -> None:
+        """Wait until all are cancelled, or as long as the client is patient; what is left then goes on."""
+        self._stopping.set()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _cancel_all(self) -> None:
+        while self._left:
+            names, whose = self._next()
+            try:
+                with acting_as(whose):
+                    count = await self._cancelled(names)
+            except Unavailable as error:
+                if self._stopping.is_set():
+                    self._let_go(list(self._left), error)
+                else:
+                    await self._pause()
+            except PenstockError as error:
+                self._let_go(names, error)
+            else:
+                self._metrics.cancels.inc(count)
+                for name in names:
+                    self._left.pop(name, None)
+
+    def _next(self) -> tuple[list[str], Acting]:
+        """Return the oldest, with all others of who may cancel it, and who that is; a group is cancelled by itself."""
+        first, whose = next(iter(self._left.items()))
+        if Group.named(first) is not None:
+            return [first], whose
+        return [name for name, others in self._left.items() if others == whose and Group.named(name) is None], whose
+
+    async def _cancelled(self, names: Sequence[str]) -> int:
+        """Cancel them and return how many had not ended by themselves."""
+        group = Group.named(names[0])
+        if group is None:
+            done = await self._client.cancel(*names)
+            return len(names) - len(done.not_cancelled)
+        done = await self._client.cancel(batch=group.batch)
+        return min(done.cancelled + done.aborting, 1)
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AGAIN_S):
+                await self._stopping.wait()
+
+    def _let_go(self, names: Sequence[str], reason: object) -> None:
+        for name in names:
+            if self._left.pop(name, None) is not None:
+                log.warning("%s goes on without its client: %s", name, reason, extra=about(name))
