@@ -112,6 +112,27 @@ async def test_one_refused_prompt_is_the_answer_and_the_others_are_cancelled(gat
     assert kept.json()["response"]["status_code"] == 400
 
 
+@pytest.mark.parametrize("header", [{"x_penstock_keep": "true"}, {"idempotency_key": "k"}])
+async def test_what_is_kept_goes_on_when_another_prompt_fails_and_is_there_when_that_is_requeued(
+    gateway: Gateway, header: dict[str, str]
+) -> None:
+    gateway.queue.paused = True
+    exchange = post(gateway.app, COMPLETIONS_URL, BODY, **header)
+    await until(lambda: len(gateway.queue.followed) == 3)
+    dead = pb.Result(outcome=pb.OUTCOME_DEAD, error=pb.RequestError(code="attempts_exhausted", message="it broke"))
+    gateway.queue.answer = lambda _: dead
+    await gateway.queue.finish(gateway.queue.requests[1])
+    failed = await exchange.whole()
+    assert (failed.status, failed.error["code"]) == (500, "attempts_exhausted")
+    await gateway.admission.settle()
+    assert not gateway.queue.cancelled_batches
+    gateway.queue.results.clear()  # as a requeue does
+    gateway.queue.answer = completed
+    await gateway.queue.finish_all()
+    answer = (await get(gateway.app, f"/v1/requests/{failed.headers['x-request-id']}").whole()).json()["response"]
+    assert [choice["text"] for choice in answer["body"]["choices"]] == [prompt.upper() for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("keep", ["false", "true"])
 async def test_a_client_that_leaves_takes_all_of_them_along(gateway: Gateway, keep: str) -> None:
     gateway.queue.paused = True
