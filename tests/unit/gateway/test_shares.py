@@ -87,6 +87,17 @@ def test_whoever_has_large_bodies_some_bytes_are_left_to_small_ones(tenants: int
         assert Body(shares, tenant).take(HELD_BYTES)
 
 
+@pytest.mark.parametrize("more_bytes", [1, HELD_BYTES])
+def test_a_body_that_outgrows_a_small_one_is_a_large_one_with_all_it_has(more_bytes: int) -> None:
+    shares = Shares(256 * MIB)
+    while (body := Body(shares, "a")).take(HELD_BYTES) and body.take(more_bytes):
+        pass
+    body.give()  # it is refused
+    assert 167 * MIB < shares.had_bytes <= 168 * MIB, "no more than three times what is left beside the reserve"
+    small = [Body(shares, "a") for _ in range(500)]
+    assert all(body.take(HELD_BYTES) for body in small), "it does not pay for its large ones"
+
+
 def test_what_was_had_is_free_again() -> None:
     drawn = random.Random(7)
     shares = Shares(MIB)
@@ -95,7 +106,7 @@ def test_what_was_had_is_free_again() -> None:
     for _ in range(2000):
         body, size_bytes = drawn.choice(bodies), drawn.choice([1, 1000, HELD_BYTES, 3 * HELD_BYTES])
         if drawn.random() < 0.2:
-            had -= body._had.total()
+            had -= body._had_bytes
             body.give()
         elif body.take(size_bytes):
             had += size_bytes
