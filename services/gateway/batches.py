@@ -27,6 +27,7 @@ from services.gateway.doorman import Doorman
 from services.gateway.expiry import read_expiry
 from services.gateway.extras import DEADLINE, KEEP, Extras, read_extras
 from services.gateway.files import checked_query, page_of, read_after, read_limit, unknown
+from services.gateway.hangup import until_hangup
 from services.gateway.intake import Intake
 from services.gateway.problem import Problem
 from services.gateway.shelf import Shelf
@@ -126,7 +127,8 @@ class Batches:
         who = await self._doorman.tenant_client()
         with acting_for(who.tenant):
             batches, more = await self._records.page(after, limit)
-            batches = [await self._reruns.now(batch) for batch in batches]
+            async with until_hangup(request.receive):
+                batches = [await self._reruns.now(batch) for batch in batches]
         return JSONResponse(page_of([batch.to_object() for batch in batches], more))
 
     async def retrieve(self, request: Request) -> JSONResponse:
@@ -135,7 +137,8 @@ class Batches:
         who = await self._doorman.tenant_client()
         try:
             with acting_for(who.tenant):
-                batch = await self._reruns.now((await self._records.get(batch_id))[0])
+                async with until_hangup(request.receive):
+                    batch = await self._reruns.now((await self._records.get(batch_id))[0])
         except DamagedError:
             batch = damaged(batch_id)
         except PenstockError as error:

@@ -19,6 +19,7 @@ from services.gateway.batch.reruns import Reruns
 from services.gateway.core.batch import Batch
 from services.gateway.doorman import Doorman
 from services.gateway.download import Download
+from services.gateway.hangup import until_hangup
 from services.gateway.limits import CLIENT_CLOSED
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import Pages, content_of
@@ -115,7 +116,8 @@ class Files:
             act_for(file.tenant)  # as for its content
             with suppress(NotFound, DamagedError):
                 batch, errors = await self._viewed(file)
-                batch = await self._reruns.now(batch, size=errors)
+                async with until_hangup(request.receive):
+                    batch = await self._reruns.now(batch, size=errors)
                 if batch.ended:
                     file.bytes = batch.counts.error_bytes if errors else batch.counts.output_bytes
         return JSONResponse(shown(file))

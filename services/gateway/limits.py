@@ -33,8 +33,13 @@ MAX_READING = 4
 MAX_LOOKING = 4
 """Requests that are looked up at once by who asks for their state, beside those: most are small, and told at once."""
 
+MAX_COUNTING = 4
+"""Batches that have ended of which it is looked up at once what has ended anew: each takes a watch, of which the
+gateway has 600 (`MAX_WATCHES`), and counts as many lines as were requeued."""
+
 LOOK_WAIT_S = 30.0
-"""For the turn of such a look: there are a thousand in a second where answers are small and the queue is there."""
+"""For the turn of such a look or count: there are a thousand looks in a second where answers are small and the queue is
+there."""
 
 PAGE_SLACK_S = 1.0
 """In which a client is to take 64 KiB of a page that others wait for; else it is let go, and read again."""

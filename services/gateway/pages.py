@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from penstock.errors import ServiceError
 from penstock.limits import PART_BYTES
-from services.gateway.limits import MAX_LOOKING, MAX_PAGES_BYTES, MAX_READING, PAGE_SLACK_S
+from services.gateway.limits import (
+    LOOK_WAIT_S,
+    MAX_COUNTING,
+    MAX_LOOKING,
+    MAX_PAGES_BYTES,
+    MAX_READING,
+    PAGE_SLACK_S,
+    RETRY_AFTER_S,
+)
+from services.gateway.problem import Problem
 from services.gateway.reply import Writing
 from services.gateway.room import Place, Room
 from services.gateway.shelf import Shelf
@@ -45,6 +54,27 @@ class Sheet(NamedTuple, Generic[T]):
     """Whether there is nothing behind it."""
 
 
+class Glances(Room):
+    """Looks at what is not held: it is small, or is let go. Tenants have turns."""
+
+    def __init__(self, most: int, what: str) -> None:
+        """Have `most` at once of what a client is told there is too much of."""
+        super().__init__(most)
+        self._what = what
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Have one of them inside. Raises Problem if it takes long to come to that."""
+        async with self.place(tenant) as place:
+            try:
+                async with asyncio.timeout(LOOK_WAIT_S):
+                    await place.take()
+            except TimeoutError:
+                retry = {"retry-after": str(RETRY_AFTER_S)}
+                raise Problem(503, f"too many {self._what}", "", "overloaded", retry) from None
+            yield
+
+
 class Pages(Room):
     """The pages of all downloads of a gateway."""
 
@@ -53,8 +83,8 @@ class Pages(Room):
         super().__init__(most, 0.0, slack_s)
         self.reading = Room(MAX_READING)
         """For a page that is had a place of, while it is read."""
-        self.looking = Room(MAX_LOOKING)
-        """For what is looked at without one: it is small, or is let go."""
+        self.looking = Glances(MAX_LOOKING, "requests are being looked up")
+        self.counting = Glances(MAX_COUNTING, "batches that have ended are being counted again")
         self.writing = Writing()
 
 

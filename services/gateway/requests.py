@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,9 +24,9 @@ from services.gateway.doorman import Doorman, authorization_of
 from services.gateway.download import Download
 from services.gateway.group import Group, body_of_all, check_answers
 from services.gateway.hangup import until_hangup
-from services.gateway.limits import LOOK_WAIT_S, RETRY_AFTER_S, TELLING
+from services.gateway.limits import TELLING
 from services.gateway.pages import PLACE_BYTES, Page, Pages, Sheet
-from services.gateway.problem import Problem, of_error
+from services.gateway.problem import of_error
 from services.gateway.reply import LARGE_BYTES, json_of
 from services.gateway.vigil import Vigil
 
@@ -85,19 +85,7 @@ class Requests:
 
     async def _look(self, name: str, tenant: str, most_bytes: float) -> Found:
         """Return what `_found` does, in turns of the tenant: only after one is it known how large an answer is."""
-        return await self._found(name, most_bytes, partial(self._turn, tenant))
-
-    @asynccontextmanager
-    async def _turn(self, tenant: str) -> AsyncIterator[None]:
-        """Have one of the looks at once inside. Raises Problem if it takes long to come to that."""
-        async with self._pages.looking.place(tenant) as place:
-            try:
-                async with asyncio.timeout(LOOK_WAIT_S):
-                    await place.take()
-            except TimeoutError:
-                retry = {"retry-after": str(RETRY_AFTER_S)}
-                raise Problem(503, "too many requests are being looked up", "", "overloaded", retry) from None
-            yield
+        return await self._found(name, most_bytes, partial(self._pages.looking.turn, tenant))
 
     async def _found(self, name: str, most_bytes: float, turn: Turn = nullcontext) -> Found:
         """Return a request, or each of those that one body with several prompts became, each asked for in a `turn`.

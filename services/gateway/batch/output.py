@@ -170,6 +170,7 @@ class Output:
         self._client = client
         self._shelf = shelf
         self._turns = turns or Turns()
+        self.counting = self._pages.counting
 
     async def lines(self, batch: Batch, errors: bool, input_order: bool = False) -> AsyncGenerator[bytes, None]:
         """Yield the lines of the output file, or with `errors` those of the error file; a large one piece by piece.

@@ -20,13 +20,15 @@ class Reruns:
     async def now(self, batch: Batch, size: bool = False) -> Batch:
         """Return a batch as it is now, with `size` that of its error file as well, which takes reading it.
 
-        While a requeued line is under way it has failed, and the size is not put: it changes again.
+        While a requeued line is under way it has failed, and the size is not put: it changes again. Raises Problem if
+        the turn of the batch's tenant does not come.
         """
         if not batch.ended or batch.status is Status.FAILED:
             return batch
         under_way = False
         if batch.counts.dead:
-            before, (batch, under_way) = batch, await self._output.reruns(batch)
+            async with self._output.counting.turn(batch.tenant):
+                before, (batch, under_way) = batch, await self._output.reruns(batch)
             if batch.progress.cursor != before.progress.cursor:
                 batch = await self._put(before, batch)
         if size and (under_way or batch.counts.error_bytes == UNCOUNTED):

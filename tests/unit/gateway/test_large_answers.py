@@ -15,7 +15,7 @@ from starlette.routing import Route
 from penstock.connection import Turn
 from penstock.queue.v1.queue_pb2 import GetRequest, GetResponse, IdentifyResponse
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway import requests as requests_module
+from services.gateway import pages as pages_module
 from services.gateway.doorman import Doorman
 from services.gateway.group import Group
 from services.gateway.intake import ClientGoneError
@@ -150,7 +150,7 @@ async def test_nothing_is_looked_up_for_who_has_hung_up() -> None:
 
 
 async def test_who_waits_long_for_a_look_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests_module, "LOOK_WAIT_S", 0.01)
+    monkeypatch.setattr(pages_module, "LOOK_WAIT_S", 0.01)
     slow, pages = Slow(1), Pages()
     requests = app_of(slow, pages)
     async with pages.looking.place("a") as place:

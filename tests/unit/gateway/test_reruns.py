@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from services.gateway.batches import BATCHES_URL
 from services.gateway.console.lookout import _summary
 from services.gateway.core.batch import Batch, Counts, Status
 from services.gateway.files import FILES_URL
+from services.gateway.intake import ClientGoneError
+from services.gateway.limits import MAX_COUNTING
 from services.queue import wire
 from services.queue.core.entry import Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome
@@ -233,6 +236,40 @@ async def test_the_answers_of_a_batch_all_of_which_was_dead_have_a_file(rig: Rig
     assert await ended.counts() == (LINES, 0)
     assert len(await ended.file(ended.batch.output_file_name)) == LINES
     assert await ended.file(ended.batch.error_file_name) == {}
+
+
+async def test_however_many_ask_few_batches_are_counted_again_at_once_and_for_nobody_who_has_hung_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a watch, and everybody's batches and downloads share those of the gateway."""
+    ended = await Ended.with_dead(rig, 1)
+    real, gate = rig.client.wire_ended, asyncio.Event()
+    asked = under_way = most = 0
+
+    async def wire_ended(*args: Any) -> AsyncGenerator[queue_pb2.WatchEvent, None]:
+        nonlocal asked, under_way, most
+        asked, under_way = asked + 1, under_way + 1
+        most = max(most, under_way)
+        try:
+            await gate.wait()
+            async for event in real(*args):
+                yield event
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(rig.client, "wire_ended", wire_ended)
+    app = app_of(rig)
+    paths = (BATCHES_URL, f"{BATCHES_URL}/{ended.batch.batch_id}", f"{FILES_URL}/{ended.batch.output_file_name}")
+    visits = [get(app, path) for path in paths for _ in range(6)]
+    gone = [get(app, path) for path in paths for _ in range(6)]
+    await wait_for_async(lambda: _true_of(lambda: under_way == MAX_COUNTING - 1), "all that one tenant may have")
+    for visit in gone:
+        visit.leave()
+    ends = await asyncio.gather(*[visit.task for visit in gone], return_exceptions=True)
+    assert {type(end) for end in ends} == {ClientGoneError}
+    gate.set()
+    assert {(await visit.whole()).status for visit in visits} == {200}
+    assert (most, asked) == (MAX_COUNTING - 1, len(visits))
 
 
 async def test_a_cancel_of_a_batch_that_ended_otherwise_is_refused_and_one_said_twice_answered(rig: Rig) -> None:
