@@ -53,6 +53,8 @@ class Front:
         """Describe one model."""
         await self._parts.doorman.tenant_client()
         name = request.path_params["name"]
+        if not name:
+            raise HTTPException(404)
         view = await self._parts.served.view()
         model = view.names.get(name)
         if model is None:
@@ -116,7 +118,10 @@ def make_app(parts: Parts, front: Front, more: Sequence[Route] = ()) -> Starlett
         HTTPException: _http,
         Exception: _failed,
     }
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(PassOn), Middleware(Stopping)])
+    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(PassOn), Middleware(Stopping)])
+    # A client that follows would leave its body or its key behind; behind a proxy, go to another scheme or host.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _problem(_request: Request, problem: Exception) -> JSONResponse:
@@ -137,7 +142,9 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     """Answer what the router refuses."""
     assert isinstance(error, HTTPException)
     known = error.status_code == 405
-    text = f"{request.method} is not answered here" if known else f"there is no {request.url.path[:200]}"
+    path = request.url.path
+    hint = ": no path ends with a slash here" if path.endswith("/") and path != "/" else ""
+    text = f"{request.method} is not answered here" if known else f"there is no {path[:200]}{hint}"
     code = "method_not_allowed" if known else "not_found"
     return await _problem(request, Problem(error.status_code, text, "", code, error.headers))
 

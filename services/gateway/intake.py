@@ -83,6 +83,7 @@ class Intake:
 
     async def read_held(self, headers: Mapping[str, str], receive: Receive, held: Held) -> dict[str, Any]:
         """Return the JSON object that is the body, whose bytes count until `held` lets go. Raises as `read` does."""
+        check_uncompressed(headers)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Problem(415, f"content-type: must be application/json, got {kind[:40]!r}", "", "unsupported_media")
@@ -120,6 +121,14 @@ class Intake:
             held.add(len(part))
             data += part
             more = message.get("more_body", False)
+
+
+def check_uncompressed(headers: Mapping[str, str]) -> None:
+    """Raise Problem for a body that is compressed: its size says nothing of what it takes."""
+    coding = headers.get("content-encoding", "").strip().lower()
+    if coding not in {"", "identity"}:
+        text = f"content-encoding: bodies are taken as they are, not compressed, got {coding[:40]!r}"
+        raise Problem(415, text, "content-encoding", "unsupported_media", {"accept-encoding": "identity"})
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:

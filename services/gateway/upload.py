@@ -14,7 +14,7 @@ from penstock.errors import PenstockError
 from penstock.files.v1 import files_pb2 as pb
 from penstock.limits import PART_BYTES
 from services.gateway.expiry import read_expiry
-from services.gateway.intake import CLOSE, ClientGoneError
+from services.gateway.intake import CLOSE, ClientGoneError, check_uncompressed
 from services.gateway.limits import RETRY_AFTER_S
 from services.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
 from services.gateway.problem import Problem
@@ -62,6 +62,7 @@ class Upload:
 
         Raises Problem or ClientGoneError, and then nothing is left of the file.
         """
+        check_uncompressed(request.headers)
         announced = request.headers.get("content-length", "0")
         if not announced.isdecimal() or int(announced) > self._most_bytes + FRAME_BYTES:
             raise self._too_large()

@@ -90,6 +90,7 @@ async def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await refused(Intake(5), Sender(), content_length="x") == 413
     assert await refused(Intake(5), Sender(b"123456", b"123456")) == 413
     assert await refused(Intake(5), Sender(), content_type="text/plain") == 415
+    assert await refused(Intake(5), Sender(), content_encoding="gzip") == 415
     assert await refused(Intake(0.01), Sender(b"1", last=False)) == 408
     monkeypatch.setattr(intake, "MAX_BODIES_BYTES", 5)
     assert await refused(Intake(5), Sender(b"123456")) == 503

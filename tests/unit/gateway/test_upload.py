@@ -112,7 +112,9 @@ class Kept:
         return self.files.pop(file_id, None) is not None
 
 
-async def upload(shelf: Kept, body: bytes, most_bytes: int = 10**9, gone: bool = False) -> pb.File:
+async def upload(
+    shelf: Kept, body: bytes, most_bytes: int = 10**9, gone: bool = False, coding: bytes = b"identity"
+) -> pb.File:
     """Upload `body` in pieces of 64 KiB, as a server's connection gives them."""
     pieces = [body[at : at + 65536] for at in range(0, len(body), 65536)]
     messages: list[dict[str, Any]] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
@@ -121,7 +123,8 @@ async def upload(shelf: Kept, body: bytes, most_bytes: int = 10**9, gone: bool =
     async def receive() -> Any:
         return messages.pop(0)
 
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", TYPE.encode())]}
+    headers = [(b"content-type", TYPE.encode()), (b"content-encoding", coding)]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
     return await Upload(cast(Shelf, shelf), Room(1), most_bytes, 5.0).receive(Request(scope, receive), "acme")
 
 
@@ -151,6 +154,12 @@ async def test_an_upload_that_is_refused_leaves_nothing(body: bytes, most_bytes:
     with pytest.raises(Problem) as problem:
         await upload(shelf, body, most_bytes)
     assert (problem.value.status, shelf.files, shelf.closed) == (status, {}, None)
+
+
+async def test_a_compressed_form_is_415() -> None:
+    with pytest.raises(Problem) as problem:
+        await upload(Kept(), form_of(("file", b"{}"), ("purpose", b"batch")), coding=b"gzip")
+    assert (problem.value.status, problem.value.error["param"]) == (415, "content-encoding")
 
 
 async def test_a_client_that_goes_away_leaves_nothing() -> None:
