@@ -18,6 +18,9 @@ MEDIA_KEYS = (
 )  # fmt: skip
 """Keys by which vLLM takes a part for something else than text, whatever its type says."""
 
+SAID_OTHERWISE = ("assistant", "function")
+"""Roles whose messages may have null for their content, as in vLLM: in place of a user's text it is a mistake."""
+
 
 class WrongPart(NamedTuple):
     """The first part of a chat that is not text: `malformed`, or else well formed and not supported."""
@@ -32,7 +35,9 @@ def wrong_part(messages: list[dict[str, Any]]) -> WrongPart | None:
     for position, message in enumerate(messages):
         place = f"messages.{position}.content"
         content = message.get("content")
-        if content is None or isinstance(content, str):
+        if isinstance(content, str) or "content" not in message:
+            continue
+        if content is None and message.get("role") in SAID_OTHERWISE:
             continue
         if not isinstance(content, list):
             return WrongPart(place, "must be a text or a list of parts", True)

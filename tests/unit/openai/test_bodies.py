@@ -117,6 +117,7 @@ def test_chat_messages_reach_the_template_as_they_are() -> None:
         ([{"text": "a"}], "messages.1.content.0.type", "invalid_value"),
         ([3], "messages.1.content.0", "invalid_value"),
         (3, "messages.1.content", "invalid_value"),
+        (None, "messages.1.content", "invalid_value"),
     ],
 )
 @pytest.mark.parametrize("streams", [True, False])
@@ -133,6 +134,15 @@ def test_messages_hold_texts_alone(content: Any, param: str, code: str, streams:
 )
 def test_messages_hold_text_in_every_form(content: Any) -> None:
     parse_body(CHAT_URL, {"model": "m", "messages": [{"role": "assistant", "content": content}, {"role": "user"}]})
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer", "tool", "critic"])
+def test_null_is_no_content_but_of_who_may_say_nothing(role: str) -> None:
+    """As `vllm serve` has it, whose `ChatCompletionRequest` takes null of an assistant and of a function."""
+    with pytest.raises(BodyError, match=r"messages\.0\.content: must be a text"):
+        parse_body(CHAT_URL, {"model": "m", "messages": [{"role": role, "content": None}]})
+    for other in ("assistant", "function"):
+        parse_body(CHAT_URL, {"model": "m", "messages": [{"role": other, "name": "f", "content": None}]})
 
 
 def test_log_probabilities() -> None:
