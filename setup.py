@@ -27,7 +27,7 @@ COMPILED: dict[str, str] = {
     "services/scheduler/core/admission": """bookings estimate forecast lead lengths margin policies policy predictive
         prompts recompute""",
     "services/scheduler/core/sharing": """account arbiter aside beyond bids channel claims deposits guarantees heads
-        hold_time holds kept largest lately line older openings places precedence reach
+        hold_time holds kept largest lately line longest older openings places precedence reach
         rules savings share tiers""",
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers prompt_line reservations session sizing

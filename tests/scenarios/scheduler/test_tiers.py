@@ -39,6 +39,8 @@ class Load:
         for model in models:
             self.rig.open(f"w-{model}", engine, model=model, aliases=aliases, guaranteed_first=True)
         self.step = 0
+        self.lasts: dict[str, int] = {}
+        """Steps for which requests of a channel run, where those are others than of most."""
         self._ends: dict[str, tuple[m.Grant, int]] = {}
         self._seen = 0
 
@@ -58,7 +60,8 @@ class Load:
             top_up()
             self.rig.wait(STEP_MS)
             for grant in self.rig.grants[self._seen :]:
-                lasts = LEAST_STEPS + int(grant.request_id.split("-")[-1]) % 5
+                least = self.lasts.get(grant.channel, LEAST_STEPS)
+                lasts = least + int(grant.request_id.split("-")[-1]) % 5 * least // LEAST_STEPS
                 self._ends[grant.request_id] = grant, self.step + lasts
             self._seen = len(self.rig.grants)
             if until in self.rig.granted:
@@ -136,6 +139,26 @@ def test_a_head_starts_though_lower_tiers_leave_it_room_now_and_then_only(half: 
     load.run(300, top_up)
     (large,) = load.rig.announce("batch", 50, model="m")
     assert load.run(400, top_up, large) < 8 * half + 100
+
+
+@pytest.mark.parametrize("short", ["lower tier", "other pool"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_short_requests_that_a_head_does_not_wait_for_have_it_give_way_no_sooner(policy: str, short: str) -> None:
+    """Lower tiers leave it room for a third of the time; what runs beside it, and has to end, runs for long."""
+    shares = {"front": Share(), "elsewhere": Share(), "batch": Share(tier=1)}
+    load = Load(shares, policy, "mn")
+    load.lasts = {"front": 2 if short == "lower tier" else 60, "elsewhere": 1, "batch": 600}
+
+    def top_up() -> None:
+        if load.step % 300 < 200:
+            load.keep_running("front", 15, 5)
+        load.keep_waiting("batch", 10, 5)
+        if short == "other pool":
+            load.keep_waiting("elsewhere", 4, 5, "n")
+
+    load.run(900 - 100, top_up)
+    (large,) = load.rig.announce("batch", 60, model="m", priority=-1)
+    assert load.run(2_000, top_up, large) < 1_000, "what ran there when it came has ended"
 
 
 @pytest.mark.parametrize("lower", ["none", "another model", "a ceiling"])
@@ -305,11 +328,11 @@ def wait_beside_what_saves_for_long(rig: Rig, waits: str, last: str) -> None:
     rig.release(runs)
 
 
-@pytest.mark.parametrize(("seconds", "goes"), [(2, False), (3, True)])
+@pytest.mark.parametrize(("seconds", "goes"), [(1, False), (2, True)])
 def test_a_head_gives_way_two_usual_hold_times_after_it_had_room_though_nothing_else_happens(
     seconds: int, goes: bool
 ) -> None:
-    """Requests run for a second, but one of `front`, beside which another of it saves and the head has no room."""
+    """Its tier's run for a second, but the last; one of `front` for long, beside which another saves it has no room."""
     rig = Rig({"front": Share(), "batch": Share(tier=1)})
     wait_beside_what_saves_for_long(rig, "batch", "batch")
     (behind,) = rig.announce("batch", 100, model="m")

@@ -49,6 +49,7 @@ from services.scheduler.core.sharing.deposits import Deposits
 from services.scheduler.core.sharing.guarantees import Guarantees
 from services.scheduler.core.sharing.heads import Heads
 from services.scheduler.core.sharing.holds import Holds
+from services.scheduler.core.sharing.longest import Longest
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.precedence import Precedence
 from services.scheduler.core.sharing.rules import Rules, Spare
@@ -82,14 +83,15 @@ class Arbiter:
         self._news: dict[Pool, None] = {}
         """Pools to be looked at: something ended there, or somebody came to the front of a line."""
         self._bids: dict[Pool, dict[Channel, Bid]] = {}
-        self._claims = Claims(self._holds, self._savings, self._deposits)
+        self._longest = Longest(self._holds, self._tiers)
+        self._claims = Claims(self._longest, self._savings, self._deposits)
         self._guards_looked_ns = 0
         self._alone = False
         self._paused: set[Worker] = set()
         self._back: dict[Worker, None] = {}
         """Workers of which it was said since the last pass that they take grants again."""
         self._lessons = policy.lessons
-        self._aside = Aside(self._bookings, fleet, self._places, self._tiers, self._holds)
+        self._aside = Aside(self._bookings, fleet, self._places, self._tiers, self._longest)
         self._heads = Heads(
             policy, fleet, self._holds, self._savings, self._deposits, self._bookings, self._places, self._aside
         )
@@ -109,7 +111,7 @@ class Arbiter:
         self._tiers.sort(self._ring)
         for pool in self._fleet.pools:
             for ring in self._tiers.rings:
-                self._claims.hold_to_weights(ring, pool, self._ring)
+                self._claims.hold_to_weights(ring, pool)
         for saving in self._savings:
             self._cancel(saving)
         self._guarantees.reshared(self._ring)
@@ -372,7 +374,7 @@ class Arbiter:
             soonest_to_pay = soonest([bid for bid in bids if bid.wants])
             if soonest_to_pay is None:
                 return None
-            self._claims.begin_rounds(bids, soonest_to_pay.rounds, self._ring)
+            self._claims.begin_rounds(bids, soonest_to_pay.rounds)
 
     def _bid(self, account: Account) -> Bid:
         """Return what the channel would do next in a pool, as found before if nothing has changed for it there."""

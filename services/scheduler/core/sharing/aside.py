@@ -14,16 +14,16 @@ from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Fleet, Group, GroupKey, Groups, Pool, Worker
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
-from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.line import Line
+from services.scheduler.core.sharing.longest import Longest
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.reach import Reach
 from services.scheduler.core.sharing.savings import Saving
 from services.scheduler.core.sharing.tiers import Tiers
 
 HOPELESS_HOLDS: Final = 2
-"""How long, in usual hold times, lower tiers must have left a head no room until it is set aside: what ran beside them
-when they last did has ended by then."""
+"""How long lower tiers must have left a head no room until it is set aside, in the longest usual hold times of those
+that it waits for in its pool, of its own tier and of higher ones: what ran of them when it last had room has ended."""
 
 MOST_ASIDE: Final = 32
 """Heads of a line that are set aside for lower tiers at once: whenever those leave room, all of them are looked at."""
@@ -40,13 +40,13 @@ share alike; other lines have their turn meanwhile."""
 class Aside:
     """Sets heads aside, and brings them back."""
 
-    def __init__(self, bookings: Bookings, fleet: Fleet, places: Places, tiers: Tiers, holds: Holds) -> None:
+    def __init__(self, bookings: Bookings, fleet: Fleet, places: Places, tiers: Tiers, longest: Longest) -> None:
         """Start with nobody aside."""
         self._bookings = bookings
         self._fleet = fleet
         self._places = places
         self._tiers = tiers
-        self._holds = holds
+        self._longest = longest
         self._reach = Reach()
         self._now_ns = 0
         self._looks_left = 0
@@ -151,7 +151,7 @@ class Aside:
         if not self._tiers.has_lower(channel):
             return False
         kept_out = self._places.kept_out(channel, head, self._now_ns)
-        if not self._is_hopeless(head, not kept_out):
+        if not self._is_hopeless(account, head, not kept_out):
             self._had_room_ns[account] = min(self._had_room_ns.get(account, head.had_room_ns), head.had_room_ns)
             return False
         channel.note_kept_out(kept_out, max(head.announced.n, 1))
@@ -193,7 +193,7 @@ class Aside:
         """Return, once, whose heads may have become hopeless by time alone, which nothing else tells."""
         if not self._had_room_ns:
             return []
-        found = [account for account, had_room_ns in self._had_room_ns.items() if self._is_long_ago(had_room_ns)]
+        found = [account for account, since_ns in self._had_room_ns.items() if self._is_long_ago(account, since_ns)]
         for account in found:
             del self._had_room_ns[account]
         return found
@@ -207,9 +207,9 @@ class Aside:
 
     def saves_in_vain(self, saving: Saving) -> bool:
         """Return whether a head that lower tiers leave no room keeps others from what they do leave."""
-        entry, channel, worker = saving.entry, saving.channel, saving.worker
-        has_room = self._places.has_room_beside_lower(worker, channel, entry, saving.blocks)
-        return self._is_hopeless(entry, has_room)
+        entry = saving.entry
+        has_room = self._places.has_room_beside_lower(saving.worker, saving.channel, entry, saving.blocks)
+        return self._is_hopeless(saving.account, entry, has_room)
 
     def bring_back(self, workers: Iterable[Worker], away: Collection[Worker], channels: Sequence[Channel]) -> None:
         """Look again at whom none but the workers could hold, now that these take grants.
@@ -251,13 +251,14 @@ class Aside:
         """Return what a worker must have to hold the entry, in the groups that may get it."""
         return {group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(entry)}
 
-    def _is_hopeless(self, entry: Entry, has_room: bool) -> bool:
+    def _is_hopeless(self, account: Account, entry: Entry, has_room: bool) -> bool:
         """Return whether lower tiers leave a head no room and have left it none for long, if they ever did."""
         if has_room:
             entry.had_room_ns = self._now_ns
             return False
-        return entry.had_room_ns < 0 or self._is_long_ago(entry.had_room_ns)
+        return entry.had_room_ns < 0 or self._is_long_ago(account, entry.had_room_ns)
 
-    def _is_long_ago(self, had_room_ns: int) -> bool:
-        usual_ns = self._holds.usual_ns
-        return usual_ns is not None and self._now_ns - had_room_ns > HOPELESS_HOLDS * usual_ns
+    def _is_long_ago(self, account: Account, had_room_ns: int) -> bool:
+        """Return whether what a head of the account waits for has ended since: that of lower tiers it does not."""
+        longest_ns = self._longest.of_ns(account.pool, account.channel.share.tier)
+        return self._longest.known and self._now_ns - had_room_ns > HOPELESS_HOLDS * longest_ns

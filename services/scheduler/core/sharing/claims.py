@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from services.scheduler.core.fleet import Group, Pool
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.bids import Bid
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposits
-from services.scheduler.core.sharing.holds import Holds
+from services.scheduler.core.sharing.longest import Longest
 from services.scheduler.core.sharing.savings import Savings
 
 
 class Claims:
-    """Gives rounds. Counts blocks held and saved for, and usual hold times, as when first asked for in a pass."""
+    """Gives rounds. Counts blocks held and saved for as when first asked for in a pass."""
 
-    def __init__(self, holds: Holds, savings: Savings, deposits: Deposits) -> None:
+    def __init__(self, longest: Longest, savings: Savings, deposits: Deposits) -> None:
         """Count what these say."""
-        self._holds = holds
+        self._longest = longest
         self._savings = savings
         self._deposits = deposits
         self._blocks: dict[Group, int] = {}
-        self._longest: dict[Pool, int] = {}
 
     def begin(self) -> None:
         """Start a pass: count anew."""
         self._blocks.clear()
-        self._longest.clear()
+        self._longest.begin()
 
-    def begin_rounds(self, bids: list[Bid], rounds: int, channels: Sequence[Channel]) -> None:
-        """Give each channel with work at a pool so many quanta; `channels` are all there are.
+    def begin_rounds(self, bids: list[Bid], rounds: int) -> None:
+        """Give each channel with work at a pool so many quanta.
 
         One whose heads all have paid cannot spend meanwhile what others let it gain. More of that in hand than it could
         use would have whoever comes later wait until all of it is spent. Those that wait for the same workers and have
@@ -46,14 +45,14 @@ class Claims:
                 wait.append(bid.account)
         lightest = min(bid.account.quantum_block_ns for bid in bids)
         for groups, accounts in self._by_workers(wait):
-            most_rounds = self._most_rounds(accounts[0].pool, groups, lightest, channels)
+            most_rounds = self._most_rounds(accounts[0].pool, groups, lightest)
             left = {account: account.rounds_until(most_rounds * account.quantum_block_ns) for account in accounts}
             in_hand = [account for account in accounts if account.has_in_hand]
             alike = min((left[account] for account in in_hand), default=0)
             for account in accounts:
                 account.gain(min(rounds, alike if account.has_in_hand else left[account]))
 
-    def hold_to_weights(self, tier: list[Channel], pool: Pool, channels: Sequence[Channel]) -> None:
+    def hold_to_weights(self, tier: list[Channel], pool: Pool) -> None:
         """Leave nobody of a tier more in hand than rounds could have given it by the weights there are now."""
         accounts = [channel.account(pool) for channel in tier if channel.asks(pool)]
         lightest = min((account.quantum_block_ns for account in accounts), default=1)
@@ -62,21 +61,19 @@ class Claims:
             worker.shape.capacity_blocks for group in pool.groups for worker in group.workers.values()
         )
         # As if all were claimed: what a large head has saved up while it is not stays.
-        most_rounds = self._longest_ns(pool, channels) * capacity_blocks // lightest
+        most_rounds = self._longest.of_ns(pool) * capacity_blocks // lightest
         for account in accounts:
             most_block_ns = most_rounds * account.quantum_block_ns
             account.deficit_block_ns = min(account.deficit_block_ns, most_block_ns)
             for deposit in self._deposits.of_account(account):
                 deposit.since_block_ns = min(deposit.since_block_ns, most_block_ns - account.gained_block_ns)
 
-    def _most_rounds(
-        self, pool: Pool, groups: Iterable[Group], lightest_block_ns: int, channels: Sequence[Channel]
-    ) -> int:
+    def _most_rounds(self, pool: Pool, groups: Iterable[Group], lightest_block_ns: int) -> int:
         """Return the rounds after which who waits for workers of the `groups` has as much in hand as it could use.
 
         A round gives the lightest of those that take turns there `lightest_block_ns`.
         """
-        return self._longest_ns(pool, channels) * sum(map(self._claimed_blocks, groups)) // lightest_block_ns
+        return self._longest.of_ns(pool) * sum(map(self._claimed_blocks, groups)) // lightest_block_ns
 
     def _by_workers(self, accounts: list[Account]) -> list[tuple[set[Group], list[Account]]]:
         """Return the accounts at a pool apart that wait for other workers, with the groups of these."""
@@ -97,15 +94,6 @@ class Claims:
                 alike += others[1]
             apart.append((groups, alike))
         return apart
-
-    def _longest_ns(self, pool: Pool, channels: Sequence[Channel]) -> int:
-        """Return the longest usual hold time of those who hold or want blocks there."""
-        longest_ns = self._longest.get(pool)
-        if longest_ns is None:
-            accounts = [account for channel in channels if (account := channel.account_if_any(pool)) is not None]
-            concerned = [account for account in accounts if account.running or account.has_work]
-            longest_ns = self._longest[pool] = max(map(self._holds.usual_of_ns, concerned), default=0)
-        return longest_ns
 
     def _claimed_blocks(self, group: Group) -> int:
         """Return what is held and saved for on all workers of a group."""

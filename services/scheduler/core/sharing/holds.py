@@ -65,11 +65,6 @@ class Holds:
         """Whether any request has ended yet, so that ends can be expected."""
         return self._anywhere.known
 
-    @property
-    def usual_ns(self) -> int | None:
-        """How long requests of all channels usually hold their blocks, None while nothing is known."""
-        return self._anywhere.mean_ns if self._anywhere.known else None
-
     def cost_block_ns(self, account: Account, blocks: int) -> int:
         """Return what a grant of so many blocks is expected to occupy."""
         return blocks * max(self.usual_of_ns(account), LEAST_HOLD_NS)

@@ -27,6 +27,11 @@ class Tiers:
         tiers = sorted({channel.share.tier for channel in channels})
         self.rings = [[channel for channel in channels if channel.share.tier == tier] for tier in tiers]
 
+    def from_tier(self, tier: int | None) -> list[Channel]:
+        """Return the channels of a tier and of those that go after it, None for all."""
+        rings = [ring for ring in self.rings if tier is None or ring[0].share.tier >= tier]
+        return [channel for ring in rings for channel in ring]
+
     def has_lower(self, channel: Channel) -> bool:
         """Return whether any channel goes strictly before this one."""
         return self.rings[0][0].share.tier < channel.share.tier
