@@ -13,6 +13,7 @@ from services.queue.core.entry import RequestMeta, parse_request_id
 from services.queue.core.machine import Machine as QueueMachine
 from services.queue.outlet import Early
 from services.scheduler.core import messages as m
+from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.estimate import needed_blocks
 from services.scheduler.core.backlog import Entry, State
 from services.scheduler.core.machine import Machine as SchedulerMachine
@@ -140,6 +141,15 @@ class SchedulerReferee:
             del self._held[message.epoch][message.grant]
         self._take(effects)
 
+    def _could_start(self, entry: Entry, now_ns: int) -> bool:
+        """Return whether a worker that takes grants could hold the request if there were room."""
+        bookings = Bookings(self._machine.policy, self._machine.fleet)
+        return any(
+            worker.takes_grants(now_ns) and worker.shape.capacity_blocks >= max(blocks, least_blocks)
+            for group, blocks, least_blocks in bookings.of(entry)
+            for worker in group.workers.values()
+        )
+
     def _take(self, effects: Sequence[m.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, m.Grant):
@@ -151,8 +161,8 @@ class SchedulerReferee:
                 self._channels[effect.request_id] = effect.channel
                 if effect.standing is not None:
                     waiting = [e for e in self._machine.backlog.entries() if e.state is State.WAITING]
-                    served = [e for e in waiting if self._machine.fleet.serving(e.announced.model)]
-                    demand(not served, f"{effect} was given while {served[:1]} waits")
+                    helped = [e for e in waiting if self._could_start(e, effect.announced_ns)]
+                    demand(not helped, f"{effect} was given while {helped[:1]} waits")
             elif isinstance(effect, m.Met):
                 held = self._held[effect.epoch]
                 demand(effect.request.request_id not in held, f"{effect} has credits already")

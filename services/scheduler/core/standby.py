@@ -58,14 +58,18 @@ class StandBy:
             return ()
         if any(backlog.waiting.values()) and self._can_be_helped(roster):
             return _recalls(self._standing.waits(now_ns))
-        missing = self._standing.missing(now_ns)
-        given = (self._give(kind, most, roster.channel(kind.channel), now_ns) for kind, most in missing)
+        missing = [
+            (kind, most, channel)
+            for kind, most in self._standing.missing(now_ns)
+            if kind.model not in (channel := roster.channel(kind.channel)).lines  # else the queue lets nobody meet it
+        ]
+        given = (self._give(kind, most, channel, now_ns) for kind, most, channel in missing)
         return [grant for grant in given if grant is not None]
 
     def _can_be_helped(self, roster: Roster) -> bool:
-        """Return whether somebody waits for a model that somebody serves; of many lines some are taken to be such."""
-        lines = (line for channel in roster.channels.values() for line in channel.lines.values() if len(line))
-        return any(count == LOOKS or self._fleet.serving(line.model) for count, line in enumerate(lines))
+        """Return whether somebody waits who could have what is recalled; of many lines some are taken to be such."""
+        lines = ((channel, line) for channel in roster.channels.values() for line in channel.lines.values())
+        return any(count == LOOKS or self._arbiter.may_start(*pair) for count, pair in enumerate(lines))
 
     def tick(self, roster: Roster, now_ns: int) -> Iterator[m.Recall]:
         """Yield what has stood unused for long, and what would be given elsewhere by now."""

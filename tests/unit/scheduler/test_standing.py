@@ -378,3 +378,42 @@ def test_what_met_nobody_has_completed_nothing() -> None:
     made.release(standing(made)[-1], m.ReleaseCause.RECALLED)
     assert made.machine.counters.refunds == {"completed": 1, "standing_unused": 1}
     assert wire.status(take_snapshot(made.machine)).completion_refunds == 1
+
+
+@pytest.mark.parametrize("model", ["m", "n"])
+def test_what_only_a_drained_worker_could_run_keeps_nobody_else_from_having_one(model: str) -> None:
+    """It asks for more than the others have, or for a model of the drained one alone."""
+    made = rig()
+    made.open("drained", shape(200), model=model)
+    made.tell(m.DrainRequested("drained"))
+    (large,) = made.announce("a", 150, model=model)
+    run_one(made, "b")
+    made.wait(20)
+    made.tell(m.Tick())
+    assert out(made), "nobody who waits could have what stands"
+    made.tell(m.DrainRequested("drained", undo=True))
+    assert large in made.granted
+    made.check()
+
+
+def test_none_stands_for_a_line_in_which_somebody_is_set_aside() -> None:
+    """The queue lets nobody pass who waits in the same line, so none would meet a request."""
+    made = rig()
+    made.open("drained", shape(200))
+    made.tell(m.DrainRequested("drained"))
+    made.announce("a", 150)
+    for channel in "ab":
+        run_one(made, channel)
+    made.wait(20)
+    made.tell(m.Tick())
+    assert [grant.channel for grant in standing(made)] == ["b"]
+
+
+def test_who_has_no_room_beside_what_stands_for_a_lower_tier_has_it_recalled() -> None:
+    made = rig(100, front=Share(), batch=Share(tier=1))
+    run_one(made, "front", 10)
+    grant = standing(made)[-1]
+    (large,) = made.announce("batch", 90)
+    assert m.Recall(grant.epoch, grant.request_id) in made.effects
+    made.release(grant, m.ReleaseCause.RECALLED)
+    assert made.granted[-1] == large

@@ -49,6 +49,7 @@ from services.scheduler.core.sharing.deposits import Deposits
 from services.scheduler.core.sharing.guarantees import Guarantees
 from services.scheduler.core.sharing.heads import Heads
 from services.scheduler.core.sharing.holds import Holds
+from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.longest import Longest
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.precedence import Precedence
@@ -163,6 +164,10 @@ class Arbiter:
     def spare(self, worker: Worker, channel: Channel, now_ns: int) -> Spare:
         """Return what the channel could take of the worker that is kept for nobody else."""
         return self._rules.spare(worker, channel, now_ns)
+
+    def may_start(self, channel: Channel, line: Line) -> bool:
+        """Return whether any of the line could start if there were room, as of the last pass."""
+        return channel.has_turn(line) and self._aside.is_somebody_there(line)
 
     def goes_first(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
         """Return whether the worker's engine would run a request first: its channel's guarantee, bent, has room."""

@@ -247,6 +247,10 @@ class Aside:
             if any(self._tiers.leave_room(worker, channel, blocks, completions) for completions, blocks in needs):
                 channel.bring_back(worker.group)
 
+    def is_somebody_there(self, line: Line) -> bool:
+        """Return whether any worker takes grants for the line in this pass."""
+        return any(map(self._reach.takes_grants, self._fleet.serving(line.model)))
+
     def _needed_blocks(self, entry: Entry) -> dict[Group, int]:
         """Return what a worker must have to hold the entry, in the groups that may get it."""
         return {group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(entry)}

@@ -172,6 +172,10 @@ class Channel:
         """Return how many of the line are aside for lower tiers."""
         return len(self._below.get(line, ()))
 
+    def has_turn(self, line: Line) -> bool:
+        """Return whether any of the line waits for room, and not only for workers that are away."""
+        return line.head() is not None or line in self._below
+
     def note_kept_out(self, needed_blocks: dict[Group, int], completions: int) -> None:
         """Note where lower tiers leave a head no room, and what it needs there."""
         for group, blocks in needed_blocks.items():

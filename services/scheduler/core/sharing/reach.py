@@ -42,6 +42,10 @@ class Reach:
         """Return whether any worker that takes grants could hold what needs so much in these groups."""
         return any(blocks <= self._largest_of(group) for group, blocks in needed_blocks.items())
 
+    def takes_grants(self, group: Group) -> bool:
+        """Return whether any worker of the group does."""
+        return self._largest_of(group) >= 0
+
     def most_blocks_beside(self, group: Group, away: Collection[Worker]) -> int:
         """Return the capacity in blocks of the group's largest that takes grants and is not `away`, -1 without any."""
         return self._most_blocks(worker for worker in group.workers.values() if worker not in away)
