@@ -10,7 +10,7 @@ import pytest
 from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
 from tests.support.flood import Flood
-from tests.support.scheduling import shape
+from tests.support.scheduling import Rig, shape
 from tests.support.timeline import Call, Timeline
 
 STEPS = 10
@@ -250,3 +250,30 @@ def test_a_head_saves_on_the_large_worker_however_many_small_ones_have_more_room
             calls.append((Call(step, "own", 300, 10, "m"), 1))
         flood.advance(*calls)
     assert flood.granted("own", "m") == 1
+
+
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize("saved_on", [8, 64, 80])
+def test_a_head_saves_where_nobody_does_however_many_others_have_more_room(policy: str, saved_on: int) -> None:
+    """What others save piles up, so the workers that have most room are those it may not have."""
+    large = [f"large-{number}" for number in range(saved_on + 1)]
+    rig = Rig({name: Share() for name in ("small", *large)}, policy)
+    for number in range(saved_on + 1):
+        rig.open(f"w-{number}", shape(100))
+    rig.announce("small", 1)
+    rig.wait(1_000)
+    rig.finish(rig.grants.pop())
+    rig.announce("small", *[10] * 10 * (saved_on + 1))
+    runs: dict[str, list[m.Grant]] = {}
+    for grant in rig.grants:
+        runs.setdefault(grant.worker_id, []).append(grant)
+    for name in large:
+        for saving in rig.machine._arbiter._savings:
+            if len(grants := runs[saving.worker.worker_id]) == 10:
+                rig.finish(grants.pop())
+        (last,) = rig.announce(name, 60)
+    rig.announce("small", *[10] * 50)
+    for grants in [grants for grants in runs.values() if len(grants) == 10]:
+        for _ in range(6):
+            rig.finish(grants.pop())
+    assert last in rig.granted, "what ends there is kept for it"

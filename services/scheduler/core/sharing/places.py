@@ -176,21 +176,36 @@ class Places:
             nobody_free = not below and self._savings.are_everywhere(group, channel)
             if kept.has_all(group) or (nobody_free and wanted_blocks):
                 continue
-            for worker in self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns, kept):
+            workers = self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns, kept, None)
+            for worker, is_taken in self._some_of_each(channel, head, workers):
                 if head.request_id in worker.ledger or not below_ceiling(worker, channel, blocks):
                     continue
                 if below and self.has_room_beside_lower(worker, channel, head, blocks) != has_room:
                     if has_room:
                         continue
                     best, wanted_blocks, has_room = None, 0, True
-                saving = self._savings.on(worker)
-                if saving is not None and saving.binds(channel, head):
+                if is_taken:
                     wanted_blocks = wanted_blocks or blocks
                     if nobody_free:
                         break
                 elif best is None or worker.reach_blocks > best.reach_blocks:
                     best, wanted_blocks = worker, blocks
         return best, wanted_blocks
+
+    def _some_of_each(self, channel: Channel, head: Entry, workers: Iterator[Worker]) -> Iterator[tuple[Worker, bool]]:
+        """Yield SAVE_LOOKS workers that others save on and as many that nobody does, and which of them it is.
+
+        What others save piles up, so that where many do theirs have most room and come first.
+        """
+        left = {True: SAVE_LOOKS, False: SAVE_LOOKS}
+        for worker in workers:
+            saving = self._savings.on(worker)
+            is_taken = saving is not None and saving.binds(channel, head)
+            if left[is_taken]:
+                left[is_taken] -= 1
+                yield worker, is_taken
+            elif not is_taken:
+                return
 
     def could_save(self, channel: Channel, pool: Pool, head: Entry, now_ns: int, kept: Kept) -> bool:
         """Return whether some worker may take the head once enough has ended: whether `to_save` tells blocks."""
@@ -203,12 +218,19 @@ class Places:
         return False
 
     def _large_enough(
-        self, channel: Channel, head: Entry, group: Group, blocks: int, now_ns: int, kept: Kept = NONE_KEPT
+        self,
+        channel: Channel,
+        head: Entry,
+        group: Group,
+        blocks: int,
+        now_ns: int,
+        kept: Kept = NONE_KEPT,
+        most: int | None = SAVE_LOOKS,
     ) -> Iterator[Worker]:
-        """Return SAVE_LOOKS workers of the group that could hold `blocks`, roughly those with most room first."""
+        """Return so many workers of the group that could hold `blocks`, roughly those with most room first."""
         openings = channel.openings(group, self.kind(head))
         least_blocks = 0 if group.least_blocks >= blocks else blocks
-        return islice(openings.most_room(now_ns, least_blocks, kept.from_blocks(group)), SAVE_LOOKS)
+        return islice(openings.most_room(now_ns, least_blocks, kept.from_blocks(group)), most)
 
     def could_hold(self, channel: Channel, pool: Pool, entry: Entry, now_ns: int) -> bool:
         """Return whether any worker of the pool that takes grants could hold the entry once enough has ended."""
