@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -124,6 +125,39 @@ def test_a_guarantee_holds_for_sequences_as_well(policy: str, tier: int) -> None
     assert rig.worker("w").ledger.sequences_of("batch") == 12
     safe = rig.announce("safe", *([1] * 4))
     assert set(safe) <= set(rig.granted)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_guarantee_is_a_sequence_at_least(policy: str) -> None:
+    rig = Rig({"batch": Share(), "chat": Share(1, 0.05)}, policy)
+    rig.open("w", shape(1_000, max_num_seqs=10))
+    rig.announce("chat", 10)
+    rig.wait(100)
+    rig.finish(rig.grants[-1])
+    rig.announce("batch", *[10] * 40)
+    for _ in range(5):
+        (name,) = rig.announce("chat", 10)
+        assert rig.granted[-1] == name
+        rig.wait(100)
+        rig.finish(rig.grants[-1])
+    rig.check()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_more_guarantees_than_sequences_leave_everybody_turns(policy: str) -> None:
+    guaranteed = [f"chat-{number}" for number in range(15)]
+    rig = Rig({"batch": Share(5), **{name: Share(1, 0.05) for name in guaranteed}}, policy)
+    rig.open("w", shape(1_000, max_num_seqs=10))
+    for name in ("batch", *guaranteed):
+        rig.announce(name, *[10] * 60)
+    for number in range(400):
+        rig.wait(10)
+        rig.finish(rig.grants[number])
+        assert rig.worker("w").ledger.sequences >= 10
+    granted = Counter(grant.channel for grant in rig.grants)
+    assert min(granted[name] for name in guaranteed) >= 10
+    assert granted["batch"] >= 40
+    rig.check()
 
 
 @pytest.mark.parametrize(("channels", "sequences", "n"), [(2, 16, 16), (4, 8, 6), (1, 2, 2)])

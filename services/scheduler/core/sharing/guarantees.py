@@ -77,30 +77,30 @@ class Guarantees:
             return guaranteed
         return bent(guaranteed, self.total_blocks(capacity, saving.channel), capacity - saving.peak_blocks)
 
-    def sequences(self, worker: Worker, channel: Channel, least: int = 0) -> int:
-        """Return the sequences guaranteed to the channel on the worker, `least` or more, bent like its blocks."""
+    def sequences(self, worker: Worker, channel: Channel) -> int:
+        """Return the sequences guaranteed to the channel on the worker, bent like its blocks."""
         most = worker.most_sequences
-        guaranteed = max(channel.share.guaranteed_sequences(most), least)
+        guaranteed = channel.share.guaranteed_sequences(most)
         saving = self._savings.on(worker)
         if not guaranteed or saving is None or saving.channel is channel:
             return guaranteed
-        others = self.total_sequences(most, least, saving.channel)
+        others = self.total_sequences(most, saving.channel)
         return bent(guaranteed, others, most - max(saving.entry.announced.n, 1))
 
     def total_blocks(self, capacity_blocks: int, but: Channel | None = None) -> int:
         """Return the sum of all guarantees but one, as they are unbent, on a worker of that capacity."""
         return sum(other.share.guaranteed_blocks(capacity_blocks) for other in self._channels if other is not but)
 
-    def total_sequences(self, most: int, least: int = 0, but: Channel | None = None) -> int:
-        """Return the sum of what is guaranteed of `most` sequences, `least` or more to each channel but one."""
-        return sum(max(other.share.guaranteed_sequences(most), least) for other in self._channels if other is not but)
+    def total_sequences(self, most: int, but: Channel | None = None) -> int:
+        """Return the sum of what is guaranteed of `most` sequences to each channel but one."""
+        return sum(other.share.guaranteed_sequences(most) for other in self._channels if other is not but)
 
     def may_hold(self, worker: Worker, channel: Channel, blocks: int, completions: int) -> bool:
         """Return whether the channel's guarantee, unused and not bent, has room for so much."""
         share = channel.share
         if blocks > share.guaranteed_blocks(worker.shape.capacity_blocks):
             return False
-        return completions <= max(share.guaranteed_sequences(worker.most_sequences), 1)
+        return completions <= share.guaranteed_sequences(worker.most_sequences)
 
     def is_within(self, worker: Worker, channel: Channel, request: Announced, blocks: int) -> bool:
         """Return whether the channel stays within its guarantee with the request, now and at its fullest."""
@@ -122,7 +122,7 @@ class Guarantees:
         if saving.peak_blocks + self.blocks(worker, own) > own.share.ceiling_blocks(capacity):
             return False
         blocks = sum(self.blocks(worker, channel) for channel in self._channels)
-        sequences = sum(self.sequences(worker, channel, 1) for channel in self._channels)
+        sequences = sum(self.sequences(worker, channel) for channel in self._channels)
         wanted = max(saving.entry.announced.n, 1)
         return saving.peak_blocks + blocks <= capacity and wanted + sequences <= worker.most_sequences
 

@@ -84,8 +84,8 @@ class Precedence:
         most = worker.shape.max_num_seqs
         if worker.most_sequences <= most:
             return True
-        guaranteed = max(channel.share.guaranteed_sequences(most), 1)
-        first = bent(guaranteed, self._guarantees.total_sequences(most, 1), most - 1)
+        guaranteed = channel.share.guaranteed_sequences(most)
+        first = bent(guaranteed, self._guarantees.total_sequences(most), most - 1)
         return worker.ledger.sequences_of(channel.name) + max(request.n, 1) <= first
 
 

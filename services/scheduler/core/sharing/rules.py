@@ -106,7 +106,7 @@ class Rules:
         """Return whether the engine can run the entry as well; within its guarantee nobody else's are kept from it."""
         guarantees = self._guarantees
         wanted = max(entry.announced.n, 1)
-        if within and worker.ledger.sequences_of(channel.name) + wanted <= guarantees.sequences(worker, channel, 1):
+        if within and worker.ledger.sequences_of(channel.name) + wanted <= guarantees.sequences(worker, channel):
             return sequences_fit(worker, wanted)
         wanted += 0 if saving is None else max(saving.entry.announced.n, 1)
         if not guarantees.keep_from(channel):

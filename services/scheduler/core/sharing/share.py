@@ -24,8 +24,11 @@ class Share(Value):
         return int(self.guaranteed_share * capacity_blocks)
 
     def guaranteed_sequences(self, most_sequences: int) -> int:
-        """Return the completions nobody else may have run in place of the channel's while it has work."""
-        return int(self.guaranteed_share * most_sequences)
+        """Return the completions nobody else may have run in place of the channel's while it has work.
+
+        A guarantee is one at least: blocks without a place to run in would be none.
+        """
+        return max(int(self.guaranteed_share * most_sequences), 1) if self.guaranteed_share else 0
 
     def ceiling_blocks(self, capacity_blocks: int) -> int:
         """Return the most blocks the channel may hold."""
