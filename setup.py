@@ -19,7 +19,7 @@ COMPILED: dict[str, str] = {
         workers""",
     "services/queue": "committer items outlet payloads rights speaker wire",
     "services/queue/files": "changes listing rows shelf",
-    "services/queue/storage": "batches health loading rocksdb_store spot_check store synced",
+    "services/queue/storage": "batches health loading rocksdb_errors rocksdb_store spot_check store synced",
     "services/queue/submits": "intake turns validate",
     "services/queue/watch": "batch_log hub",
     "services/scheduler/core": """audit backlog counters drains fleet hopeless ledger machine messages roster

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
 import rocksdict
 
@@ -27,10 +27,11 @@ from services.queue.storage.opening import (
 )
 from services.queue.storage.reclaim import Room
 from services.queue.storage.reserve import Reserve, free_bytes, log_bytes
+from services.queue.storage.rocksdb_errors import STORE_ERRORS
 from services.queue.storage.rocksdb_options import CACHE_BYTES, database_options, family_options
 from services.queue.storage.space import Space
 from services.queue.storage.spared import TABLE_FILE, Spared
-from services.queue.storage.store import Row, StoreDamagedError, StoreError, StoreUnreadableError, StoreUnusableError
+from services.queue.storage.store import Row, StoreError, StoreUnreadableError, StoreUnusableError
 from services.queue.storage.synced import MARK_FILE, SyncedMark, write_mark
 
 log = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ class RocksdbStore:
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """Return the row of `key`, or None."""
-        with _STORE_ERRORS:
+        with STORE_ERRORS:
             value: bytes | None = self._families[family].get(key)
             return value
 
@@ -167,19 +168,19 @@ class RocksdbStore:
         """Return the rows of `keys`, in order, None where there is none."""
         if not keys:
             return []
-        with _STORE_ERRORS:
+        with STORE_ERRORS:
             values: list[bytes | None] = self._families[family].get(list(keys))
             return values
 
     def may_hold(self, family: str, key: bytes) -> bool:
         """Return False only if there is no row of `key`, by memtables, bloom filters and what is cached."""
-        with _STORE_ERRORS:
+        with STORE_ERRORS:
             return bool(self._families[family].key_may_exist(key))
 
     def scan(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Return at most `limit` rows with start <= key < end, by key; an empty `end` means to the last."""
         rows: list[Row] = []
-        with _STORE_ERRORS:
+        with STORE_ERRORS:
             options = rocksdict.ReadOptions()
             if end:
                 options.set_iterate_upper_bound(end)
@@ -195,7 +196,7 @@ class RocksdbStore:
     def scan_back(self, family: str, start: bytes, end: bytes, limit: int) -> list[Row]:
         """Return at most `limit` rows with start <= key < end, from the last downwards."""
         rows: list[Row] = []
-        with _STORE_ERRORS:
+        with STORE_ERRORS:
             options = rocksdict.ReadOptions()
             if end:
                 options.set_iterate_upper_bound(end)
@@ -229,7 +230,7 @@ class RocksdbStore:
         """Read rows from `start` on; return the last key that could be read, and what ended it before the end."""
         last = b""
         try:
-            with _STORE_ERRORS:
+            with STORE_ERRORS:
                 options = rocksdict.ReadOptions()
                 options.fill_cache(False)
                 cursor = self._families[family].iter(options)
@@ -255,7 +256,7 @@ class RocksdbStore:
         go of it for a sync of its own, so that the event loop goes on meanwhile. In between reads find what the disk
         may not have; `wait_durable` is there for that.
         """
-        with self._writing, _STORE_ERRORS:
+        with self._writing, STORE_ERRORS:
             self._write(writes, True)
 
     def write_at_once(self, writes: Sequence[Write]) -> bool:
@@ -263,7 +264,7 @@ class RocksdbStore:
         if not self._writing.acquire(blocking=False):
             return False
         try:
-            with _STORE_ERRORS:
+            with STORE_ERRORS:
                 return self._write(writes, False)
         finally:
             self._writing.release()
@@ -323,7 +324,7 @@ class RocksdbStore:
 
     def wait_durable(self) -> None:
         """Return once every write that reads could find so far is synced; raises StoreError if a sync failed."""
-        with _STORE_ERRORS:
+        with STORE_ERRORS:
             seen = self._db.latest_sequence_number()
         with self._sync_ended:
             self._sync_ended.wait_for(lambda: self._sync_failed or self._synced >= seen)
@@ -341,7 +342,7 @@ class RocksdbStore:
 
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy to `path`: links where files no longer change, copies on another file system."""
-        with _STORE_ERRORS:
+        with STORE_ERRORS:
             number = self._db.latest_sequence_number()
             rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
             write_mark(path, number)
@@ -377,7 +378,7 @@ class RocksdbStore:
 
     def reclaim(self, bound_bytes: int, is_low: bool, kept_bytes: int = 0) -> int:
         """Compact what deleted rows are in the way of; return the bytes of bodies' files that went. Commits go on."""
-        with self._reclaiming, _STORE_ERRORS:
+        with self._reclaiming, STORE_ERRORS:
             if is_low and log_bytes(self._path) >= bound_bytes:
                 self._space.let_log_go(self.disk_free_bytes())
             free = self.disk_free_bytes()
@@ -401,11 +402,15 @@ class RocksdbStore:
     def close(self) -> None:
         """Flush and release the directory; never raises, and a second call does nothing."""
         with self._writing:
-            if self._reclaiming.locked():
+            if not self._reclaiming.acquire(blocking=False):
                 with suppress(rocksdict.DbClosedError):
-                    self._db.cancel_all_background(False)  # a compaction ends at once, with nothing changed
-            with self._reclaiming:
+                    # A compaction ends at once, with nothing changed, and whatever else would begin fails.
+                    self._db.cancel_all_background(False)
+                self._reclaiming.acquire()
+            try:
                 self._close()
+            finally:
+                self._reclaiming.release()
 
     def _close(self) -> None:
         # The lock goes when the last handle does, so these go first; cleared, for a frame that an error keeps, as the
@@ -423,24 +428,3 @@ class RocksdbStore:
             self._mark = None
         if self._lock is not None:
             self._lock.close()
-
-
-class _StoreErrors:
-    """Turns what rocksdict raises into a StoreError. A class, because every request's rows pass here: a generator that
-    is a context manager costs more than a look-up."""
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise the StoreError that `error` is about."""
-        if not isinstance(error, Exception) or isinstance(error, StoreError):
-            return
-        if isinstance(error, KeyError):
-            raise StoreError("the store is closed; it is being opened again") from error
-        text = str(error) or type(error).__name__  # rocksdict raises plain Exception and DbClosedError
-        raise (StoreDamagedError if text.startswith(DAMAGE) else StoreError)(text) from error
-
-
-_STORE_ERRORS: Final = _StoreErrors()
-"""It has no state."""

@@ -244,6 +244,24 @@ def test_a_store_is_closed_and_opened_while_it_compacts(store: RocksdbStore, mon
     assert store.get(PAYLOADS, seq_key(0)) is None
 
 
+def test_who_reads_while_it_is_closed_is_told_so(store: RocksdbStore) -> None:
+    told = set[str]()
+
+    def tells_why() -> bool:
+        store.write([Write(PAYLOADS, seq_key(n), os.urandom(MIB)) for n in range(24)])  # to close writes them to a file
+        thread = threading.Thread(target=store.reopen)
+        thread.start()
+        while thread.is_alive():
+            try:
+                store.wait_durable()
+            except StoreError as error:
+                told.add(str(error))
+        return bool(told)
+
+    wait_for(tells_why, "a read of a closed store")
+    assert told == {"the store is closed; it is being opened again"}
+
+
 def test_a_closed_store_gives_nothing_back(tmp_path: Path) -> None:
     store = RocksdbStore(tmp_path)
     store.close()
