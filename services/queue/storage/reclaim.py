@@ -31,6 +31,10 @@ BLOBS_TO_GARBAGE_IF_LOW: Final = 16
 BLOBS_TO_GARBAGE_IF_FULL: Final = 64
 """The same once submits are refused."""
 
+SHORT_BOUND_BYTES: Final = 1024 * 1024
+"""Where room is short blobs are moved from so much garbage on, whatever the watermark: what is dead is all there is to
+go on with."""
+
 RELOCATED_SHARE: Final = 0.25
 """Of the blob files, the oldest: what lives in them is moved to new ones, piece by piece, where there is room."""
 
@@ -186,11 +190,13 @@ def step_for(usage: Usage, bound_bytes: int, room: Room, is_rested: bool) -> Ste
     `bound_bytes`: what may be dead while there is room; `is_rested`: even what need not be dead may be looked for, as
     the last step and the last search are long enough ago.
     """
+    least_bytes = usage.table_bytes / (TABLES_TO_DEAD_IF_LOW if room.is_low else TABLES_TO_DEAD)
+    # To move blobs writes the tables anew as well.
+    worth_bytes = min(bound_bytes, max(SHORT_BOUND_BYTES, least_bytes)) if room.is_low else bound_bytes
     moves = usage.garbage_bytes > 0 and room.blobs_to_garbage * usage.garbage_bytes >= usage.blob_bytes
-    if moves and usage.garbage_bytes >= bound_bytes and usage.can_move(room):
+    if moves and usage.garbage_bytes >= worth_bytes and usage.can_move(room):
         return Step.RELOCATE  # first: it compacts as well, which is always due where rows come and go without a pause
     dead_bytes = usage.unsettled * usage.row_bytes
-    least_bytes = usage.table_bytes / (TABLES_TO_DEAD_IF_LOW if room.is_low else TABLES_TO_DEAD)
     if dead_bytes > 0 and dead_bytes >= (least_bytes if room.is_low else max(bound_bytes, least_bytes)):
         return Step.COMPACT
     if room.is_low and is_rested and usage.most_dead_bytes(usage.unsettled) >= max(1, least_bytes):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from services.queue.storage.health import StoreHealth
-from services.queue.storage.reclaim import REST
+from services.queue.storage.reclaim import REST, SHORT_BOUND_BYTES
 from services.queue.storage.store import Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,6 @@ apart for a flush to be worth it."""
 
 LEAST_BOUND_BYTES: Final = 8 * 1024 * 1024
 """Where the watermark is small, or 0."""
-
-SHORT_BOUND_BYTES: Final = 1024 * 1024
-"""Where the reserve is given up: whatever the watermark, what is dead is all there is to go on with."""
 
 
 class Reclaimer:

@@ -80,20 +80,22 @@ def test_a_few_large_rows_among_many_small_ones_come_back_where_room_is_short(
     monkeypatch.setattr(store._space, "_clock", lambda: now_s[0])
     monkeypatch.setattr(store._space, "_compacted_s", lambda _: next(took_s))
     store.write([Write(PAYLOADS, seq_key(n), os.urandom(2000)) for n in range(5000)])
-    store.write([Write(PAYLOADS, seq_key(5000 + n), os.urandom(2 * MIB)) for n in range(4)])
+    store.write([Write(PAYLOADS, seq_key(5000 + n), os.urandom(MIB)) for n in range(4)])
+    store._families[PAYLOADS].flush(True)
+    store.write([Write(PAYLOADS, seq_key(6000 + n), os.urandom(MIB)) for n in range(30)])
     store._families[PAYLOADS].flush(True)
     store.write([Write(PAYLOADS, seq_key(5000 + n), None) for n in (0, 1)])
     assert store.reclaim(8 * MIB, False) == 0
     family = store._families[PAYLOADS]
     pieces = store._families[PAYLOADS] = Pieces(family, tmp_path)
     store.reclaim(8 * MIB, True)
-    assert store._space._usage(PAYLOADS).garbage_bytes > 4 * MIB
+    assert store._space._usage(PAYLOADS).garbage_bytes > 2 * MIB
     store.write([Write(PAYLOADS, seq_key(5000 + n), None) for n in (2, 3)])
     store.reclaim(8 * MIB, True)
     assert len(pieces.ranges) == 1, "a few deletions of whatever size are looked for once a minute at most"
     now_s[0] += reclaim.SEARCH_REST_S
-    assert store.reclaim(8 * MIB, True) > 8 * MIB
-    wait_for(lambda: blob_bytes(tmp_path) == 0, "the disk space")
+    assert store.reclaim(8 * MIB, True) > 4 * MIB
+    wait_for(lambda: blob_bytes(tmp_path) < 31 * MIB, "the disk space")
     now_s[0] += 2 * reclaim.SEARCH_REST_S
     store.reclaim(8 * MIB, True)
     assert len(pieces.ranges) == store.compacted_s() == 2, "nothing was deleted"

@@ -51,6 +51,22 @@ def test_little_is_moved_for_little() -> None:
         assert [step is Step.RELOCATE for step in steps] == [*moves]
 
 
+@pytest.mark.parametrize(
+    ("usage", "moves"),
+    [
+        (USAGE._replace(blob_bytes=200 * MIB, garbage_bytes=8 * MIB), True),  # the rest of a large bound stays nowhere
+        (USAGE._replace(blob_bytes=20 * MIB, garbage_bytes=MIB), True),
+        (USAGE._replace(blob_bytes=20 * MIB, garbage_bytes=MIB - 1), False),
+        (USAGE._replace(table_bytes=640 * MIB, garbage_bytes=16 * MIB), True),
+        (USAGE._replace(table_bytes=1280 * MIB, garbage_bytes=16 * MIB), False),  # which are written anew as well
+        (USAGE._replace(table_bytes=12800 * MIB, garbage_bytes=32 * MIB), True),  # as with room
+    ],
+)
+def test_the_bound_is_not_for_a_disk_that_is_short_of_room(usage: Usage, moves: bool) -> None:
+    step = step_for(usage, 32 * MIB, Room(PLENTY, True, True), False)
+    assert (step is Step.RELOCATE) is moves
+
+
 MIXED = Usage(10**6, deletions=80, table_bytes=280 * MIB, blob_bytes=320 * MIB, blob_files=10, garbage_bytes=0)
 
 
