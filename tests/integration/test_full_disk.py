@@ -18,7 +18,7 @@ from penstock.errors import Unavailable
 from services.queue.core.effects import Write
 from services.queue.core.records import RESULTS, seq_key
 from services.queue.storage.health import StoreHealth
-from services.queue.storage.reserve import RESERVE_FILE
+from services.queue.storage.reserve import RESERVE_BYTES, RESERVE_FILE
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError
 from tests.chaos.disk import Disk, leave_the_mounts
@@ -106,11 +106,11 @@ def test_a_start_on_a_full_disk_and_deletes_there(disk: Callable[[int], Path], t
         service.kill()
 
 
-def ballast(path: Path) -> None:
-    """Leave nothing free."""
+def ballast(path: Path, free_bytes: int = 0) -> None:
+    """Leave no more than that free."""
     stats = os.statvfs(path)
     with (path / "ballast").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, stats.f_bavail * stats.f_frsize)
+        os.posix_fallocate(file.fileno(), 0, stats.f_bavail * stats.f_frsize - free_bytes)
 
 
 def test_a_write_that_finds_no_space_and_deletes_after_it(disk: Callable[[int], Path]) -> None:
@@ -143,4 +143,28 @@ def fill_and_empty(path: Path) -> None:
 
     wait_for(is_made_again, "the reserve to be made again")
     assert store.get(RESULTS, seq_key(1)) == body
+    store.close()
+
+
+def test_small_rows_that_are_deleted_come_back_below_what_a_compaction_takes(disk: Callable[[int], Path]) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=fill_with_small_rows, args=(disk(640),))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def fill_with_small_rows(disk: Path) -> None:
+    store, written, kept_bytes = RocksdbStore(disk / "queue", keeps_reserve=True), 0, 256 * MIB
+    while store.disk_free_bytes() >= 200 * MIB:
+        store.write([Write(RESULTS, seq_key(written + n), os.urandom(2000)) for n in range(500)])
+        written += 500
+    ballast(disk, 40 * MIB)  # of another program
+    for first in range(0, written, 1000):
+        store.write([Write(RESULTS, seq_key(n), None) for n in range(first, first + 1000, 2)])
+    free_bytes = store.disk_free_bytes()
+    assert store.reclaim(32 * MIB, True, kept_bytes) > 64 * MIB
+    assert store.disk_free_bytes() > free_bytes + RESERVE_BYTES + 64 * MIB
+    assert store.is_reserve_given_up()
+    store.keep_reserve()
+    assert not store.is_reserve_given_up()
     store.close()

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from penstock.limits import MAX_MESSAGE_BYTES
+from services.queue.storage.reserve import LAST_ROOM_BYTES
 from services.queue.storage.rocksdb_options import BLOB_BYTES, PIECE_BYTES
 
 TABLES_TO_DEAD: Final = 4
@@ -34,6 +35,9 @@ BLOBS_TO_GARBAGE_IF_FULL: Final = 64
 SHORT_BOUND_BYTES: Final = 1024 * 1024
 """Where room is short blobs are moved from so much garbage on, whatever the watermark: what is dead is all there is to
 go on with."""
+
+WORTH_THE_RESERVE_BYTES: Final = PIECE_BYTES
+"""So much is to be dead for the reserve to be given up for it, while it is needed for nothing else."""
 
 RELOCATED_SHARE: Final = 0.25
 """Of the blob files, the oldest: what lives in them is moved to new ones, piece by piece, where there is room."""
@@ -84,6 +88,10 @@ class Room(NamedTuple):
     """Whether that is too little to take submits."""
     kept_bytes: int = 0
     """What of it is not to be used."""
+    reserve_bytes: int = 0
+    """What is held in reserve besides."""
+    is_lent: bool = False
+    """Whether the reserve is counted as free, and is to be given up before it is used."""
 
     @property
     def step_bytes(self) -> int:
@@ -93,9 +101,15 @@ class Room(NamedTuple):
 
     def parts(self) -> tuple[Room, ...]:
         """Return it as it is to be used, the first that does first: all of it only for what is worth it with room too,
-        as submits may be refused meanwhile.
+        as submits may be refused meanwhile; and once they are, with the reserve but for the last room, in which no more
+        than cancels and deletes are taken.
         """
-        return (self, Room(self.free_bytes)) if self.kept_bytes else (self,)
+        if self.kept_bytes:
+            return (self, Room(self.free_bytes))
+        if not self.is_full or not self.reserve_bytes:
+            return (self,)
+        free_bytes = self.free_bytes + self.reserve_bytes
+        return (self, Room(free_bytes, self.is_low, True, LAST_ROOM_BYTES, is_lent=True))
 
     @property
     def blobs_to_garbage(self) -> int:
@@ -193,13 +207,16 @@ def step_for(usage: Usage, bound_bytes: int, room: Room, is_rested: bool) -> Ste
     least_bytes = usage.table_bytes / (TABLES_TO_DEAD_IF_LOW if room.is_low else TABLES_TO_DEAD)
     # To move blobs writes the tables anew as well.
     worth_bytes = min(bound_bytes, max(SHORT_BOUND_BYTES, least_bytes)) if room.is_low else bound_bytes
+    if room.is_lent:
+        least_bytes, worth_bytes = (max(WORTH_THE_RESERVE_BYTES, each) for each in (least_bytes, worth_bytes))
     moves = usage.garbage_bytes > 0 and room.blobs_to_garbage * usage.garbage_bytes >= usage.blob_bytes
     if moves and usage.garbage_bytes >= worth_bytes and usage.can_move(room):
         return Step.RELOCATE  # first: it compacts as well, which is always due where rows come and go without a pause
     dead_bytes = usage.unsettled * usage.row_bytes
     if dead_bytes > 0 and dead_bytes >= (least_bytes if room.is_low else max(bound_bytes, least_bytes)):
         return Step.COMPACT
-    if room.is_low and is_rested and usage.most_dead_bytes(usage.unsettled) >= max(1, least_bytes):
+    may_search = room.is_low and is_rested and not room.is_lent
+    if may_search and usage.most_dead_bytes(usage.unsettled) >= max(1, least_bytes):
         return Step.SEARCH
     return Step.NOTHING
 
@@ -216,6 +233,6 @@ def search_rest_s(before_s: float, found_bytes: int, has_ended: bool) -> float:
 
 def is_walk_long(usage: Usage, room: Room) -> bool:
     """Return whether a family that is read in the order of its keys is to be compacted for what is deleted there."""
-    if usage.table_bytes > room.step_bytes:
+    if room.is_lent or usage.table_bytes > room.step_bytes:
         return False
     return usage.unsettled >= max(WALKED_AT_MOST, usage.rows / ROWS_TO_WALKED)

@@ -63,12 +63,18 @@ class Reserve:
         self._guard = threading.Lock()
         size = self._path.stat().st_size if self._path.exists() else None
         self._is_held = bool(size)
+        self._is_lent = False
         self.is_given_up = size == 0
         """Whether it was needed, and has not been made again."""
 
+    @property
+    def held_bytes(self) -> int:
+        """What is held."""
+        return RESERVE_BYTES if self._is_held else 0
+
     def due_bytes(self, free: int) -> int:
         """Return what it is about to take of so many free bytes: it is made where it is wanted and leaves some room."""
-        is_wanted = not self._is_held and (self.is_given_up or free < AMPLE_BYTES)
+        is_wanted = not self._is_held and not self._is_lent and (self.is_given_up or free < AMPLE_BYTES)
         return RESERVE_BYTES if is_wanted and free >= RESERVE_BYTES + LAST_ROOM_BYTES else 0
 
     def make(self) -> None:
@@ -94,7 +100,16 @@ class Reserve:
         self._is_held, self.is_given_up = True, False
         log.info("%d MiB of the disk are held in reserve", RESERVE_BYTES >> 20)
 
-    def give_up(self) -> bool:
+    def lend(self) -> bool:
+        """Give it up for what gives more back; return whether there was any. It is not due before `end_loan`."""
+        self._is_lent = True
+        return self.give_up("what is deleted takes room to be compacted")
+
+    def end_loan(self) -> None:
+        """Make it again from now on, once there is room."""
+        self._is_lent = False
+
+    def give_up(self, why: str = "the disk is full") -> bool:
         """Give the space to the store; return whether there was any."""
         with self._guard:
             if not self._is_held:
@@ -105,5 +120,5 @@ class Reserve:
                 log.error("%s cannot be given up: %s", self._path, error.strerror)
                 return False
             self._is_held, self.is_given_up = False, True
-            log.warning("the disk is full: the reserve of %d MiB is given up", RESERVE_BYTES >> 20)
+            log.warning("%s: the reserve of %d MiB is given up", why, RESERVE_BYTES >> 20)
             return True

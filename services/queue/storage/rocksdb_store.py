@@ -116,7 +116,7 @@ class RocksdbStore:
             self._db: Any = rocksdict.Rdict(str(self._path), options, column_families=families, access_type=access)
             self._families: dict[str, Any] = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles: dict[str, Any] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
-            self._space = Space(self._families, self._spared, self._background_errors)
+            self._space = Space(self._families, self._spared, self._background_errors, lend=self._lend_reserve)
             self._cache = cache  # it must live as long as the database
         except Exception as error:  # rocksdict raises plain Exception for every failure
             kind = StoreUnreadableError if str(error).startswith(DAMAGE) else StoreUnusableError
@@ -384,7 +384,16 @@ class RocksdbStore:
             free = self.disk_free_bytes()
             due = 0 if self._reserve is None else self._reserve.due_bytes(free)  # it may be made meanwhile
             is_full = free - due <= kept_bytes or self.is_reserve_given_up()
-            return self._space.reclaim(bound_bytes, Room(free - due, is_low, is_full, 0 if is_full else kept_bytes))
+            room = Room(free - due, is_low, is_full, 0 if is_full else kept_bytes)
+            if self._reserve is None:
+                return self._space.reclaim(bound_bytes, room)
+            try:
+                return self._space.reclaim(bound_bytes, room._replace(reserve_bytes=self._reserve.held_bytes))
+            finally:
+                self._reserve.end_loan()
+
+    def _lend_reserve(self) -> bool:
+        return self._reserve is not None and self._reserve.lend()
 
     def compacted_s(self) -> float:
         """Return how long `reclaim` has compacted since the store was opened."""

@@ -98,11 +98,12 @@ class Space:
         spared: Spared,
         errors: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
+        lend: Callable[[], bool] = lambda: False,
     ) -> None:
         """Look after `families`, all but what is `spared`; while they are closed it is empty, and calls raise KeyError.
 
         `errors` counts what goes wrong in RocksDB's own threads: the binding does not say that a compaction failed.
-        `clock` tells seconds.
+        `clock` tells seconds. `lend` gives the reserve up for a step that needs it, and says whether there was one.
         """
         # Never a family by itself: the lock of the directory goes when the last handle does.
         self._families = families
@@ -113,6 +114,7 @@ class Space:
         self._settled = dict.fromkeys((*BODIES, *WALKED), 0)
         self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
         self._clock = clock
+        self._lend = lend
         self._turns = [*BODIES, *WALKED]
         """Who comes first: whoever was compacted last is the last."""
         self._begun: dict[str, _Pass] = {}
@@ -165,7 +167,7 @@ class Space:
     def _reclaim(self, name: str, bound_bytes: int, room: Room) -> int:
         usage = self._usage(name)
         step, part = self._choose(name, usage, bound_bytes, room)
-        if step is Step.NOTHING:
+        if step is Step.NOTHING or (part.is_lent and not self._lend()):
             return 0
         self._families[name].flush(True)
         usage, before = self._usage(name), self._file_bytes(name)
@@ -188,10 +190,12 @@ class Space:
         due = [(step, part) for step, part in steps if step is not Step.NOTHING]
         fits = [(step, part) for step, part in due if usage.fits(part)]
         if due and not fits and name not in self._waiting:
-            log.warning("%s: what is deleted stays on the disk until there is more room: to compact it takes %d MiB for"
-                        " a while, too much of %d", name, usage.piece_bytes >> 20, room.step_bytes >> 20)  # fmt: skip
+            log.warning("%s: what is deleted stays on the disk until there is more room, or more is deleted: to compact"
+                        " it takes %d MiB for a while, too much of %d",
+                        name, usage.piece_bytes >> 20, room.step_bytes >> 20)  # fmt: skip
         if due:
             (self._waiting.discard if fits else self._waiting.add)(name)
+        fits = [each for each in fits if not each[1].is_lent] or fits
         moves = (each for each in fits if each[0] is Step.RELOCATE)  # which compacts as well
         return next(moves, fits[0]) if fits else (Step.NOTHING, room)
 

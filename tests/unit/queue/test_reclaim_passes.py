@@ -10,8 +10,9 @@ import pytest
 
 from services.queue.core.effects import Write
 from services.queue.core.records import PARTS, PAYLOADS, RESULTS, seq_key
-from services.queue.storage import reclaim, rocksdb_store, space
+from services.queue.storage import reclaim, reserve, rocksdb_store, space
 from services.queue.storage.reclaim import Room, Step
+from services.queue.storage.reserve import RESERVE_BYTES, Reserve
 from services.queue.storage.rocksdb_store import RocksdbStore
 from tests.support.compactions import Pieces
 
@@ -99,6 +100,43 @@ def test_what_does_not_fit_does_not_begin(
     assert [record.getMessage()[:8] for record in caplog.records] == ["payloads"], "once, not at each look"
     have_free(monkeypatch, 6 * MIB)
     assert tables.reclaim(0, True) > 3 * MIB
+
+
+@pytest.mark.parametrize(("step", "gives_up"), [(2, True), (8, False)])
+def test_what_fits_only_into_the_reserve_has_it_given_up_if_that_is_worth_it(
+    tables: RocksdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, gives_up: bool
+) -> None:
+    monkeypatch.setattr(reclaim, "WORTH_THE_RESERVE_BYTES", 3 * MIB)
+    monkeypatch.setattr(reserve, "free_bytes", lambda _: 300 * MIB)
+    tables._reserve = Reserve(tmp_path)
+    tables.keep_reserve()
+    kept_meanwhile = list[bool]()
+
+    def keep() -> None:
+        tables.keep_reserve()
+        kept_meanwhile.append(not tables.is_reserve_given_up())
+
+    pieces = tables._families[PAYLOADS] = Pieces(tables._families[PAYLOADS], tmp_path, keep)
+    have_free(monkeypatch, 3 * MIB)
+    tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(0, 4000, step)])
+    freed = tables.reclaim(0, True, 256 * MIB)
+    assert ((freed > 3 * MIB), tables.is_reserve_given_up(), bool(pieces.ranges)) == (gives_up,) * 3
+    assert not any(kept_meanwhile), "not beside what it was given up for"
+    tables.keep_reserve()
+    assert not tables.is_reserve_given_up()
+    have_free(monkeypatch, 20 * MIB)
+    tables.write([Write(PAYLOADS, seq_key(n), None) for n in range(1, 4000, 2)])
+    assert tables.reclaim(0, True, 256 * MIB) > 2 * MIB
+    assert not tables.is_reserve_given_up(), "it fits without"
+
+
+def test_the_reserve_is_left_where_it_is_as_long_as_anything_fits_without(
+    tables: RocksdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_it = {False: Step.COMPACT, True: Step.RELOCATE}
+    monkeypatch.setattr(space, "step_for", lambda _usage, _bound, part, _rested: with_it[part.is_lent])
+    usage, room = tables._space._usage(PAYLOADS), Room(20 * MIB, True, True, reserve_bytes=RESERVE_BYTES)
+    assert tables._space._choose(PAYLOADS, usage, 0, room) == (Step.COMPACT, room)
 
 
 def test_what_is_dead_as_a_whole_needs_no_room(tables: RocksdbStore, monkeypatch: pytest.MonkeyPatch) -> None:

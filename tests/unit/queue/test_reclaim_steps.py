@@ -67,6 +67,34 @@ def test_the_bound_is_not_for_a_disk_that_is_short_of_room(usage: Usage, moves: 
     assert (step is Step.RELOCATE) is moves
 
 
+FULL = Room(60 * MIB, True, True, reserve_bytes=160 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("usage", "step"),
+    [
+        (USAGE._replace(deletions=65), Step.COMPACT),
+        (USAGE._replace(deletions=63), Step.NOTHING),
+        (USAGE._replace(garbage_bytes=64 * MIB), Step.RELOCATE),
+        (USAGE._replace(garbage_bytes=64 * MIB, blob_files=5), Step.NOTHING),  # 200 MiB each
+        (USAGE._replace(garbage_bytes=63 * MIB), Step.NOTHING),
+        (USAGE._replace(deletions=30, table_bytes=600 * MIB), Step.NOTHING),  # they may be of large rows
+        (USAGE._replace(deletions=10, table_bytes=10**5 * MIB), Step.NOTHING),  # all of them would be written anew
+    ],
+)
+def test_the_reserve_is_room_for_what_gives_more_back(usage: Usage, step: Step) -> None:
+    mine, lent = FULL.parts()
+    assert (mine, lent.is_lent, lent.step_bytes) == (FULL, True, int(0.9 * (60 + 160 - 96) * MIB))
+    assert step_for(usage, 32 * MIB, lent, True) is step
+    assert not is_walk_long(usage._replace(deletions=10**6), lent)
+
+
+def test_the_reserve_is_lent_only_where_submits_are_refused() -> None:
+    assert not any(part.is_lent for part in FULL._replace(is_full=False, kept_bytes=MIB).parts())
+    assert not any(part.is_lent for part in FULL._replace(is_full=False).parts())
+    assert not any(part.is_lent for part in FULL._replace(reserve_bytes=0).parts())
+
+
 MIXED = Usage(10**6, deletions=80, table_bytes=280 * MIB, blob_bytes=320 * MIB, blob_files=10, garbage_bytes=0)
 
 
