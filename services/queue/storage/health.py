@@ -141,6 +141,9 @@ class StoreHealth:
         if self.broken or not self._store.is_reserve_given_up():
             return False
         self.check_disk()
+        if self.disk_free_bytes < LAST_ROOM_BYTES:
+            self._disk_checked_ns = 0  # it may have been seen before the reserve was given up
+            self.check_disk()
         if self.disk_free_bytes >= LAST_ROOM_BYTES or self.unreadable:
             return False
         self.broken, self.is_tight = NO_ROOM, True

@@ -193,6 +193,15 @@ def test_with_little_left_only_what_frees_space_is_served() -> None:
     assert (health.refusal(), health.is_tight) == ("", False)
 
 
+def test_what_was_free_before_the_reserve_was_given_up_is_not_all_there_is() -> None:
+    store, clock = TightStore(LAST_ROOM_BYTES - 1), HandClock()
+    health = StoreHealth(store, clock, 0)
+    health.check_disk()
+    store.free_bytes, store.given_up = LAST_ROOM_BYTES, True
+    assert not health.notice_little_room()
+    assert health.disk_free_bytes == LAST_ROOM_BYTES
+
+
 def test_with_more_left_everything_is_served() -> None:
     store, clock = TightStore(LAST_ROOM_BYTES), HandClock()
     store.given_up = True
