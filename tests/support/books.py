@@ -12,6 +12,7 @@ from unittest import mock
 
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.machine import Machine
+from services.scheduler.core.messages import ReleaseCause
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.holds import Holds
 
@@ -64,9 +65,9 @@ def kept_books() -> Iterator[Books]:
         refund(account, block_ns)
         assert account.deficit_block_ns == (wanted_block_ns if account.has_work else min(wanted_block_ns, 0))
 
-    def note_ended(holds: Holds, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
+    def note_ended(holds: Holds, worker: Worker, request_id: str, cause: ReleaseCause, now_ns: int) -> None:
         hold = holds._by_epoch.get(worker.epoch, {}).get(request_id)
-        ended(holds, worker, request_id, ran, now_ns)
+        ended(holds, worker, request_id, cause, now_ns)
         if hold is not None:
             books.spent[hold.account] += hold.paid_block_ns
 

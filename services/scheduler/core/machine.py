@@ -382,7 +382,6 @@ class Machine:
         worker = self._live(ack.stream, ack.epoch, COMPLETION_ACK)
         if worker is None:
             return
-        returned = ack.cause is m.ReleaseCause.UNCLAIMED or ack.cause is m.ReleaseCause.RECALLED
         change = worker.ledger.release(ack.request_id, ack.seq)
         if change.verdict is not Verdict.APPLIED:
             self._absorb(change, COMPLETION_ACK)
@@ -393,10 +392,10 @@ class Machine:
         if ack.cause is m.ReleaseCause.UNCLAIMED:
             worker.paused_until_ns = now_ns + UNCLAIMED_PAUSE_NS
         self._stand_by.ended(worker, ack.request_id, now_ns)
-        self._arbiter.released(worker, ack.request_id, not returned, now_ns)
+        self._arbiter.released(worker, ack.request_id, ack.cause, now_ns)
         entry = self.backlog.get(ack.request_id)
         if entry is not None and entry.epoch == ack.epoch:
-            self._move(ack.request_id, Event.RETURNED if returned else Event.RELEASED)
+            self._move(ack.request_id, Event.RETURNED if ack.cause.returned else Event.RELEASED)
             if entry.state is State.PARTED:
                 self.backlog.part(entry, now_ns)
 

@@ -28,6 +28,11 @@ class ReleaseCause(enum.IntEnum):
     RECALLED = 8
     UNCLAIMED = 9
 
+    @property
+    def returned(self) -> bool:
+        """Whether nobody claims what the credits were for."""
+        return self is ReleaseCause.RECALLED or self is ReleaseCause.UNCLAIMED
+
 
 class GoneReason(enum.IntEnum):
     """Why an announced request left its line; numbers as on the wire."""

@@ -40,7 +40,7 @@ def test_a_channel_pays_for_what_was_held_for_as_long_as_it_was() -> None:
     assert book.paid() == 10 * LEAST_HOLD_NS, "nothing is known: the least"
     book.holds.changed(book.worker, "r", 4, 2 * SECOND_NS)
     assert book.paid() == 20 * SECOND_NS, "longer than expected: what was used"
-    book.holds.ended(book.worker, "r", True, 5 * SECOND_NS)
+    book.holds.ended(book.worker, "r", m.ReleaseCause.COMPLETED, 5 * SECOND_NS)
     assert book.paid() == (20 + 12) * SECOND_NS
     assert book.holds.cost_block_ns(book.account, 3) == 15 * SECOND_NS, "the next are expected to take as long"
 
@@ -48,17 +48,17 @@ def test_a_channel_pays_for_what_was_held_for_as_long_as_it_was() -> None:
 def test_what_was_paid_too_much_comes_back_at_the_end() -> None:
     book = Book()
     book.holds.granted(book.worker, "r", book.account, 10, 0, 0)
-    book.holds.ended(book.worker, "r", True, SECOND_NS // 10)
+    book.holds.ended(book.worker, "r", m.ReleaseCause.COMPLETED, SECOND_NS // 10)
     assert book.paid() == SECOND_NS
     book.holds.granted(book.worker, "q", book.account, 10, 0, SECOND_NS)
-    book.holds.ended(book.worker, "q", True, SECOND_NS)
+    book.holds.ended(book.worker, "q", m.ReleaseCause.COMPLETED, SECOND_NS)
     assert book.paid() == SECOND_NS + 10 * LEAST_HOLD_NS, "no grant is free"
 
 
 def test_a_grant_that_came_back_unclaimed_costs_nothing_and_tells_nothing() -> None:
     book = Book()
     book.holds.granted(book.worker, "r", book.account, 10, 0, 0)
-    book.holds.ended(book.worker, "r", False, 9 * SECOND_NS)
+    book.holds.ended(book.worker, "r", m.ReleaseCause.UNCLAIMED, 9 * SECOND_NS)
     assert (book.paid(), book.holds.known) == (0, False)
 
 
@@ -93,7 +93,7 @@ def test_what_ran_beyond_its_estimate_is_owed_in_full_while_there_is_work_and_on
     book.account.hold_time.observe(SECOND_NS)
     book.account.deficit_block_ns = 20 * SECOND_NS
     book.holds.granted(book.worker, "r", book.account, 10, 0, 0)
-    book.holds.ended(book.worker, "r", True, 60 * SECOND_NS)
+    book.holds.ended(book.worker, "r", m.ReleaseCause.COMPLETED, 60 * SECOND_NS)
     assert book.account.deficit_block_ns == -580 * SECOND_NS
     (line,) = book.channel.lines.values()
     entry = line.head()
@@ -114,6 +114,29 @@ def test_credits_that_come_back_unclaimed_say_nothing_about_hold_times(cause: m.
     rig.wait(60_000)
     rig.release(rig.grants[0], cause)
     assert not channel.account(rig.worker("w").group.pool).hold_time.known
+
+
+@pytest.mark.parametrize(
+    "cause", [m.ReleaseCause.CLAIM_REFUSED, m.ReleaseCause.LEASE_LOST, m.ReleaseCause.REJECTED, m.ReleaseCause.FAILED]
+)
+def test_what_ends_before_its_prompt_was_counted_says_nothing_about_hold_times(cause: m.ReleaseCause) -> None:
+    """Forty were cancelled while their grants were on their way: what runs takes a minute all the same."""
+    rig = Rig({"a": Share()})
+    rig.open("w", shape())
+    rig.announce("a", 10)
+    rig.wait(60_000)
+    rig.finish(rig.grants[0])
+    hold_time = rig.machine.channel("a").account(rig.worker("w").group.pool).hold_time
+    for _ in range(40):
+        rig.announce("a", 10)
+        rig.wait(2)
+        rig.tell(m.Gone(rig.grants[-1].request_id, m.GoneReason.ENDED))
+        rig.release(rig.grants[-1], cause)
+    assert hold_time.mean_ns == 60 * SECOND_NS
+    rig.announce("a", 10)
+    rig.settle(rig.grants[-1], 10)
+    rig.release(rig.grants[-1], cause)
+    assert hold_time.mean_ns < 60 * SECOND_NS, "this one ran"
 
 
 def test_a_channel_pays_for_what_its_prompt_was_settled_to() -> None:

@@ -39,7 +39,7 @@ from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Fleet, Pool, Worker
-from services.scheduler.core.messages import Announced
+from services.scheduler.core.messages import Announced, ReleaseCause
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement, soonest
@@ -187,9 +187,9 @@ class Arbiter:
         if channel is not None:
             self._guarantees.note_use(worker, channel, now_ns)
 
-    def released(self, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
-        """Note that a request holds nothing any more; `ran` is False if it came back unclaimed."""
-        self._holds.ended(worker, request_id, ran, now_ns)
+    def released(self, worker: Worker, request_id: str, cause: ReleaseCause, now_ns: int) -> None:
+        """Note that a request holds nothing any more."""
+        self._holds.ended(worker, request_id, cause, now_ns)
         self._savings.ended(worker, request_id)
         self._precedence.ended(worker, request_id)
         if worker.paused_until_ns > now_ns:

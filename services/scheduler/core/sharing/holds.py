@@ -9,9 +9,11 @@ wrong the estimate was; in between it is off by no more than its running request
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from services.scheduler.core.fleet import Pool, Worker
+from services.scheduler.core.messages import ReleaseCause
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.hold_time import HoldTime
@@ -23,7 +25,7 @@ LEAST_HOLD_NS: Final = 1_000_000
 class Hold:
     """One reservation that is charged for: what it holds since when, what it used before, and what was paid for it."""
 
-    __slots__ = ("account", "blocks", "granted_ns", "paid_block_ns", "since_ns", "used_block_ns")
+    __slots__ = ("account", "blocks", "granted_ns", "paid_block_ns", "ran", "since_ns", "used_block_ns")
 
     def __init__(self, account: Account, blocks: int, prepaid_block_ns: int, now_ns: int) -> None:
         """Begin a hold of `blocks`, for which nothing but the prepaid is charged yet."""
@@ -33,6 +35,8 @@ class Hold:
         self.since_ns = now_ns
         self.used_block_ns = 0
         self.paid_block_ns = prepaid_block_ns
+        self.ran = False
+        """Whether its prompt was counted or it has completed: what was refused or failed before says no hold time."""
 
     def use(self, now_ns: int) -> None:
         """Count what has been held since the last change."""
@@ -85,24 +89,27 @@ class Holds:
         if hold is None:
             return None
         hold.use(now_ns)
+        hold.ran = True
         grew = blocks > hold.blocks
         hold.blocks = blocks
         left_ns = max(hold.granted_ns + self.usual_of_ns(hold.account) - now_ns, 0)
         hold.correct(max(hold.used_block_ns + blocks * left_ns, blocks * LEAST_HOLD_NS))
         return hold.account.channel if grew else None
 
-    def ended(self, worker: Worker, request_id: str, ran: bool, now_ns: int) -> None:
-        """End the hold at what it used; one that never ran costs nothing and says nothing about hold times."""
+    def ended(self, worker: Worker, request_id: str, cause: ReleaseCause, now_ns: int) -> None:
+        """End the hold at what it used; one that was returned costs nothing, one that never ran says no hold time."""
         hold = self._by_epoch.get(worker.epoch, {}).pop(request_id, None)
         if hold is None:
             return
         account = hold.account
         account.running -= 1
-        if not ran:
+        if cause.returned:
             hold.correct(0)
             return
         hold.use(now_ns)
         hold.correct(max(hold.used_block_ns, hold.blocks * LEAST_HOLD_NS))
+        if not hold.ran and cause is not ReleaseCause.COMPLETED:
+            return
         for time in (account.hold_time, self._in_pool.setdefault(account.pool, HoldTime()), self._anywhere):
             time.observe(now_ns - hold.granted_ns)
 
@@ -130,6 +137,10 @@ class Holds:
         """Return when each hold is expected to end and what it frees, soonest first; one that is late, now."""
         holds = self._by_epoch.get(worker.epoch, {}).values()
         return sorted((max(hold.granted_ns + self.usual_of_ns(hold.account), now_ns), hold.blocks) for hold in holds)
+
+    def longest_ns(self, accounts: Iterable[Account]) -> int:
+        """Return the longest of their usual hold times; nothing while none is known, and of nobody."""
+        return max(map(self.usual_of_ns, accounts), default=0)
 
     def usual_of_ns(self, account: Account) -> int:
         """Return how long requests of a channel usually hold their blocks in a pool; nothing while none has ended.

@@ -31,5 +31,5 @@ class Longest:
         if longest_ns is None:
             found = [channel.account_if_any(pool) for channel in self._tiers.from_tier(tier)]
             concerned = [account for account in found if account is not None and (account.running or account.has_work)]
-            longest_ns = self._found[pool, tier] = max(map(self._holds.usual_of_ns, concerned), default=0)
+            longest_ns = self._found[pool, tier] = self._holds.longest_ns(concerned)
         return longest_ns
