@@ -5,7 +5,7 @@ They watch methods from outside, which nothing can do to compiled ones.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -33,9 +33,15 @@ class Books:
             found[saving.account] = found.get(saving.account, 0) + saving.paid_block_ns
         for deposit in arbiter._deposits._by_request.values():
             found[deposit.account] = found.get(deposit.account, 0) + deposit.paid_block_ns
-        for holds in arbiter._holds._by_epoch.values():
+        running: Counter[Account] = Counter()
+        for epoch, holds in arbiter._holds._by_epoch.items():
+            blocks: Counter[Account] = Counter()
             for hold in holds.values():
                 found[hold.account] = found.get(hold.account, 0) + hold.paid_block_ns
+                running[hold.account] += 1
+                blocks[hold.account] += hold.blocks
+            assert blocks == arbiter._holds._blocks.get(epoch, {}), "blocks by account"
+        assert {account: account.running for account in running} == running
         off = {
             f"{account.channel.name} at {sorted(account.pool.models)}": self.paid[account] - found.get(account, 0)
             for account in self.paid.keys() | found.keys()

@@ -259,6 +259,7 @@ class Machine:
                 return
             if before.closed_ns is None:
                 self._effects.append(m.EndStream(before.epoch))
+            self._arbiter.comes_again(before, opened)
             self._end_epoch(before, now_ns)
         worker = self.fleet.open(opened)
         self._hopeless.opened()
@@ -271,16 +272,15 @@ class Machine:
         for holding in opened.inventory:
             if holding.request_id not in standing:
                 self._adopt(holding.request_id, worker)
+                self._arbiter.adopted(worker, holding.request_id, self.channel(holding.channel), now_ns)
         if worker.draining:
             self._drain(worker)
         self._fleet_changed = True
         self._effects += self._windows.news()
 
     def _adopt(self, request_id: str, worker: Worker) -> None:
-        if self._move(request_id, Event.ADOPTED):
-            entry = self.backlog.get(request_id)
-            if entry is not None:
-                entry.epoch = worker.epoch
+        if self._move(request_id, Event.ADOPTED) and (entry := self.backlog.get(request_id)) is not None:
+            entry.epoch = worker.epoch
 
     def _worker_closed(self, closed: m.WorkerClosed, now_ns: int) -> None:
         worker = self.fleet.get(closed.epoch)

@@ -45,6 +45,23 @@ class Play:
         self.rig.wait(6_000)  # its grace
         self.rig.tell(m.Tick())
 
+    def reopen(self) -> None:
+        """Let a worker's stream break and come back, without some of what it held."""
+        epoch = self.draw.choice(self.epochs)
+        worker = self.rig.machine.fleet.get(epoch)
+        assert worker is not None
+        held = [grant for grant in self.running if grant.epoch == epoch and self.draw.random() < 0.7]
+        self.running = [grant for grant in self.running if grant.epoch != epoch]
+        blocks = [self.draw.randint(1, grant.booked_blocks) for grant in held]
+        seq = self.rig.position * 1_000
+        inventory = [
+            m.Holding(grant.request_id, grant.channel, booked, seq) for grant, booked in zip(held, blocks, strict=True)
+        ]
+        model, *aliases = worker.models if self.draw.random() < 0.8 else self.draw.sample(MODELS, 2)
+        self.epochs.remove(epoch)
+        self.epochs.append(self.rig.open(worker.worker_id, worker.shape, inventory, model, aliases=tuple(aliases)))
+        self.running += [grant.replace(epoch=self.epochs[-1]) for grant in held]
+
     def ask(self) -> None:
         """Announce a few requests."""
         for _ in range(self.draw.randint(1, 6)):
@@ -74,8 +91,8 @@ class Play:
     def step(self) -> None:
         """Let something happen, and look at the books."""
         self.rig.wait(self.draw.choice([1, 10, 100, 1_000]))
-        choices = [self.ask, self.end, self.cancel, self.open, *([self.close] if self.epochs else [])]
-        self.draw.choices(choices, [6, 6, 1, 0.3, 0.3][: len(choices)])[0]()
+        choices = [self.ask, self.end, self.cancel, self.open, *([self.close, self.reopen] if self.epochs else [])]
+        self.draw.choices(choices, [6, 6, 1, 0.3, 0.3, 0.5][: len(choices)])[0]()
         self.running += self.rig.grants
         self.rig.grants = []
         self.books.audit(self.rig.machine)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
 from tests.support.effort import examples
+from tests.support.scheduling import Rig, shape
 from tests.support.timeline import Call, Timeline
 
 CAPACITY = 60
@@ -120,17 +123,42 @@ def test_who_passes_does_not_delay_the_booked_start(seed: int, steps: int) -> No
     assert start_of_the_head(small_too=True) == start_of_the_head(small_too=False)
 
 
-def test_a_short_request_passes_one_that_waits_for_its_booked_start() -> None:
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_short_request_passes_one_that_waits_for_its_booked_start(breaks: bool) -> None:
     timeline = Timeline({"a": Share(), "quick": Share()}, [CAPACITY])
     timeline.advance([Call(0, "quick", 1, 1), Call(0, "a", 1, 30)])
     while timeline.busy:
         timeline.advance()
     timeline.advance([Call(timeline.step, "a", 40, 30)])
+    if breaks:
+        timeline.reopen("w0")
     timeline.advance([Call(timeline.step, "a", 50, 30)])
     timeline.advance([Call(timeline.step, "quick", 20, 1)])
     assert len(timeline.granted_at) == 4
     timeline.advance([Call(timeline.step, "a", 15, 30)])
     assert timeline.waiting == {"a": 2, "quick": 0}, "what would outlast the booked start and not fit beside it waits"
+
+
+def test_where_ends_bring_too_little_a_start_is_booked_by_the_longest_usual_time() -> None:
+    """The engine holds more than the ledger knows of: when that ends nobody can tell, but others need not wait now."""
+    rig = Rig({"a": Share(), "quick": Share()})
+    epoch = rig.open("w", shape(CAPACITY))
+    for channel, milliseconds in (("quick", 10), ("a", 300)):
+        rig.announce(channel, 1)
+        rig.wait(milliseconds)
+        rig.finish(rig.grants[-1])
+    rig.announce("a", 20)
+    rig.wait(295)
+    rig.tell(m.EngineReport(epoch, epoch, blocks_free=20))
+    rig.announce("a", CAPACITY)
+    rig.announce("quick", 5)
+    assert rig.grants[-1].channel == "quick", "it ends long before the head could start"
+    rig.wait(100)
+    rig.announce("quick", 5)
+    assert len(rig.grants) == 5, "the other one has not started yet"
+    rig.wait(300)
+    rig.announce("quick", 5)
+    assert len(rig.grants) == 5, "the booked start has come"
 
 
 @bounded

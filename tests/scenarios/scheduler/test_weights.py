@@ -202,6 +202,20 @@ def test_a_stream_that_breaks_takes_nobodys_turn(every: int, weight: float) -> N
     assert part(flood.timeline.block_steps) == pytest.approx(fair, abs=0.1 if weight == 1.0 else 0.03)
 
 
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+def test_a_stream_that_breaks_gives_nothing_away(policy: str) -> None:
+    """What `light` has running when it breaks runs on: it is paid for as if nothing had happened."""
+    flood = Flood(Timeline({"light": Share(), "heavy": Share()}, [100], policy=policy))
+    choose = random.Random(1)
+    for step in range(3_000):
+        if step % 20 == 19:
+            flood.timeline.reopen("w0")
+        if step == 500:
+            flood.timeline.block_steps.clear()
+        flood.advance((Call(step, "light", 5, choose.randint(80, 120), "m"), 20), (Call(step, "heavy", 5, 5, "m"), 20))
+    assert part(flood.timeline.block_steps) == pytest.approx(0.5, abs=0.05)
+
+
 def test_who_takes_any_model_goes_where_there_is_room() -> None:
     """Its head saves on one worker, and starts on another of another model as soon as that has room."""
     flood = Flood(

@@ -152,6 +152,40 @@ def test_a_channel_pays_for_what_its_prompt_was_settled_to() -> None:
     assert SECOND_NS < paid_block_ns <= 2 * SECOND_NS, "two blocks for a second, less what a round gave"
 
 
+def test_what_a_worker_brings_to_a_new_scheduler_is_paid_for_from_then_on() -> None:
+    """Nobody knows since when it has run; its worker's stream that breaks again changes nothing of that."""
+    rig = Rig({"a": Share()})
+    brought = [m.Holding("old", "a", 10, 1)]
+    rig.open("w", shape(), brought)
+    account = rig.machine.channel("a").account(rig.worker("w").group.pool)
+    rig.wait(4_000)
+    epoch = rig.open("w", shape(), brought)
+    rig.wait(6_000)
+    rig.tell(m.CompletionAck(epoch, epoch, "old", 2, m.ReleaseCause.COMPLETED))
+    assert account.hold_time.mean_ns == 10 * SECOND_NS
+    assert -account.deficit_block_ns == 100 * SECOND_NS
+
+
+def test_a_stream_that_breaks_ends_at_what_it_used_whatever_is_not_brought_along() -> None:
+    rig = Rig({"a": Share()})
+    rig.open("w", shape())
+    rig.announce("a", 30, 20)
+    rig.tell(*[m.Gone(grant.request_id, m.GoneReason.CLAIMED) for grant in rig.grants])
+    pool = rig.worker("w").group.pool
+    rig.wait(1_000)
+    kept = rig.grants[0]
+    # The ACK that settled it was lost with the stream.
+    epoch = rig.open("w", shape(), [m.Holding(kept.request_id, "a", 10, 5)])
+    account = rig.machine.channel("a").account(pool)
+    assert account.running == 1
+    rig.wait(9_000)
+    rig._seq = 10
+    rig.finish(kept.replace(epoch=epoch))
+    assert account.hold_time.mean_ns == 10 * SECOND_NS
+    paid_block_ns = account.gained_block_ns - account.deficit_block_ns
+    assert paid_block_ns == pytest.approx((30 + 20 + 9 * 10) * SECOND_NS, rel=0.01)
+
+
 def test_a_channel_without_work_saves_nothing() -> None:
     """What it has in hand when its line ends, and what comes back later, would let it go on alone when it returns."""
     channel, pool = Channel("a", Share(), 1), Pool()

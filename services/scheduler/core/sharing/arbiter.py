@@ -39,7 +39,7 @@ from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Fleet, Pool, Worker
-from services.scheduler.core.messages import Announced, ReleaseCause
+from services.scheduler.core.messages import Announced, ReleaseCause, WorkerOpened
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement, soonest
@@ -136,6 +136,14 @@ class Arbiter:
         self._aside.opened(worker, self._ring)
         self.came_back(worker)
         self._look_again_everywhere()
+
+    def comes_again(self, before: Worker, opened: WorkerOpened) -> None:
+        """Note that an epoch is about to end as its worker has opened another: what runs in both goes on."""
+        self._holds.hand_over(before, opened)
+
+    def adopted(self, worker: Worker, request_id: str, channel: Channel, now_ns: int) -> None:
+        """Charge a request that a worker has brought along: as before, or from now on if nobody was."""
+        self._holds.adopted(worker, request_id, channel.account(worker.group.pool), now_ns)
 
     def ended(self, worker: Worker, now_ns: int) -> None:
         """Note that an epoch is over; its worker is no longer in the fleet."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from services.scheduler.core.fleet import Pool, Worker
-from services.scheduler.core.messages import ReleaseCause
+from services.scheduler.core.messages import ReleaseCause, WorkerOpened
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.hold_time import HoldTime
@@ -56,11 +56,13 @@ class Hold:
 
 
 class Holds:
-    """The holds of every epoch by request. One that a worker brought along is charged to nobody and not in here."""
+    """The holds of every epoch by request."""
 
     def __init__(self) -> None:
         """Start with no hold."""
         self._by_epoch: dict[int, dict[str, Hold]] = {}
+        self._blocks: dict[int, dict[Account, int]] = {}
+        """What they hold in each epoch together, by who is charged for it."""
         self._anywhere = HoldTime()
         self._in_pool: dict[Pool, HoldTime] = {}
 
@@ -79,6 +81,7 @@ class Holds:
         """Begin a hold and charge it; `prepaid_block_ns` were paid already."""
         hold = Hold(account, blocks, prepaid_block_ns, now_ns)
         self._by_epoch.setdefault(worker.epoch, {})[request_id] = hold
+        self._add(worker.epoch, account, blocks)
         account.running += 1
         account.last_charge_block_ns = self.cost_block_ns(account, blocks)
         hold.correct(account.last_charge_block_ns)
@@ -91,6 +94,7 @@ class Holds:
         hold.use(now_ns)
         hold.ran = True
         grew = blocks > hold.blocks
+        self._add(worker.epoch, hold.account, blocks - hold.blocks)
         hold.blocks = blocks
         left_ns = max(hold.granted_ns + self.usual_of_ns(hold.account) - now_ns, 0)
         hold.correct(max(hold.used_block_ns + blocks * left_ns, blocks * LEAST_HOLD_NS))
@@ -103,6 +107,7 @@ class Holds:
             return
         account = hold.account
         account.running -= 1
+        self._add(worker.epoch, account, -hold.blocks)
         if cause.returned:
             hold.correct(0)
             return
@@ -113,8 +118,28 @@ class Holds:
         for time in (account.hold_time, self._in_pool.setdefault(account.pool, HoldTime()), self._anywhere):
             time.observe(now_ns - hold.granted_ns)
 
+    def hand_over(self, before: Worker, opened: WorkerOpened) -> None:
+        """Let those go on in another epoch of the same worker that it has brought along; drop the others next."""
+        held = self._by_epoch.get(before.epoch, {})
+        for holding in opened.inventory:
+            if (hold := held.pop(holding.request_id, None)) is not None:
+                self._by_epoch.setdefault(opened.epoch, {})[holding.request_id] = hold
+                self._add(opened.epoch, hold.account, hold.blocks)
+
+    def adopted(self, worker: Worker, request_id: str, account: Account, now_ns: int) -> None:
+        """Note what a worker has brought along: begin a hold of it now, unless it was handed over."""
+        reservation = worker.ledger.reservation(request_id)
+        if reservation is None:
+            return
+        hold = self._by_epoch.get(worker.epoch, {}).get(request_id)
+        if hold is None:
+            self.granted(worker, request_id, account, reservation.held_blocks, 0, now_ns)
+        elif hold.blocks != reservation.held_blocks:
+            self.changed(worker, request_id, reservation.held_blocks, now_ns)
+
     def drop(self, worker: Worker, now_ns: int) -> None:
         """End all holds of an epoch, which is no longer in the fleet, at what they used."""
+        self._blocks.pop(worker.epoch, None)
         for hold in self._by_epoch.pop(worker.epoch, {}).values():
             hold.account.running -= 1
             hold.use(now_ns)
@@ -137,6 +162,21 @@ class Holds:
         """Return when each hold is expected to end and what it frees, soonest first; one that is late, now."""
         holds = self._by_epoch.get(worker.epoch, {}).values()
         return sorted((max(hold.granted_ns + self.usual_of_ns(hold.account), now_ns), hold.blocks) for hold in holds)
+
+    def longest_on_ns(self, worker: Worker) -> int:
+        """Return the longest usual hold time of those who hold blocks of the worker."""
+        return self.longest_ns(self._blocks.get(worker.epoch, ()))
+
+    def _add(self, epoch: int, account: Account, blocks: int) -> None:
+        """Count blocks that are held from now on, or fewer."""
+        if blocks == 0:
+            return
+        held = self._blocks.setdefault(epoch, {})
+        left = held.get(account, 0) + blocks
+        if left:
+            held[account] = left
+        else:
+            del held[account]
 
     def longest_ns(self, accounts: Iterable[Account]) -> int:
         """Return the longest of their usual hold times; nothing while none is known, and of nobody."""

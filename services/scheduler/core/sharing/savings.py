@@ -177,8 +177,9 @@ class Savings:
             saving.extra_blocks += saving.passed.pop(request_id, 0)
 
     def book_start(self, saving: Saving, kept_blocks: int, now_ns: int) -> None:
-        """Book the start: when enough will have ended, and what will be left then; now, if that cannot be told.
+        """Book the start: when enough will have ended, and what will be left then; now, while no hold time is known.
 
+        Where the ends expected bring too little, it is the longest usual hold time from now.
         `kept_blocks` are fenced off for others than the head.
         """
         saving.start_ns = now_ns
@@ -194,4 +195,6 @@ class Savings:
                 break
             free_blocks += blocks
             saving.start_ns = end_ns
+        if free_blocks < 0:
+            saving.start_ns = now_ns + self._holds.longest_on_ns(saving.worker)
         saving.extra_blocks = max(free_blocks, 0)
