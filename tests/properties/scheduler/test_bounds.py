@@ -139,6 +139,33 @@ def test_a_short_request_passes_one_that_waits_for_its_booked_start(breaks: bool
     assert timeline.waiting == {"a": 2, "quick": 0}, "what would outlast the booked start and not fit beside it waits"
 
 
+@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize("running", [40, 70, 150])
+def test_short_requests_pass_one_that_waits_for_long_ones_however_many_run(running: int, policy: str) -> None:
+    timeline, choose = Timeline({"quick": Share(), "slow": Share()}, [2_000], policy=policy), random.Random(3)
+    quick, slow = Call(0, "quick", 2, 1, "m"), Call(0, "slow", 1_900 // running, 0, "m")
+
+    def slow_missing() -> int:
+        return running - sum(name.startswith("slow") and name not in timeline.ended_at for name in timeline.calls)
+
+    for _ in range(500):
+        most = slow_missing() if timeline.step < 2 else max(running // 60, 1)
+        timeline.advance(
+            [slow._replace(steps=choose.randint(80, 120)) for _ in range(min(slow_missing(), most))] + [quick] * 10
+        )
+    timeline.advance([Call(timeline.step, "slow", 1_200, 10, "m")])
+    head, since = f"slow-{len(timeline.calls) - 1}", timeline.step
+    while head not in timeline.granted_at and timeline.step - since < 120:
+        timeline.advance([quick._replace(step=timeline.step)] * 10)
+    waits = [
+        timeline.granted_at.get(name, timeline.step) - call.step
+        for name, call in timeline.calls.items()
+        if call.channel == "quick" and call.step >= since
+    ]
+    assert max(waits) <= 15, "a start is booked a little early at most; the head has waited for three times as long"
+    assert timeline.step - since >= 35
+
+
 def test_where_ends_bring_too_little_a_start_is_booked_by_the_longest_usual_time() -> None:
     """The engine holds more than the ledger knows of: when that ends nobody can tell, but others need not wait now."""
     rig = Rig({"a": Share(), "quick": Share()})

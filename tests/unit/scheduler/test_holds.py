@@ -69,6 +69,23 @@ def test_a_lost_epoch_is_paid_up_to_its_end() -> None:
     assert book.paid() == 30 * SECOND_NS
 
 
+@pytest.mark.parametrize(
+    ("blocks", "seconds"), [(0, 0), (10, 0.46875), (20, 0.9375), (50, 22.5), (99, 59.25), (200, 60)]
+)
+def test_what_each_channel_holds_comes_home_in_its_own_time(blocks: int, seconds: float) -> None:
+    book = Book()
+    quick, slow = book.account, Channel("slow", Share(), 1).account(book.worker.group.pool)
+    quick.hold_time.observe(SECOND_NS)
+    slow.hold_time.observe(60 * SECOND_NS)
+    for number in range(10):
+        book.holds.granted(book.worker, f"quick-{number}", quick, 2, 0, 0)
+        book.holds.granted(book.worker, f"slow-{number}", slow, 9, 0, 0)
+        book.holds.changed(book.worker, f"slow-{number}", 8, 0)
+    book.holds.granted(book.worker, "ended", slow, 70, 0, 0)
+    book.holds.ended(book.worker, "ended", m.ReleaseCause.UNCLAIMED, SECOND_NS)
+    assert book.holds.expected_ns(book.worker, blocks) == pytest.approx(seconds * SECOND_NS)
+
+
 def test_a_hold_time_follows_what_it_is_told_and_its_cautious_value_is_above() -> None:
     time = HoldTime()
     assert time.cautious_ns is None

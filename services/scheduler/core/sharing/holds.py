@@ -151,12 +151,20 @@ class Holds:
         return len(self._by_epoch.get(worker.epoch, ()))
 
     def expected_ns(self, worker: Worker, blocks: int) -> int:
-        """Return how long it takes until so many blocks have come home, if they come in a steady flow.
+        """Return how long it takes until so many blocks have come home, if they do in a steady flow for each account.
 
-        By Little's law what is held comes home once in the mean hold time.
+        By Little's law what requests of one account hold has come home once in their mean hold time. That of all ends
+        together would say little: many short ones of few blocks outnumber those that hold nearly everything.
         """
-        time = self._in_pool.get(worker.group.pool, self._anywhere)
-        return time.mean_ns * blocks // max(worker.ledger.held_blocks, 1)
+        held = self._blocks.get(worker.epoch, {})
+        times = sorted((max(self.usual_of_ns(account), LEAST_HOLD_NS), of_it) for account, of_it in held.items())
+        blocks_per_ns = sum(of_it / time_ns for time_ns, of_it in times)
+        for time_ns, of_it in times:
+            if blocks <= blocks_per_ns * time_ns:
+                return int(blocks / blocks_per_ns)
+            blocks -= of_it
+            blocks_per_ns -= of_it / time_ns
+        return self.longest_on_ns(worker)
 
     def expected_ends(self, worker: Worker, now_ns: int) -> list[tuple[int, int]]:
         """Return when each hold is expected to end and what it frees, soonest first; one that is late, now."""

@@ -26,8 +26,8 @@ from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.line import Line
 
 FEW_HOLDS = 64
-"""Up to so many requests on a worker are looked at one by one to book a start. More end in a steady flow, which is all
-that has to be known; then nothing is left over beside the head."""
+"""Up to so many requests on a worker are looked at one by one to book a start. More end in a steady flow for each of
+their channels, which is all that has to be known; then nothing is left over beside the head."""
 
 
 @dataclass(slots=True, eq=False)
