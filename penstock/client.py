@@ -20,7 +20,7 @@ from penstock.credentials import Credentials, key_from_environment
 from penstock.errors import InvalidRequest, NotFound, PenstockError, from_rpc
 from penstock.fields import RequestFields, build_request
 from penstock.fleet import names_of
-from penstock.following import Follower
+from penstock.following import Follower, Told
 from penstock.keys import KeysError
 from penstock.limits import MAX_REQUEST_BYTES
 from penstock.names import check_name, checked_names
@@ -282,16 +282,16 @@ class Client:
             async for event in events:
                 yield event
 
-    def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
+    def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[Told, None]:
         """Yield (with `tokens`) token deltas and at last the result of one request as wire messages.
 
-        What has come together is yielded together. Raises InvalidRequest for what cannot be a request's id, NotFound,
-        or Unavailable if the queue stays away.
+        What has come together is yielded together; readers of one request share its result. Raises InvalidRequest for
+        what cannot be a request's id, NotFound, or Unavailable if the queue stays away.
         """
         check_name("request_id", request_id)
         return self._follower.events((request_id,), tokens)
 
-    def wire_events_of(self, request_ids: Sequence[str], tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
+    def wire_events_of(self, request_ids: Sequence[str], tokens: bool) -> AsyncGenerator[Told, None]:
         """Yield events as `wire_events` does, of several requests as they come.
 
         However many there are, and however many are read so at once, they share a stream with all others.

@@ -41,6 +41,16 @@ MAX_FOLLOWED = 50_000
 """Requests of one stream: half of what a queue takes, which may not have heard yet of those that were left."""
 
 
+class Told(list[pb.WatchEvent]):
+    """What has come for one reader, as much as was there at once. Nobody changes a result: its readers share it."""
+
+    def __init__(self, events: Iterable[pb.WatchEvent] = (), sizes_bytes: dict[str, int] | None = None) -> None:
+        """Have these events, with results of these sizes."""
+        super().__init__(events)
+        self.sizes_bytes = {} if sizes_bytes is None else sizes_bytes
+        """What the results among them take encoded, by request: to find it out takes as long as to encode them."""
+
+
 class Inbox:
     """What one reader has not taken yet of the requests that it reads."""
 
@@ -52,6 +62,8 @@ class Inbox:
         self._events: deque[pb.WatchEvent] = deque()
         self._seen = TokenPositions()
         self._delta_bytes = self._result_bytes = 0
+        self._sizes_bytes: dict[str, int] = {}
+        """Of the results among the events."""
         self._cut_off: set[str] = set()
         """Requests of which a delta was left out, and so is all that follows it."""
         self._put_off: deque[tuple[str, int]] = deque()
@@ -59,8 +71,8 @@ class Inbox:
         self._failure: Exception | None = None
         self._news = asyncio.Event()
 
-    def put(self, event: pb.WatchEvent, size_bytes: int) -> None:
-        """Take an event, unless its reader is too far behind.
+    def put(self, event: pb.WatchEvent, size_bytes: int, shared: bool = False) -> None:
+        """Take an event, unless its reader is too far behind; one that is `shared` is in no frame any more.
 
         A delta is left out then, with what would join with a gap after it, and a result is put off if others are to
         come.
@@ -77,7 +89,7 @@ class Inbox:
             self._delta_bytes += size_bytes
         elif not self._has_ended(event.result.result.request_id, size_bytes):
             return
-        if self._events:
+        if self._events and not shared:
             # It may wait for long, and as it came off the wire it would hold on to its frame, with everybody's events.
             event = _own(event)
         self._events.append(event)
@@ -89,6 +101,7 @@ class Inbox:
             self._put_off.append((request_id, size_bytes))
             return False
         self._result_bytes += size_bytes
+        self._sizes_bytes[request_id] = size_bytes
         self.open.pop(request_id, None)
         self._cut_off.discard(request_id)
         self._seen.forget(request_id)
@@ -117,17 +130,18 @@ class Inbox:
         self._failure = error
         self._news.set()
 
-    async def take(self) -> list[pb.WatchEvent]:
+    async def take(self) -> Told:
         """Wait for news; return what has come. Raises what `fail` was given."""
         while not self._events:
             if self._failure is not None:
                 raise anew(self._failure)
             self._news.clear()
             await self._news.wait()
-        events = list(self._events)
+        told = Told(self._events, self._sizes_bytes)
         self._events.clear()
+        self._sizes_bytes = {}
         self._delta_bytes = self._result_bytes = 0
-        return events
+        return told
 
 
 class _Outgoing:
@@ -180,7 +194,7 @@ class Follower:
         self._connection = connection
         self._streams: list[_Stream] = []
 
-    async def events(self, request_ids: Sequence[str], tokens: bool) -> AsyncGenerator[list[pb.WatchEvent], None]:
+    async def events(self, request_ids: Sequence[str], tokens: bool) -> AsyncGenerator[Told, None]:
         """Yield (with `tokens`) token deltas and at last the result of each request, as many as are there at once.
 
         They must be names: one that cannot be sent would end the stream, which is everybody's. Raises NotFound, or
@@ -335,14 +349,22 @@ class _Stream:
 
     def _hand_out(self, event: pb.WatchEvent) -> None:
         if event.WhichOneof("event") == "result":
-            inboxes = self._inboxes.pop(event.result.result.request_id, [])
-        else:
-            inboxes = self._inboxes.get(event.tokens.request_id, [])
+            self._hand_out_result(event, self._inboxes.pop(event.result.result.request_id, []))
+            return
+        inboxes = self._inboxes.get(event.tokens.request_id, [])
         size_bytes = event.ByteSize() + DELTA_BYTES
         for inbox in inboxes[1:]:
             inbox.put(_own(event), size_bytes)  # a reader cuts off what it has seen
         for inbox in inboxes[:1]:
             inbox.put(event, size_bytes)
+
+    def _hand_out_result(self, event: pb.WatchEvent, inboxes: Sequence[Inbox]) -> None:
+        """Give a result to all who read it: the same to each, as a large one takes long to copy."""
+        size_bytes = event.ByteSize()
+        if shared := False:
+            event = _own(event)
+        for inbox in inboxes:
+            inbox.put(event, size_bytes, shared)
 
 
 def _own(event: pb.WatchEvent) -> pb.WatchEvent:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from json.encoder import encode_basestring
 from typing import Any, TypeAlias
 
@@ -173,14 +174,24 @@ class Chunks:
             return []
         parts = choice.parts() if choice.is_message else None
         if parts == {} and not fresh.logprobs:
-            return self._opening()
+            return self.opening()
         if parts is None and self._shape.logprobs is None:
-            return [*self._opening(), self._plain(choice, delta.index, fresh.text)]
-        return [*self._opening(), self._chunk(choice, delta.index, fresh, None, parts)]
+            return [*self.opening(), self._plain(choice, delta.index, fresh.text)]
+        return [*self.opening(), self._chunk(choice, delta.index, fresh, None, parts)]
+
+    def untold(self, result: pb.Result) -> float:
+        """Return what share of a result is still to be told, by the number of its tokens."""
+        tokens = sum(len(whole.token_ids) for whole in result.choices)
+        told = sum(len(choice.tokens) for choice in self._choices.values())
+        return 1 - told / tokens if tokens else 1.0
+
+    def ending(self, _request_id: str) -> Callable[[pb.Result], list[str]]:
+        """Return what tells a result, which does so as often as it is asked to, but for the opening."""
+        return self.of_result
 
     def of_result(self, result: pb.Result) -> list[str]:
         """Return the last chunks of a completed request; raises DivergedError."""
-        lines = self._opening()
+        lines = self.opening()
         for whole in result.choices:
             if whole.index < self._n:
                 choice = self._choices[whole.index]
@@ -196,7 +207,7 @@ class Chunks:
         """Return the chunk that has the token counts."""
         return f'{self._head}],"usage":{_json(counts)}}}'
 
-    def _opening(self) -> list[str]:
+    def opening(self) -> list[str]:
         """Return the chunks before everything else: in a chat, the role of each choice."""
         if self._begun:
             return []
@@ -229,7 +240,7 @@ class Chunks:
             line = {"index": index, "delta": said, "logprobs": logprobs, **ends, "token_ids": None}
         else:
             logprobs = completion_logprobs(delta.logprobs, self._shape, start=choice.position)
-            if logprobs is not None:
+            if logprobs is not None and whole is None:
                 choice.position += shown_length(delta.logprobs, self._shape)
             line = {"index": index, "text": delta.text, "logprobs": logprobs, **ends}
             line.setdefault("stop_reason", None)

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.client import Client
 from penstock.errors import NotFound, PenstockError, ServiceError, Unavailable
+from penstock.following import Told
 from penstock.openai.chunks import Chunks
 from penstock.openai.message import DivergedError
 from penstock.queue.v1 import queue_pb2
@@ -23,15 +24,16 @@ from penstock.request.v1 import request_pb2 as pb
 from services.gateway.admission import Admission, Asked, Submitted, Wanted, understand
 from services.gateway.doorman import Doorman
 from services.gateway.extras import Extras, read_extras
-from services.gateway.group import Gathered, JoinedChunks
+from services.gateway.group import Gathered, JoinedChunks, body_of_all
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError, Held, Intake
 from services.gateway.limits import CLIENT_CLOSED, KEEP_ALIVE_S
+from services.gateway.lookup import Each, Lookup, pieces_of
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.pages import Pages
+from services.gateway.pages import Page, Pages
 from services.gateway.problem import NO_RETRY, Problem, of_error, of_result
 from services.gateway.recent import Recent
-from services.gateway.reply import Reply, json_of
+from services.gateway.reply import LARGE_BYTES, Reply, json_of, text_of
 from services.gateway.served import FRESH_S, Served, View
 from services.gateway.vigil import Vigil
 from services.logs import about
@@ -87,6 +89,7 @@ class _Exchange:
         self._parts = parts
         self._reply = reply
         self._started_s = started_s
+        self._tenant = ""
         self._asked: Asked | None = None
         """Until it is submitted."""
         self._wanted: Wanted | None = None
@@ -135,8 +138,8 @@ class _Exchange:
         self._span = self._start_span(extras)
         authorization = headers.get("authorization", "")
         # Before a body is read, which takes a share of its tenant's, and parsed, which takes time from all others.
-        who = await self._parts.doorman.let_in(authorization)
-        with self._parts.intake.holding(who.tenant) as held:
+        self._tenant = (await self._parts.doorman.let_in(authorization)).tenant
+        with self._parts.intake.holding(self._tenant) as held:
             self._understand(await self._parts.intake.read_held(headers, receive, held), extras)
             async with until_hangup(receive):
                 with self._parts.vigil.over(authorization):
@@ -178,19 +181,34 @@ class _Exchange:
             return await self._parts.served.view()
 
     async def _whole(self, wanted: Wanted) -> None:
+        gathered = await self._gather()
+        if not gathered.large:
+            await self._reply.whole(200, json_of(gathered.body(self.request_id, wanted.shape)))
+            return
+        page = self._page(self.request_id, gathered.size_bytes)
+        pieces = pieces_of(
+            page,
+            lambda found: json_of(body_of_all(self.request_id, wanted.shape, results_of(found))),
+            gathered.size_bytes,
+        )
+        async with aclosing(pieces):
+            await self._reply.whole_in_pieces(pieces, lambda: page.line_bytes)
+
+    async def _gather(self) -> Gathered:
         gathered = Gathered(self._submitted.ids)
         async with aclosing(self._told(tokens=False)) as told:
             async for events in told:
-                for event in events:
-                    gathered.add(completed(event.result.result))
+                gather(gathered, events)
+                del events  # they may be large, and the next ones may be long in coming
                 if gathered.whole:
                     break
-        content = await self._parts.pages.writing.of(
-            lambda: json_of(gathered.body(self.request_id, wanted.shape)), gathered.size_bytes
-        )
-        await self._reply.whole(200, content)
+        return gathered
 
-    def _told(self, tokens: bool) -> AsyncGenerator[list[queue_pb2.WatchEvent], None]:
+    def _page(self, name: str, size_bytes: int) -> Page[Each]:
+        """Return what reads results of this size again, when there is room for them."""
+        return Lookup(self._parts.client, self._parts.pages).page(name, self._tenant, size_bytes)
+
+    def _told(self, tokens: bool) -> AsyncGenerator[Told, None]:
         """Return what the queue tells of all that was submitted."""
         ids, client = self._submitted.ids, self._parts.client
         return client.wire_events(ids[0], tokens) if len(ids) == 1 else client.wire_events_of(ids, tokens)
@@ -202,8 +220,24 @@ class _Exchange:
                 if chunks is None:
                     check_completed(events)
                     chunks = await self._begun(wanted, model, events[-1])
-                await self._reply.events([line for event in events for line in lines_of(chunks, event)])
+                lines, large = told_now(chunks, events)
+                del events  # a client may be long in taking what is told of them
+                await self._reply.events(lines)
+                for name, size_bytes in large.items():
+                    await self._end_later(chunks, name, size_bytes)
         await self._reply.end()
+
+    async def _end_later(self, chunks: Chunks | JoinedChunks, name: str, size_bytes: int) -> None:
+        """Tell the rest of a request's result of this size, most of which has not been told, when there is room."""
+        await self._reply.events(chunks.opening())
+        ending = chunks.ending(name)
+        pieces = pieces_of(
+            self._page(name, size_bytes),
+            lambda found: text_of(line for result in results_of(found) for line in ending(result)).encode(),
+            size_bytes,
+        )
+        async with aclosing(pieces):
+            await self._reply.event_in_pieces(pieces)
 
     async def _begun(self, wanted: Wanted, model: str, event: queue_pb2.WatchEvent) -> Chunks | JoinedChunks:
         """Return the writer of the chunks, made when there is a first one: only then is it known who answers."""
@@ -272,7 +306,7 @@ class _Exchange:
 
     async def _tell(self, problem: Problem) -> None:
         self._failed_status = problem.status
-        if not self._reply.ended:
+        if not (self._reply.ended or self._reply.torn):
             await self._reply.problem(problem)
 
     def _where(self) -> str:
@@ -283,6 +317,37 @@ class _Exchange:
         return self._parts.telemetry.start(
             "gateway.request", extras.traceparent, time.time_ns(), attributes, trace.SpanKind.SERVER
         )
+
+
+def gather(gathered: Gathered, events: Told) -> None:
+    """Add the results that came; raises Problem if one of the requests ended without an answer."""
+    for event in events:
+        result = completed(event.result.result)
+        gathered.add(result, events.sizes_bytes[result.request_id])
+
+
+def told_now(chunks: Chunks | JoinedChunks, events: Told) -> tuple[list[str], dict[str, int]]:
+    """Return the chunks of what came, and the sizes of results of which so much is untold that it is to wait for room.
+
+    Raises as `lines_of` does.
+    """
+    sizes_bytes = events.sizes_bytes
+    large: dict[str, int] = {}
+    lines: list[str] = []
+    for event in events:
+        if sizes_bytes and event.WhichOneof("event") == "result":
+            result = event.result.result
+            size_bytes = sizes_bytes[result.request_id]
+            if size_bytes >= LARGE_BYTES and size_bytes * chunks.untold(completed(result)) >= LARGE_BYTES:
+                large[result.request_id] = size_bytes
+                continue
+        lines += lines_of(chunks, event)
+    return lines, large
+
+
+def results_of(found: Each) -> list[pb.Result]:
+    """Return what was read again; raises Problem if there is no answer any more."""
+    return [completed(one.result) for one in found]
 
 
 def lines_of(chunks: Chunks | JoinedChunks, event: queue_pb2.WatchEvent) -> list[str]:

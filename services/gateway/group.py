@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.openai.answers import COMPLETION_PREFIX, Line, body_of, usage_of, whole_usage
@@ -19,6 +19,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.gateway.jsontext import Rows
 from services.gateway.limits import MAX_ANSWERS_BYTES
 from services.gateway.problem import NO_RETRY, Problem
+from services.gateway.reply import LARGE_BYTES
 
 NAME = re.compile(r"(several-[0-9a-f]{32})-([1-9][0-9]{0,4})")
 
@@ -93,10 +94,11 @@ def _shared(whole: pb.Request) -> pb.Request:
 
 
 class Gathered:
-    """The results of one body, kept until the last of them has come."""
+    """The results of one body, kept until the last of them has come; of what is large together only the size is."""
 
     def __init__(self, request_ids: Sequence[str]) -> None:
         """Await those of these requests."""
+        self._count = len(request_ids)
         self._kept: dict[str, bytes] = dict.fromkeys(request_ids, b"")
         """Encoded: as it came a result would hold on to its frame, with everybody's events."""
         self._missing = set(request_ids)
@@ -108,17 +110,23 @@ class Gathered:
         """Whether all have come."""
         return not self._missing
 
-    def add(self, result: pb.Result) -> None:
-        """Keep a result; raises Problem if all together are more than one answer can be."""
-        content = result.SerializeToString()
-        self.size_bytes = check_answers(self.size_bytes + len(content), len(self._kept))
-        self._kept[result.request_id] = content
+    @property
+    def large(self) -> bool:
+        """Whether they are to be read again: for how long a client takes to read them nobody knows."""
+        return self.size_bytes >= LARGE_BYTES
+
+    def add(self, result: pb.Result, size_bytes: int) -> None:
+        """Keep a result of this size; raises Problem if all together are more than one answer can be."""
+        self.size_bytes = check_answers(self.size_bytes + size_bytes, self._count)
         self._missing.discard(result.request_id)
+        if self.large:
+            self._kept.clear()
+        else:
+            self._kept[result.request_id] = result.SerializeToString()
 
     def body(self, name: str, shape: Shape) -> Line:
-        """Return the response body of all of them; what was kept is let go of."""
-        kept, self._kept = self._kept, {}
-        return body_of_all(name, shape, [pb.Result.FromString(content) for content in kept.values()])
+        """Return the response body of all of them, which are not large."""
+        return body_of_all(name, shape, [pb.Result.FromString(content) for content in self._kept.values()])
 
 
 def check_answers(size_bytes: int, count: int) -> int:
@@ -156,7 +164,7 @@ class JoinedChunks:
     def __init__(self, chunks: Sequence[Chunks], request_ids: Sequence[str], usage: bool) -> None:
         """Write each request's events with its own `chunks`; with `usage`, token counts come last."""
         self._chunks = dict(zip(request_ids, chunks, strict=True))
-        self._usages: list[pb.Usage] = []
+        self._usages: dict[str, pb.Usage] = {}
         """All that is kept of a prompt that has been told to its end: its result may take 12 MiB."""
         self._usage = usage
 
@@ -164,14 +172,28 @@ class JoinedChunks:
         """Return the chunks for new tokens; raises DivergedError."""
         return self._chunks[delta.request_id].of_delta(delta)
 
+    def opening(self) -> list[str]:
+        """Return the chunks before everything else: of completions, as these are, there are none."""
+        return []
+
+    def untold(self, result: pb.Result) -> float:
+        """Return what share of a result is still to be told."""
+        return self._chunks[result.request_id].untold(result)
+
     def of_result(self, result: pb.Result) -> list[str]:
         """Return the last chunks of a completed request, and after the last one's the counts; raises DivergedError."""
-        chunks = self._chunks[result.request_id]
-        lines = chunks.of_result(result)
-        del self._chunks[result.request_id]
-        usage = pb.Usage()
-        usage.CopyFrom(result.usage)  # as it is it would hold on to the result
-        self._usages.append(usage)
-        if self._usage and not self._chunks:
-            lines.append(chunks.usage_line(usage_of(*self._usages)))
-        return lines
+        return self.ending(result.request_id)(result)
+
+    def ending(self, request_id: str) -> Callable[[pb.Result], list[str]]:
+        """Return what does that of one request, of which nothing is told any more, as often as it is asked to."""
+        chunks = self._chunks.pop(request_id)
+        last = self._usage and not self._chunks
+
+        def of_result(result: pb.Result) -> list[str]:
+            lines = chunks.of_result(result)
+            usage = pb.Usage()
+            usage.CopyFrom(result.usage)  # as it is it would hold on to the result
+            self._usages[request_id] = usage
+            return [*lines, chunks.usage_line(usage_of(*self._usages.values()))] if last else lines
+
+        return of_result

@@ -1,4 +1,4 @@
-"""What is in memory of files that are being sent: as many bytes as there is room for, whatever their clients take.
+"""What is in memory of files and large answers that are sent: as there is room for, whatever their clients take.
 
 A page can be read again. So one that its client does not take is let go when others wait for room, and read on from
 where it stood once the client takes more: be that in the midst of a line, which is made again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.types import Send
@@ -22,7 +22,8 @@ EVENT_HEADERS = {
 
 
 LARGE_BYTES = 256 * 1024
-"""Of results, from which on their JSON is made beside the event loop: a MiB with log probabilities takes 0.2 s."""
+"""Of results, from which on their JSON is made beside the event loop, as a MiB with log probabilities takes 0.2 s, and
+only when there is room for as long as a client takes to read it."""
 
 T = TypeVar("T")
 
@@ -50,6 +51,11 @@ def json_of(body: Any) -> bytes:
     return json_bytes(body)
 
 
+def text_of(lines: Iterable[str]) -> str:
+    """Return chunks of a stream as they are sent."""
+    return "".join([f"data: {line}\n\n" for line in lines])
+
+
 class Reply:
     """Writes one response through ASGI's `send`."""
 
@@ -62,6 +68,8 @@ class Reply:
         self.status = 0
         """HTTP status sent; 0 while there is none."""
         self.ended = False
+        self.torn = False
+        """Whether part of something was sent, behind which nothing else can be."""
         self.wrote = False
         """Whether anything was written since this was last set to False."""
 
@@ -79,10 +87,36 @@ class Reply:
                 await self._begin(status, fields)
             await self._send({"type": "http.response.body", "body": data})
 
+    async def whole_in_pieces(self, pieces: AsyncGenerator[bytes, None], size_bytes: Callable[[], int]) -> None:
+        """Send a whole response with a JSON body as it comes, of which `size_bytes` tells the size with the first."""
+        first = await anext(pieces)
+        fields = {**self.headers, "content-type": "application/json", "content-length": str(size_bytes())}
+        self.ended = True
+        async with self._writing:
+            await self._begin(200, fields)
+            await self._pieces(first, pieces)
+            await self._send({"type": "http.response.body", "body": b""})
+
+    async def event_in_pieces(self, pieces: AsyncGenerator[bytes, None]) -> None:
+        """Send chunks of a stream as they come; if that fails nothing else can be sent."""
+        first = await anext(pieces)
+        async with self._writing:
+            if not self.status:
+                await self._begin(200, {**self.headers, **EVENT_HEADERS})
+            self.torn = True
+            await self._pieces(first, pieces)
+            self.torn = False
+        self.wrote = True
+
+    async def _pieces(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        await self._send({"type": "http.response.body", "body": first, "more_body": True})
+        async for piece in rest:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
     async def events(self, lines: Sequence[str]) -> None:
         """Send chunks of a stream, beginning it if need be."""
         if lines:
-            await self._text("".join([f"data: {line}\n\n" for line in lines]))
+            await self._text(text_of(lines))
 
     async def comment(self, text: str) -> None:
         """Send a line that clients drop."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from penstock.client import Client
-from penstock.connection import Turn
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import PenstockError
 from penstock.live.timeline import status_of
 from penstock.openai.answers import failure_of
 from penstock.openai.shape import Shape
@@ -22,24 +17,13 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.doorman import Doorman, authorization_of
 from services.gateway.download import Download
-from services.gateway.group import Group, body_of_all, check_answers
+from services.gateway.group import Group, body_of_all
 from services.gateway.hangup import until_hangup
-from services.gateway.limits import TELLING
-from services.gateway.pages import PLACE_BYTES, Page, Pages, Sheet
+from services.gateway.lookup import Lookup, pieces_of
+from services.gateway.pages import Pages
 from services.gateway.problem import of_error
 from services.gateway.reply import LARGE_BYTES, json_of
 from services.gateway.vigil import Vigil
-
-LOOK_AHEAD = 16
-"""Requests of one body looked up at once, and only after smaller answers than of which so many are a page."""
-
-
-class Found(NamedTuple):
-    """A request, or each of those that one body with several prompts became."""
-
-    each: list[queue_pb2.GetResponse]
-    size_bytes: int
-    """Of what they were answered, whether or not it was kept."""
 
 
 class Requests:
@@ -51,7 +35,7 @@ class Requests:
         `vigil` breaks one off when the client's key is no longer good.
         """
         self._client = client
-        self._pages = pages
+        self._lookup = Lookup(client, pages)
         self._doorman = doorman
         self._vigil = vigil
 
@@ -64,60 +48,15 @@ class Requests:
         try:
             who = await self._doorman.let_in(authorization_of(request.scope))
             async with until_hangup(request.receive):
-                found = await self._look(name, who.tenant, LARGE_BYTES)
+                found = await self._lookup.look(name, who.tenant, LARGE_BYTES)
             if found.size_bytes < LARGE_BYTES:
                 return Response(json_of(described(name, found.each)), media_type="application/json")
             # It is read again when there is room to hold it, for however long its client takes.
-            page = self._page(name, who.tenant, found.size_bytes)
-            pieces = _pieces(name, page, found.size_bytes)
+            page = self._lookup.page(name, who.tenant, found.size_bytes)
+            pieces = pieces_of(page, lambda found: json_of(described(name, found)), found.size_bytes)
             return Download(pieces, {"content-type": "application/json"}, self._vigil, lambda: page.line_bytes)
         except PenstockError as error:
             raise of_error(error) from None
-
-    def _page(self, name: str, tenant: str, size_bytes: int) -> Page[list[queue_pb2.GetResponse]]:
-        """Return what has the state of a request, with results of about this size."""
-
-        async def read(_first: int) -> Sheet[list[queue_pb2.GetResponse]]:
-            found = await self._found(name, math.inf)
-            return Sheet([(1, found.each)], 1, TELLING * found.size_bytes, last=True)
-
-        return Page(self._pages, tenant, read, TELLING * size_bytes)
-
-    async def _look(self, name: str, tenant: str, most_bytes: float) -> Found:
-        """Return what `_found` does, in turns of the tenant: only after one is it known how large an answer is."""
-        return await self._found(name, most_bytes, partial(self._pages.looking.turn, tenant))
-
-    async def _found(self, name: str, most_bytes: float, turn: Turn = nullcontext) -> Found:
-        """Return a request, or each of those that one body with several prompts became, each asked for in a `turn`.
-
-        Of answers that are `most_bytes` or more together only the size is kept. Raises Problem, where they are kept, if
-        they are more than one answer can be.
-        """
-        group = Group.named(name)
-        if group is None:
-            one = await self._client.wire_get(queue_pb2.GetRequest(request_id=name), turn)
-            return _kept(Found([one], one.result.ByteSize()), most_bytes)
-        found = Found([], 0)
-        at_once = largest_bytes = 1
-        while (first := len(found.each)) < group.count:
-            at_once = max(1, min(at_once, PLACE_BYTES // largest_bytes))
-            try:
-                numbers = range(first, min(first + at_once, group.count))
-                some = await asyncio.gather(*(self._prompt(group, number, turn) for number in numbers))
-            except NotFound:
-                raise NotFound(f"request_id: {name!r} is unknown") from None
-            sizes_bytes = [one.result.ByteSize() for one in some]
-            found = _kept(Found([*found.each, *some], found.size_bytes + sum(sizes_bytes)), most_bytes)
-            if most_bytes:
-                check_answers(found.size_bytes, group.count)
-            largest_bytes = max(largest_bytes, *sizes_bytes)
-            at_once = min(2 * at_once, LOOK_AHEAD)
-        return found
-
-    async def _prompt(self, group: Group, number: int, turn: Turn) -> queue_pb2.GetResponse:
-        """Return the request of one of several prompts."""
-        key = queue_pb2.IdempotencyKey(key=group.key(number))
-        return await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key), turn)
 
     async def delete(self, request: Request) -> JSONResponse:
         """Cancel a request that has not ended, delete the answer of one that has."""
@@ -134,35 +73,15 @@ class Requests:
         if Group.named(name) is None:
             if await self._client.delete(name):
                 return True
-            await self._look(name, tenant, 0)
+            await self._lookup.look(name, tenant, 0)
             await self._client.cancel(name)
             return False
-        found = await self._look(name, tenant, 0)
+        found = await self._lookup.look(name, tenant, 0)
         ids = [one.request_id for one in found.each]
         if all(one.HasField("result") for one in found.each):
             return bool(await self._client.delete(*ids))
         await self._client.cancel(*ids)
         return False
-
-
-async def _pieces(name: str, page: Page[list[queue_pb2.GetResponse]], size_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield what a client is told of the state of a request."""
-    with page:
-        await page.turn()
-        async with aclosing(page.pieces(lambda found: json_of(described(name, found)), size_bytes)) as pieces:
-            async for piece in pieces:
-                yield piece
-
-
-def _kept(found: Found, most_bytes: float) -> Found:
-    """Return it without the answers if they are `most_bytes` or more."""
-    return found if found.size_bytes < most_bytes else found._replace(each=[_state_of(one) for one in found.each])
-
-
-def _state_of(one: queue_pb2.GetResponse) -> queue_pb2.GetResponse:
-    """Return a request's id, and whether it has a result."""
-    result = pb.Result() if one.HasField("result") else None
-    return queue_pb2.GetResponse(request_id=one.request_id, result=result)
 
 
 def described(name: str, found: Sequence[queue_pb2.GetResponse]) -> dict[str, Any]:

@@ -121,6 +121,18 @@ async def test_two_readers_of_one_request_get_all_of_it(client: penstock.Client,
     assert list(await asyncio.gather(early, late)) == ["abc", "abc"]
 
 
+async def test_readers_of_one_request_share_its_result(client: penstock.Client, queue: FakeQueue) -> None:
+    """A copy of a large one for each of hundreds would hold up all else, and fill the memory."""
+    name = await client.submit(prompt="p")
+    reading = [asyncio.ensure_future(anext(client.wire_events(name, tokens=False))) for _ in range(3)]
+    await until_followed(queue, name)
+    await queue.finish_all()
+    told = await asyncio.gather(*reading)
+    assert told[0][0].result.result.request_id == name
+    assert all(one[0] is told[0][0] for one in told)
+    assert [one.sizes_bytes for one in told] == [{name: told[0][0].ByteSize()}] * 3
+
+
 async def test_an_unknown_request_is_told_to_its_reader_only(client: penstock.Client, queue: FakeQueue) -> None:
     name = await client.submit(prompt="p")
     known = asyncio.create_task(client.result(name))
@@ -297,7 +309,7 @@ async def test_of_several_a_reader_too_far_behind_has_the_results_sent_again(
 
 
 async def told_after(
-    first: asyncio.Future[list[pb.WatchEvent]], told: AsyncIterator[list[pb.WatchEvent]]
+    first: asyncio.Future[following.Told], told: AsyncIterator[following.Told]
 ) -> AsyncIterator[list[pb.WatchEvent]]:
     yield await first
     async for events in told:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import connection
+from penstock.following import Told
 from penstock.openai.bodies import COMPLETIONS_URL, BodyError, parse_body
 from penstock.openai.chunks import Chunks
 from penstock.openai.convert import to_request
@@ -191,9 +192,9 @@ async def test_an_answer_that_was_started_again_is_where_the_error_says(gateway:
 async def test_who_was_told_nothing_before_the_new_start_is_not_to_ask_again(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def both_at_once(ids: Sequence[str], tokens: bool) -> AsyncGenerator[list[queue_pb2.WatchEvent], None]:
+    async def both_at_once(ids: Sequence[str], tokens: bool) -> AsyncGenerator[Told, None]:
         deltas = [pb.TokenDelta(request_id=ids[0], attempt=attempt, token_ids=[attempt]) for attempt in (1, 2)]
-        yield [queue_pb2.WatchEvent(tokens=delta) for delta in deltas]
+        yield Told([queue_pb2.WatchEvent(tokens=delta) for delta in deltas])
 
     monkeypatch.setattr(gateway.parts.client, "wire_events_of", both_at_once)
     for headers in ({}, {"idempotency_key": "k"}):
@@ -295,7 +296,7 @@ def test_what_is_gathered_does_not_hold_on_to_the_frames_it_came_in() -> None:
         result = queue_pb2.WatchResult(result=pb.Result(request_id=name, choices=[choice]))
         frame = queue_pb2.FollowResponse(events=[others, queue_pb2.WatchEvent(result=result)])
         read = queue_pb2.FollowResponse.FromString(frame.SerializeToString())
-        gathered.add(read.events[1].result.result)
+        gathered.add(read.events[1].result.result, 100)
     assert resident_bytes() - before_bytes < 50 * 2**20, "4 MiB for each of fifty are four times as much"
     assert gathered.whole
     assert [choice["text"] for choice in gathered.body("several", Shape())["choices"]] == ids
@@ -311,7 +312,9 @@ def test_a_stream_keeps_of_what_it_has_told_the_counts_alone() -> None:
     for name in ids:
         result = pb.Result.FromString(content)
         result.request_id = name
-        last = joined.of_result(result)[-1]
+        ending = joined.ending(name)
+        last = ending(result)[-1]
+        assert ending(result)[-1] == last, "it may be told again"
     assert json.loads(last)["usage"]["total_tokens"] == 100
     assert resident_bytes() - before_bytes < 50 * 2**20, "4 MiB for each of fifty are four times as much"
 

@@ -20,17 +20,18 @@ from services.gateway.doorman import Doorman
 from services.gateway.group import Group
 from services.gateway.intake import ClientGoneError
 from services.gateway.limits import MAX_ANSWERS_BYTES, MAX_LOOKING
+from services.gateway.lookup import Lookup, pieces_of
 from services.gateway.pages import PLACE_BYTES, Pages
 from services.gateway.problem import Problem
-from services.gateway.reply import LARGE_BYTES
-from services.gateway.requests import Requests, _pieces
+from services.gateway.reply import LARGE_BYTES, json_of
+from services.gateway.requests import Requests, described
 from services.gateway.vigil import Vigil
 from tests.support.asgi import Visit, get
 from tests.support.waiting import wait_for_async
 
 
-def requests_of(size_bytes: int, pages: Pages) -> Requests:
-    """Return what serves one request, whose answer is so large."""
+def client_of(size_bytes: int) -> Any:
+    """Return the part of a client that looks up one request, whose answer is so large."""
     result = pb.Result(
         request_id="r-1",
         outcome=pb.OUTCOME_COMPLETED,
@@ -42,14 +43,15 @@ def requests_of(size_bytes: int, pages: Pages) -> Requests:
             await asyncio.sleep(0)
         return GetResponse(request_id="r-1", attempts=1, result=result)
 
-    client: Any = SimpleNamespace(wire_get=wire_get)
-    return Requests(client, pages, Doorman(), Vigil())
+    return SimpleNamespace(wire_get=wire_get)
 
 
 @pytest.mark.parametrize("size_bytes", [1, LARGE_BYTES])
 async def test_an_answer_is_whole_however_large_it_is(size_bytes: int) -> None:
     pages = Pages()
-    app = Starlette(routes=[Route("/v1/requests/{request_id}", requests_of(size_bytes, pages).get)])
+    app = Starlette(
+        routes=[Route("/v1/requests/{request_id}", Requests(client_of(size_bytes), pages, Doorman(), Vigil()).get)]
+    )
     answer = await get(app, "/v1/requests/r-1").whole()
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert answer.headers["content-length"] == str(len(answer.body))
@@ -58,9 +60,9 @@ async def test_an_answer_is_whole_however_large_it_is(size_bytes: int) -> None:
 
 
 async def test_a_client_that_takes_nothing_of_a_large_answer_keeps_no_room_that_others_wait_for() -> None:
-    requests = requests_of(LARGE_BYTES, Pages(1, 0.0))
-    pages = [requests._page("r-1", "acme", LARGE_BYTES) for _ in range(2)]
-    slow, quick = (_pieces("r-1", page, LARGE_BYTES) for page in pages)
+    looks = Lookup(client_of(LARGE_BYTES), Pages(1, 0.0))
+    pages = [looks.page("r-1", "acme", LARGE_BYTES) for _ in range(2)]
+    slow, quick = (pieces_of(page, lambda found: json_of(described("r-1", found)), LARGE_BYTES) for page in pages)
     async with asyncio.timeout(10):
         first = await anext(slow)
         whole = b"".join([piece async for piece in quick])
@@ -166,9 +168,8 @@ async def test_of_large_answers_of_several_prompts_few_are_read_at_once() -> Non
     slow, pages, count = Slow(PLACE_BYTES // 3), Pages(), 30
     slow.ends.set()
     client: Any = slow
-    requests = Requests(client, pages, Doorman(), Vigil())
     name = Group("several-" + "0" * 32, count).name
-    found = await requests._look(name, "a", LARGE_BYTES)
+    found = await Lookup(client, pages).look(name, "a", LARGE_BYTES)
     assert count * slow.answer_bytes < found.size_bytes < MAX_ANSWERS_BYTES
     assert slow.most <= 3
     assert sum(one.ByteSize() for one in found.each) < LARGE_BYTES

@@ -41,6 +41,10 @@ def choice(end: int, index: int = 0, **fields: Any) -> pb.Choice:
     return pb.Choice(index=index, text="".join(WORDS[:end]), token_ids=range(end), **fields)
 
 
+def entries(start: int, end: int) -> list[pb.TokenLogprob]:
+    return [pb.TokenLogprob(token_id=t, token=WORDS[t], logprob=-t - 0.5, rank=1) for t in range(start, end)]
+
+
 def result(*choices: pb.Choice) -> pb.Result:
     usage = pb.Usage(prompt_tokens=9, completion_tokens=4)
     return pb.Result(request_id="r-1", outcome=pb.OUTCOME_COMPLETED, choices=choices, usage=usage)
@@ -94,9 +98,6 @@ def test_a_completion_reads_as_vllm_writes_it() -> None:
 
 
 def test_log_probabilities_go_on_where_the_text_stands() -> None:
-    def entries(start: int, end: int) -> list[pb.TokenLogprob]:
-        return [pb.TokenLogprob(token_id=t, token=WORDS[t], logprob=-t - 0.5, rank=1) for t in range(start, end)]
-
     stream = chunks(COMPLETIONS_URL, logprobs=0)
     first = json.loads(stream.of_delta(delta(0, 2, logprobs=entries(0, 2)))[0])["choices"][0]["logprobs"]
     assert first["text_offset"] == [0, 3]
@@ -217,3 +218,15 @@ def test_a_chunk_of_text_alone_is_as_any_other(text: str, url: str, index: int) 
     expected = json.loads(general)
     expected["choices"][0]["logprobs"] = None
     assert line == json.dumps(expected, ensure_ascii=False, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(("url", "logprobs"), [(CHAT_URL, True), (COMPLETIONS_URL, 0)])
+def test_an_ending_is_the_same_however_often_it_is_written(url: str, logprobs: Any) -> None:
+    stream = chunks(url, usage=True, logprobs=logprobs)
+    stream.of_delta(delta(0, 1, logprobs=entries(0, 1)))
+    whole = result(choice(4, logprobs=entries(0, 4)))
+    assert stream.untold(whole) == 0.75
+    ending = stream.ending("r-1")
+    first = ending(whole)
+    assert ending(whole) == first
+    assert json.loads(first[0])["choices"][0]["logprobs"]
