@@ -361,7 +361,7 @@ class _Stream:
     def _hand_out_result(self, event: pb.WatchEvent, inboxes: Sequence[Inbox]) -> None:
         """Give a result to all who read it: the same to each, as a large one takes long to copy."""
         size_bytes = event.ByteSize()
-        if shared := False:
+        if shared := len(inboxes) > 1:
             event = _own(event)
         for inbox in inboxes:
             inbox.put(event, size_bytes, shared)

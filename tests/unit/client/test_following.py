@@ -123,14 +123,21 @@ async def test_two_readers_of_one_request_get_all_of_it(client: penstock.Client,
 
 async def test_readers_of_one_request_share_its_result(client: penstock.Client, queue: FakeQueue) -> None:
     """A copy of a large one for each of hundreds would hold up all else, and fill the memory."""
-    name = await client.submit(prompt="p")
-    reading = [asyncio.ensure_future(anext(client.wire_events(name, tokens=False))) for _ in range(3)]
-    await until_followed(queue, name)
+    names = [await client.submit(prompt=prompt) for prompt in "pqr"]
+    readers = [client.wire_events_of(names, tokens=False) for _ in range(3)]
+    begun = [asyncio.ensure_future(anext(reader)) for reader in readers]
+    last = asyncio.create_task(client.result(names[-1]))
+    for name in names:
+        await until_followed(queue, name)
+    await queue.finish(queue.requests[0])
+    await asyncio.gather(*begun)
     await queue.finish_all()
-    told = await asyncio.gather(*reading)
-    assert told[0][0].result.result.request_id == name
-    assert all(one[0] is told[0][0] for one in told)
-    assert [one.sizes_bytes for one in told] == [{name: told[0][0].ByteSize()}] * 3
+    await last  # so that behind the second result, which nobody has taken, there is one more
+    told = [await anext(reader) for reader in readers]
+    results = {event.result.result.request_id: event.ByteSize() for event in told[0]}
+    assert list(results) == names[1:]
+    assert [one.sizes_bytes for one in told] == [results] * 3
+    assert all(mine is first for one in told for mine, first in zip(one, told[0], strict=True))
 
 
 async def test_an_unknown_request_is_told_to_its_reader_only(client: penstock.Client, queue: FakeQueue) -> None:
