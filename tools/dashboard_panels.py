@@ -127,8 +127,10 @@ ENGINES = Row(
               [(f"sum(rate(penstock_worker_generation_tokens_total{RATE}))", "generated"),
                (f"sum(rate(penstock_worker_prompt_tokens_total{RATE}))", "of prompts"),
                (f"sum(rate(penstock_worker_cached_tokens_total{RATE}))", "of prompts, cached")]),
-        Panel("Preemptions", "short", "Each second; the engine threw out what it had begun.",
-              [(f"rate(penstock_scheduler_worker_preemptions_total{RATE})", "{{worker}}")]),
+        Panel("Preemptions", "short", "Each second; the engine threw out what it had begun. Policy `predictive` steers"
+              " to some, to more of them where one costs little.",
+              [(f"rate(penstock_scheduler_worker_preemptions_total{RATE})", "{{worker}}"),
+               (f"rate(penstock_scheduler_target_preemptions_total{RATE})", "{{worker}} steered to")]),
         Panel("In the engine", "short", "Requests running, and waiting inside the engine for blocks.",
               [("penstock_scheduler_engine_running_requests", "{{worker}} running"),
                ("penstock_scheduler_engine_waiting_requests", "{{worker}} waiting")]),

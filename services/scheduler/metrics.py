@@ -120,6 +120,11 @@ def _outlooks(snapshot: Snapshot) -> Iterator[Metric]:
             if worker.outlook is not None:
                 gauge.add_metric([worker.worker_id], read(worker.outlook))
         yield gauge
+    target = CounterMetricFamily(f"{PREFIX}target_preemptions", "Preemptions steered to.", labels=["worker"])
+    for worker in snapshot.workers:
+        if worker.outlook is not None:
+            target.add_metric([worker.worker_id], worker.outlook.target_preemptions)
+    yield target
 
 
 def _channels(snapshot: Snapshot) -> Iterator[Metric]:

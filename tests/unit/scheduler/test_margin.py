@@ -65,6 +65,7 @@ def test_more_preemptions_are_worth_it_where_they_cost_less_than_the_margin(
         margin.observe(report(preemptions, usage=0.1).replace(**counters))
         margin.completed(100, spread)
     assert counted / 30 == pytest.approx(4.0 * factor, rel=0.12)
+    assert margin.target_preemptions / 40 == pytest.approx(4.0 * factor, rel=0.01), "what it says that it steers to"
 
 
 def test_a_cache_is_never_without_rest_however_little_preemptions_cost() -> None:
@@ -121,6 +122,7 @@ def test_where_no_preemption_is_wanted_the_margin_begins_wide_and_stays_so() -> 
     for _ in range(1000):
         margin.completed(100, 0.5)
     assert margin.deviations == UNTARGETED_DEVIATIONS
+    assert margin.target_preemptions == 0
 
 
 def test_preemptions_from_before_the_first_report_do_not_count() -> None:

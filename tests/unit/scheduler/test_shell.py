@@ -261,6 +261,7 @@ def test_metrics_show_what_is_predicted_of_each_worker() -> None:
     assert 'penstock_scheduler_margin_deviations{worker="w1"} -0.25' in text
     assert 'penstock_scheduler_preemption_cost_requests{worker="w1"} +Inf' in text
     assert 'penstock_scheduler_worker_recovering{worker="w1"} 0.0' in text
+    assert 'penstock_scheduler_target_preemptions_total{worker="w1"} 0.0' in text
 
 
 def test_a_grant_and_its_acks_carry_what_a_growing_reservation_needs() -> None:

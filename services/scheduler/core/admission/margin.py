@@ -70,6 +70,8 @@ class Margin:
         self.deviations = FIRST_DEVIATIONS if target_per_1000 else UNTARGETED_DEVIATIONS
         self.recovering = False
         self.cost = RecomputeCost()
+        self.target_preemptions = 0.0
+        """Preemptions that were worth it so far, over all completed requests: as many as it steers to."""
         self._target = target_per_1000 / 1000
         self._step_deviations = STEP_DEVIATIONS
         self._preemptions: int | None = None
@@ -85,6 +87,7 @@ class Margin:
         self.cost.completed(tokens)
         worth = max(spread / (FULL_PRICE_SHARE * self.cost.requests), 1.0)
         per_request = max(min(self._target * worth, MOST_PREEMPTIONS_PER_REQUEST), self._target)
+        self.target_preemptions += per_request
         if not per_request:
             return
         narrowing = min(per_request * STEP_DEVIATIONS, MOST_NARROWING_DEVIATIONS)

@@ -17,12 +17,14 @@ class Outlook(NamedTuple):
     """What a policy expects of one worker: its peak, margin included, and the margin in standard deviations.
 
     `preemption_cost_requests` is the engine time of a preemption over that of a request, infinite while unknown.
+    `target_preemptions` are as many as it steers to, over all requests that completed there.
     """
 
     peak_blocks: int
     margin_deviations: float
     recovering: bool
     preemption_cost_requests: float
+    target_preemptions: float
 
 
 class Policy(ABC):

@@ -183,7 +183,7 @@ class Predictive(Policy):
         view = self._views[worker.epoch]
         margin = view.margin
         peak = view.forecast.peak_blocks(margin.deviations)
-        return Outlook(peak, margin.deviations, margin.recovering, margin.cost.requests)
+        return Outlook(peak, margin.deviations, margin.recovering, margin.cost.requests, margin.target_preemptions)
 
     def _first_size(self, request: Announced, shape: EngineShape, model: str) -> Size:
         """Return the size of a request that has generated nothing."""
