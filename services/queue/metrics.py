@@ -66,6 +66,12 @@ class QueueMetrics:
         self.oldest = Gauge(
             "penstock_queue_oldest_ready_age_seconds", "Age of the oldest waiting request.", channel, registry=registry
         )
+        self.oldest_servable = Gauge(
+            "penstock_queue_oldest_servable_age_seconds",
+            "Age of the oldest waiting request whose model somebody serves.",
+            channel,
+            registry=registry,
+        )
         self.dead = Gauge("penstock_queue_dead_requests", "Dead letters.", registry=registry)
         self.results = Gauge("penstock_queue_results_kept", "Results kept.", registry=registry)
         self.workers = Gauge("penstock_queue_workers_connected", "Open Work streams.", registry=registry)
@@ -141,6 +147,7 @@ class QueueMetrics:
             self.ready.labels(line.channel).set(line.ready)
             self.leased.labels(line.channel).set(line.leased)
             self.oldest.labels(line.channel).set(age_ns(line.oldest_submitted_ns, now_ns) / 1e9)
+            self.oldest_servable.labels(line.channel).set(age_ns(line.oldest_servable_ns, now_ns) / 1e9)
         self.dead.set(view.dead)
         self.results.set(view.results)
         self.workers.set(view.workers)

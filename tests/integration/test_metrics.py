@@ -58,6 +58,21 @@ async def ask(fleet: Fleet) -> None:
                 return
 
 
+def tell_what_waits_in_vain(fleet: Fleet) -> None:
+    """The age that alerts judge is not that of a request for a model nobody serves, unless no scheduler says so."""
+    ages = "penstock_queue_oldest_ready_age_seconds", "penstock_queue_oldest_servable_age_seconds"
+
+    def waits(servable: bool) -> Callable[[], bool]:
+        return lambda: [scrape(fleet.queue)[age] > 0 for age in ages] == [True, servable]
+
+    with public.SyncClient(fleet.queue.address) as client:
+        misspelt = client.submit(prompt="for nobody", channel="batch", model="tinny")
+        wait_for(waits(False), "what waits in vain to be told apart")
+        fleet.scheduler.kill()
+        wait_for(waits(True), "it to count where no scheduler says what is served")
+        client.cancel(misspelt)
+
+
 def test_the_metrics_tell_what_happened_and_are_documented(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet()
     with public.SyncClient(fleet.queue.address) as client:
@@ -100,3 +115,4 @@ def test_the_metrics_tell_what_happened_and_are_documented(make_fleet: Callable[
     labels = {sample.name: frozenset(sample.labels) for service in everyone for sample in samples(service)}
     assert len(labels.keys() & known.keys()) > len(known) / 2
     assert {name: known[name] for name in labels if name in known} == {n: labels[n] for n in labels if n in known}
+    tell_what_waits_in_vain(fleet)

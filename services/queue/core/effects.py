@@ -118,6 +118,8 @@ class LineView(NamedTuple):
     leased: int
     oldest_submitted_ns: int
     """0 if none waits."""
+    oldest_servable_ns: int
+    """When the oldest was submitted of those whose model somebody serves; 0 if none waits."""
 
 
 class QueueView(NamedTuple):

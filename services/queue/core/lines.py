@@ -175,6 +175,16 @@ class Line:
                 return seq
         return None
 
+    def oldest_servable(self) -> int | None:
+        """Return the waiting request that was submitted first of those whose model somebody serves, or None.
+
+        As long as nobody says what is served, as without a scheduler or before a worker comes, all are.
+        """
+        if not self._served:
+            return self.oldest()
+        parts = [self._parts[model] for model in self._served if model in self._parts]
+        return min([part.oldest() for part in parts], default=None)
+
     def _trim(self) -> None:
         if len(self._by_age) > 2 * len(self._parts) + HEAP_SLACK:
             self._by_age = sorted((part.oldest(), model) for model, part in self._parts.items())

@@ -295,11 +295,14 @@ class Machine:
         book = self.book
         lines = []
         for channel, line in book.lines.items():
-            oldest = line.oldest()
-            since_ns = book.entries[oldest].meta.submitted_ns if oldest is not None else 0
-            lines.append(LineView(channel, len(line), book.leased_by_channel[channel], since_ns))
+            oldest, servable = self._submitted_ns(line.oldest()), self._submitted_ns(line.oldest_servable())
+            lines.append(LineView(channel, len(line), book.leased_by_channel[channel], oldest, servable))
         connected = book.backlog_stream is not None
         return QueueView(ticket, tuple(lines), len(book.dead), book.counters.results, len(self._workers), connected)
+
+    def _submitted_ns(self, seq: int | None) -> int:
+        """Return when the waiting request was submitted, 0 of none."""
+        return 0 if seq is None else self.book.entries[seq].meta.submitted_ns
 
     # ---- the scheduler ----
 

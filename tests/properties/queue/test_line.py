@@ -93,6 +93,10 @@ class Plain:
                 assert counts[model] >= min(waiting, self.limit)
         assert (self.line.announced, self.line.bounded) == (counts.total(), bounded)
 
+    def servable(self) -> list[int]:
+        """Return who waits for a model that is served; everybody while nobody says what is."""
+        return [seq for seq, (_, model) in self.waiting.items() if model in self.served or not self.served]
+
     def counted(self) -> Counter[str]:
         """Return how many are announced for each model."""
         return Counter(self.waiting[seq][1] for seq in self.announced)
@@ -108,4 +112,5 @@ def test_a_line_announces_what_it_may_and_knows_its_oldest(deeds: list[tuple[obj
         for deed in [*deeds, ("announce",)]:
             plain.do(deed)
             assert plain.line.oldest() == min(plain.waiting, default=None)
+            assert plain.line.oldest_servable() == min(plain.servable(), default=None)
             assert len(plain.line) == len(plain.waiting)

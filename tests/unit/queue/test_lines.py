@@ -265,6 +265,25 @@ def test_the_oldest_is_found_without_a_look_at_every_model() -> None:
         assert line.oldest() == seq + 1
 
 
+def test_the_oldest_that_is_servable_is_told_apart_from_one_whose_model_nobody_serves() -> None:
+    line = Line()
+    line.enter(1, 0, "misspelt")
+    assert line.oldest_servable() == 1, "without a scheduler nobody knows what is served"
+    line.set_served(("", "m", "other"))
+    line.set_limit(2)
+    assert line.oldest_servable() is None
+    for seq, model in ((2, "m"), (3, ""), (4, "m")):
+        line.enter(seq, 0, model)
+    assert (line.oldest(), line.oldest_servable()) == (1, 2)
+    line.leave(2, "m")
+    assert line.oldest_servable() == 3
+    line.set_served(())
+    assert line.oldest_servable() == 1, "without a worker all of them wait in vain"
+    line.set_served(("m",))
+    line.forget_announcements()
+    assert line.oldest_servable() == 1
+
+
 def test_the_heap_of_models_stays_small_while_they_come_and_go() -> None:
     line = Line()
     line.enter(1, 0, "stays")
