@@ -11,10 +11,12 @@ TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all of t
 if TYPE_CHECKING:
     from typing import Any
 
+    from penstock.address import AddressError
     from penstock.client import Client
     from penstock.errors import (
         InvalidRequest,
         NotFound,
+        NotPossibleNow,
         PenstockError,
         PermissionDenied,
         QuotaExceeded,
@@ -23,15 +25,19 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from penstock.fields import RequestFields
+    from penstock.keys import KeysError
     from penstock.results import (
+        Cancelled,
         Choice,
         Credits,
+        DeadLetter,
         FinishReason,
         Outcome,
         Progress,
         RequestError,
         RequestInfo,
         RequestState,
+        Requeued,
         Result,
         Submitted,
         Timings,
@@ -40,14 +46,20 @@ if TYPE_CHECKING:
         Usage,
     )
     from penstock.sync_client import SyncClient
+    from penstock.tls import TlsError, TlsFiles
 
 __all__ = [
+    "AddressError",
+    "Cancelled",
     "Choice",
     "Client",
     "Credits",
+    "DeadLetter",
     "FinishReason",
     "InvalidRequest",
+    "KeysError",
     "NotFound",
+    "NotPossibleNow",
     "Outcome",
     "PenstockError",
     "PermissionDenied",
@@ -57,11 +69,14 @@ __all__ = [
     "RequestFields",
     "RequestInfo",
     "RequestState",
+    "Requeued",
     "Result",
     "ServiceError",
     "Submitted",
     "SyncClient",
     "Timings",
+    "TlsError",
+    "TlsFiles",
     "TokenDelta",
     "TokenLogprob",
     "Unauthenticated",
@@ -70,9 +85,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AddressError": "penstock.address",
     "Client": "penstock.client",
     "InvalidRequest": "penstock.errors",
     "NotFound": "penstock.errors",
+    "NotPossibleNow": "penstock.errors",
     "PenstockError": "penstock.errors",
     "PermissionDenied": "penstock.errors",
     "QuotaExceeded": "penstock.errors",
@@ -80,14 +97,18 @@ _HOMES = {
     "Unauthenticated": "penstock.errors",
     "Unavailable": "penstock.errors",
     "RequestFields": "penstock.fields",
+    "KeysError": "penstock.keys",
+    "Cancelled": "penstock.results",
     "Choice": "penstock.results",
     "Credits": "penstock.results",
+    "DeadLetter": "penstock.results",
     "FinishReason": "penstock.results",
     "Outcome": "penstock.results",
     "Progress": "penstock.results",
     "RequestError": "penstock.results",
     "RequestInfo": "penstock.results",
     "RequestState": "penstock.results",
+    "Requeued": "penstock.results",
     "Result": "penstock.results",
     "Submitted": "penstock.results",
     "Timings": "penstock.results",
@@ -95,6 +116,8 @@ _HOMES = {
     "TokenLogprob": "penstock.results",
     "Usage": "penstock.results",
     "SyncClient": "penstock.sync_client",
+    "TlsError": "penstock.tls",
+    "TlsFiles": "penstock.tls",
 }
 
 
@@ -105,3 +128,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names as well before their first use, for whoever completes them."""
+    return sorted({*globals(), *__all__})
