@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -66,8 +67,17 @@ class Plan:
 
 
 def batch_name(output: Path, source: InputFile, model: str, salt: str = "") -> str:
-    """Return the batch's name: the same for the same output path, input content, model and salt."""
-    text = "\0".join([str(output.absolute()), source.sha256, model, salt])
+    """Return the batch's name: the same for the same output, by whichever path, input content, model and salt."""
+    return _name(os.path.join(os.path.realpath(output.parent), output.name), source, model, salt)
+
+
+def former_name(output: Path, source: InputFile, model: str) -> str:
+    """Return the batch's name in journals of former versions: another one for each path of the same output."""
+    return _name(str(output.absolute()), source, model, "")
+
+
+def _name(output: str, source: InputFile, model: str, salt: str) -> str:
+    text = "\0".join([output, source.sha256, model, salt])
     # A path may have bytes that are not UTF-8, each of them half a surrogate pair here.
     return "rb-" + hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 

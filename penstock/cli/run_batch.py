@@ -27,7 +27,7 @@ from penstock.batch.journal import (
     write_output,
 )
 from penstock.batch.reader import InputFile, InputReadError
-from penstock.batch.runner import BatchRun, Plan, batch_name
+from penstock.batch.runner import BatchRun, Plan, batch_name, former_name
 from penstock.batch.summary import Summary, summarize
 from penstock.cli.batch_fleet import (
     Late,
@@ -201,14 +201,13 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
 
 
 def _header(options: Options, source: InputFile, journal: Journal, store_id: str) -> Header:
-    """Return the journal's header; a run begun with --fresh is resumed under its own name."""
-    key = batch_name(options.target, source, options.model)
+    """Return the journal's header; a run begun with --fresh, or by a former version, is resumed under its own name."""
+    key = batch = batch_name(options.target, source, options.model)
+    found = journal.header
     if options.fresh:
         batch = batch_name(options.target, source, options.model, secrets.token_hex(8))
-    elif journal.header is not None and journal.header.key == key:
-        batch = journal.header.batch
-    else:
-        batch = key
+    elif found is not None and found.key in (key, former_name(options.target, source, options.model)):
+        key, batch = found.key, found.batch
     return Header(key, batch, store_id, source.sha256)
 
 

@@ -1,13 +1,16 @@
-"""`penstock run-batch` run again for the lines that failed, and where it has lines wait."""
+"""`penstock run-batch` run again for the lines that failed, where it has lines wait, and which run it goes on with."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from penstock.batch.reader import InputFile
 from penstock.request.v1 import request_pb2
 from tests.support.fake_queue import FakeQueue, completed, serving
 from tests.support.shell import Shell
@@ -55,3 +58,41 @@ async def test_lines_wait_where_the_queue_says_unless_a_channel_is_named(
     ran = await shell.run("run-batch", "-i", str(source), "-o", str(tmp_path / "out"), *NO_SCHEDULER, *named)
     assert ran.status == 0, ran.err
     assert {request.channel for request in shell.queue.requests} == {used}
+
+
+@pytest.mark.parametrize("way", ["link", "dots", "relative"])
+async def test_an_output_is_the_same_by_whichever_path_it_is_named(shell: Shell, tmp_path: Path, way: str) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    out = tmp_path / "real" / "out"
+    ways = {"link": tmp_path / "link" / "out", "dots": tmp_path / "real" / ".." / "link" / "out"}
+    other = ways.get(way) or Path(os.path.relpath(out))
+    source = str(lines_in(tmp_path / "in", 2))
+    assert (await shell.run("run-batch", "-i", source, "-o", str(out), *NO_SCHEDULER)).status == 0
+    again = await shell.run("run-batch", "-i", source, "-o", str(other), *NO_SCHEDULER)
+    assert "2 of 2 lines were answered earlier; --fresh runs them again" in again.err.splitlines()
+    assert len(shell.queue.requests) == 2
+
+
+async def test_a_run_that_has_the_name_of_the_path_as_it_was_spelt_goes_on_under_it(
+    shell: Shell, tmp_path: Path
+) -> None:
+    """As former versions named it, whose journal may be there."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    source, out = lines_in(tmp_path / "in", 2), tmp_path / "link" / "out"
+    lines = InputFile(source)
+    text = "\0".join([str(out), lines.sha256, "", ""])
+    former = "rb-" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    header = {"key": former, "batch": former, "store_id": "s", "input_sha256": lines.sha256, "version": 1}
+    journal = tmp_path / "real" / "out.partial"
+    journal.write_text(json.dumps(header) + "\n")
+    command = ["run-batch", "-i", str(source), *NO_SCHEDULER, "-o"]
+    elsewhere = await shell.run(*command, str(tmp_path / "real" / "out"))
+    assert (elsewhere.status, "is of another run of this input file" in elsewhere.err) == (2, True)
+    resumed = await shell.run(*command, str(out))
+    assert resumed.status == 0, resumed.err
+    assert {request.batch for request in shell.queue.requests} == {former}
+    journal.write_text(json.dumps(header) + "\n")
+    assert (await shell.run(*command, str(out), "--fresh")).status == 0
+    assert former not in {request.batch for request in shell.queue.requests[2:]}
