@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Set
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -39,12 +40,14 @@ GIVEN = ("--worker-id", "--listen", "--queue-address", "--scheduler-address")
 
 ALIKE = 0.88
 """Likeness (difflib's) from which on an unknown flag is one of this command's own, misspelt: a letter or two in ten.
-No flag of vLLM's is so near."""
+No flag of vLLM's is so near, nor one of these with two letters swapped, which difflib takes for two that are wrong."""
 
 
 def up(
     context: typer.Context,
-    workers: Annotated[int, typer.Option(min=1, help="Number of workers, each with an engine of its own.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of workers, each with an engine of its own.")
+    ] = 1,
     model: Annotated[
         str, typer.Option(help="Name or path of the model; without it a tiny random model is made and served.")
     ] = "",
@@ -93,18 +96,24 @@ def flags_for_the_engine(context: typer.Context) -> list[str]:
     flags = list(context.args)
     if flags and not flags[0].startswith("-"):
         raise CommandError(f"unexpected argument {flags[0]!r}", EX_USAGE)
-    own = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
+    own = {name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     for flag in flags:
         name = flag.partition("=")[0]
         if name.startswith("--") and (why := wrong_here(name)):
             raise CommandError(f"{name} {why}", EX_USAGE)
         if name.replace("_", "-") in GIVEN:
             raise CommandError(f"{name}: each worker is given its own by this command", EX_USAGE)
-        near = get_close_matches(name, own, 1, ALIKE) if flag.startswith("--") else []
-        if near and name not in own:  # one that is stood behind `--`, and is meant for the workers
+        # One that is our own stood behind `--`, and is meant for the workers.
+        if name.startswith("--") and name not in own and (meant := _meant(name, own)):
             # The engine would refuse it too, but only once it has been loaded.
-            raise CommandError(f"unknown flag {flag}; did you mean {near[0]}?", EX_USAGE)
+            raise CommandError(f"unknown flag {flag}; did you mean {meant}?", EX_USAGE)
     return flags
+
+
+def _meant(name: str, own: Set[str]) -> str:
+    """Return the flag of `own` that `name` is, misspelt; empty if there is none."""
+    swapped = {name[:at] + name[at + 1] + name[at] + name[at + 2 :] for at in range(len(name) - 1)}
+    return next(iter(swapped & own or get_close_matches(name, own, 1, ALIKE)), "")
 
 
 async def _serve(plan: StackPlan) -> None:

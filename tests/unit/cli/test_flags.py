@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from penstock.cli.errors import CommandError
@@ -55,3 +57,37 @@ def test_a_certificate_is_made_for_names_and_addresses(tmp_path: Path) -> None:
         for word in ("--host", host)
     ]
     assert CliRunner().invoke(app, ["certs", str(tmp_path / "certs"), *hosts]).exit_code == 0
+
+
+def commands(group: typer.Typer, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of the group itself and of every command below it."""
+    yield path
+    for command in group.registered_commands:
+        assert command.callback is not None
+        yield (*path, command.name or command.callback.__name__)
+    for below in group.registered_groups:
+        assert below.typer_instance is not None
+        yield from commands(below.typer_instance, *path, str(below.name))
+
+
+@pytest.mark.parametrize("words", [*commands(app)], ids=" ".join)
+def test_a_terminal_of_80_columns_shows_every_flag_whole(words: tuple[str, ...]) -> None:
+    told = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
+    assert told.exit_code == 0
+    assert "--help" in told.stdout
+    assert [line for line in told.stdout.splitlines() if "…" in line] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--modle", "--model"), ("--wrokers=2", "--workers"), ("--modell", "--model"), ("--data_dir", "--data-dir")],
+)
+def test_a_misspelt_flag_of_the_commands_own_is_not_left_to_the_engine(typed: str, meant: str, tmp_path: Path) -> None:
+    # What is not caught ends at a directory that is none, and starts nothing.
+    for name in ("in", "no directory"):
+        (tmp_path / name).touch()
+    directory = ["--data-dir", str(tmp_path / "no directory")]
+    files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    for command in (["up", *directory], ["run-batch", "--up", *files, *directory]):
+        with pytest.raises(CommandError, match=f"unknown flag {typed}; did you mean {meant}\\?"):
+            CliRunner().invoke(app, [*command, typed, "x"], catch_exceptions=False)
