@@ -226,9 +226,10 @@ class Part:
         return announced
 
     def forget_announcements(self) -> None:
-        """Have nothing announced."""
+        """Have nothing announced. What was is put back: a window of it, however many wait."""
+        for seq in self._announced:
+            heapq.heappush(self._unannounced, (self.waiting[seq], seq))
         self._announced.clear()
-        self._rebuild_unannounced()
 
     def announce_one(self, limit: int) -> int | None:
         """Return the first request that is not announced, and mark it, if fewer than `limit` are; else None."""

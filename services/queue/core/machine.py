@@ -66,7 +66,7 @@ from services.queue.core.quotas import Quota
 from services.queue.core.workers import Rules, Workers
 
 ENDED_AT_ONCE: Final = 1000
-"""Requests that one step ends, or revives: some tens of milliseconds in which nothing else is done."""
+"""Requests that one step ends, requeues or revives: some tens of milliseconds in which nothing else is done."""
 
 POPPED_AT_ONCE: Final = 20_000
 """Deadlines that one step looks at, most of them of requests that have ended before: again some tens of
@@ -351,7 +351,7 @@ class Machine:
 
     def _tick(self, _message: Tick, now_ns: int) -> None:
         self._pass_deadlines(now_ns)
-        self._workers.tick(now_ns)
+        self._workers.tick(now_ns, ENDED_AT_ONCE)
         violations = self.audit.look()
         if violations:
             self.book.emit(AuditFailed(violations))

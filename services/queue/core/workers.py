@@ -286,17 +286,25 @@ class Workers:
             else:
                 self._lose(entry, Input.FAIL, HANDED_BACK, now_ns)
 
-    def tick(self, now_ns: int) -> None:
-        """Requeue what ran out of lease, and the leases of workers that did not return."""
-        while self._book.leases:
+    def tick(self, now_ns: int, most: int) -> None:
+        """Requeue what ran out of lease, and the leases of workers that did not return; `most` at once.
+
+        The next ticks requeue the rest, but for what its worker renews, or comes back with, meanwhile.
+        """
+        while self._book.leases and most > 0:
             seq, expires_ns = next(iter(self._book.leases.items()))
             if expires_ns > now_ns:
                 break
             self._expire_lease(self._book.entries[seq], now_ns)
+            most -= 1
         for worker in [w for w in self._workers.values() if w.stream is None and w.return_by_ns <= now_ns]:
-            del self._workers[worker.worker_id]
-            for seq in sorted(self._book.holdings.get(worker.worker_id, ())):
+            seqs = sorted(self._book.holdings.get(worker.worker_id, ()))
+            for seq in seqs[:most]:
                 self._miss_worker(self._book.entries[seq], Input.WORKER_LOST, "the worker was lost", now_ns)
+            if len(seqs) > most:
+                break
+            most -= len(seqs)
+            del self._workers[worker.worker_id]
 
     def _expire_lease(self, entry: Entry, now_ns: int) -> None:
         lease = self._book.lease_of(entry)
