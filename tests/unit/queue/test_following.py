@@ -16,6 +16,7 @@ from services.queue.core.effects import Write
 from services.queue.storage.store import StoreError
 from services.queue.watch import following
 from services.telemetry import Telemetry
+from tests.support.fake_peers import until
 from tests.support.serving import Peer, ids, refused, serving, text
 from tests.support.waiting import wait_for_async
 
@@ -148,7 +149,7 @@ async def test_one_that_has_ended_and_is_left_is_not_kept_for_who_does_not_read(
     await stream.follow(name)
     await stream.call.read()
     (follower,) = peer.service._following._followers
-    (seq,) = follower._open
+    (seq,) = await until(lambda: follower._open, "the request to be followed")  # a read may end before it is
     follower.watcher.ended[seq] = None  # as it is between two looks, which wait for the reader
     follower._leave_seqs([seq])
     assert not follower.watcher.ended
