@@ -166,7 +166,7 @@ def a_fleet(leases: int) -> tuple[Queue, list[LeaseRef]]:
 def test_many_leases_that_end_at_once_are_requeued_in_several_steps_and_a_renewal_between_is_in_time() -> None:
     queue, leases = a_fleet(2 * ENDED_AT_ONCE)
     assert len(only(StopRun, queue.tick(LEASE_NS))) == ENDED_AT_ONCE
-    queue.step(Renew(2, leases[-1:]))
+    queue.step(Renew(2, (leases[-1],)))
     assert len(only(StopRun, queue.tick(1))) == ENDED_AT_ONCE - 1
     assert queue.tick(1) == []
     assert queue.complete(2, leases[-1])[-1] == Recorded(2, leases[-1], True)
