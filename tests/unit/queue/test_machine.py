@@ -18,9 +18,8 @@ from services.queue.core.effects import (
     StopReason,
     StopRun,
     TokensWatched,
-    WentBack,
 )
-from services.queue.core.entry import DEFAULT_TENANT, Failure, LeaseRef
+from services.queue.core.entry import DEFAULT_TENANT, Failure
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.core.machine import ENDED_AT_ONCE, POPPED_AT_ONCE
 from services.queue.core.messages import (
@@ -37,7 +36,7 @@ from services.queue.core.messages import (
     WorkerClosed,
     WorkerOpened,
 )
-from tests.support.queueing import GRACE_NS, LEASE_NS, RULES, Queue, dead_letter, meta, only, working
+from tests.support.queueing import GRACE_NS, LEASE_NS, Queue, dead_letter, meta, only, working
 
 
 def test_a_key_is_known_within_the_batch_that_first_names_it() -> None:
@@ -152,39 +151,6 @@ def test_many_ends_at_once_are_several_steps() -> None:
     assert (first.cancelled, len(first.left)) == (ENDED_AT_ONCE, 2)
     names = tuple(queue.machine.book.name_of(seq) for seq in first.left)
     assert only(Cancelled, queue.step(Cancel(2, names))) == [Cancelled(2, 2, 0, ())]
-
-
-def a_fleet(leases: int) -> tuple[Queue, list[LeaseRef]]:
-    """Return a queue with two workers, each with half of `leases`, the first one's claimed first."""
-    queue = working(working(Queue(RULES._replace(max_inflight=leases))), 2, "other")
-    claimed = [
-        queue.claim(1 + place // (leases // 2), name) for place, name in enumerate(queue.submit(*[meta()] * leases))
-    ]
-    return queue, [lease for lease in claimed if lease]
-
-
-def test_many_leases_that_end_at_once_are_requeued_in_several_steps_and_a_renewal_between_is_in_time() -> None:
-    queue, leases = a_fleet(2 * ENDED_AT_ONCE)
-    assert len(only(StopRun, queue.tick(LEASE_NS))) == ENDED_AT_ONCE
-    queue.step(Renew(2, (leases[-1],)))
-    assert len(only(StopRun, queue.tick(1))) == ENDED_AT_ONCE - 1
-    assert queue.tick(1) == []
-    assert queue.complete(2, leases[-1])[-1] == Recorded(2, leases[-1], True)
-
-
-def test_the_leases_of_many_lost_workers_are_requeued_in_several_steps_and_one_that_returns_between_keeps_its_own() -> (
-    None
-):
-    queue, leases = a_fleet(2 * ENDED_AT_ONCE + 2)
-    queue.step(WorkerClosed(1), WorkerClosed(2))
-    assert len(only(WentBack, queue.tick(GRACE_NS))) == ENDED_AT_ONCE
-    assert len(only(WentBack, queue.tick(1))) == ENDED_AT_ONCE
-    own = tuple(leases[ENDED_AT_ONCE + 1 :])
-    queue.step(WorkerOpened(3, "other", "life-1", own))
-    assert len(only(WentBack, queue.tick(1))) == 0
-    effects = queue.step(Renew(3, own))
-    assert [queue.machine.book.leased(lease) is not None for lease in own] == [False] * (len(own) - 2) + [True] * 2
-    assert len(only(StopRun, effects)) == len(own) - 2
 
 
 def test_giving_back_does_not_count_as_an_attempt() -> None:
