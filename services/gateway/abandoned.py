@@ -54,6 +54,12 @@ class Abandoned:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def give_up(self) -> None:
+        """Let what is left go on."""
+        if self._task is not None:
+            self._task.cancel()
+        self._let_go(list(self._left), "the queue has not answered")
+
     async def _cancel_all(self) -> None:
         while self._left:
             names, whose = self._next()

@@ -176,10 +176,14 @@ class Admission:
         """Cancel a request whose client has gone."""
         self._abandoned.add(request_id)
 
-    async def settle(self) -> None:
-        """Wait until what was abandoned is cancelled, no longer than the client is patient."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._abandoned.settle()
+    async def settle(self, within_s: float) -> None:
+        """Wait until what was abandoned is cancelled, or so long: a call to a queue that hangs ends much later."""
+        try:
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._abandoned.settle()
+        except TimeoutError:
+            self._abandoned.give_up()
 
     async def _undo(self, submitting: asyncio.Task[Submitted], keep: bool) -> None:
         try:

@@ -142,7 +142,7 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
         await asyncio.gather(driving, return_exceptions=True)
         await console.close()
         await vigil.close()
-        await admission.settle()
+        await admission.settle(settings.queue_patience_s)
         await shelf.close()
         await client.close()
 

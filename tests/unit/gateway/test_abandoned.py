@@ -20,7 +20,7 @@ from services.gateway.admission import Admission
 from services.gateway.group import Group
 from services.gateway.metrics import GatewayMetrics
 from tests.support.fake_queue import FakeQueue, serving
-from tests.unit.gateway.test_generation import until
+from tests.unit.gateway.test_generation import PATIENCE_S, until
 
 IDS = [f"r-{number}" for number in range(5)]
 
@@ -81,7 +81,7 @@ async def test_who_leaves_while_the_queue_is_away_is_cancelled_when_it_is_back()
             await until(lambda: cancels(metrics) == 5)
             assert queue.calls == [("", [*IDS[:4], "gone"]), ("", [group.batch])], "many by one call"
             admission.abandon(IDS[4])
-            await admission.settle()
+            await admission.settle(PATIENCE_S)
     assert queue.calls[2:] == [("", [IDS[4]])]
     assert cancels(metrics) == 6
 
@@ -125,6 +125,23 @@ async def test_a_gateway_that_stops_waits_no_longer_for_it_than_its_patience(cap
             admission.abandon(name)
         await until(lambda: client.failed >= 1)
         failed = client.failed
-        await admission.settle()
+        await admission.settle(PATIENCE_S)
         assert client.failed <= failed + 1
     assert len(caplog.records) == len(IDS)
+
+
+async def test_a_gateway_that_stops_does_not_wait_for_a_queue_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    class Hanging(Told):
+        async def Cancel(self, request: Any, context: Any) -> Any:
+            await super().Cancel(request, context)
+            await asyncio.Event().wait()
+
+    queue = Hanging()
+    async with serving(queue) as address, Client(address, retry_for_s=0.02) as client:
+        admission = Admission(client, GatewayMetrics(CollectorRegistry()))
+        admission.abandon(IDS[0])
+        await until(lambda: bool(queue.calls))
+        admission.abandon(IDS[1])
+        await admission.settle(0.05)
+    told = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert told == [f"{name} goes on without its client" for name in IDS[:2]]

@@ -37,6 +37,9 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "the river"}
 
 
+PATIENCE_S = 30.0
+
+
 class CancellableQueue(FakeQueue):
     """Remembers what was cancelled, and can hold back its acks."""
 
@@ -81,7 +84,7 @@ async def gateway_of(address: str, queue: CancellableQueue, served: Served | Non
         parts = Parts(client, admission, Intake(5), served or Served(fleet, lambda: 0.0), metrics, Telemetry(None))
         front = Front(parts)
         yield Gateway(make_app(parts, front), queue, front, admission, parts)
-        await admission.settle()
+        await admission.settle(PATIENCE_S)
 
 
 @pytest.fixture
@@ -204,7 +207,7 @@ async def test_a_client_that_leaves_takes_its_request_along(gateway: Gateway) ->
         await until(lambda seen=number: len(gateway.queue.followed) == seen + 1)  # type: ignore[misc]
         visit.leave()
         await visit.whole()
-    await gateway.admission.settle()
+    await gateway.admission.settle(PATIENCE_S)
     assert gateway.queue.cancelled == ["r-0", "r-1"]
 
 
@@ -215,7 +218,7 @@ async def test_a_kept_request_goes_on(gateway: Gateway, header: dict[str, str]) 
     await until(lambda: bool(gateway.queue.followed))
     visit.leave()
     await visit.whole()
-    await gateway.admission.settle()
+    await gateway.admission.settle(PATIENCE_S)
     assert not gateway.queue.cancelled
     waiting = await get(gateway.app, "/v1/requests/r-0").whole()
     assert (waiting.json()["status"], waiting.json()["response"]) == ("waiting", None)
@@ -236,7 +239,7 @@ async def test_a_client_that_leaves_during_the_submit(gateway: Gateway) -> None:
     await visit.whole()
     assert not gateway.queue.cancelled
     gateway.queue.acks.set()
-    await gateway.admission.settle()
+    await gateway.admission.settle(PATIENCE_S)
     assert gateway.queue.cancelled == ["r-0"]
 
 

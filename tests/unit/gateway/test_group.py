@@ -23,7 +23,7 @@ from services.gateway.requests import described, joined_status
 from tests.support.asgi import get, post
 from tests.support.fake_queue import completed, serving
 from tests.support.resident import resident_bytes
-from tests.unit.gateway.test_generation import CancellableQueue, Gateway, gateway, gateway_of, until
+from tests.unit.gateway.test_generation import PATIENCE_S, CancellableQueue, Gateway, gateway, gateway_of, until
 
 __all__ = ["gateway"]
 
@@ -92,7 +92,7 @@ async def test_what_the_queue_refuses_of_some_is_refused_of_all(
 ) -> None:
     refused = await post(gateway.app, COMPLETIONS_URL, BODY, x_penstock_channel="nowhere", **header).whole()
     assert (refused.status, refused.json()["error"]["param"]) == (400, "x-penstock-channel")
-    await gateway.admission.settle()
+    await gateway.admission.settle(PATIENCE_S)
     assert len(gateway.queue.cancelled_batches) == cancels, "what nobody can ask for by its name or key"
 
 
@@ -125,7 +125,7 @@ async def test_what_is_kept_goes_on_when_another_prompt_fails_and_is_there_when_
     await gateway.queue.finish(gateway.queue.requests[1])
     failed = await exchange.whole()
     assert (failed.status, failed.error["code"]) == (500, "attempts_exhausted")
-    await gateway.admission.settle()
+    await gateway.admission.settle(PATIENCE_S)
     assert not gateway.queue.cancelled_batches
     gateway.queue.results.clear()  # as a requeue does
     gateway.queue.answer = completed
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_takes_all_of_them_along(gateway: Gateway, ke
     assert (state["status"], state["response"]) == ("waiting", None)
     exchange.leave()
     await exchange.whole()
-    await gateway.admission.settle()
+    await gateway.admission.settle(PATIENCE_S)
     assert gateway.queue.cancelled_batches == ([group] if keep == "false" else [])
 
 
@@ -182,7 +182,7 @@ async def test_an_answer_that_was_started_again_is_where_the_error_says(gateway:
     error = json.loads(answer.events[-2])["error"]
     name = answer.headers["x-request-id"]
     assert (error["code"], f"GET /v1/requests/{name} has the answer" in error["message"]) == ("answer_restarted", True)
-    await gateway.admission.settle()
+    await gateway.admission.settle(PATIENCE_S)
     assert not gateway.queue.cancelled_batches
     await gateway.queue.finish_all()
     kept = await get(gateway.app, f"/v1/requests/{name}").whole()
@@ -212,7 +212,7 @@ async def test_when_one_is_deleted_meanwhile_the_others_are_cancelled(gateway: G
         gateway.queue.changed.notify_all()
     answer = await exchange.whole()
     assert (answer.status, answer.error["code"]) == (404, "not_found")
-    await gateway.admission.settle()
+    await gateway.admission.settle(PATIENCE_S)
     assert gateway.queue.cancelled_batches == [deleted.batch]
 
 
