@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -118,11 +118,7 @@ class Admin:
         if ids is None:
             first: Cancelled = await self._ask(context, lambda ticket: Cancel(ticket, None, batch, caller.sees))
             _add_cancelled(response, first)
-            left = [request_id_of(self._store_id, seq) for seq in first.left]
-        else:
-            left = list(ids)
-        for start in range(0, len(left), ENDED_AT_ONCE):
-            names = tuple(left[start : start + ENDED_AT_ONCE])
+        for names in self._pages(first.left if ids is None else ids):
             make = partial(Cancel, request_ids=names, sees=caller.sees)
             _add_cancelled(response, await self._ask(context, make))
         if ids is None:
@@ -249,19 +245,22 @@ class Admin:
         if kind == "all" and not request.all:
             raise BadInputError("all: must be true if it is set")
         ids = None if kind == "all" else ids_of(request.request_ids)
+        response = queue_pb2.RequeueDeadResponse()
         if ids is None:
             first: Requeued = await self._ask(context, lambda ticket: RequeueDead(ticket, None))
-            response = queue_pb2.RequeueDeadResponse(requeued=first.requeued)
-            left = [request_id_of(self._store_id, seq) for seq in first.left]
-        else:
-            response, left = queue_pb2.RequeueDeadResponse(), list(ids)
-        for start in range(0, len(left), ENDED_AT_ONCE):
-            names = tuple(left[start : start + ENDED_AT_ONCE])
+            response.requeued = first.requeued
+        for names in self._pages(first.left if ids is None else ids):
             done: Requeued = await self._ask(context, partial(RequeueDead, request_ids=names))
             response.requeued += done.requeued
             # Of all there were, what was deleted or revived by somebody else meanwhile was not asked for by name.
             response.not_dead.extend(() if ids is None else done.not_dead)
         return response
+
+    def _pages(self, wanted: Sequence[str] | Sequence[int]) -> Iterator[tuple[str, ...]]:
+        """Yield the names of one commit after another. Those of numbers are made then: a million is a second's work."""
+        for start in range(0, len(wanted), ENDED_AT_ONCE):
+            page = wanted[start : start + ENDED_AT_ONCE]
+            yield tuple(each if isinstance(each, str) else request_id_of(self._store_id, each) for each in page)
 
     async def _ask(self, context: Context, make: Any) -> Any:
         try:

@@ -324,14 +324,13 @@ class Workers:
         """Note who watches tokens, and tell the workers concerned."""
         if message.seqs is None:
             _note(self._watched_batches, message.batch, message)
-            concerned: Iterable[int] = self._book.batches.get(message.batch, ())
+            concerned = self._book.batches.get(message.batch, set())
         else:
             for seq in message.seqs:
                 _note(self._watched_seqs, seq, message)
-            concerned = message.seqs
-        for seq in sorted(concerned):
-            if seq in self._book.leases:
-                self._tell_watched(self._book.entries[seq], message.on)
+            concerned = set(message.seqs)
+        for seq in sorted(concerned & self._book.leases.keys()):  # takes time with the fewer of both
+            self._tell_watched(self._book.entries[seq], message.on)
 
     def _is_watched(self, entry: Entry) -> bool:
         return entry.seq in self._watched_seqs or entry.meta.batch_key in self._watched_batches
