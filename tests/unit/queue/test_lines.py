@@ -1,16 +1,13 @@
 """The waiting line: order, window, age, and heaps that do not grow."""
 
 import sys
-from collections.abc import Callable
 from types import FrameType
 
 import pytest
 
 from services.queue.core import lines
 from services.queue.core.lines import HEAP_SLACK, MOST_BESIDE, MOST_WINDOWS, Line
-from tests.support.modules import COMPILED
-
-are_not_counted = pytest.mark.skipif(COMPILED, reason="compiled code takes a number for what it is")
+from tests.support.looks import Looked, are_not_counted, looks
 
 
 def test_announces_in_order_of_priority_then_seq_within_the_window() -> None:
@@ -48,27 +45,6 @@ def test_a_new_scheduler_gets_everything_again_within_its_own_window() -> None:
     assert list(line.announce()) == [1, 2]
     assert line.leave(1, "m")
     assert not line.leave(3, "m")
-
-
-class Looked(int):
-    """A number that counts how often any of its kind is compared, or looked up."""
-
-    looks = 0
-
-    def __lt__(self, other: int) -> bool:
-        Looked.looks += 1
-        return int(self) < int(other)
-
-    def __hash__(self) -> int:
-        Looked.looks += 1
-        return int(self)
-
-
-def looks(work: Callable[[], object]) -> int:
-    """Return how many looks at numbers `work` takes."""
-    before = Looked.looks
-    work()
-    return Looked.looks - before
 
 
 @are_not_counted
