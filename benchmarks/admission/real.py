@@ -1,7 +1,7 @@
 """Admission policies on real vLLM: the same requests pushed into it and granted by Penstock, in alternating rounds.
 
 Usage: python -m benchmarks.admission.real [--workload kv-bound ...] [--policies all] [--requests 600] [--rounds 3]
-       [--model tiny] [--scale cpu] [--out build/bench]
+       [--warm-up 600] [--model tiny] [--scale cpu] [--out build/bench]
 
 Every policy has an engine of its own with the same flags (`push`, `old-pull` and `aimd` share one); idle ones stay
 up. A warm-up comes first, then rounds in which every policy runs once, in an order that changes so that none always
@@ -136,9 +136,17 @@ async def compare(
             push_rps = push_rps or outcome.requests_per_s
         for number, workload in enumerate(rounds):
             for policy in order(policies, number):
-                outcomes.append(await bench.run(policy, workload, number, push_rps))
-                print(f"  round {number}, {policy}: done", flush=True)
+                outcomes.append(outcome := await bench.run(policy, workload, number, push_rps))
+                print(f"  round {number}, {policy}: {outcome.requests_per_s:.2f} requests/s, usage {outcome.usage:.3f},"
+                      f" {outcome.preemptions_per_1000:.1f} preemptions per 1,000", flush=True)  # fmt: skip
     return sorted(outcomes, key=lambda outcome: (policies.index(outcome.policy), outcome.seed))
+
+
+def _rounds(name: str, options: argparse.Namespace) -> list[Workload]:
+    """Return a workload's rounds, the last of which warms up."""
+    scale, rounds = SCALES[options.scale], options.rounds
+    made = workloads.of_seeds(name, options.requests, scale, range(rounds))
+    return [*made.values(), *workloads.of_seeds(name, options.warm_up or options.requests, scale, [rounds]).values()]
 
 
 def main() -> None:
@@ -151,19 +159,20 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--requests", type=count, default=600)
     parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument(
+        "--warm-up", type=count, help="requests of each policy's warm-up, as many as --requests by default"
+    )
     parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
     parser.add_argument("--scale", choices=sorted(SCALES), default="cpu", help="of the workloads' lengths")
     parser.add_argument("--out", type=folder, default="build/bench")
     options = parser.parse_args()
     names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
     # All of them first: a trace that is too short for one ends nothing in the middle.
-    made = [
-        workloads.of_seeds(name, options.requests, SCALES[options.scale], range(options.rounds + 1)) for name in names
-    ]
+    made = [_rounds(name, options) for name in names]
     lines: list[dict[str, Any]] = []
-    for seeds in made:
+    for rounds in made:
         with tempfile.TemporaryDirectory() as directory:
-            outcomes = asyncio.run(compare([*seeds.values()], options, options.policies, Path(directory)))
+            outcomes = asyncio.run(compare(rounds, options, options.policies, Path(directory)))
         lines += print_table(outcomes, options.out)
     for line in lines:
         print(json.dumps(line))
