@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
-CAPTURED_BATCHES = (1, 2, 4, 8, *range(16, 257, 16))
-"""Batch sizes whose decode steps are captured as CUDA graphs; those between are padded to the next."""
+CAPTURED_TOKENS = (1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(640, 2049, 128))
+"""Tokens of a step that are captured as CUDA graphs; steps between are padded to the next. What has more keeps a GPU at
+work for longer than its launches take."""
 
-DECODE_GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": CAPTURED_BATCHES}
-"""vLLM's compilation configuration: decode steps are CUDA graphs, as by default; nothing is compiled, which would take
-minutes for each engine and change all policies alike."""
+GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_AND_PIECEWISE", "cudagraph_capture_sizes": CAPTURED_TOKENS}
+"""vLLM's compilation configuration. Steps are CUDA graphs, as by default: whole ones where all decode, and around
+attention where somebody's prompt is computed. By default the model is compiled as well and steps above 512 tokens are
+not captured; a compiler would take minutes for each engine here, and change all policies alike."""
 
 
 class Device(NamedTuple):
@@ -20,6 +24,7 @@ class Device(NamedTuple):
     logits_processor: str
     recorder: str
     flags: tuple[str, ...]
+    environment: Mapping[str, str] = MappingProxyType({})
 
 
 CPU = Device(
@@ -33,10 +38,12 @@ CUDA = Device(
     "benchmarks.admission.recorder.AsyncRecorder",
     (
         "--compilation-config",
-        json.dumps(DECODE_GRAPHS),
+        json.dumps(GRAPHS),
         # Of the whole GPU, for each of several engines on it; what the cache has is given in bytes.
         "--gpu-memory-utilization",
         "0.25",
     ),
+    # Graphs around attention without a compiler to cut the model there.
+    MappingProxyType({"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}),
 )
 """vLLM's CUDA build: its second model runner, the next step scheduled while one runs."""

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.devices import CPU, CUDA, DECODE_GRAPHS, Device
+from benchmarks.devices import CPU, CUDA, GRAPHS, Device
 from benchmarks.models import make_model
 from benchmarks.options import count, file
 from penstock.tiny_model import Dtype, Shape, make_tiny_model
@@ -127,12 +127,13 @@ def long_items(seed: int) -> list[list[Item]]:
 
 def make_engine(model: Path, subject: Subject) -> Any:
     """Start vLLM in this process, to be stepped by hand."""
+    os.environ.update(subject.device.environment)
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     own: dict[str, Any] = {"enforce_eager": True}
     if subject.device is CUDA:
-        own = {"compilation_config": DECODE_GRAPHS, "async_scheduling": False, "load_format": "dummy"}
+        own = {"compilation_config": GRAPHS, "async_scheduling": False, "load_format": "dummy"}
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -169,6 +170,7 @@ def main() -> None:
     names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
     # All of them first: a trace that is too short for one ends nothing in the middle.
     made = [_rounds(name, options) for name in names]
+    os.environ.update(MODELS[options.model].device.environment)
     lines: list[dict[str, Any]] = []
     for rounds in made:
         with tempfile.TemporaryDirectory() as directory:
