@@ -25,7 +25,7 @@ from penstock.batch.journal import Journal
 from penstock.batch.reader import Ask, InputFile, LineError, asks
 from penstock.batch.summary import Tally
 from penstock.client import Client
-from penstock.errors import InvalidRequest, ServiceError, refusal_of
+from penstock.errors import InvalidRequest, NotFound, ServiceError, refusal_of
 from penstock.limits import MAX_REQUEST_BYTES
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
@@ -36,6 +36,9 @@ from penstock.results import Submitted
 BREATHE_EVERY = 64
 """Lines parsed before other tasks get a turn: parsing a line takes about 0.1 ms."""
 
+LOOK_EVERY_S = 30.0
+"""Between two questions whether anything of the batch is left, while no result comes: one costs a millisecond."""
+
 
 class Observer(Protocol):
     """Is told how the run goes."""
@@ -45,6 +48,9 @@ class Observer(Protocol):
 
     def waits(self, why: str) -> None:
         """The queue takes no more lines now; called again and again while that lasts."""
+
+    def run_again(self, under_way: int) -> None:
+        """Every line has an answer, some are errors, and `under_way` requests that run such lines again have none."""
 
 
 LookAgain: TypeAlias = Callable[[Collection[str]], Awaitable[Collection[str] | None]]
@@ -64,6 +70,8 @@ class Plan:
     """Whether lines whose answers are errors by now are run again."""
     look_again: LookAgain | None = None
     """Asked before lines are refused for their models, once the others are submitted; None asks nobody."""
+    look_every_s: float = LOOK_EVERY_S
+    """How long no result comes before the queue is asked whether there will be any."""
 
 
 def batch_name(output: Path, source: InputFile, model: str, salt: str = "") -> str:
@@ -96,6 +104,8 @@ class BatchRun:
         self._submitted_lines = array("q")
         self._started_ns = time.time_ns()
         self._finished = asyncio.Event()
+        self._watched = 0
+        """Cursor of the last result that came."""
         self._failed: dict[int, str] = {}
         """By line, the last request that the queue had of it when the run began, where that one failed."""
         self.tally = Tally(answered_earlier=journal.answered)
@@ -107,15 +117,19 @@ class BatchRun:
 
         Raises the client's errors; the journal is then as far as the run got.
         """
-        if self._plan.retry_failed or not self._done:
-            await self._catch_up()
+        under_way = 0
+        if self._plan.retry_failed or not self._done or self._journal.errors:
+            under_way = await self._catch_up()
         self.tally.failed_earlier = self._journal.errors
         if self._done:
+            if under_way and self._journal.errors:
+                self._observer.run_again(under_way)
             return
         submitting = asyncio.create_task(self._submit())
         watching = asyncio.create_task(self._watch())
+        looking = asyncio.create_task(self._look_for_the_rest(submitting))
         finished = asyncio.create_task(self._finished.wait())
-        tasks: set[asyncio.Task[object]] = {submitting, watching, finished}
+        tasks: set[asyncio.Task[object]] = {submitting, watching, looking, finished}
         pending = tasks
         try:
             while not finished.done():
@@ -128,20 +142,25 @@ class BatchRun:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _catch_up(self) -> None:
+    async def _catch_up(self) -> int:
         """Note the results that the queue has by now: of a line that was run again the last one counts.
+
+        Returns how many requests of the batch still waited or ran then.
 
         With `retry_failed` then take those back that are errors. All results are read for that, also those that the
         journal has: what fails is told by its request, and a line that nobody could send has none.
         """
-        cursor = 0 if self._plan.retry_failed else self._journal.cursor
+        under_way, cursor = 0, 0 if self._plan.retry_failed else self._journal.cursor
         async with aclosing(self._client.wire_ended(self._plan.batch, cursor)) as events:
             async for event in events:
                 if event.HasField("result"):
                     self._had(event.result.cursor, event.result.result)
+                else:
+                    under_way = event.progress.waiting + event.progress.running
         if self._plan.retry_failed:
             self._journal.take_errors_back()
         self.tally.answered_earlier = self._journal.answered
+        return under_way
 
     def _had(self, cursor: int, result: pb.Result) -> None:
         """Note a result of before this run."""
@@ -251,10 +270,41 @@ class BatchRun:
         return request
 
     async def _watch(self) -> None:
-        cursor = self._journal.cursor
+        self._watched = cursor = self._journal.cursor
         async with aclosing(self._client.wire_results(self._plan.batch, cursor, joined=self._check_store)) as results:
             async for watched in results:
+                self._watched = watched.cursor
                 self._answered(watched.cursor, watched.result)
+
+    async def _look_for_the_rest(self, submitting: asyncio.Task[None]) -> None:
+        """Raise NotFound once all is submitted and the queue has neither a request nor a result that could still come.
+
+        It says so twice, and nothing comes in between: of a run that was stopped for long, results that the queue has
+        deleted since may still be on their way.
+        """
+        await asyncio.wait([submitting])
+        said = False
+        while True:
+            watched = self._watched
+            await asyncio.sleep(self._plan.look_every_s)
+            over = watched == self._watched and await self._has_ended()
+            if over and said and watched == self._watched:
+                missing = len(self._source) - self._journal.answered
+                raise NotFound(
+                    f"the queue has no result any more of {missing} of {len(self._source)} lines: it was deleted, by "
+                    "somebody or for its age, before it was read; the same command runs these lines again"
+                )
+            said = over
+
+    async def _has_ended(self) -> bool:
+        """Whether nothing of the batch waits or runs, and there is no result that has not come."""
+        ended = False
+        async with aclosing(self._client.wire_ended(self._plan.batch, self._watched)) as events:
+            async for event in events:
+                if event.HasField("result"):
+                    return False
+                ended = not event.progress.waiting + event.progress.running
+        return ended
 
     async def _check_store(self) -> None:
         """Raise ServiceError if the queue has another store than the one that the lines are submitted to."""

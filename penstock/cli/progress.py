@@ -102,6 +102,13 @@ class Progress:
             self._waited = True
             self.say(f"the queue takes no more lines now ({why}); waiting for room")
 
+    def run_again(self, under_way: int) -> None:
+        """Say that answers will come which the output does not have."""
+        self.say(
+            f"{under_way} requests that run lines with an error again have not ended; the output has the errors, "
+            "and the same command has their answers later"
+        )
+
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one; nobody has to read it."""
         if self._bar is not None:

@@ -214,8 +214,13 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
                     await self.changed.wait()
 
     def _told_at_once(self, request: pb.WatchRequest) -> list[pb.WatchResponse]:
+        first = pb.WatchResponse()
+        if request.until_now:
+            ended = {result.request_id for result in self.results}
+            waiting = sum(r.batch == request.batch and r.request_id not in ended for r in self.requests)
+            first.events.add().progress.waiting = waiting
         deltas = self.tokens if request.tokens else []
-        return [pb.WatchResponse()] + [pb.WatchResponse(events=[pb.WatchEvent(tokens=delta)]) for delta in deltas]
+        return [first] + [pb.WatchResponse(events=[pb.WatchEvent(tokens=delta)]) for delta in deltas]
 
     def _over(self, request: pb.WatchRequest, wanted: set[str]) -> bool:
         ended = {result.request_id for result in self.results}

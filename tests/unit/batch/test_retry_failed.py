@@ -94,9 +94,23 @@ async def test_after_an_interrupted_retry_the_plain_command_has_the_error_or_the
     await interrupted(bench, submitted=3, answered=2)
     await bench.run()
     assert codes(bench) == ["context_length_exceeded", None]
+    assert bench.observer.told_under_way == [1], "who reads the error knows that an answer will come"
     await bench.queue.finish_all()
     await bench.run()
     assert (len(bench.queue.requests), codes(bench)) == (3, [None, None])
+    assert bench.observer.told_under_way == [1]
+
+
+async def test_the_plain_command_has_what_an_interrupted_retry_left_behind_at_once(tmp_path: Path) -> None:
+    """All lines have an answer in the journal by then, the errors of before."""
+    bench = Bench(tmp_path, [completion("a", "x"), completion("b", "y")])
+    bench.queue.answer = refusing("x")
+    await bench.run()
+    bench.queue.answer = completed
+    await interrupted(bench, submitted=3, answered=2)
+    await bench.queue.finish_all()
+    tally = await bench.run()
+    assert (len(bench.queue.requests), codes(bench), tally.failed_earlier) == (3, [None, None], 0)
 
 
 async def test_a_line_that_could_not_even_be_sent_again_is_known_by_the_request_that_failed(tmp_path: Path) -> None:

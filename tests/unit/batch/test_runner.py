@@ -30,6 +30,7 @@ class Count:
         self.answered = 0
         self.enough = enough
         self.reached = asyncio.Event()
+        self.told_under_way: list[int] = []
 
     def progressed(self, answered: int, tally: Tally) -> None:
         self.answered = answered
@@ -38,6 +39,9 @@ class Count:
 
     def waits(self, why: str) -> None:
         raise AssertionError(why)
+
+    def run_again(self, under_way: int) -> None:
+        self.told_under_way.append(under_way)
 
 
 class Bench:
@@ -59,6 +63,7 @@ class Bench:
         channel: str = "batch",
         look_again: LookAgain | None = None,
         retry_failed: bool = False,
+        look_every_s: float = 30.0,
     ) -> Tally:
         """Run to the end and write the output."""
         journal = Journal(journal_path(self.output), self.source)
@@ -66,7 +71,7 @@ class Bench:
             name = batch_name(self.output, self.source, "")
             journal.start(Header(name, name, self.queue.store_id, self.source.sha256))
             async with serving(self.queue) as address, penstock.Client(address, retry_for_s=20) as client:
-                plan = Plan(name, channel, "", served, retry_failed, look_again)
+                plan = Plan(name, channel, "", served, retry_failed, look_again, look_every_s)
                 run = BatchRun(client, self.source, journal, plan, self.observer)
                 await run.run()
             write_output(journal, self.source, self.output)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -45,6 +47,25 @@ async def test_what_was_answered_earlier_with_an_error_is_counted_and_run_again_
     assert [json.loads(line)["error"] for line in (tmp_path / "out").read_text().splitlines()] == [None, None]
     both = await shell.run(*command, "--retry-failed", "--fresh")
     assert (both.status, len(shell.queue.requests)) == (2, 3)
+
+
+async def test_the_plain_command_says_that_answers_of_an_interrupted_retry_will_come(
+    shell: Shell, tmp_path: Path
+) -> None:
+    shell.queue.answer = lambda _request: request_pb2.Result(outcome=request_pb2.OUTCOME_EXPIRED)
+    command = ["run-batch", "-i", str(lines_in(tmp_path / "in", 1)), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
+    assert (await shell.run(*command)).status == 0
+    shell.queue.paused = True
+    retry = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock", *command, "--retry-failed", "--queue", shell.address,
+        stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    async with shell.queue.changed:
+        await shell.queue.changed.wait_for(lambda: len(shell.queue.requests) == 2)
+    retry.kill()
+    await retry.wait()
+    plain = await shell.run(*command)
+    assert (plain.status, "1 requests that run lines with an error again have not ended" in plain.err) == (0, True)
 
 
 @pytest.mark.parametrize(
