@@ -104,6 +104,8 @@ class Committer:
             self.loaded.set()
         self._last_short_ns = SHORT_WRITE_NS + 1
         """How long the last short write took."""
+        self._began_ns = 0
+        """Since when the batch that is under way is being handled; 0 if none is."""
         self._inbox: list[Item] = []
         self._tick: Tick | None = None
         """One that is due. What came while a slow disk was written is heard first: it may be what renews a lease."""
@@ -159,6 +161,11 @@ class Committer:
         self._ready.set()
         return answer
 
+    def commit_age_s(self) -> float:
+        """Return how long the batch under way has taken so far, its reads as well; 0 if none is. Any thread may ask."""
+        began_ns = self._began_ns
+        return (self._clock.now_ns() - began_ns) / 1e9 if began_ns else 0.0
+
     def _expect(self) -> tuple[int, asyncio.Future[Any]]:
         ticket = next(self._tickets)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -176,11 +183,13 @@ class Committer:
             self._ready.clear()
             items = self._gathered()
             self._room.set()
+            self._began_ns = self._clock.now_ns()
             if self._loading is not None:
                 items = self._loading.admit(items)
                 await self._load(self._loading)
             if items:
                 await self._handle(items)
+            self._began_ns = 0
             if self._submits:
                 self._ready.set()
                 await asyncio.sleep(0)  # a short commit is written on this thread: let readers and answers go on

@@ -136,6 +136,11 @@ class QueueMetrics:
         self.commit_seconds = Histogram(
             "penstock_queue_commit_seconds", "Time of one synced commit.", buckets=SYNC_BUCKETS_S, registry=registry
         )
+        self.commit_age = Gauge(
+            "penstock_queue_commit_age_seconds",
+            "Age of the commit under way, 0 if there is none; it ages where the loop stands still.",
+            registry=registry,
+        )
         self.e2e_seconds = LocalHistogram(
             "penstock_queue_e2e_seconds", "Time from submitted to completed.", LATENCY_BUCKETS_S, registry, "channel"
         )

@@ -106,6 +106,7 @@ class Service:
             machine,
             faults,
         )
+        metrics.commit_age.set_function(self.committer.commit_age_s)
         self._hub.reset(machine.seal().progress)
         self._reader = Reader(store, store_id, faults)
         self._watching = Watching(self.committer, self._reader, self._hub, store_id)

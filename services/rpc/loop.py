@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from services.pulse import Pulse
+
 T = TypeVar("T")
 
 GC_THRESHOLDS = (50_000, 20, 100)
@@ -26,9 +28,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def run_service(main: Coroutine[Any, Any, T]) -> T:
-    """Run a service: `run`, and nobody else on the machine is interrupted for it."""
+    """Run a service: `run`, nobody else on the machine is interrupted for it, and its metrics tell if it hangs."""
     interrupt_nobody()
-    return run(main)
+    return run(_beating(main, Pulse()))
+
+
+async def _beating(main: Coroutine[Any, Any, T], pulse: Pulse) -> T:
+    pulse.beat()
+    return await main
 
 
 def settle_garbage() -> None:

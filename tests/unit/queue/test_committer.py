@@ -57,6 +57,50 @@ async def test_nothing_is_released_before_the_sync_and_what_comes_meanwhile_shar
     assert sum(isinstance(effect, Accepted) for effect in rig.ear.effects) == 51
 
 
+async def test_a_commit_that_hangs_ages(rig: Rig) -> None:
+    assert rig.committer.commit_age_s() == 0
+    rig.store.may_write.clear()
+    hanging = rig.submit()
+    await asyncio.to_thread(rig.store.writing.wait, 30)
+    assert rig.committer.commit_age_s() < 1
+    rig.clock.pass_ns(20_000_000_000)
+    assert 20 <= rig.committer.commit_age_s() < 21
+    rig.store.may_write.set()
+    await hanging
+    await rig.settled(Tick())
+    assert rig.committer.commit_age_s() == 0
+
+
+async def test_so_does_one_that_is_written_on_the_thread_of_the_loop(rig: Rig) -> None:
+    await rig.submit()
+    ages: list[float] = []
+
+    def hang() -> None:
+        rig.clock.pass_ns(20_000_000_000)
+        ages.append(rig.committer.commit_age_s())
+
+    rig.store.on_write = hang
+    await rig.submit()
+    assert rig.store.threads[-1] == threading.current_thread().name
+    assert [20 <= age < 21 for age in ages] == [True]
+
+
+async def test_so_does_a_look_into_the_store_that_hangs(rig: Rig) -> None:
+    looking, may_look = threading.Event(), threading.Event()
+
+    def look(_store: object) -> Message:
+        looking.set()
+        assert may_look.wait(30)
+        return Tick()
+
+    rig.committer.post(Lookup(0, look))
+    await asyncio.to_thread(looking.wait, 30)
+    rig.clock.pass_ns(20_000_000_000)
+    assert rig.committer.commit_age_s() >= 20
+    may_look.set()
+    await rig.submit()
+
+
 async def test_many_submits_hold_up_neither_other_messages_nor_others_submits(rig: Rig) -> None:
     def hold_the_second() -> None:
         if rig.store.batches:
