@@ -29,6 +29,36 @@ Entries: TypeAlias = list[pb.TokenLogprob]
 Line: TypeAlias = dict[str, Any]
 
 
+class _Again:
+    """Where a later attempt stands in what was told: each piece is compared once, with what was told at its place."""
+
+    __slots__ = ("_beyond", "_characters", "_entries", "_seen", "_text", "_tokens")
+
+    def __init__(self, tokens: list[int], text: str) -> None:
+        """Nothing of this is repeated yet. It stays as it is until all of it has been."""
+        self._tokens = tokens
+        self._text = text
+        self._seen = self._characters = self._entries = 0
+        """Tokens, characters and log probabilities that the attempt has brought."""
+        self._beyond = pb.TokenDelta()
+
+    def beyond(self, said: pb.TokenDelta | pb.Choice) -> pb.TokenDelta | None:
+        """Return what comes after what was told, None if that is not reached yet; raises DivergedError."""
+        tokens, text = list(said.token_ids), said.text
+        told = self._tokens[self._seen : self._seen + len(tokens)]
+        told_text = self._text[self._characters : self._characters + len(text)]
+        if tokens[: len(told)] != told or not text.startswith(told_text):
+            raise DivergedError
+        self._beyond.token_ids.extend(tokens[len(told) :])
+        self._beyond.text += text[len(told_text) :]
+        self._beyond.logprobs.extend(said.logprobs[max(0, len(self._tokens) - self._entries) :])
+        self._seen += len(tokens)
+        self._characters += len(text)
+        self._entries += len(said.logprobs)
+        reached = self._seen >= len(self._tokens) and self._characters >= len(self._text)
+        return self._beyond if reached else None
+
+
 class _Choice:
     """What has been told of one completion, and what a later attempt has repeated of it."""
 
@@ -46,7 +76,8 @@ class _Choice:
         """Whether log probabilities have been told, which say which tokens there were."""
         self.position = 0
         """Text offset of the next token, in characters (completions with log probabilities)."""
-        self.again: pb.TokenDelta | None = None
+        self.again: _Again | None = None
+        """How far the latest attempt, `attempt`, is with what was told; None where it goes on with that."""
         self.said = Message()
         """What has been told of a message."""
         self.heard = Message()
@@ -88,12 +119,10 @@ class _Choice:
             if self._told_nothing():  # which is nothing to be repeated
                 self.tokens.clear()
                 self.text.clear()
-            self.again = pb.TokenDelta() if self.tokens or self.text else None
+            self.again = _Again(self.tokens, "".join(self.text)) if self.tokens or self.text else None
         if self.again is None:
             return self._tell(delta)
-        self.again.MergeFrom(pb.TokenDelta(token_ids=delta.token_ids, logprobs=delta.logprobs))
-        self.again.text += delta.text
-        rest = self._rest(list(self.again.token_ids), self.again.text, list(self.again.logprobs))
+        rest = self.again.beyond(delta)
         if rest is None:
             return None
         self.again = None
@@ -101,7 +130,7 @@ class _Choice:
 
     def last(self, choice: pb.Choice) -> pb.TokenDelta:
         """Return what is left to be told of the whole choice; raises DivergedError."""
-        rest = self._rest(list(choice.token_ids), choice.text, list(choice.logprobs))
+        rest = _Again(self.tokens, "".join(self.text)).beyond(choice)
         if rest is None:
             raise DivergedError
         return rest
@@ -116,17 +145,6 @@ class _Choice:
         if delta.text:
             self.text.append(delta.text)
         return delta
-
-    def _rest(self, tokens: list[int], text: str, logprobs: Entries) -> pb.TokenDelta | None:
-        """Return what comes after what was told, None if that is not reached yet; raises DivergedError."""
-        told = "".join(self.text)
-        both = min(len(tokens), len(self.tokens))
-        common = min(len(text), len(told))
-        if tokens[:both] != self.tokens[:both] or text[:common] != told[:common]:
-            raise DivergedError
-        if len(tokens) < len(self.tokens) or len(text) < len(told):
-            return None
-        return pb.TokenDelta(token_ids=tokens[both:], text=text[common:], logprobs=logprobs[both:])
 
 
 class Chunks:

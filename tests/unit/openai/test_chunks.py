@@ -7,7 +7,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL, parse_body
@@ -188,6 +188,84 @@ def test_a_stream_is_whole_whatever_deltas_came(attempts: list[list[int]], lengt
             start = end
     lines += stream.of_result(result(choice(length)))
     assert told(lines) == "".join(WORDS[:length])
+
+
+def test_what_is_repeated_is_compared_once() -> None:
+    """A long stream is told again from its start, and a list of all of it for each delta would hold up all others."""
+    length, repeated = 25_000, 20_000
+    stream = chunks(logprobs=True)
+    stream.of_delta(pb.TokenDelta(attempt=1, token_ids=range(length), text="x" * length))
+    assert stream.of_delta(pb.TokenDelta(attempt=2, token_ids=range(repeated), text="x" * repeated)) == []
+    again = [pb.TokenDelta(attempt=2, token_ids=[repeated + n], text="x") for n in range(100)]
+    tracemalloc.start()
+    assert not any(stream.of_delta(one) for one in again)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 20_000, "a list of the tokens takes 160,000"
+    with pytest.raises(DivergedError):
+        stream.of_delta(again[0])
+
+
+@settings(max_examples=300)
+@given(
+    told_sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4),
+    sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=8),
+    wrong_token=st.none() | st.integers(0, 5),
+    wrong_character=st.none() | st.integers(0, 5),
+)
+def test_a_difference_is_found_at_the_delta_that_has_it(
+    told_sizes: list[tuple[int, int]],
+    sizes: list[tuple[int, int]],
+    wrong_token: int | None,
+    wrong_character: int | None,
+) -> None:
+    """What a later attempt has said is compared as if all of it came anew with each delta."""
+    tokens, text = list(range(32)), "abcdefghijklmnopqrstuvwxyzABCDEF"
+    stream = chunks(COMPLETIONS_URL, logprobs=0)
+    at = chars = 0
+    for count, length in told_sizes:
+        stream.of_delta(said(1, tokens[at : at + count], text[chars : chars + length]))
+        at, chars = at + count, chars + length
+    others = [99 if n == wrong_token else token for n, token in enumerate(tokens)]
+    other_text = "".join("?" if n == wrong_character else character for n, character in enumerate(text))
+    new_at = new_chars = 0
+    shown: list[Any] = []
+    expected: list[Any] = []
+    for count, length in sizes:
+        one = said(2, others[new_at : new_at + count], other_text[new_chars : new_chars + length])
+        seen, seen_chars = new_at, new_chars
+        new_at, new_chars = new_at + count, new_chars + length
+        expected.append(model(at, chars, seen, seen_chars, others[:new_at], other_text[:new_chars]))
+        try:
+            shown.append([text_and_tokens(line) for line in stream.of_delta(one)])
+        except DivergedError:
+            shown.append("differs")
+            break
+        if expected[-1] == "differs":
+            break
+    assert shown == expected
+
+
+def said(attempt: int, tokens: list[int], text: str) -> pb.TokenDelta:
+    logprobs = [pb.TokenLogprob(token_id=token, token=f"t{token}", logprob=-1.0) for token in tokens]
+    return pb.TokenDelta(attempt=attempt, token_ids=tokens, text=text, logprobs=logprobs)
+
+
+def text_and_tokens(line: str) -> tuple[str, list[str]]:
+    shown = json.loads(line)["choices"][0]
+    return shown["text"], (shown["logprobs"] or {"tokens": []})["tokens"]
+
+
+def model(at: int, chars: int, seen: int, seen_chars: int, tokens: list[int], text: str) -> Any:
+    """Return what is shown when an attempt that had said `seen` tokens has said these, of which `at` were told."""
+    both, common = min(at, len(tokens)), min(chars, len(text))
+    if tokens[:both] != list(range(both)) or "?" in text[:common]:
+        return "differs"
+    if len(tokens) < at or len(text) < chars:
+        return []
+    repeating = seen < at or seen_chars < chars
+    first, first_chars = (at, chars) if repeating else (seen, seen_chars)
+    return [(text[first_chars:], [f"t{token}" for token in tokens[first:]])]
 
 
 def test_vllms_own_models_accept_every_chunk() -> None:
