@@ -19,7 +19,7 @@ from services.gateway.doorman import Doorman, authorization_of
 from services.gateway.download import Download
 from services.gateway.group import Group, body_of_all
 from services.gateway.hangup import until_hangup
-from services.gateway.lookup import Lookup, pieces_of
+from services.gateway.lookup import Found, Lookup, pieces_of
 from services.gateway.pages import Pages
 from services.gateway.problem import of_error
 from services.gateway.reply import LARGE_BYTES, json_of
@@ -47,8 +47,7 @@ class Requests:
         name = request.path_params["request_id"]
         try:
             who = await self._doorman.let_in(authorization_of(request.scope))
-            async with until_hangup(request.receive):
-                found = await self._lookup.look(name, who.tenant, LARGE_BYTES)
+            found = await self._look(request, name, who.tenant, LARGE_BYTES)
             if found.size_bytes < LARGE_BYTES:
                 return Response(json_of(described(name, found.each)), media_type="application/json")
             # It is read again when there is room to hold it, for however long its client takes.
@@ -63,25 +62,30 @@ class Requests:
         name = request.path_params["request_id"]
         try:
             who = await self._doorman.let_in(authorization_of(request.scope))
-            deleted = await self._gone(name, who.tenant)
+            deleted = await self._gone(request, name, who.tenant)
         except PenstockError as error:
             raise of_error(error) from None
         return JSONResponse({"id": name, "object": "request.deleted", "deleted": deleted})
 
-    async def _gone(self, name: str, tenant: str) -> bool:
+    async def _gone(self, request: Request, name: str, tenant: str) -> bool:
         """Delete what has ended, cancel what has not; return whether it had."""
         if Group.named(name) is None:
             if await self._client.delete(name):
                 return True
-            await self._lookup.look(name, tenant, 0)
+            await self._look(request, name, tenant, 0)
             await self._client.cancel(name)
             return False
-        found = await self._lookup.look(name, tenant, 0)
+        found = await self._look(request, name, tenant, 0)
         ids = [one.request_id for one in found.each]
         if all(one.HasField("result") for one in found.each):
             return bool(await self._client.delete(*ids))
         await self._client.cancel(*ids)
         return False
+
+    async def _look(self, request: Request, name: str, tenant: str, most_bytes: float) -> Found:
+        """Look a request up for as long as the client is there: its tenant has few turns."""
+        async with until_hangup(request.receive):
+            return await self._lookup.look(name, tenant, most_bytes)
 
 
 def described(name: str, found: Sequence[queue_pb2.GetResponse]) -> dict[str, Any]:

@@ -139,13 +139,16 @@ async def test_few_are_looked_up_at_once_and_no_tenant_keeps_others_waiting(name
     assert pages.looking._free == MAX_LOOKING
 
 
-async def test_nothing_is_looked_up_for_who_has_hung_up() -> None:
+@pytest.mark.parametrize("name", ["r-1", Group("several-" + "0" * 32, 4).name])
+@pytest.mark.parametrize("path", ["/v1/requests", "/d"])
+async def test_nothing_is_looked_up_for_who_has_hung_up(name: str, path: str) -> None:
     slow, pages = Slow(1), Pages()
-    many = [asked_by("a", app_of(slow, pages), "/v1/requests/r-1") for _ in range(50)]
+    many = [asked_by("a", app_of(slow, pages), f"{path}/{name}") for _ in range(50)]
     await until(lambda: slow.asked == MAX_LOOKING - 1)
     for one in many:
         one.leave()
-    ends = await asyncio.gather(*[one.task for one in many], return_exceptions=True)
+    async with asyncio.timeout(30):
+        ends = await asyncio.gather(*[one.task for one in many], return_exceptions=True)
     assert {type(end) for end in ends} == {ClientGoneError}
     assert slow.asked == 0
     assert pages.looking._free == MAX_LOOKING
