@@ -282,21 +282,20 @@ class Client:
             async for event in events:
                 yield event
 
-    def wire_events(self, request_id: str, tokens: bool) -> AsyncGenerator[Told, None]:
-        """Yield (with `tokens`) token deltas and at last the result of one request as wire messages.
+    def wire_events(self, request_id: str, tokens: bool, large_bytes: int = 0) -> AsyncGenerator[Told, None]:
+        """Yield (with `tokens`) token deltas and at last the result of one request, as `Follower.events` does.
 
         What has come together is yielded together; readers of one request share its result. Raises InvalidRequest for
         what cannot be a request's id, NotFound, or Unavailable if the queue stays away.
         """
         check_name("request_id", request_id)
-        return self._follower.events((request_id,), tokens)
+        return self._follower.events((request_id,), tokens, large_bytes)
 
-    def wire_events_of(self, request_ids: Sequence[str], tokens: bool) -> AsyncGenerator[Told, None]:
-        """Yield events as `wire_events` does, of several requests as they come.
-
-        However many there are, and however many are read so at once, they share a stream with all others.
-        """
-        return self._follower.events(checked_names("request_ids", request_ids), tokens)
+    def wire_events_of(
+        self, request_ids: Sequence[str], tokens: bool, large_bytes: int = 0
+    ) -> AsyncGenerator[Told, None]:
+        """Yield events as `wire_events` does, of however many requests, which share a stream with all others."""
+        return self._follower.events(checked_names("request_ids", request_ids), tokens, large_bytes)
 
     async def tokens(self, request_id: str) -> AsyncGenerator[TokenDelta, None]:
         """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.

@@ -8,6 +8,7 @@ nobody else.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from itertools import islice
@@ -54,8 +55,11 @@ class Told(list[pb.WatchEvent]):
 class Inbox:
     """What one reader has not taken yet of the requests that it reads."""
 
-    def __init__(self, request_ids: Iterable[str], tokens: bool) -> None:
-        """Nothing has come yet."""
+    def __init__(self, request_ids: Iterable[str], tokens: bool, large_bytes: int = 0) -> None:
+        """Nothing has come yet. Results of `large_bytes` or more are not held until their reader asks for news."""
+        self._large_bytes = large_bytes or math.inf
+        self._waited_for = False
+        """Whether the reader is waiting for what comes."""
         self.open = dict.fromkeys(request_ids)
         """Requests whose result has not come."""
         self.tokens = tokens
@@ -87,20 +91,25 @@ class Inbox:
             if not self._seen.advance(delta):
                 return
             self._delta_bytes += size_bytes
-        elif not self._has_ended(event.result.result.request_id, size_bytes):
-            return
+        else:
+            name, held_bytes = event.result.result.request_id, size_bytes
+            if size_bytes >= self._large_bytes and not self._waited_for:
+                event, shared = _outline(event), True
+                held_bytes = event.ByteSize()
+            if not self._has_ended(name, size_bytes, held_bytes):
+                return
         if self._events and not shared:
             # It may wait for long, and as it came off the wire it would hold on to its frame, with everybody's events.
             event = _own(event)
         self._events.append(event)
         self._news.set()
 
-    def _has_ended(self, request_id: str, size_bytes: int) -> bool:
-        """Note the end of a request; return False if its result is put off."""
+    def _has_ended(self, request_id: str, size_bytes: int, held_bytes: int) -> bool:
+        """Note the end of a request, of whose result `held_bytes` are kept; return False if it is put off."""
         if self._result_bytes > MAX_INBOX_BYTES and len(self.open) > 1:
             self._put_off.append((request_id, size_bytes))
             return False
-        self._result_bytes += size_bytes
+        self._result_bytes += held_bytes
         self._sizes_bytes[request_id] = size_bytes
         self.open.pop(request_id, None)
         self._cut_off.discard(request_id)
@@ -136,7 +145,11 @@ class Inbox:
             if self._failure is not None:
                 raise anew(self._failure)
             self._news.clear()
-            await self._news.wait()
+            self._waited_for = True
+            try:
+                await self._news.wait()
+            finally:
+                self._waited_for = False
         told = Told(self._events, self._sizes_bytes)
         self._events.clear()
         self._sizes_bytes = {}
@@ -194,14 +207,18 @@ class Follower:
         self._connection = connection
         self._streams: list[_Stream] = []
 
-    async def events(self, request_ids: Sequence[str], tokens: bool) -> AsyncGenerator[Told, None]:
+    async def events(
+        self, request_ids: Sequence[str], tokens: bool, large_bytes: int = 0
+    ) -> AsyncGenerator[Told, None]:
         """Yield (with `tokens`) token deltas and at last the result of each request, as many as are there at once.
 
+        A result of `large_bytes` or more, if that is given, which comes while the reader does something else is told in
+        outline: how the request ended, and by which model; it is to be read again. Its size is told as it is.
         They must be names: one that cannot be sent would end the stream, which is everybody's. Raises NotFound, or
         Unavailable if the queue stays away or the client is closed.
         """
         self._connection.check_open()
-        inbox = Inbox(request_ids, tokens)
+        inbox = Inbox(request_ids, tokens, large_bytes)
         streams: dict[str, _Stream] = {}
         try:
             for name in list(inbox.open):
@@ -372,3 +389,14 @@ def _own(event: pb.WatchEvent) -> pb.WatchEvent:
     own = pb.WatchEvent()
     own.CopyFrom(event)
     return own
+
+
+def _outline(event: pb.WatchEvent) -> pb.WatchEvent:
+    """Return a result's event without what may be large in it."""
+    result, outline = event.result.result, pb.WatchEvent()
+    outline.result.cursor = event.result.cursor
+    short = outline.result.result
+    short.request_id, short.outcome, short.model = result.request_id, result.outcome, result.model
+    if result.HasField("error"):
+        short.error.CopyFrom(result.error)
+    return outline

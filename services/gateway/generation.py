@@ -209,9 +209,11 @@ class _Exchange:
         return Lookup(self._parts.client, self._parts.pages).page(name, self._tenant, size_bytes)
 
     def _told(self, tokens: bool) -> AsyncGenerator[Told, None]:
-        """Return what the queue tells of all that was submitted."""
+        """Return what the queue tells of all that was submitted; of large results that come unasked an outline."""
         ids, client = self._submitted.ids, self._parts.client
-        return client.wire_events(ids[0], tokens) if len(ids) == 1 else client.wire_events_of(ids, tokens)
+        if len(ids) == 1:
+            return client.wire_events(ids[0], tokens, LARGE_BYTES)
+        return client.wire_events_of(ids, tokens, LARGE_BYTES)
 
     async def _stream(self, wanted: Wanted, model: str) -> None:
         chunks: Chunks | JoinedChunks | None = None

@@ -363,3 +363,36 @@ def test_who_is_followed_anew_is_not_left_in_a_later_frame() -> None:
     outgoing.begin(names[-1])
     assert outgoing.take() == ([names[-1]], names[:-1])
     assert outgoing.take() == ([], [])
+
+
+async def test_of_a_large_result_that_nobody_waits_for_only_the_outline_is_held() -> None:
+    inbox = following.Inbox(["a", "b", "c"], True, large_bytes=1000)
+    for name, size in (("a", 999), ("b", 1000)):
+        inbox.put(ended_with(name, size), size)
+    told = await inbox.take()
+    first, second = (event.result.result for event in told)
+    assert (len(first.choices), len(second.choices)) == (1, 0)
+    assert (second.request_id, second.outcome, second.model) == ("b", request_pb2.OUTCOME_COMPLETED, "tiny")
+    assert told.sizes_bytes == {"a": 999, "b": 1000}
+    waiting = asyncio.ensure_future(inbox.take())
+    await asyncio.sleep(0)
+    inbox.put(ended_with("c", 5000), 5000)
+    (event,) = await waiting
+    assert len(event.result.result.choices) == 1, "who waits takes it at once"
+    assert inbox.over
+
+
+async def test_what_failed_is_told_in_outline_with_its_reason() -> None:
+    inbox = following.Inbox(["a"], False, large_bytes=10)
+    event = ended_with("a", 5000)
+    event.result.result.error.code = "broken"
+    inbox.put(event, 5000)
+    (told,) = await inbox.take()
+    assert (told.result.result.error.code, told.result.cursor) == ("broken", 7)
+
+
+def ended_with(name: str, size: int) -> pb.WatchEvent:
+    choices = [request_pb2.Choice(text="x" * size)]
+    outcome = request_pb2.OUTCOME_COMPLETED
+    result = request_pb2.Result(request_id=name, outcome=outcome, model="tiny", choices=choices)
+    return pb.WatchEvent(result=pb.WatchResult(result=result, cursor=7))

@@ -192,7 +192,7 @@ async def test_an_answer_that_was_started_again_is_where_the_error_says(gateway:
 async def test_who_was_told_nothing_before_the_new_start_is_not_to_ask_again(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def both_at_once(ids: Sequence[str], tokens: bool) -> AsyncGenerator[Told, None]:
+    async def both_at_once(ids: Sequence[str], tokens: bool, large_bytes: int) -> AsyncGenerator[Told, None]:
         deltas = [pb.TokenDelta(request_id=ids[0], attempt=attempt, token_ids=[attempt]) for attempt in (1, 2)]
         yield Told([queue_pb2.WatchEvent(tokens=delta) for delta in deltas])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message
 
+from penstock.following import Inbox
 from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.app import make_app
@@ -198,3 +200,36 @@ async def test_no_comment_comes_in_the_midst_of_an_event(app: Starlette, monkeyp
     slow.goes_on.set()
     answer = await slow.whole()
     assert told(answer.events)[0] == {0: TEXTS[0]}
+
+
+class Behind(Stalled):
+    """A client that keeps the gateway waiting with the first piece."""
+
+    async def _send(self, message: Message) -> None:
+        await super()._send(message)
+        if b"xxx" in self.answer.body:
+            await self.goes_on.wait()
+
+
+async def test_while_a_client_is_behind_its_result_is_not_held_beside_the_room(gateway: Gateway) -> None:
+    """A stream whose clients take nothing would hold some MiB each for as long, whatever room there is."""
+    queue = gateway.queue
+    queue.answer, queue.paused = large, True
+    queue.tokens = [pb.TokenDelta(request_id="r-0", attempt=1, token_ids=[0], text="xxx")]
+    body = json.dumps(streamed(BODIES["one"])).encode()
+    visit = Behind(gateway.app, "POST", COMPLETIONS_URL, body, {"content-type": "application/json"})
+    await until(lambda: b"xxx" in visit.answer.body)
+    before_bytes = inboxes_bytes()
+    await queue.finish_all()
+    await gateway.parts.client.result("r-0")  # so that it has come for the stream as well
+    held_bytes = inboxes_bytes() - before_bytes
+    visit.goes_on.set()
+    assert told((await visit.whole()).events)[0] == {0: TEXTS[0]}
+    assert held_bytes < LARGE_BYTES // 2
+    assert gateway.parts.pages._free == gateway.parts.pages.most
+
+
+def inboxes_bytes() -> int:
+    """Return what all readers have not taken yet."""
+    boxes = [one for one in gc.get_objects() if isinstance(one, Inbox)]
+    return sum(event.ByteSize() for box in boxes for event in box._events)
