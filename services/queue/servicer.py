@@ -283,7 +283,7 @@ class QueueServicer:
                 known = self._parts.committer.machine.book.lines
                 self._parts.committer.post(wire.scheduler_message(stream, message, known))
             elif message.WhichOneof("message") == "open":
-                self._parts.committer.post(BacklogOpened(stream, message.open.instance_id))
+                self._parts.committer.post(BacklogOpened(stream, message.open.instance_id, message.open.workers))
             else:
                 raise BadInputError("messages: the first message of a Backlog stream must be `open`")
 

@@ -11,7 +11,7 @@ noticed after the two times together; half as much again for the pauses between 
 
 SCHEDULER_TAKEN = (
     "another scheduler is connected to this queue, which takes one; this one stands by until that one has gone "
-    "(one whose machine is gone is let go within half a minute)"
+    "(one whose machine is gone is let go within half a minute), or has no worker while this one has some"
 )
 """The text of the status (ALREADY_EXISTS) that answers a second scheduler, which asks for as long as it runs."""
 

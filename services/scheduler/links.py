@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 
@@ -29,6 +29,9 @@ log = logging.getLogger("scheduler")
 class Listener(Protocol):
     """Who hears what the queue says: the runner."""
 
+    def workers(self) -> int:
+        """Return how many workers are connected, which decides between two schedulers."""
+
     def open_queue(self, outbox: Outbox) -> None:
         """The queue's stream is open, and `outbox` says things to it."""
 
@@ -37,6 +40,14 @@ class Listener(Protocol):
 
     def feed(self, messages: Iterable[Any]) -> None:
         """Hear messages, in order."""
+
+
+class Ending(NamedTuple):
+    """Why a stream ended."""
+
+    kind: object
+    """The status, or another word for the kind: what is logged when it changes."""
+    text: str
 
 
 class BacklogLink:
@@ -50,23 +61,24 @@ class BacklogLink:
         self._instance_id = uuid.uuid4().hex
         self._runner = runner
         self._backoff = Backoff()
-        self._waiting_logged = False
+        self._logged: object = None
+        """The kind of ending that was logged last, None since a connection."""
 
     async def run(self) -> None:
         """Open the stream again and again until cancelled."""
         async with self._access.open(self._address, CHANNEL_OPTIONS) as channel:
             backlog = stream_method(channel, SERVICE, "Backlog")
             while True:
-                reason = await self._serve(backlog)
-                if not self._waiting_logged:
-                    self._waiting_logged = True
-                    log.warning("waiting for the queue at %s: %s", self._address, reason)
+                ending = await self._serve(backlog)
+                if ending.kind != self._logged:
+                    self._logged = ending.kind
+                    log.warning("waiting for the queue at %s: %s", self._address, ending.text)
                 await asyncio.sleep(self._backoff.next_s())
 
-    async def _serve(self, backlog: StreamMethod) -> str:
+    async def _serve(self, backlog: StreamMethod) -> Ending:
         """Run one stream to its end; return why it ended."""
         outbox = Outbox()
-        outbox.put(wire.backlog_open(self._name, self._instance_id))
+        outbox.put(wire.backlog_open(self._name, self._instance_id, self._runner.workers()))
         call = backlog(outbox.frames())
         unread = asyncio.create_task(end_unread(call, outbox, "the queue", log), name="unread")
         opened = False
@@ -78,16 +90,16 @@ class BacklogLink:
                     self._runner.open_queue(outbox)
                     opened = True
                 self._runner.feed(messages)
-            return "it ended the stream"
+            return Ending("ended", "it ended the stream")
         except grpc.aio.AioRpcError as error:
-            return error.details() or error.code().name
+            return Ending(error.code(), error.details() or error.code().name)
         except wire.InvalidFieldError as fault:
-            return f"it broke the protocol: {fault}"
+            return Ending("protocol", f"it broke the protocol: {fault}")
         except asyncio.CancelledError:
             if cancelled_by_somebody():
                 raise
             # By `end_unread`, or by gRPC, which cancels a call whose next frame cannot be made.
-            return "the stream broke off"
+            return Ending("broken", "the stream broke off")
         finally:
             unread.cancel()
             outbox.close()
@@ -100,5 +112,5 @@ class BacklogLink:
         if not isinstance(message, QueueOpened):
             raise wire.InvalidFieldError("open: the first message must be `open`")
         self._backoff.connected()
-        self._waiting_logged = False
+        self._logged = None
         log.info("connected to the queue at %s", self._address)

@@ -87,6 +87,10 @@ class Runner:
 
     # ---- used by servicer and links ----
 
+    def workers(self) -> int:
+        """Return how many workers are connected."""
+        return sum(worker.closed_ns is None for worker in self._machine.fleet)
+
     def feed(self, messages: Iterable[m.Input]) -> None:
         """Queue messages for the machine, in order."""
         self._inbox.extend(messages)

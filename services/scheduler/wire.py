@@ -274,9 +274,10 @@ def undrain() -> scheduler_pb2.SchedulerToWorker:
 # ---- the queue ----
 
 
-def backlog_open(name: str, instance_id: str) -> queue_pb2.SchedulerToQueue:
-    """Encode the first message to the queue."""
-    return queue_pb2.SchedulerToQueue(open=queue_pb2.BacklogOpen(name=name, instance_id=instance_id))
+def backlog_open(name: str, instance_id: str, workers: int) -> queue_pb2.SchedulerToQueue:
+    """Encode the first message to the queue, by a scheduler to which `workers` are connected."""
+    opening = queue_pb2.BacklogOpen(name=name, instance_id=instance_id, workers=workers)
+    return queue_pb2.SchedulerToQueue(open=opening)
 
 
 def window(effect: m.SetWindow) -> queue_pb2.SchedulerToQueue:

@@ -1431,14 +1431,18 @@ class BacklogOpen(_message.Message):
     CHANNELS_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Who is speaking, for logs."""
     store_id: _builtins.str
     """From the queue: name of this store."""
     instance_id: _builtins.str
-    """From the scheduler: which process speaks. While one is connected another is answered ALREADY_EXISTS; a newer stream
-    of the same one, or of one that does not say, replaces the older.
+    """From the scheduler: which process speaks. While one is connected another is answered ALREADY_EXISTS, unless it has
+    `workers` and the connected one says that it serves nobody: then that one is answered so. A newer stream of the same
+    one, or of one that does not say, replaces the older.
     """
+    workers: _builtins.int
+    """From the scheduler: how many workers are connected to it now. Its windows say what comes later: `served_models`."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """From the queue: the channels that requests may wait in; `ChannelsChanged` replaces them."""
@@ -1450,10 +1454,11 @@ class BacklogOpen(_message.Message):
         channels: _abc.Iterable[_builtins.str] | None = ...,
         store_id: _builtins.str = ...,
         instance_id: _builtins.str = ...,
+        workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "instance_id", b"instance_id", "name", b"name", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "instance_id", b"instance_id", "name", b"name", "store_id", b"store_id", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -266,7 +266,7 @@ class NameTaken(NamedTuple):
 
 
 class SchedulerTaken(NamedTuple):
-    """End the stream of a scheduler, as another one is connected."""
+    """End the stream of a scheduler, as another one is connected, or is from now on."""
 
     stream: int
 

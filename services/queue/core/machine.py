@@ -103,6 +103,8 @@ class Machine:
         self._quotas = quotas
         self._scheduler_id = ""
         """The instance whose Backlog stream was opened last."""
+        self._scheduler_serves = False
+        """Whether that has workers, as it said last."""
         self._fresh_keys: dict[tuple[str, str], int] = {}
         self._erased: set[int] = set()
         """Requests whose results of before this batch are gone, which a delete of the batch still found in the store.
@@ -308,14 +310,20 @@ class Machine:
 
     def _backlog_opened(self, message: BacklogOpened, _now_ns: int) -> None:
         """Announce to this stream from now on, if no other scheduler is connected: two that took what waits from each
-        other would both grant hardly anything.
+        other would both grant hardly anything. One with workers takes it from one that serves nobody, and so does not
+        lose it again.
         """
-        if self.book.backlog_stream is not None:
-            if message.instance_id and self._scheduler_id and message.instance_id != self._scheduler_id:
+        holder = self.book.backlog_stream
+        if holder is not None:
+            if not message.instance_id or not self._scheduler_id or message.instance_id == self._scheduler_id:
+                self.book.emit(EndStream(holder, "a newer Backlog stream replaced this one"))
+            elif message.workers and not self._scheduler_serves:
+                self.book.emit(SchedulerTaken(holder))
+            else:
                 self.book.emit(SchedulerTaken(message.stream))
                 return
-            self.book.emit(EndStream(self.book.backlog_stream, "a newer Backlog stream replaced this one"))
         self._scheduler_id = message.instance_id
+        self._scheduler_serves = message.workers > 0
         self._reset_backlog(message.stream)
         self.book.emit(BacklogReady(message.stream, tuple(self.book.lines)))
 
@@ -331,6 +339,7 @@ class Machine:
     def _set_window(self, message: SetWindow, _now_ns: int) -> None:
         line = self.book.lines.get(message.channel)
         if message.stream == self.book.backlog_stream and line is not None:
+            self._scheduler_serves = bool(message.served)
             line.set_served(message.served)
             line.set_limit(message.limit)
             self.book.touch(message.channel)

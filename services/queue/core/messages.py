@@ -108,11 +108,13 @@ class GiveBack(NamedTuple):
 
 
 class BacklogOpened(NamedTuple):
-    """A scheduler opened a Backlog stream; it replaces the one before, but not that of another instance."""
+    """A scheduler opened a Backlog stream; it replaces the one before, but not that of another instance that serves."""
 
     stream: int
     instance_id: str = ""
     """Empty from versions that do not say."""
+    workers: int = 0
+    """How many are connected to it; 0 from versions that do not say."""
 
 
 class BacklogClosed(NamedTuple):
