@@ -91,7 +91,9 @@ def run_batch(
     data_dir: Annotated[
         Path, typer.Option(help="With --up: queue data, logs and the tiny model.", readable=False)
     ] = DEFAULT_DATA_DIR,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run every line again; forget earlier answers.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run every line again; forget earlier answers. Killed, go on without it.")
+    ] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run the lines again whose answers are errors; keep the others.")
     ] = False,
@@ -150,18 +152,34 @@ def _with_journal(options: Options, source: InputFile) -> None:
     except JournalError as error:
         raise CommandError(str(error), EX_USAGE) from None
     try:
-        call(_run(options, source, journal))
-    except Interrupted:
-        raise CommandError(_interrupted(options, source, journal), EX_INTERRUPTED) from None
-    except InputReadError as error:
-        raise CommandError(str(error), EX_NO_INPUT) from None
-    except JournalError as error:
-        status = EX_CANNOT_WRITE if isinstance(error, JournalWriteError) else EX_USAGE
-        raise CommandError(str(error), status) from None
+        _with_errors_told(options, source, journal)
     finally:
         if journal.is_empty:
             journal.remove()
         journal.close()
+
+
+def _with_errors_told(options: Options, source: InputFile, journal: Journal) -> None:
+    try:
+        call(_run(options, source, journal))
+        return
+    except Interrupted:
+        raise CommandError(_interrupted(options, source, journal), EX_INTERRUPTED) from None
+    except CommandError as error:
+        failed = error
+    except InputReadError as error:
+        failed = CommandError(str(error), EX_NO_INPUT)
+    except JournalError as error:
+        failed = CommandError(str(error), EX_CANNOT_WRITE if isinstance(error, JournalWriteError) else EX_USAGE)
+    if options.fresh and journal.header is not None and not (journal.is_empty or journal.removed):
+        # Given again, the option would discard what this run has left.
+        failed = CommandError(f"{failed}\n  to go on   {_again(options)}", failed.status)
+    raise failed
+
+
+def _again(options: Options) -> str:
+    """Say which command goes on with a run: --fresh would begin another."""
+    return "run the same command without --fresh" if options.fresh else "run the same command again"
 
 
 async def _run(options: Options, source: InputFile, journal: Journal) -> None:
@@ -275,7 +293,7 @@ def _interrupted(options: Options, source: InputFile, journal: Journal) -> str:
     if journal.answered == len(source):
         return (
             f"interrupted; all {len(source)} lines are answered, {options.target} is not written\n"
-            f"  to write   run the same command again"
+            f"  to write   {_again(options)}"
         )
     cancel = f"penstock cancel --batch {journal.header.batch}"
     if options.stack is None:
@@ -288,6 +306,6 @@ def _interrupted(options: Options, source: InputFile, journal: Journal) -> str:
         cancel += f" (after penstock up --data-dir {data_dir})"
     return (
         f"interrupted; {journal.answered} of {len(source)} lines are answered, {fate}\n"
-        f"  to go on   run the same command again\n"
+        f"  to go on   {_again(options)}\n"
         f"  to drop    {cancel}"
     )

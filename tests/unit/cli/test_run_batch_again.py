@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -117,3 +118,42 @@ async def test_a_run_that_has_the_name_of_the_path_as_it_was_spelt_goes_on_under
     journal.write_text(json.dumps(header) + "\n")
     assert (await shell.run(*command, str(out), "--fresh")).status == 0
     assert former not in {request.batch for request in shell.queue.requests[2:]}
+
+
+async def test_a_fresh_run_that_was_interrupted_goes_on_without_the_option(shell: Shell, tmp_path: Path) -> None:
+    shell.queue.paused = True
+    source, out = lines_in(tmp_path / "in", 3), tmp_path / "out"
+    command = ["run-batch", "-i", str(source), "-o", str(out), *NO_SCHEDULER]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock", *command, "--fresh", "--queue", shell.address, stderr=asyncio.subprocess.PIPE
+    )
+    async with shell.queue.changed:
+        await shell.queue.changed.wait_for(lambda: len(shell.queue.requests) == 3)
+    os.kill(process.pid, signal.SIGINT)
+    said = (await process.communicate())[1].decode()
+    assert "  to go on   run the same command without --fresh\n" in said
+    shell.queue.paused = False
+    await shell.queue.finish_all()
+    assert (await shell.run(*command)).status == 0
+    assert len(shell.queue.requests) == 3, "no line is another request"
+    assert len(out.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("flags", [(), ("--fresh",)])
+async def test_a_fresh_run_that_fails_says_how_to_keep_its_answers(
+    shell: Shell, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    source = lines_in(tmp_path / "in", 100)
+    command = ["run-batch", "-i", str(source), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
+    failed = await shell.run(*command, *flags, largest_file_bytes=4096)
+    assert failed.status == 73, failed.err
+    assert ("\n  to go on   run the same command without --fresh\n" in failed.err) == bool(flags)
+    assert (await shell.run(*command)).status == 0
+    assert len(shell.queue.requests) == 100
+
+
+async def test_a_fresh_run_that_left_nothing_is_not_to_be_gone_on_with(shell: Shell, tmp_path: Path) -> None:
+    source = lines_in(tmp_path / "in", 2)
+    command = ["run-batch", "-i", str(source), "-o", str(tmp_path / "out"), *NO_SCHEDULER, "--fresh"]
+    refused = await shell.run(*command, "--channel", "nowhere")
+    assert (refused.status, "to go on" in refused.err) == (2, False)
