@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ServiceError,
         Unauthenticated,
         Unavailable,
+        WrongService,
     )
     from penstock.fields import RequestFields
     from penstock.keys import KeysError
@@ -82,6 +83,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Usage",
+    "WrongService",
 ]
 
 _HOMES = {
@@ -96,6 +98,7 @@ _HOMES = {
     "ServiceError": "penstock.errors",
     "Unauthenticated": "penstock.errors",
     "Unavailable": "penstock.errors",
+    "WrongService": "penstock.errors",
     "RequestFields": "penstock.fields",
     "KeysError": "penstock.keys",
     "Cancelled": "penstock.results",

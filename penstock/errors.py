@@ -53,6 +53,10 @@ class ServiceError(PenstockError):
     """The service failed in a way that is not the caller's fault and that retrying did not cure."""
 
 
+class WrongService(ServiceError):  # noqa: N818
+    """Who answers at the address does not know the call: it is another service, or an older one."""
+
+
 class NotPossibleNow(ServiceError):  # noqa: N818
     """What is asked for cannot be done while things are as they are."""
 
@@ -154,10 +158,18 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return QuotaExceeded(details) if _trailing(error, ERROR_CODE) == OVER_QUOTA else Unavailable(details)
         case code:
-            return ServiceError(f"{address} answered {code.name}: {details}")
+            return _failure(code, details, address)
+
+
+def _failure(code: grpc.StatusCode, details: str, address: str) -> ServiceError:
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        what = f"{address} is another service, or an older one: it does not know this call"
+        return WrongService(f"{what}; are the addresses of queue and scheduler swapped?")
+    return ServiceError(f"{address} answered {code.name}: {details}")
 
 
 _NO_CONNECTION = {
+    "http1.x server": ("speaks HTTP/1.1, not gRPC", "is it the gateway's port?"),
     "Socket closed": (
         "closes connections at once",
         "does it ask for TLS, or a certificate, that this side does not have?",

@@ -19,6 +19,7 @@ from penstock.errors import (
     ServiceError,
     Unauthenticated,
     Unavailable,
+    WrongService,
 )
 from penstock.exits import EX_INCOMPLETE, EX_NOPERM, EX_SOFTWARE, EX_TEMPFAIL, EX_UNAVAILABLE, EX_USAGE
 
@@ -63,6 +64,7 @@ STATUSES: tuple[tuple[type[PenstockError], int, str], ...] = (
     (QuotaExceeded, EX_TEMPFAIL, ""),
     (InvalidRequest, EX_USAGE, ""),
     (NotFound, EX_INCOMPLETE, ""),
+    (WrongService, EX_UNAVAILABLE, ""),
     (ServiceError, EX_SOFTWARE, ""),
 )
 """Exit status of each of the client's errors, and what the user is told besides; the first kind that fits counts."""

@@ -230,4 +230,4 @@ def no_answer(reading: Reading) -> CommandError:
     why = "; ".join(reading.problems)
     if reading.refused:
         return CommandError(f"{why}{KEY_HINT}", EX_NOPERM)
-    return CommandError(f"{why}; {HOW_TO_START}", EX_UNAVAILABLE)
+    return CommandError(f"{why}; {HOW_TO_START}" if reading.absent else why, EX_UNAVAILABLE)

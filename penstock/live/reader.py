@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from penstock.client import Client
-from penstock.errors import PenstockError, PermissionDenied, Unauthenticated
+from penstock.errors import NobodyAnswers, PenstockError, PermissionDenied, Unauthenticated
 from penstock.live.reading import Reading
 from penstock.queue.v1.queue_pb2 import StatsResponse
 from penstock.scheduler.v1.scheduler_pb2 import StatusResponse
@@ -32,11 +32,16 @@ async def take(client: Client, answer_s: float = ANSWER_S) -> Reading:
         fleet if isinstance(fleet, StatusResponse) else None,
         tuple(str(answer) for answer in (queue, fleet) if isinstance(answer, str)),
         any(isinstance(answer, Refusal) for answer in (queue, fleet)),
+        any(isinstance(answer, Absence) for answer in (queue, fleet)),
     )
 
 
 class Refusal(str):
     """Why a service that is there gave no answer."""
+
+
+class Absence(str):
+    """That there is no service to give an answer."""
 
 
 async def _answer(who: str, asking: Awaitable[T], answer_s: float) -> T | str:
@@ -46,6 +51,8 @@ async def _answer(who: str, asking: Awaitable[T], answer_s: float) -> T | str:
             return await asking
     except (Unauthenticated, PermissionDenied) as error:
         return Refusal(f"the {who} refuses to tell: {error}")
+    except NobodyAnswers as error:
+        return Absence(f"the {who} does not answer: {error}")
     except PenstockError as error:
         return f"the {who} does not answer: {error}"
     except TimeoutError:

@@ -20,6 +20,8 @@ class Reading:
     """A line for each service that did not answer."""
     refused: bool = False
     """Whether one of them answered that the asker may not know: the API key is missing or not good for it."""
+    absent: bool = False
+    """Whether there was nobody at the address of one of them."""
 
     @property
     def counts(self) -> StatsResponse | None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from penstock.cli.errors import CommandError
 from penstock.cli.status import as_object, need_both, refuse_silence, render
 from penstock.client import Client
-from penstock.errors import PenstockError, Unauthenticated, Unavailable
+from penstock.errors import NobodyAnswers, PenstockError, Unauthenticated, Unavailable
 from penstock.exits import EX_NOPERM, EX_UNAVAILABLE
 from penstock.live.rates import Rates
 from penstock.live.reader import take
@@ -132,7 +132,8 @@ class Silent:
     ("error", "status", "said", "unsaid"),
     [
         (Unauthenticated("an API key is needed"), EX_NOPERM, "the queue refuses to tell: an API key", "penstock up"),
-        (Unavailable("nothing answers"), EX_UNAVAILABLE, "the queue does not answer: nothing", "PENSTOCK_KEY"),
+        (NobodyAnswers("nothing answers"), EX_UNAVAILABLE, "does not answer: nothing .*penstock up", "PENSTOCK_KEY"),
+        (Unavailable("speaks HTTP/1.1"), EX_UNAVAILABLE, "the queue does not answer: speaks HTTP", "penstock up"),
     ],
 )
 async def test_who_may_not_know_is_told_so_and_not_to_start_what_runs(

@@ -23,6 +23,11 @@ HANDSHAKE = "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1
             "there does not answer in TLS .*; does it serve in plain text",
             True,
         ),
+        (
+            "INTERNAL: Failed parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 400))",
+            "there speaks HTTP/1.1, not gRPC .* is it the gateway's port",
+            True,
+        ),
         (HANDSHAKE.format("CERTIFICATE_VERIFY_FAILED"), "there has a certificate that is not trusted here", True),
         (HANDSHAKE.format("TLSV1_ALERT_UNKNOWN_CA"), "there does not come to terms about TLS", True),
         ("UNAUTHENTICATED: Hostname Verification Check failed.", "there has a certificate for other names", True),
