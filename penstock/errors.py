@@ -175,6 +175,10 @@ _NO_CONNECTION = {
         "does it ask for TLS, or a certificate, that this side does not have?",
     ),
     "WRONG_VERSION_NUMBER": ("does not answer in TLS", "does it serve in plain text?"),
+    "unsupported certificate purpose": (
+        "has a client's certificate, not a service's",
+        "was it started with what `penstock certs` prints for clients?",
+    ),
     "CERTIFICATE_VERIFY_FAILED": (
         "has a certificate that is not trusted here",
         "is it of another CA, or has it expired?",

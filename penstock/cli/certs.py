@@ -50,11 +50,11 @@ def certs(
     except ValueError as error:
         raise CommandError(f"{directory}: {error}", EX_USAGE) from None
     here = directory.resolve()
-    for whom, name in (("the services", "service"), ("their clients", "client")):
+    # The variables are the same ones: a shell that is given all of it is one for services.
+    for whom, name, lead in (("the services", "service", ""), ("their clients", "client", "# ")):
         print(f"# for {whom}:")
-        print(f"export PENSTOCK_TLS_CA={shlex.quote(f'{here}/ca.pem')}")
-        print(f"export PENSTOCK_TLS_CERT={shlex.quote(f'{here}/{name}.pem')}")
-        print(f"export PENSTOCK_TLS_KEY={shlex.quote(f'{here}/{name}-key.pem')}")
+        for variable, file in (("CA", "ca"), ("CERT", name), ("KEY", f"{name}-key")):
+            print(f"{lead}export PENSTOCK_TLS_{variable}={shlex.quote(f'{here}/{file}.pem')}")
 
 
 def _is_address(host: str) -> bool:

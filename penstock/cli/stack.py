@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.config import told_to
 from penstock.cli.errors import CommandError
 from penstock.cli.supervisor import BEHIND_ENGINES, Supervisor
 from penstock.cli.tiny import write_tiny_model
@@ -44,6 +45,9 @@ ARGUMENTS = "engine_arguments"
 
 DATA_DIR_OPTION = "DATA_DIR_OPTION"
 """Variable in which who calls the command for somebody else (`make run`) says how that one names the data directory."""
+
+SERVICES = ("queue", "scheduler", "worker", "gateway")
+"""Tables of the configuration file."""
 
 GATEWAY_OFFSET = 5
 SCHEDULER_OFFSET = 10
@@ -91,6 +95,9 @@ async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIte
     for problem in taken_ports(plan):
         # The last services to be started would find it out only once the engine is loaded.
         raise CommandError(f"{problem}\n{way_out(plan)}", EX_UNAVAILABLE)
+    names = SERVICES if plan.gateway else SERVICES[:-1]
+    if plain := [name for name in names if told_to(name, "tls_ca") and not told_to(name, "tls_cert")]:
+        say(f"note: tls_ca without tls_cert: {', '.join(plain)} will serve in plain text, and ask the others in TLS")
     model_flags = engine_flags(plan, say)
     interrupted = False
     supervisor = Supervisor(plan.data_dir / "logs", say, way_out(plan), plan.gives_up)

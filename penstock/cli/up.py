@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Set
-from contextlib import suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,7 @@ from penstock.cli.interrupt import Interrupted
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.client import Client
 from penstock.credentials import key_from_environment
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
 from penstock.exits import EX_USAGE
 from penstock.openai.bodies import CHAT_URL
 from penstock.server_flags import wrong_here
@@ -137,11 +136,15 @@ async def _serve(plan: StackPlan) -> None:
 async def _served_model(stack: Stack) -> str:
     """Return the name of the model for the example; empty, which stands for the only one, if the scheduler won't tell.
 
-    It may ask for a key, and the services' own is not this command's.
+    It may ask for a key, and the services' own is not this command's. That it is not reached is said: it is up.
     """
-    with suppress(PenstockError):
+    try:
         async with Client(stack.queue, stack.scheduler, retry_for_s=QUICK_RETRY_S) as client:
             return next((worker.model for worker in (await client.fleet()).workers), "")
+    except Unavailable as error:
+        tell(f"note: the scheduler is up, and cannot be asked from here: {error}", sys.stderr)
+    except PenstockError:
+        pass
     return ""
 
 

@@ -29,8 +29,8 @@ def test_a_flag_without_effect_is_refused(arguments: tuple[str, ...], said: str)
 
 def test_what_certs_prints_can_be_pasted(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["certs", str(tmp_path / "my certs")])
-    services, _, clients = ran.stdout.partition("# for their clients:\n")
-    for text, name in ((services, "service"), (clients, "client")):
+    clients = ran.stdout.partition("# for their clients:\n")[2].replace("# export", "export")
+    for text, name in ((ran.stdout, "service"), (clients, "client")):
         shell = [
             "env",
             "-i",

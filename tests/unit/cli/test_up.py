@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.cli import up
+from penstock.cli import stack, up
 from penstock.cli.config import take_config
 from penstock.cli.errors import CommandError
-from penstock.cli.stack import Stack, StackPlan
+from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.supervisor import Supervisor
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
 from tests.support.pipes import pipe_with
@@ -117,6 +117,52 @@ async def test_a_fleet_whose_scheduler_asks_for_a_key_is_ready_all_the_same(
     said = capsys.readouterr().out
     assert "curl http://127.0.0.1:7415/v1/chat/completions" in said
     assert "ready;" in said
+
+
+async def test_a_scheduler_that_was_started_and_cannot_be_asked_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fine(Supervisor):
+        async def failed(self) -> None:
+            """Return at once: the test has seen enough."""
+
+    @asynccontextmanager
+    async def running(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
+        yield Stack("127.0.0.1:1", "127.0.0.1:1", (), "127.0.0.1:7415", Fine(tmp_path, say))
+
+    monkeypatch.setattr(up, "running_stack", running)
+    await up._serve(StackPlan(tmp_path, 1, "", (), 7410))
+    assert "the scheduler is up, and cannot be asked from here: nothing answers on 127.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("told", "gateway", "plain"),
+    [
+        ("", True, "queue, scheduler, worker, gateway "),
+        ("", False, "queue, scheduler, worker "),
+        ("service.pem", True, ""),
+    ],
+)
+async def test_a_ca_without_a_certificate_is_noted_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, gateway: bool, plain: str
+) -> None:
+    class Failing(Supervisor):
+        async def ready(self, service: Any) -> str:
+            raise CommandError("enough", 70)
+
+        async def stop(self) -> None:
+            """There is nothing to stop."""
+
+    monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
+    monkeypatch.setenv("PENSTOCK_TLS_CA", "ca.pem")
+    monkeypatch.setenv("PENSTOCK_TLS_CERT", told)
+    monkeypatch.setattr(stack, "Supervisor", Failing)
+    said: list[str] = []
+    with pytest.raises(CommandError, match="enough"):
+        async with running_stack(StackPlan(tmp_path, 1, "m", (), 0, gateway=gateway), said.append):
+            pass
+    notes = [line for line in said if line.startswith("note: tls_ca without tls_cert: ")]
+    assert [line.partition("will")[0].rpartition("cert: ")[2] for line in notes] == ([plain] if plain else [])
 
 
 async def test_where_the_logs_are_is_said_first(

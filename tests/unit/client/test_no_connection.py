@@ -29,6 +29,11 @@ HANDSHAKE = "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1
             True,
         ),
         (HANDSHAKE.format("CERTIFICATE_VERIFY_FAILED"), "there has a certificate that is not trusted here", True),
+        (
+            HANDSHAKE.format("CERTIFICATE_VERIFY_FAILED: unsupported certificate purpose"),
+            "there has a client's certificate, not a service's",
+            True,
+        ),
         (HANDSHAKE.format("TLSV1_ALERT_UNKNOWN_CA"), "there does not come to terms about TLS", True),
         ("UNAUTHENTICATED: Hostname Verification Check failed.", "there has a certificate for other names", True),
     ],
