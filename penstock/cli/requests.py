@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -111,7 +111,7 @@ async def _submit(queue: str, scheduler: str, fields: RequestFields, wait: bool,
         return
     try:
         # With the patience of a client: the queue has the request, and comes back.
-        async with Client(queue) as client, _telling_why(queue, scheduler, fields.get("model", "")):
+        async with Client(queue) as client, telling_why(queue, scheduler, fields.get("model", ""), _say):
             if stream:
                 await _follow(client, request_id)
                 return
@@ -125,8 +125,8 @@ async def _submit(queue: str, scheduler: str, fields: RequestFields, wait: bool,
 
 
 @asynccontextmanager
-async def _telling_why(queue: str, scheduler: str, model: str) -> AsyncIterator[None]:
-    """Tell once, if this lasts for a while, that no connected worker can answer a request for `model`."""
+async def telling_why(queue: str, scheduler: str, model: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Say once, if this lasts for a while, that no connected worker can answer a request for `model`; empty is any."""
 
     async def tell_later() -> None:
         await asyncio.sleep(WHY_AFTER_S)
@@ -135,9 +135,9 @@ async def _telling_why(queue: str, scheduler: str, model: str) -> AsyncIterator[
                 served = await client.models()
                 if model and served and model not in served:
                     others = ", ".join(sorted(served))
-                    tell(f"waiting: no connected worker serves the model {model!r} (served: {others})", sys.stderr)
+                    say(f"waiting: no connected worker serves the model {model!r} (served: {others})")
                 elif not served:
-                    tell("waiting: no worker is connected", sys.stderr)
+                    say("waiting: no worker is connected")
 
     telling = asyncio.create_task(tell_later())
     try:
@@ -145,6 +145,10 @@ async def _telling_why(queue: str, scheduler: str, model: str) -> AsyncIterator[
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
+
+
+def _say(text: str) -> None:
+    tell(text, sys.stderr)
 
 
 async def _follow(client: Client, request_id: str) -> None:

@@ -45,6 +45,7 @@ from penstock.cli.config import ConfigOption, take_config
 from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
 from penstock.cli.progress import Progress
+from penstock.cli.requests import telling_why
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
 from penstock.client import Client
@@ -197,6 +198,8 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         model = "" if options.stack else options.model
         late = resources.enter_context(Late(progress.say, WHY_AFTER_S))
         served = await served_models(peers, stack is not None, late.set)
+        if served.names is None:
+            await resources.enter_async_context(telling_why(peers.queue, peers.scheduler, "", progress.say))
         channel = options.channel or found.batch_channel or BATCH_CHANNEL  # an older queue says nothing
         again = partial(look_again, peers, served, progress.say)
         plan = Plan(header.batch, channel, model, served.names, options.retry_failed, again)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,24 @@ async def test_where_it_is_not_known_in_the_end_what_is_served_a_whole_list_of_t
         first = await served_models(peers, started_here, hush)
         assert first.names == {"a"}
         assert await look_again(peers, first, hush, {"b"}) == known
+
+
+async def test_a_run_for_which_no_worker_is_connected_says_so(shell: Shell, tmp_path: Path) -> None:
+    shell.queue.paused = True
+    (tmp_path / "in").write_text(json.dumps(completion("a", "p", model="b")) + "\n")
+    async with serving_scheduler(FakeScheduler(scheduler_pb2.StatusResponse())) as address:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", "run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"),
+            "--queue", shell.address, "--scheduler", address, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            begun, said = await process.stderr.readline(), await process.stderr.readline()
+        await shell.queue.finish_all()
+        rest = (await process.communicate())[1]
+    assert process.returncode == 0, rest
+    assert (begun[:7], said) == (b"1 lines", b"waiting: no worker is connected\n")
+    assert b"waiting" not in rest
 
 
 async def test_a_model_that_nobody_serves_is_found_with_a_clients_key_too(shell: Shell, tmp_path: Path) -> None:
