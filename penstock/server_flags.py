@@ -1,7 +1,7 @@
-"""Flags of `vllm serve` that are of its HTTP server and not of the engine, and what there is here in their place.
+"""Flags of `vllm serve` that have no place here, and what there is in theirs.
 
-Who comes from there has them in scripts. vLLM's parser of engine arguments knows none of them, and says so only once
-it has been imported.
+Who comes from there has them in scripts. Of those of its HTTP server vLLM's parser of engine arguments knows none, and
+says so only once it has been imported.
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ IN_PLACE = {
     "ssl-keyfile": "PENSTOCK_TLS_KEY",
     "uvicorn-log-level": "PENSTOCK_GATEWAY_LOG_LEVEL",
 }
-"""By the flag's name: what to use."""
+"""Of the HTTP server, by the flag's name: what to use."""
+
+ADMISSION = {
+    "max-num-queued-reqs": "nothing, for requests wait in the queue until a worker has blocks for them",
+    "max-num-queued-tokens": "a channel's guaranteed_share or weight for what is not to wait behind other requests",
+}
+"""Of vLLM's own admission, likewise: what it turns away has been accepted here, and would burn its attempts."""
 
 
 def wrong_here(name: str) -> str:
     """Return what is wrong with a flag, or an argument of a file, by this name; empty if it is none of these."""
-    use = IN_PLACE.get(name.lstrip("-").replace("_", "-"))
-    return f"is a flag of vLLM's HTTP server; in its place: {use}" if use else ""
+    plain = name.lstrip("-").replace("_", "-")
+    if plain in IN_PLACE:
+        return f"is a flag of vLLM's HTTP server; in its place: {IN_PLACE[plain]}"
+    return f"turns away what was accepted; in its place: {ADMISSION[plain]}" if plain in ADMISSION else ""

@@ -174,7 +174,7 @@ def load_arguments(arguments: list[str]) -> Arguments:
 
 
 def misplaced(settings: WorkerSettings, record: Record) -> Iterator[str]:
-    """Yield what is wrong with each engine argument that is none: a setting of the worker, or of vLLM's HTTP server."""
+    """Yield what is wrong with each engine argument that has no place there, and why."""
     for name in settings.engine_arguments:
         setting = name.replace("-", "_")
         if setting in WorkerSettings.model_fields and setting != "config":
@@ -185,7 +185,7 @@ def misplaced(settings: WorkerSettings, record: Record) -> Iterator[str]:
 
 
 def _strays(flags: list[str]) -> Iterator[str]:
-    """Yield what is wrong with each flag that is of vLLM's HTTP server."""
+    """Yield what is wrong with each flag of vLLM that has no place here."""
     for flag in flags:
         name = flag.partition("=")[0]
         if name.startswith("--") and (why := wrong_here(name)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from penstock.server_flags import ADMISSION, wrong_here
+
 UNLIKE_TEMPLATES = ("openai_gptoss", "kimi_k3")
 """Parsers of models whose chats vLLM's server writes otherwise than their templates do."""
 
@@ -54,6 +56,9 @@ def check_arguments(config: Any, reasoning_parser: str) -> None:
         raise NotServedError("--pipeline-parallel-size: vLLM on a CPU fails with it at the first request")
     if model.skip_tokenizer_init:
         raise NotServedError("--skip-tokenizer-init: prompts are counted, and answers written, by the tokenizer")
+    for name in ADMISSION:  # a configuration file of vLLM's own may have it, too
+        if getattr(config.scheduler_config, name.replace("-", "_")) is not None:
+            raise NotServedError(f"--{name} {wrong_here(name)}")
     if reasoning_parser and (reasoning_parser in UNLIKE_TEMPLATES or model.hf_config.model_type == "gpt_oss"):
         raise NotServedError("--reasoning-parser: what gpt-oss and Kimi-K3 think is not told apart")
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from penstock.server_flags import IN_PLACE
+from penstock.server_flags import ADMISSION, IN_PLACE
 from services.config_check import _is_secret
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
 from services.worker.settings import SHORT_OPTIONS, Arguments, WorkerSettings
@@ -123,6 +123,8 @@ def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thre
         (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs: [1] is no JSON object"),
         (["--default-chat-template-kwargs", '{"tokenize": true}'], "--default-chat-template-kwargs: tokenize is no"),
         (["--skip-tokenizer-init"], "--skip-tokenizer-init: prompts are counted"),
+        (["--max-num-queued-reqs", "0"], "--max-num-queued-reqs turns away what was accepted; in its place: nothing"),
+        (["--max-num-queued-tokens", "256"], "--max-num-queued-tokens turns away what was accepted; in its place: "),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named_with_the_reason_on_one_line(
@@ -191,7 +193,7 @@ GPT_OSS = {
 
 
 @pytest.mark.vllm
-def test_what_is_said_to_be_of_vllms_http_server_is_none_of_its_engines_arguments() -> None:
+def test_of_the_flags_that_are_refused_by_name_those_of_admission_alone_are_the_engines() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -201,6 +203,7 @@ def test_what_is_said_to_be_of_vllms_http_server_is_none_of_its_engines_argument
 
     engines = options(AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False)))
     assert set(IN_PLACE) <= options(make_arg_parser(FlexibleArgumentParser(add_help=False))) - engines
+    assert set(ADMISSION) == {name for name in engines if name.startswith("max-num-queued-")}
 
 
 @pytest.mark.vllm

@@ -37,6 +37,9 @@ def test_flags_for_the_workers_may_have_names_of_this_command_behind_two_dashes(
     for flag in ("--port=80", "--api-key", "--ssl_keyfile"):
         with pytest.raises(CommandError, match=f"{flag.partition('=')[0]} is a flag of vLLM's HTTP server; in its"):
             understood("--enforce-eager", flag)
+    for flag in ("--max-num-queued-reqs=8", "--max_num_queued_tokens"):
+        with pytest.raises(CommandError, match=f"{flag.partition('=')[0]} turns away what was accepted; in its place"):
+            understood("--enforce-eager", flag)
     for flag in ("--worker-id", "--worker_id=a", "--listen=127.0.0.1:0", "--queue-address", "--scheduler-address"):
         with pytest.raises(CommandError, match=f"{flag.partition('=')[0]}: each worker is given its own"):
             understood("--enforce-eager", flag)

@@ -67,6 +67,10 @@ def test_the_worker_is_named_after_host_and_port() -> None:
         (["--model", "m", "--listen", "nonsense"], "--listen: "),
         (["--engine", "other"], "--engine: "),
         (["--model", "m", "--port=80"], "--port is a flag of vLLM's HTTP server; in its place: --base-port"),
+        (
+            ["--model", "m", "--max-num-queued-reqs=8"],
+            "--max-num-queued-reqs turns away what was accepted; in its place:",
+        ),
         (["--model", "m", "--tokenizer-processes", "0"], "--tokenizer-processes: "),
         (
             ["--model", "m", "--enable-auto-tool-choice"],
@@ -116,6 +120,18 @@ def test_a_setting_of_the_worker_among_its_engines_arguments_is_told_where_it_be
     where = f"worker: {file}:2: worker.engine_arguments.tool-call-parser"
     assert belongs == f"{where}: is a setting of the worker, not of its engine: tool_call_parser in [worker]"
     assert other.startswith(f"worker: {file}:4: worker.engine_arguments.port: is a flag of vLLM's HTTP server")
+
+
+def test_vllms_own_admission_in_the_file_is_told_where_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[worker.engine_arguments]\nmax_num_queued_tokens = 256\n")
+    with pytest.raises(SystemExit) as ended:
+        load_arguments(["--config", str(file), "--model", "m"])
+    assert ended.value.code == 78
+    where = f"worker: {file}:2: worker.engine_arguments.max_num_queued_tokens"
+    assert capsys.readouterr().err.startswith(f"{where}: turns away what was accepted; in its place: ")
 
 
 def test_the_environment_is_a_source_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ def arguments(
     asked: str = "auto",
     encoder: bool = False,
     device: str = "cpu",
+    queued: int | None = None,
     **parallel: int,
 ) -> Any:
     """Return vLLM's configuration; `parser` is the model's own, and `asked` the runner that was asked for."""
@@ -32,6 +33,7 @@ def arguments(
         ),
         parallel_config=SimpleNamespace(**{"data_parallel_size": 1, "pipeline_parallel_size": 1} | parallel),
         device_config=SimpleNamespace(device_type=device),
+        scheduler_config=SimpleNamespace(max_num_queued_reqs=None, max_num_queued_tokens=queued),
         structured_outputs_config=SimpleNamespace(reasoning_parser=parser),
     )
 
@@ -57,6 +59,7 @@ def test_what_generates_with_its_tokenizer_is_served() -> None:
         (arguments(device="cuda", data_parallel_size=2), "", "--data-parallel-size 2"),
         (arguments(pipeline_parallel_size=2), "", "--pipeline-parallel-size"),
         (arguments(skips=True), "", "--skip-tokenizer-init"),
+        (arguments(queued=0), "", "--max-num-queued-tokens turns away what was accepted; in its place: a channel's"),
         (arguments(), "openai_gptoss", "--reasoning-parser"),
         (arguments(), "kimi_k3", "--reasoning-parser"),
         (arguments(kind="gpt_oss"), "qwen3", "--reasoning-parser"),
