@@ -251,13 +251,13 @@ def _check_structured(outputs: request_pb2.StructuredOutputs) -> None:
         _json(f"{param}.{kind}", getattr(outputs, kind))
 
 
-def _json(param: str, text: str) -> Any:
+def _json(param: str, text: str, parse_int: Callable[[str], int] | None = None) -> Any:
     """Return what `text` says; what no message could repeat is refused here, before a worker has to quote it."""
     data = text.encode()
     if len(data) > MAX_JSON_PIECES and sum(pieces_of(data, MAX_JSON_PIECES)) > MAX_JSON_PIECES:
         raise InvalidRequestError(param, f"has more than {MAX_JSON_PIECES} strings, commas and opening brackets")
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_int=parse_int)
         speakable = unspeakable_field(data, {param: found}) is None
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(param, f"is not JSON: {error}") from None
@@ -274,7 +274,15 @@ def _check_objects(param: str, text: str) -> None:
 
 
 def _check_object(param: str, text: str) -> None:
-    if text and not isinstance(_json(param, text), dict):
+    """Refuse what is no object that can be handed to an engine as it is: MessagePack has integers of 64 bits."""
+
+    def bounded(digits: str) -> int:
+        value = int(digits)
+        if not -(2**63) <= value < 2**64:
+            raise InvalidRequestError(param, "has an integer that is not between -2**63 and 2**64 - 1")
+        return value
+
+    if text and not isinstance(_json(param, text, bounded), dict):
         raise InvalidRequestError(param, "must be a JSON object")
 
 

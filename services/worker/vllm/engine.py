@@ -336,6 +336,8 @@ class VllmEngine:
             if self._llm.errored:
                 # What ended vLLM's own loop is raised in every run, whichever of them it came of.
                 raise EngineDeadError(first_line(error.__cause__ or error)) from error
+            # A run that could not be told to the core stays in the front-end's records for good otherwise.
+            await self.abort(run_id)
             # vLLM wraps what its own checks of the parameters raise: complaints, and what else may end them.
             if isinstance(error.__cause__, COMPLAINTS):
                 raise self._understanding.refusal_of(error.__cause__, params) from error

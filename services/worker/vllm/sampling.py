@@ -49,8 +49,8 @@ STRUCTURED = "sampling.structured_outputs"
 NARROWING = ("allowed_token_ids", "bad_words")
 """Fields that forbid tokens whatever the output's form allows; where that allows only its end, `min_tokens` do not."""
 
-COMPLAINTS = (VLLMError, ValueError, TypeError)
-"""What vLLM raises, with words for whoever asked, where parameters are wrong."""
+COMPLAINTS = (VLLMError, ValueError, TypeError, OverflowError)
+"""What vLLM raises, with words for whoever asked, where parameters are wrong, or cannot be told to its core."""
 
 NOT_THE_REQUESTS = (ImportError, MemoryError)
 """What its checks of a request may raise that says nothing of the request: a backend that is not installed."""
@@ -126,7 +126,8 @@ def _extra_args(text: str) -> dict[str, Any] | None:
 
 def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedError:
     """Return vLLM's complaint in the words of a request error; `where` is the message the field belongs to."""
-    message = str(error.args[0]) if error.args else str(error)
+    # The first argument of an error of encoding is the code's name alone.
+    message = str(error.args[0]) if error.args and not isinstance(error, UnicodeError) else str(error)
     if not isinstance(error, COMPLAINTS):
         message = f"vLLM cannot read it ({type(error).__name__}{message and ': '}{message})"
     parameter = getattr(error, "parameter", None) or ""

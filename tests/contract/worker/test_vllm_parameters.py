@@ -260,3 +260,30 @@ async def test_metrics_that_nobody_reads_are_not_kept(made: UnderTest) -> None:
     await run(made, greedy())
     assert made.reports
     assert not [metric.name for metric in REGISTRY.collect() if metric.name.startswith("vllm")]
+
+
+def records(made: UnderTest) -> int:
+    """Return how many runs vLLM's front-end knows."""
+    return int(made.engine._llm.output_processor.get_num_unfinished_requests())  # type: ignore[attr-defined]
+
+
+async def test_what_cannot_be_told_to_the_engine_core_is_refused_with_words_and_leaves_nothing(made: UnderTest) -> None:
+    with pytest.raises(RequestRefusedError) as half:
+        await run(made, greedy(extra_args_json=r'{"a": "\ud800"}'))
+    assert half.value.code == "invalid_parameter"
+    assert "surrogates not allowed" in half.value.message
+    assert not records(made)
+    said = OverflowError("can't serialize ints < -2**63 or > 2**64 - 1")
+    core = made.engine._llm.engine_core  # type: ignore[attr-defined]
+    with patch.object(core, "add_request_async", side_effect=said), pytest.raises(RequestRefusedError) as much:
+        await run(made, greedy())
+    assert much.value.message == str(said)
+    assert not records(made)
+
+
+async def test_a_start_that_fails_leaves_nothing_in_vllms_front_end(made: UnderTest) -> None:
+    core = made.engine._llm.engine_core  # type: ignore[attr-defined]
+    with patch.object(core, "add_request_async", side_effect=OSError("lost")), pytest.raises(OSError, match="lost"):
+        await run(made, greedy())
+    assert not records(made)
+    assert text(await run(made, greedy()))

@@ -104,6 +104,11 @@ BAD = [
     (chat('[{"role": "user"}]', chat_template_kwargs_json="[]"), "chat.chat_template_kwargs_json"),
     (chat(r'[{"role": "user", "content": "\ud800"}]'), "chat.messages_json"),
     (chat('[{"role": "user"}]', chat_template_kwargs_json=r'{"\uDFFF": 1}'), "chat.chat_template_kwargs_json"),
+    (chat('[{"role": "user"}]', chat_template_kwargs_json=f'{{"a": {2**64}}}'), "chat.chat_template_kwargs_json"),
+    (
+        chat('[{"role": "user"}]', chat_template_kwargs_json=f'{{"a": [{{"b": {-(2**63) - 1}}}]}}'),
+        "chat.chat_template_kwargs_json",
+    ),
     (offering(""), "chat.tools.tools_json"),
     (offering("["), "chat.tools.tools_json"),
     (offering("[" * 100_000), "chat.tools.tools_json"),
@@ -144,12 +149,29 @@ BAD = [
     (sampling(bad_words=[""] * 1025), "sampling.bad_words"),
     (sampling(extra_args_json="1"), "sampling.extra_args_json"),
     (sampling(extra_args_json=r'{"a": "\ud800"}'), "sampling.extra_args_json"),
+    (sampling(extra_args_json=f'{{"a": [1, {2**64}]}}'), "sampling.extra_args_json"),
     (structured(), "sampling.structured_outputs"),
     (structured(json_object=False), "sampling.structured_outputs.json_object"),
     (structured(json_schema="{"), "sampling.structured_outputs.json_schema"),
     (structured(json_schema=r'{"title": "\ud800"}'), "sampling.structured_outputs.json_schema"),
     (structured(choice=request_pb2.StructuredOutputs.Choices()), "sampling.structured_outputs.choice.values"),
 ]
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        chat(
+            '[{"role": "user"}]',
+            chat_template_kwargs_json=f'{{"a": [{2**64 - 1}, {-(2**63)}, {2**70}.0, true, "{2**70}"], "{2**70}": 1}}',
+        ),
+        chat(f'[{{"role": "user", "content": "x", "n": {2**70}}}]'),
+        structured(json_schema=f'{{"maximum": {2**70}}}'),
+        sampling(extra_args_json=f'{{"a": {2**64 - 1}}}'),
+    ],
+)
+def test_integers_are_bounded_where_the_engine_is_given_them_as_they_are(good: request_pb2.Request) -> None:
+    check(good, {"batch"})
 
 
 @pytest.mark.parametrize("good", GOOD)
