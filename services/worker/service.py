@@ -33,8 +33,14 @@ from services.worker.settings import PROGRAM, WorkerSettings
 DEATH_GRACE_S = 5.0
 """After the engine's death: seconds to tell queue and scheduler, before the process ends without having told them."""
 
-FLUSH_S = 2.0
-"""Seconds for the last frames to leave when everything has ended."""
+END_S = 2.0
+"""Beyond the grace: seconds until the process has ended, as whoever would kill it is told in docs/configuration.md."""
+
+FLUSH_S = END_S / 2
+"""Of these, for what is handed back, and the last frames, to be taken; the rest is for the parts to close."""
+
+HALF_CLOSE_S = 0.2
+"""For the end of the streams to leave where that has taken all of it: one peer may listen where the other does not."""
 
 log = logging.getLogger("worker")
 
@@ -124,10 +130,12 @@ class Service:
         ]
         waits = [loop.create_task(event.wait()) for event in (stop, self.runner.dead)]
         await asyncio.wait([main, *links, *waits], return_when=asyncio.FIRST_COMPLETED)
+        grace_s = DEATH_GRACE_S if self.runner.dead_reason else self._settings.shutdown_grace_s
+        flushed_by_s = loop.time() + grace_s + FLUSH_S
         status = await self._wind_down(stop.is_set(), [main, *links])
         for task in waits:
             task.cancel()
-        await self._stop(server, [main, *links])
+        await self._stop(server, [main, *links], max(HALF_CLOSE_S, min(FLUSH_S, flushed_by_s - loop.time())))
         return status
 
     async def _to_scheduler(self, server: Server, announce: TextIO) -> None:
@@ -186,15 +194,15 @@ class Service:
         if not done:
             log.warning("something is still held after %g s", most_s)
 
-    async def _stop(self, server: Server, tasks: list[asyncio.Task[None]]) -> None:
-        """Flush the streams and stop every part."""
+    async def _stop(self, server: Server, tasks: list[asyncio.Task[None]], flush_s: float) -> None:
+        """Flush the streams, for `flush_s` seconds at most, and stop every part."""
         main, *links = tasks
         streams: list[Link[Any]] = [self._scheduler, self._queue]
         flushing = [task for link, task in zip(streams, links, strict=True) if link.streaming]
         for link in streams:
             link.finish()
         if flushing:
-            await asyncio.wait(flushing, timeout=FLUSH_S)
+            await asyncio.wait(flushing, timeout=flush_s)
         for task in (main, *links):
             task.cancel()
         await asyncio.gather(main, *links, return_exceptions=True)

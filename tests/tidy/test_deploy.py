@@ -14,7 +14,7 @@ from services.config_source import variable_of
 from services.gateway.settings import GatewaySettings
 from services.queue.settings import QueueSettings
 from services.scheduler.settings import SchedulerSettings
-from services.worker.service import FLUSH_S
+from services.worker.service import END_S
 from services.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,8 +26,6 @@ OURS = ("queue", "scheduler", "worker", "gateway")
 PUBLISHED = {"queue", "gateway"}
 DOCKER_STOP_S = 10.0
 """Between SIGTERM and SIGKILL, of a container for which nobody has set it."""
-END_S = FLUSH_S
-"""What a service needs beyond its grace: a worker, to hand back what runs."""
 
 
 def names(path: Path) -> set[str]:
