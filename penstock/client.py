@@ -325,9 +325,9 @@ class Client:
         return Cancelled(response.cancelled, response.aborting, tuple(response.not_cancelled))
 
     async def delete(self, *request_ids: str, batch: str | None = None) -> int:
-        """Delete results that have been read, with their idempotency keys; return how many.
+        """Delete results that have been read, with their keys; return how many. Raises InvalidRequest for no name.
 
-        Raises InvalidRequest for what is no name.
+        Of a batch at least so many: the call is repeated while the queue is away. What ends after it began stays.
         """
         request = pb.DeleteRequest()
         _choose(request, request_ids, batch)

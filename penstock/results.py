@@ -200,7 +200,10 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What a cancel did: waiting requests that ended, running ones being aborted, names it did not apply to."""
+    """What a cancel did: waiting requests that ended, running ones being aborted, names it did not apply to.
+
+    Of a batch at least so many: the call is repeated while the queue is away, and the last attempt is counted.
+    """
 
     cancelled: int
     aborting: int

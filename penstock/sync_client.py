@@ -169,11 +169,11 @@ class SyncClient:
         return self._each(self._client.tokens(request_id))
 
     def cancel(self, *request_ids: str, batch: str | None = None) -> Cancelled:
-        """Cancel the named requests, or everything of a batch that has not ended."""
+        """Cancel the named requests, or what has not ended of a batch: at least as many as are counted."""
         return self._run(self._client.cancel(*request_ids, batch=batch))
 
     def delete(self, *request_ids: str, batch: str | None = None) -> int:
-        """Delete results that have been read; return how many."""
+        """Delete results that have been read; return how many, of a batch at least: `Client.delete`."""
         return self._run(self._client.delete(*request_ids, batch=batch))
 
     def dead_letters(self) -> Iterator[DeadLetter]:

@@ -25,7 +25,7 @@ from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics, age_ns
 from services.queue.speaker import Speaker
 from services.queue.storage.read_faults import code_of
-from services.queue.storage.reader import Reader
+from services.queue.storage.reader import LAST, Reader
 from services.queue.storage.store import Store, StoreError
 from services.queue.submits.validate import check_name
 from services.rpc.strict import BadInputError
@@ -147,17 +147,26 @@ class Admin:
             known = [seq for seq in seqs if seq >= 0]
             pages = [known[start : start + DELETE_PAGE] for start in range(0, len(known), DELETE_PAGE)]
             return queue_pb2.DeleteResponse(deleted=sum([await self._delete(context, page) for page in pages]))
+        # What ends from here on can have been read by nobody who asked for this. The answer is durable, so that this
+        # place of the log goes to nothing else.
+        view: QueueView = await self._ask(context, InspectQueue)
+        last = view.completion_seq
         deleted = 0
         cursor = 0
         batch = (CALLER.get().tenant, request.batch)
-        while page := await self._reader.log(batch, cursor, DELETE_PAGE):
+        while page := await self._reader.log(batch, cursor, DELETE_PAGE, last):
             cursor = page[-1].completion_seq
-            deleted += await self._delete(context, [row.seq for row in page])
+            deleted += await self._delete(context, [row.seq for row in page], last)
         return queue_pb2.DeleteResponse(deleted=deleted)
 
-    async def _delete(self, context: Context, seqs: Sequence[int]) -> int:
+    async def _delete(self, context: Context, seqs: Sequence[int], last: int = LAST) -> int:
+        """Delete the results of these requests, but none whose place in the log is after `last`.
+
+        A dead letter that was found before it may have been revived, and have ended anew after it.
+        """
         sees = CALLER.get().sees
-        rows = [row for row in await self._reader.heads(seqs) if sees in {None, row.tenant}]
+        heads = await self._reader.heads(seqs)
+        rows = [row for row in heads if sees in {None, row.tenant} and row.completion_seq <= last]
         done: Deleted = await self._ask(context, partial(delete_item, rows=rows))
         return done.deleted
 

@@ -854,7 +854,9 @@ Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 
 @_typing.final
 class CancelResponse(_message.Message):
-    """What was cancelled."""
+    """What was cancelled by this call. Of a batch at least so many were, if the call repeats one whose answer was lost: what
+    that one cancelled is not counted again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -893,7 +895,7 @@ class DeleteRequest(_message.Message):
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     batch: _builtins.str
-    """Every ended request of this batch."""
+    """Every request of this batch that had ended when the call began, which for one that is repeated is anew."""
     @_builtins.property
     def request_ids(self) -> Global___RequestIds:
         """By name; requests that have not ended are left alone."""
@@ -922,7 +924,7 @@ class DeleteResponse(_message.Message):
 
     DELETED_FIELD_NUMBER: _builtins.int
     deleted: _builtins.int
-    """Number of results deleted."""
+    """Number of results deleted by this call; at least so many were, if it repeats one whose answer was lost."""
     def __init__(
         self,
         *,

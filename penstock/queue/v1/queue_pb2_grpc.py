@@ -160,7 +160,8 @@ class QueueServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Delete(self, request, context):
-        """Delete results (and their idempotency keys) that have been read.
+        """Delete results (and their idempotency keys) that have been read. What ends after the call began stays, unless it
+        is named.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

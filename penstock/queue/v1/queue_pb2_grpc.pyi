@@ -56,7 +56,9 @@ class QueueServiceStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_queue_pb2.CancelRequest, _queue_pb2.CancelResponse]
     """Cancel requests: waiting ones end at once, running ones are aborted in the engine."""
     Delete: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]
-    """Delete results (and their idempotency keys) that have been read."""
+    """Delete results (and their idempotency keys) that have been read. What ends after the call began stays, unless it
+    is named.
+    """
     Identify: _grpc.UnaryUnaryMultiCallable[_queue_pb2.IdentifyRequest, _queue_pb2.IdentifyResponse]
     """Who the queue takes the caller for."""
     Stats: _grpc.UnaryUnaryMultiCallable[_queue_pb2.StatsRequest, _queue_pb2.StatsResponse]
@@ -102,7 +104,9 @@ class QueueServiceAsyncStub(QueueServiceStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_queue_pb2.CancelRequest, _queue_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancel requests: waiting ones end at once, running ones are aborted in the engine."""
     Delete: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]  # type: ignore[assignment]
-    """Delete results (and their idempotency keys) that have been read."""
+    """Delete results (and their idempotency keys) that have been read. What ends after the call began stays, unless it
+    is named.
+    """
     Identify: _aio.UnaryUnaryMultiCallable[_queue_pb2.IdentifyRequest, _queue_pb2.IdentifyResponse]  # type: ignore[assignment]
     """Who the queue takes the caller for."""
     Stats: _aio.UnaryUnaryMultiCallable[_queue_pb2.StatsRequest, _queue_pb2.StatsResponse]  # type: ignore[assignment]
@@ -187,7 +191,9 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.DeleteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.DeleteResponse, _abc.Awaitable[_queue_pb2.DeleteResponse]]:
-        """Delete results (and their idempotency keys) that have been read."""
+        """Delete results (and their idempotency keys) that have been read. What ends after the call began stays, unless it
+        is named.
+        """
 
     @_abc_1.abstractmethod
     def Identify(

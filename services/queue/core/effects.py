@@ -131,6 +131,8 @@ class QueueView(NamedTuple):
     results: int
     workers: int
     scheduler_connected: bool
+    completion_seq: int
+    """Place in the completion log of what ended last."""
 
 
 class RefusedReason(Enum):

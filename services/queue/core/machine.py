@@ -300,7 +300,8 @@ class Machine:
             oldest, servable = self._submitted_ns(line.oldest()), self._submitted_ns(line.oldest_servable())
             lines.append(LineView(channel, len(line), book.leased_by_channel[channel], oldest, servable))
         connected = book.backlog_stream is not None
-        return QueueView(ticket, tuple(lines), len(book.dead), book.counters.results, len(self._workers), connected)
+        results, last = book.counters.results, book.counters.completion_seq
+        return QueueView(ticket, tuple(lines), len(book.dead), results, len(self._workers), connected, last)
 
     def _submitted_ns(self, seq: int | None) -> int:
         """Return when the waiting request was submitted, 0 of none."""

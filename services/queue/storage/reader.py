@@ -30,6 +30,9 @@ MOST_CHUNK = 64
 PAGE_BYTES = TARGET_FRAME_BYTES
 """A page ends once it holds this much: what a watcher that does not take it keeps in memory is a frame."""
 
+LAST = (1 << 64) - 1
+"""Largest completion_seq a key can hold."""
+
 T = TypeVar("T")
 
 
@@ -199,15 +202,15 @@ class Reader:
         at_end = not log or after == log[-1].completion_seq
         return Page(found, after, at_end and len(log) < limit)
 
-    async def log(self, batch: BatchKey, cursor: int, limit: int) -> list[LogRow]:
-        """Return at most `limit` entries of a batch's completion log after `cursor`."""
-        return await self._off_loop(lambda: self._log(batch, cursor, limit))
+    async def log(self, batch: BatchKey, cursor: int, limit: int, last: int) -> list[LogRow]:
+        """Return at most `limit` entries of a batch's completion log after `cursor`, up to place `last`."""
+        return await self._off_loop(lambda: self._log(batch, cursor, limit, last))
 
-    def _log(self, batch: BatchKey, cursor: int, limit: int) -> list[LogRow]:
-        if cursor >= LAST:
+    def _log(self, batch: BatchKey, cursor: int, limit: int, last: int = LAST - 1) -> list[LogRow]:
+        if cursor >= last:
             return []
         start = records.completion_key(batch, cursor + 1)
-        end = records.completion_key(batch, LAST)
+        end = records.completion_key(batch, last + 1)
         rows = self._store.scan(records.COMPLETIONS, start, end, limit)
         return [LogRow(records.completion_seq_of(key), records.seq_of(value)) for key, value in rows]
 
@@ -256,7 +259,3 @@ class Reader:
 def _seen(row: bytes, sees: str | None) -> bool:
     """Whether a result is there for a caller that sees this tenant's only; None: everybody's."""
     return sees is None or decoded(records.decode_head, row).tenant == sees
-
-
-LAST = (1 << 64) - 1
-"""Largest completion_seq a key can hold."""

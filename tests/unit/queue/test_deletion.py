@@ -120,6 +120,43 @@ async def test_while_large_results_are_read_for_their_deletion_others_commit(
     assert {thread.partition("_")[0] for thread in held.threads} == {"read"}
 
 
+async def test_what_ends_while_its_batch_is_deleted_stays(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.queue.admin.DELETE_PAGE", 2)
+    await peer.submit(*(text(batch="b") for _ in range(4)))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+    held = Held(peer.service._store)
+    with patch.object(peer.service._store, "get_many", held.get_many):
+        deleting = asyncio.ensure_future(by_batch(peer, ()))
+        await held.begun()
+        names = await peer.submit(*(text(batch="b", idempotency_key=key) for key in "klm"))
+        await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+        held.go_on(100)
+        assert await deleting == 4
+    assert len(held.threads) == 4, "what ended later is not even read: the call ends, however much that is"
+    watched = peer.stub.Watch(queue_pb2.WatchRequest(batch="b"))
+    left = [event.result.result.request_id async for frame in watched for event in frame.events]
+    assert [name for name in left if name] == names
+    assert await peer.submit(text(batch="b", idempotency_key="m")) == names[2:], "its key is known"
+    assert await by_batch(peer, ()) == 3
+
+
+async def test_a_dead_letter_that_ends_anew_while_its_batch_is_deleted_stays(peer: Peer) -> None:
+    (name,) = await peer.submit(text(batch="b"))
+    work = await peer.work()
+    for _ in range(2):
+        failure = request_pb2.RequestError(code="oom", message="out of memory")
+        await work.complete((await work.claim(name)).lease, failure=failure)
+    held = Held(peer.service._store)
+    with patch.object(peer.service._store, "get_many", held.get_many):
+        deleting = asyncio.ensure_future(by_batch(peer, ()))
+        await held.begun()
+        assert (await peer.stub.RequeueDead(queue_pb2.RequeueDeadRequest(all=True))).requeued == 1
+        await work.complete((await work.claim(name)).lease)
+        held.go_on(100)
+        assert await deleting == 0
+    assert (await peer.stub.Get(queue_pb2.GetRequest(request_id=name))).result.outcome == COMPLETED
+
+
 def test_a_delete_is_of_what_was_read_for_it_and_of_nothing_that_took_its_place() -> None:
     queue = working(Queue())
     name, read = dead_letter(queue)
