@@ -278,13 +278,23 @@ def cancel(
     async def work() -> None:
         async with Client(queue, retry_for_s=QUICK_RETRY_S) as client:
             done = await client.cancel(*(ids or ()), batch=batch)
-        print(f"{done.cancelled} cancelled, {done.aborting} being aborted")
-        if batch is not None and not done.cancelled + done.aborting:
-            raise CommandError(f"nothing of the batch {batch!r} waits or runs", EX_INCOMPLETE)
+            print(f"{done.cancelled} cancelled, {done.aborting} being aborted")
+            # None is left where the answer to a cancel was lost and it was said again: only a wrong name is an error.
+            if batch is not None and not done.cancelled + done.aborting and not await _is_known(client, batch):
+                raise CommandError(f"nothing is known of the batch {batch!r}", EX_INCOMPLETE)
         if done.not_cancelled:
             raise CommandError(f"unknown or ended already: {', '.join(done.not_cancelled)}", EX_INCOMPLETE)
 
     call(work())
+
+
+async def _is_known(client: Client, batch: str) -> bool:
+    """Return whether there is a request or a result of the batch."""
+    async with aclosing(client.wire_ended(batch)) as events:
+        async for event in events:
+            if event.HasField("result") or event.progress.waiting + event.progress.running:
+                return True
+    return False
 
 
 @dead.command("list")

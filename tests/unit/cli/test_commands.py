@@ -177,7 +177,7 @@ async def test_user_errors_are_one_line_and_a_status(shell: Shell) -> None:
         (("watch", "--batch", ""), 2, "--batch: is empty"),
         (("cancel", "nobody"), 1, "nobody"),
         (("cancel", "--batch", ""), 2, "--batch: is empty"),
-        (("cancel", "--batch", "b"), 1, "nothing of the batch 'b' waits or runs"),
+        (("cancel", "--batch", "b"), 1, "nothing is known of the batch 'b'"),
         (("watch", "--batch", "b"), 1, "nothing is known of the batch 'b'"),
         (("dead", "requeue"), 2, "--all"),
     ):
