@@ -245,3 +245,26 @@ def test_what_a_guarantee_used_lately_is_lent_when_that_is_long_ago(policy: str)
         rig.wait(100)
         rig.tell(m.Tick())
     assert rig.granted[1:] == [first, second], "32 hold times later, though nothing has ended"
+
+
+@pytest.mark.parametrize("runs", ["before", "meanwhile"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_a_guarantee_used_lately_is_kept_when_a_stream_breaks(policy: str, runs: str) -> None:
+    """It ended before the stream broke, or is known to a scheduler only by what the worker has brought along."""
+    rig = Rig({"safe": Share(1.0, 0.5), "batch": Share()}, policy=policy)
+    if runs == "before":
+        epoch = rig.open("w", shape(100))
+        rig.announce("safe", 50)
+        rig.wait(1_000)
+        rig.finish(rig.grants[-1])
+        rig.tell(m.WorkerClosed(epoch))
+        rig.open("w", shape(100))
+    else:
+        epoch = rig.open("w", shape(100), [m.Holding("old", "safe", 50, 1)])
+        rig.wait(1_000)
+        rig.tell(m.CompletionAck(epoch, epoch, "old", 2, m.ReleaseCause.COMPLETED))
+    first, second = rig.announce("batch", 30, 30)
+    assert first in rig.granted
+    assert second not in rig.granted
+    rig.announce("safe", *[10] * 5)
+    assert rig.granted[-5:] == [f"safe-{number}" for number in range(rig.position - 4, rig.position + 1)]

@@ -140,10 +140,12 @@ class Arbiter:
     def comes_again(self, before: Worker, opened: WorkerOpened) -> None:
         """Note that an epoch is about to end as its worker has opened another: what runs in both goes on."""
         self._holds.hand_over(before, opened)
+        self._guarantees.hand_over(before, opened)
 
     def adopted(self, worker: Worker, request_id: str, channel: Channel, now_ns: int) -> None:
         """Charge a request that a worker has brought along: as before, or from now on if nobody was."""
         self._holds.adopted(worker, request_id, channel.account(worker.group.pool), now_ns)
+        self._guarantees.note_use(worker, channel, now_ns)
 
     def ended(self, worker: Worker, now_ns: int) -> None:
         """Note that an epoch is over; its worker is no longer in the fleet."""

@@ -16,7 +16,7 @@ from typing import Final
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.messages import Announced
+from services.scheduler.core.messages import Announced, WorkerOpened
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.lately import Lately
 from services.scheduler.core.sharing.savings import Saving, Savings
@@ -61,6 +61,12 @@ class Guarantees:
                 lately = by_channel[channel.name] = Lately(now_ns)
             ledger, name = worker.ledger, channel.name
             lately.note(ledger.held_by(name), ledger.sequences_of(name), now_ns, self._hold_ns(worker, channel))
+
+    def hand_over(self, before: Worker, opened: WorkerOpened) -> None:
+        """Remember in another epoch of the same worker what was used lately of it; one that has started anew is new."""
+        lately = self._lately.get(before.epoch)
+        if lately is not None and before.instance_id == opened.instance_id:
+            self._lately[opened.epoch] = lately
 
     def forget(self, worker: Worker) -> None:
         """Forget a worker that is gone."""
