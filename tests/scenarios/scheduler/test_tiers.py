@@ -354,3 +354,33 @@ def test_a_head_gives_way_though_what_took_its_room_asked_nobody() -> None:
         rig.wait(200)
         rig.tell(m.Tick())
     assert behind in rig.granted
+
+
+@pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
+@pytest.mark.parametrize("tier", [0, 1])
+def test_heads_that_save_cost_no_look_at_lower_tiers_where_there_are_none(
+    tier: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    has_room = Places.has_room_beside_lower
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return has_room(*arguments)
+
+    monkeypatch.setattr(Places, "has_room_beside_lower", counted)
+    rig = Rig({"front": Share(), **{f"c{number}": Share(tier=tier) for number in range(4)}})
+    for number in range(4):
+        rig.open(f"w{number}", shape(100))
+    rig.announce("c0", *[40] * 8)
+    for number in range(4):
+        rig.announce(f"c{number}", *[95] * 4)
+    for _ in range(10):
+        rig.wait(200)
+        rig.tell(m.Tick())
+    saving = [rig.machine._arbiter.saving_on(rig.worker(f"w{number}")) for number in range(4)]
+    assert None not in saving
+    looks = 0
+    rig.finish(rig.grants[0])
+    assert (looks > 0) is (tier > 0)

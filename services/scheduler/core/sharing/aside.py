@@ -207,6 +207,8 @@ class Aside:
 
     def saves_in_vain(self, saving: Saving) -> bool:
         """Return whether a head that lower tiers leave no room keeps others from what they do leave."""
+        if not self._tiers.has_lower(saving.channel):
+            return False
         entry = saving.entry
         has_room = self._places.has_room_beside_lower(saving.worker, saving.channel, entry, saving.blocks)
         return self._is_hopeless(saving.account, entry, has_room)
