@@ -106,3 +106,31 @@ def test_what_a_ceiling_keeps_out_of_a_large_worker_leaves_no_small_one_idle(pol
         held += [worker.ledger.held_blocks for worker in timeline.workers if worker.shape.capacity_blocks == 50]
     assert sum(held) > 0.8 * 50 * len(held)
     assert flood.granted("capped", "x") > 10
+
+
+@pytest.mark.parametrize("save", [False, True])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("weight", [0.25, 1.0, 4.0])
+def test_those_behind_a_head_at_its_ceiling_have_their_turns_on_workers_too_small_for_it(
+    weight: float, heads: int, save: bool
+) -> None:
+    """What the ceiling waits for runs on; those behind need most of the small worker, of which others want a little."""
+    shares = {"capped": Share(weight, 0.0, 0.6), "other": Share(), "third": Share()}
+    flood = Flood(Timeline(shares, [30, 100], engines=[("x", MANY)] * 2))
+    choose = random.Random(1)
+    timeline = flood.timeline
+    timeline.advance([Call(0, "capped", 31, 5_000, "x")])
+    timeline.advance([Call(1, "other", 69, 5, "x")])
+    timeline.advance([Call(2, "capped", 55, 10, "x")] * heads)
+    for step in range(3, 1_500):
+        flood.advance(
+            (Call(step, "other", 3, choose.randint(8, 12), "x"), 10),
+            (Call(step, "third", 26, 10, "x"), int(save)),
+        )
+        if step % 100 == 50:
+            timeline.advance([Call(step, "capped", 25, 10, "x")])
+    large = [name for name, call in timeline.calls.items() if call.blocks == 55]
+    behind = [name for name, call in timeline.calls.items() if call.blocks == 25]
+    assert not set(large) & timeline.granted_at.keys()
+    waits = [timeline.granted_at.get(name, timeline.step) - timeline.calls[name].step for name in behind[:-1]]
+    assert max(waits) < 150

@@ -256,7 +256,7 @@ class Arbiter:
         for account in self._aside.take_hopeless():
             self._bids.get(account.pool, {}).pop(account.channel, None)
             self._news[account.pool] = None
-        self._deposits.return_in_vain(self._ring, self._heads.first_of, self._heads.could_hold)
+        self._deposits.return_in_vain(self._ring, self._heads.in_turn, self._heads.could_hold)
         self._end_savings()
         ended = [worker for worker in self._paused if now_ns >= worker.paused_until_ns]
         self._paused.difference_update(ended)
@@ -285,7 +285,7 @@ class Arbiter:
 
     def _end_savings(self) -> None:
         """End those whose head is behind others or waits for its ceiling by now, or whose worker is not there."""
-        for saving in self._savings.not_of_the_first(self._heads.first_of, self._deposits.count):
+        for saving in self._savings.not_of_the_first(self._heads.in_turn, self._deposits.count):
             self._cancel(saving)
         for saving in self._heads.capped_savings():
             self._cancel(saving)

@@ -82,8 +82,8 @@ class Heads:
     def _look_at_heads(self, account: Account) -> Bid:
         """Look at the heads in order until one can be placed, may save or cannot pay.
 
-        Where one is set aside its line's next has its turn among those that are younger: the older ones wait, whoever
-        is aside.
+        Where one is set aside, or waits for the ceiling, its line's next has its turn among those that are younger: the
+        older ones wait, whoever is aside.
         """
         takes_part, looked_at = False, 0
         self._no_worker = None
@@ -104,6 +104,8 @@ class Heads:
             if bid.wants:
                 return bid
             takes_part |= bid.takes_part
+            if (following := self._next_in_turn(account, line, head)) is not None:
+                insort(heads, (line, following), looked_at, key=_order_of)
         return Bid(account, wants=False, takes_part=takes_part)
 
     def _look_at_head(self, account: Account, line: Line, head: Entry) -> Bid | None:
@@ -136,6 +138,13 @@ class Heads:
         bid = bid or self._look_behind(account, line, head)
         return bid or Bid(account, wants=False, takes_part=has_paid or blocks > 0)
 
+    def _next_in_turn(self, account: Account, line: Line, head: Entry) -> Entry | None:
+        """Return the first behind a line's head if that waits for its channel's ceiling, and there is one."""
+        if not account.channel.share.has_ceiling or head is not self._head_here(account, line, head):
+            return None
+        first = self.in_turn(account, line, 1)
+        return first[0] if first and first[0] is not head else None
+
     def _heads_here(self, account: Account) -> list[tuple[Line, Entry]]:
         """Return the heads as they are in the pool: of a line that is in others too, the first that is for this one.
 
@@ -158,6 +167,26 @@ class Heads:
         if line.model or len(self._fleet.pools) < 2:
             return line.first(count)
         return [entry for entry in line.first(FRONT_REQUESTS) if self._is_for(account, entry)][:count]
+
+    def in_turn(self, account: Account, line: Line, count: int) -> list[Entry]:
+        """Return so many of the first of a line whose turn it may be: those but for who waits for a channel's ceiling.
+
+        Workers that are too small for these are for the others.
+        """
+        channel = account.channel
+        if not channel.share.has_ceiling:
+            return self.first_of(account, line, count)
+        found: list[Entry] = []
+        kept = NONE_KEPT
+        for entry in self.first_of(account, line, FRONT_REQUESTS):
+            if len(found) == count:
+                break
+            paid = self._savings.of(entry) is not None or self._deposits.of(entry) is not None
+            if paid or self._places.could_save(channel, account.pool, entry, self._now_ns, kept):
+                found.append(entry)
+            else:
+                kept = kept.with_those(self._kept_at_ceiling(channel, entry))
+        return found
 
     def _is_for(self, account: Account, entry: Entry) -> bool:
         """Return whether an entry may start or save in the pool, and has not paid elsewhere."""
@@ -184,7 +213,7 @@ class Heads:
         if cost_block_ns > account.deficit_block_ns and self._paid_for(account, head) is None:
             return Bid(account, cost_block_ns=cost_block_ns)
         if worker is not None:
-            return self._bid_to_save(account, line, head, worker, blocks)
+            return self._unless_in_vain(self._bid_to_save(account, line, head, worker, blocks))
         self._deposits.wait(account, line, head, cost_block_ns)
         return None
 
@@ -278,9 +307,11 @@ class Heads:
             worker, blocks = self._places.to_save(channel, account.pool, entry, self._now_ns, kept)
             if worker is None or self._holds.cost_block_ns(account, blocks) > account.deficit_block_ns:
                 return None
-            bid = self._bid_to_save(account, line, entry, worker, blocks)
-            return None if bid.saving is None or self._aside.saves_in_vain(bid.saving) else bid
+            return self._unless_in_vain(self._bid_to_save(account, line, entry, worker, blocks))
         return None
+
+    def _unless_in_vain(self, bid: Bid) -> Bid | None:
+        return None if bid.saving is None or self._aside.saves_in_vain(bid.saving) else bid
 
     def _others_save_everywhere(self, account: Account) -> bool:
         """Return whether savings keep the channel from every worker of the pool, found once for all its lines."""
