@@ -134,3 +134,27 @@ def test_those_behind_a_head_at_its_ceiling_have_their_turns_on_workers_too_smal
     assert not set(large) & timeline.granted_at.keys()
     waits = [timeline.granted_at.get(name, timeline.step) - timeline.calls[name].step for name in behind[:-1]]
     assert max(waits) < 150
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+@pytest.mark.parametrize("model", ["x", "y"])
+def test_a_head_at_its_ceiling_has_nobody_of_another_line_wait_behind_one_that_it_keeps_out(
+    model: str, weight: float
+) -> None:
+    """The ceiling keeps 55 out of the large worker, and so 35, which is of either line; those of 25 fit the small."""
+    flood = Flood(
+        Timeline({"capped": Share(weight, 0.0, 0.7), "other": Share()}, [30, 100], engines=[("x y", MANY)] * 2)
+    )
+    choose = random.Random(1)
+    timeline = flood.timeline
+    timeline.advance([Call(0, "capped", 31, 5_000, "x")])
+    timeline.advance([Call(1, "other", 69, 5, "x")])
+    timeline.advance([Call(2, "capped", 55, 10, "x")])
+    timeline.advance([Call(3, "capped", 35, 10, model)])
+    for step in range(4, 700):
+        flood.advance((Call(step, "other", 3, choose.randint(8, 12), "x"), 10))
+        if step % 100 == 50:
+            timeline.advance([Call(step, "capped", 25, 10, model)])
+    behind = [name for name, call in timeline.calls.items() if call.blocks == 25]
+    waits = [timeline.granted_at.get(name, timeline.step) - timeline.calls[name].step for name in behind[:-1]]
+    assert max(waits) < 40

@@ -171,18 +171,22 @@ class Heads:
     def in_turn(self, account: Account, line: Line, count: int) -> list[Entry]:
         """Return so many of the first of a line whose turn it may be: those but for who waits for a channel's ceiling.
 
-        Workers that are too small for these are for the others.
+        Workers that are too small for these, and for older heads of other lines that wait for it, are for the others.
         """
         channel = account.channel
         if not channel.share.has_ceiling:
             return self.first_of(account, line, count)
         found: list[Entry] = []
         kept = NONE_KEPT
-        for entry in self.first_of(account, line, FRONT_REQUESTS):
+        if not (entries := self.first_of(account, line, FRONT_REQUESTS)):
+            return []
+        older = self._older(account, entries)
+        for entry in entries:
             if len(found) == count:
                 break
             paid = self._savings.of(entry) is not None or self._deposits.of(entry) is not None
-            if paid or self._places.could_save(channel, account.pool, entry, self._now_ns, kept):
+            out = older.of(entry).kept.with_those(kept)
+            if paid or self._places.could_save(channel, account.pool, entry, self._now_ns, out):
                 found.append(entry)
             else:
                 kept = kept.with_those(self._kept_at_ceiling(channel, entry))
