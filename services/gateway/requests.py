@@ -68,19 +68,24 @@ class Requests:
         return JSONResponse({"id": name, "object": "request.deleted", "deleted": deleted})
 
     async def _gone(self, request: Request, name: str, tenant: str) -> bool:
-        """Delete what has ended, cancel what has not; return whether it had."""
-        if Group.named(name) is None:
+        """Delete what has ended, cancel what has not; return whether it had.
+
+        What is cancelled is not looked up before: that may wait for longer than its client does.
+        """
+        group = Group.named(name)
+        if group is None:
             if await self._client.delete(name):
                 return True
-            await self._look(request, name, tenant, 0)
-            await self._client.cancel(name)
+            if (await self._client.cancel(name)).not_cancelled:  # it is not known, or has ended meanwhile
+                await self._look(request, name, tenant, 0)
+            return False
+        done = await self._client.cancel(batch=group.batch)
+        if done.cancelled + done.aborting:
             return False
         found = await self._look(request, name, tenant, 0)
-        ids = [one.request_id for one in found.each]
-        if all(one.HasField("result") for one in found.each):
-            return bool(await self._client.delete(*ids))
-        await self._client.cancel(*ids)
-        return False
+        if not all(one.HasField("result") for one in found.each):
+            return False
+        return bool(await self._client.delete(*[one.request_id for one in found.each]))
 
     async def _look(self, request: Request, name: str, tenant: str, most_bytes: float) -> Found:
         """Look a request up for as long as the client is there: its tenant has few turns."""

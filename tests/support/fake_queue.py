@@ -303,8 +303,10 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         ids = list(request.request_ids.ids)
         if request.batch:
             self.cancelled_batches.append(request.batch)
+        ended = {result.request_id for result in self.results}
+        living = [r for r in self.requests if r.batch == request.batch != "" and r.request_id not in ended]
         return pb.CancelResponse(
-            cancelled=sum(i in known for i in ids) or sum(r.batch == request.batch != "" for r in self.requests),
+            cancelled=sum(i in known for i in ids) or len(living),
             not_cancelled=[i for i in ids if i not in known],
         )
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from penstock.connection import Turn
 from penstock.queue.v1.queue_pb2 import GetRequest, GetResponse, IdentifyResponse
 from penstock.request.v1 import request_pb2 as pb
+from penstock.results import Cancelled
 from services.gateway import pages as pages_module
 from services.gateway.doorman import Doorman
 from services.gateway.group import Group
@@ -79,6 +80,8 @@ class Slow:
         self.asked = self.most = 0
         """Looks under way, and at most."""
         self.ends = asyncio.Event()
+        self.running = ""
+        self.cancelled: list[str] = []
 
     async def wire_get(self, request: GetRequest, turn: Turn) -> GetResponse:
         async with turn():
@@ -96,6 +99,13 @@ class Slow:
 
     async def delete(self, *_ids: str) -> int:
         return 0
+
+    async def cancel(self, *ids: str, batch: str | None = None) -> Cancelled:
+        """Find nothing to cancel, but for what has the name of one that runs."""
+        if self.running in {*ids, batch}:
+            self.cancelled.append(self.running)
+            return Cancelled(1, 0, ())
+        return Cancelled(0, 0, ids)
 
 
 class ByHeader(Doorman):
@@ -122,6 +132,21 @@ async def until(fact: Callable[[], bool]) -> None:
         return fact()
 
     await wait_for_async(holds, "what the test is about")
+
+
+@pytest.mark.parametrize("name", ["r-2", Group("several-" + "1" * 32, 4).name])
+async def test_what_runs_is_cancelled_however_many_looks_wait(name: str) -> None:
+    slow, pages = Slow(1), Pages()
+    group = Group.named(name)
+    slow.running = name if group is None else group.batch
+    many = [asked_by("a", app_of(slow, pages), "/v1/requests/r-1") for _ in range(50)]
+    await until(lambda: slow.asked == MAX_LOOKING - 1)
+    answer = await asked_by("a", app_of(slow, pages), f"/d/{name}").whole()
+    assert answer.json() == {"id": name, "object": "request.deleted", "deleted": False}
+    assert slow.cancelled == [slow.running]
+    for one in many:
+        one.leave()
+    await asyncio.gather(*[one.task for one in many], return_exceptions=True)
 
 
 @pytest.mark.parametrize("name", ["r-1", Group("several-" + "0" * 32, 4).name])
