@@ -45,7 +45,7 @@ class Listener(Protocol):
 class Ending(NamedTuple):
     """Why a stream ended."""
 
-    kind: object
+    kind: Any
     """The status, or another word for the kind: what is logged when it changes."""
     text: str
 
