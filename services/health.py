@@ -1,9 +1,11 @@
-"""Asks a service on this machine how it is: `python -m services.health [SERVICE] HOST:PORT|URL`.
+"""Asks a service on this machine how it is: `python -m services.health [--live] [SERVICE] HOST:PORT|URL`.
 
 The health check of the container images. An address asks gRPC's health service
 (grpc/health/v1), a URL expects status 200. Both speak TLS where the PENSTOCK_TLS_… variables or the configuration
 file of that service say so; its certificate must then name the address asked. Without a service's name the file's
 `[common]` is all that is read. Flags of the service are not seen from here.
+A queue is well while it takes changes, and lives also while its disk keeps it waiting, which a restart does not mend:
+with `--live` only that is asked of it.
 Exit status 0: well; 1: not well, with the reason on standard error; 64: no address.
 """
 
@@ -24,6 +26,11 @@ from penstock.tls import DIRECT, ENVIRONMENT, TlsError, TlsFiles, TlsIdentity
 
 TIMEOUT_S = 4.0
 """Below the 5 s after which the images' health check counts as failed, so that the reason is still told."""
+
+TAKES_WORK = {"queue": "penstock.queue.v1.QueueService"}
+"""What gRPC's health service is asked about, by service; of the others the process as a whole."""
+
+LIVE = "--live"
 
 EX_UNWELL = 1
 EX_USAGE = 64
@@ -56,11 +63,15 @@ def _said_in(path: str, variable: str) -> str:
         raise TlsError(f"{variable}_FILE: {path}: {error}") from None
 
 
-def ask_grpc(address: str, files: TlsFiles) -> str:
-    """Return what is wrong with the gRPC server at "HOST:PORT"; empty if it serves. Raises TlsError."""
+def ask_grpc(address: str, files: TlsFiles, service: str = "") -> str:
+    """Return what is wrong with `service` of the gRPC server at "HOST:PORT", "" for all of it; empty if it serves.
+
+    Raises TlsError.
+    """
     with open_channel(address, files) as channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+            request = health_pb2.HealthCheckRequest(service=service)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             return f"{error.code().name}: {error.details()}"
     serving = answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -96,15 +107,19 @@ def ask_http(url: str, files: TlsFiles) -> str:
 
 def main(arguments: list[str]) -> int:
     """Ask the one address given and return the exit status."""
-    *named, address = arguments or [""]
+    live = arguments[:1] == [LIVE]
+    *named, address = arguments[live:] or [""]
     if not address or len(named) > 1 or not set(named) <= set(SERVICES):
-        print(
-            f"usage: python -m services.health [{'|'.join(SERVICES)}] HOST:PORT|http://HOST:PORT/PATH", file=sys.stderr
-        )
+        names = "|".join(SERVICES)
+        print(f"usage: python -m services.health [{LIVE}] [{names}] HOST:PORT|http://HOST:PORT/PATH", file=sys.stderr)
         return EX_USAGE
-    ask = ask_http if address.startswith("http://") else ask_grpc
+    service = named[0] if named else ""
     try:
-        problem = ask(address, files_of(named[0] if named else ""))
+        files = files_of(service)
+        if address.startswith("http://"):
+            problem = ask_http(address, files)
+        else:
+            problem = ask_grpc(address, files, "" if live else TAKES_WORK.get(service, ""))
     except (TlsError, ConfigFileError) as error:
         problem = str(error)
     if problem:

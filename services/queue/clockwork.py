@@ -1,9 +1,10 @@
-"""What the queue does by the clock: ticks, looks at disk and clock, spot checks, sweeps of what is old."""
+"""What the queue does by the clock: ticks, looks at disk, clock and commits, spot checks, sweeps of what is old."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from services.clock import SystemClock
@@ -36,9 +37,17 @@ HOUSEKEEPING_TICKS = 5
 SWEEP_S = 1.0
 """Between sweeps of what is old."""
 
+HANGS_S = 15.0
+"""A commit that takes longer hangs: more than a disk that answers takes for all that RocksDB keeps in memory (64 MiB),
+at 5 MB/s, which is the most that a commit, or a backup between two, has to wait for. `PenstockCommitHangs` has it too.
+"""
+
+REPORT_S = 1.0
+"""Between looks whether one does."""
+
 
 class Clockwork:
-    """The queue's two loops by the clock. Both begin once the store has been loaded, and run until cancelled."""
+    """The queue's loops by the clock, which run until cancelled. Ticks and sweeps begin once the store is loaded."""
 
     def __init__(
         self,
@@ -77,6 +86,24 @@ class Clockwork:
             if self._clock.now_ns() - due_ns > STOOD_STILL_S * 1e9:
                 # Renewals wait to be read, and workers are about to return, before leases may be found to be over.
                 await asyncio.sleep(self._settings.worker_grace_s)
+
+    def commit_age_s(self) -> float:
+        """Return how long the older of the commits under way has taken so far; 0 if none is. Any thread may ask."""
+        return max(self._committer.commit_age_s(), self._shelf.commit_age_s())
+
+    async def reports(self, report: Callable[[bool], None]) -> None:
+        """Say for ever whether changes are taken, whenever that is otherwise: not while a commit hangs."""
+        hangs = False
+        while True:
+            age_s = self.commit_age_s()
+            if hangs is not (age_s > HANGS_S):
+                hangs = not hangs
+                report(not hangs)
+                if hangs:
+                    log.error("a commit has been under way for %.0f s; until it ends no change is taken", age_s)
+                else:
+                    log.warning("the commit has ended; changes are taken again")
+            await asyncio.sleep(REPORT_S)
 
     async def sweeps(self) -> None:
         """Note the clock, and delete what is old by it, for ever.

@@ -138,7 +138,7 @@ class QueueMetrics:
         )
         self.commit_age = Gauge(
             "penstock_queue_commit_age_seconds",
-            "Age of the commit under way, 0 if there is none; it ages where the loop stands still.",
+            "Age of the commit under way, of requests or files, 0 if there is none; it ages also if the loop stands.",
             registry=registry,
         )
         self.e2e_seconds = LocalHistogram(

@@ -106,7 +106,6 @@ class Service:
             machine,
             faults,
         )
-        metrics.commit_age.set_function(self.committer.commit_age_s)
         self._hub.reset(machine.seal().progress)
         self._reader = Reader(store, store_id, faults)
         self._watching = Watching(self.committer, self._reader, self._hub, store_id)
@@ -146,6 +145,7 @@ class Service:
         self.clockwork = Clockwork(
             settings, self._clock, self.committer, self._hub, self._admin, self._shelf, metrics, self._lives
         )
+        metrics.commit_age.set_function(self.clockwork.commit_age_s)
 
     def _renew_interests(self) -> None:
         """Tell a rebuilt machine whose tokens are wanted."""
@@ -193,6 +193,7 @@ class Service:
         shelf = asyncio.create_task(self._shelf.run(), name="shelf")
         ticks = asyncio.create_task(self.clockwork.ticks(), name="ticks")
         sweeps = asyncio.create_task(self.clockwork.sweeps(), name="sweeps")
+        reports = asyncio.create_task(self.clockwork.reports(server.report), name="reports")
         reclaimer = asyncio.create_task(self._reclaimer.run(self.committer.loaded), name="reclaimer")
         reloader = asyncio.create_task(self._reloader.run(), name="reloader")
         watchman = asyncio.create_task(self._guard.watch(), name="watchman")
@@ -201,7 +202,7 @@ class Service:
         ready(server.port)
         try:
             # None of them but `stopping` ends by itself; if one does, it failed.
-            beside = (loop, shelf, ticks, sweeps, reclaimer, reloader, watchman)
+            beside = (loop, shelf, ticks, sweeps, reports, reclaimer, reloader, watchman)
             await asyncio.wait({*beside, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._speaker.end_all("the queue service is stopping")
@@ -209,7 +210,7 @@ class Service:
             self._following.end_all("the queue service is stopping")
             self.servicer.end_submits("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
-            for task in (ticks, sweeps, reclaimer, reloader, watchman, stopping):
+            for task in (ticks, sweeps, reports, reclaimer, reloader, watchman, stopping):
                 task.cancel()
             self.committer.stop()
             self._shelf.stop()

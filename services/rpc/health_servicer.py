@@ -37,10 +37,12 @@ class HealthServicer:
         """Set at the next change; there is another one for the change after it."""
         self._watches = Doorkeeper(MAX_HEALTH_WATCHES_OF_HOST)
 
-    def serve(self, service: str) -> None:
-        """Report `service`, "" for the process as a whole, as SERVING."""
-        self._statuses[service] = SERVING
-        self._notify()
+    def report(self, service: str, serves: bool = True) -> None:
+        """Report `service`, "" for the process as a whole, as SERVING or not; after `stop` nothing is said any more."""
+        status = SERVING if serves else NOT_SERVING
+        if not self._over and self._statuses.get(service) != status:
+            self._statuses[service] = status
+            self._notify()
 
     def stop(self) -> None:
         """Report every known service as NOT_SERVING; a Watch ends once it has said so. Waits for nobody."""

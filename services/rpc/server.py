@@ -33,10 +33,15 @@ class Server:
     _health: HealthServicer = field(repr=False)
 
     async def start(self) -> None:
-        """Serve, and report every service as SERVING."""
+        """Serve, and report the process and every service as SERVING."""
         await self.grpc_server.start()
-        for name in ("", *self.service_names):
-            self._health.serve(name)
+        self._health.report("")
+        self.report(serves=True)
+
+    def report(self, serves: bool) -> None:
+        """Report every service as SERVING or not. The process as a whole, which lives, serves until `stop`."""
+        for name in self.service_names:
+            self._health.report(name, serves)
 
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, then end open calls after `grace_s` seconds."""

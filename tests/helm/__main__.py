@@ -104,6 +104,12 @@ def plant(objects: list[Object]) -> dict[str, list[Object]]:
     for workload in of_kind(copy_for("while the queue is away"), "Deployment"):
         container = workload["spec"]["template"]["spec"]["containers"][0]
         container["livenessProbe"] = container["readinessProbe"]
+    for workload in of_kind(copy_for("livenessProbe kills it while its disk"), "StatefulSet"):
+        container = workload["spec"]["template"]["spec"]["containers"][0]
+        container["livenessProbe"] = container["readinessProbe"]
+    for workload in of_kind(copy_for("is sent changes while its disk"), "StatefulSet"):
+        container = workload["spec"]["template"]["spec"]["containers"][0]
+        container["readinessProbe"] = container["livenessProbe"]
     plant_secrets(copy_for)
     for workload in of_kind(copy_for("volume models has the sources"), "Deployment")[-1:]:
         for volume in workload["spec"]["template"]["spec"]["volumes"]:

@@ -98,6 +98,16 @@ def _secure(workload: Object) -> Iterator[str]:
     for probe in ("startupProbe", "livenessProbe"):
         if "/health" in str(container[probe]):
             yield f"{probe} kills it while the queue is away"
+        if component_of(workload) == "queue" and not _asks_whether_it_lives(container[probe]):
+            yield f"{probe} kills it while its disk does not answer"
+    if component_of(workload) == "queue" and _asks_whether_it_lives(container["readinessProbe"]):
+        yield "is sent changes while its disk does not answer"
+
+
+def _asks_whether_it_lives(probe: Object) -> bool:
+    if "grpc" in probe:
+        return not probe["grpc"].get("service")
+    return "--live" in probe["exec"]["command"]
 
 
 def _mounts(workload: Object, objects: list[Object]) -> Iterator[str]:

@@ -93,6 +93,8 @@ class Shelf:
         self._refusal = refusal
         self._waiting: list[_Waiting] = []
         self._waiting_bytes = 0
+        self._began_ns = 0
+        """Since when the changes that are under way are being made; 0 if none are."""
         self._ready = asyncio.Event()
         self._stopping = False
         self._disk = ThreadPoolExecutor(1, "shelf")
@@ -131,9 +133,16 @@ class Shelf:
             await self._ready.wait()
             self._ready.clear()
             while self._waiting:
+                self._began_ns = self._clock.now_ns()
                 await self._commit(self._take())
+                self._began_ns = 0
         self._disk.shutdown()
         self._readers.shutdown()
+
+    def commit_age_s(self) -> float:
+        """Return how long the changes under way have taken so far; 0 if none are. Any thread may ask."""
+        began_ns = self._began_ns
+        return (self._clock.now_ns() - began_ns) / 1e9 if began_ns else 0.0
 
     def stop(self) -> None:
         """Let `run` end after what is waiting."""

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
-from services.queue.core.effects import Deliver, StopRun
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from penstock.files.v1 import files_pb2, files_pb2_grpc
+from penstock.queue.v1 import queue_pb2
+from services.queue.core.effects import Deliver, StopRun, Write
 from services.queue.core.messages import Claim, Renew, Tick, WorkerOpened
 from services.telemetry import Telemetry
 from tests.support.committing import committing
+from tests.support.memory_store import MemoryStore
 from tests.support.queueing import LEASE_NS
-from tests.support.serving import serving, text
+from tests.support.serving import Peer, serving, text
 
 
 async def test_a_queue_that_was_stopped_for_longer_than_a_lease_hears_its_workers_first() -> None:
@@ -42,3 +51,59 @@ async def test_what_a_worker_said_while_the_disk_stood_still_is_heard_before_its
         await rig.settled(Tick())
         assert not [effect for effect in rig.ear.effects if isinstance(effect, StopRun)]
         assert rig.committer.machine.runs(delivered.lease.request_id, delivered.lease.attempt)
+
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+QUEUE, FILES = "penstock.queue.v1.QueueService", "penstock.files.v1.FilesService"
+
+
+class HangingStore(MemoryStore):
+    """A store whose disk answers only when a test lets it; what cannot wait is not written at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = threading.Event()
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Write once the disk answers."""
+        self.asked.set()
+        assert self.answers.wait(60)
+        super().write(writes)
+
+    def write_at_once(self, writes: Sequence[Write]) -> bool:
+        """Leave it to `write`."""
+        return False
+
+
+def submit(peer: Peer) -> Any:
+    return peer.stub.SubmitUnary(queue_pb2.SubmitUnaryRequest(requests=[text()]))
+
+
+def upload(peer: Peer) -> Any:
+    return files_pb2_grpc.FilesServiceStub(peer.channel).CreateFile(files_pb2.CreateFileRequest(file_id="f"))
+
+
+@pytest.mark.parametrize("change", [submit, upload], ids=["requests", "files"])
+async def test_a_queue_whose_disk_does_not_answer_says_that_it_takes_no_changes_and_lives(change: Any) -> None:
+    store = HangingStore()
+    async with serving(Telemetry(None), store) as peer:
+        health = health_pb2_grpc.HealthStub(peer.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=QUEUE))
+        assert (await watch.read()).status == SERVING
+        store.answers.clear()
+        store.asked.clear()
+        call = asyncio.ensure_future(change(peer))
+        assert await asyncio.to_thread(store.asked.wait, 30)
+        peer.service._clock._offset_ns += 20 * 10**9
+        assert (await watch.read()).status == NOT_SERVING
+        told = (await health.List(health_pb2.HealthListRequest())).statuses
+        assert {name: told[name].status for name in told} == {"": SERVING, QUEUE: NOT_SERVING, FILES: NOT_SERVING}
+        age_s = peer.registry.get_sample_value("penstock_queue_commit_age_seconds")
+        assert age_s is not None
+        assert age_s >= 20
+        store.answers.set()
+        assert (await watch.read()).status == SERVING
+        await call

@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from penstock.dev_ca import Authority
 from services.health import EX_UNWELL, EX_USAGE, main
 
+QUEUE = "penstock.queue.v1.QueueService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -87,6 +88,17 @@ def test_a_stopping_service_is_unwell(
     assert "NOT_SERVING" in capsys.readouterr().err
 
 
+def test_a_queue_that_takes_no_changes_is_unwell_and_lives(service: tuple[str, health.HealthServicer]) -> None:
+    address, servicer = service
+    servicer.set(QUEUE, NOT_SERVING)
+    assert main(["queue", address]) == EX_UNWELL
+    assert main(["--live", "queue", address]) == 0
+    servicer.set(QUEUE, SERVING)
+    assert main(["queue", address]) == 0
+    servicer.set("", NOT_SERVING)
+    assert main(["--live", "queue", address]) == EX_UNWELL
+
+
 def test_nobody_there_is_unwell(service: tuple[str, health.HealthServicer], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["127.0.0.1:1"]) == EX_UNWELL
     assert "UNAVAILABLE" in capsys.readouterr().err
@@ -117,6 +129,7 @@ def serving_tls(certificate: tuple[Path, Path, Path]) -> Iterator[str]:
     ca, cert, key = (path.read_bytes() for path in certificate)
     server = grpc.server(ThreadPoolExecutor(1))
     servicer = health.HealthServicer()
+    servicer.set(QUEUE, SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, cert)], ca, True))
     server.start()
@@ -166,6 +179,6 @@ def test_tls_is_read_as_the_service_reads_it(
         assert main([*asked, address]) == 0
 
 
-@pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"], ["queues", "a:1"], ["queue", "a:1", "b:2"]])
+@pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"], ["queues", "a:1"], ["queue", "a:1", "b:2"], ["--live"]])
 def test_one_address_is_wanted(arguments: list[str]) -> None:
     assert main(arguments) == EX_USAGE

@@ -148,14 +148,25 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* How a gRPC service is asked for its health: (list $ service port). The kubelet cannot show a certificate, so with TLS the
-     service asks itself. */}}
+{{/* Whether the process of a gRPC service lives: (list $ service port). The kubelet cannot show a certificate, so with TLS
+     the service asks itself. */}}
 {{- define "penstock.grpcHealth" -}}
 {{- if (index . 0).Values.tls.enabled }}
-exec: {command: [python3, -m, services.health, {{ index . 1 }}, "127.0.0.1:{{ index . 2 }}"]}
+exec: {command: [python3, -m, services.health, --live, {{ index . 1 }}, "127.0.0.1:{{ index . 2 }}"]}
 timeoutSeconds: 5
 {{- else }}
 grpc: {port: {{ index . 2 }}}
+timeoutSeconds: 4
+{{- end }}
+{{- end -}}
+
+{{/* Whether the queue takes changes: (list $). For readiness alone: one whose disk does not answer is not mended by a restart. */}}
+{{- define "penstock.queueTakesChanges" -}}
+{{- if (index . 0).Values.tls.enabled }}
+exec: {command: [python3, -m, services.health, queue, "127.0.0.1:7410"]}
+timeoutSeconds: 5
+{{- else }}
+grpc: {port: 7410, service: penstock.queue.v1.QueueService}
 timeoutSeconds: 4
 {{- end }}
 {{- end -}}
