@@ -28,6 +28,7 @@ from services.queue.core.effects import (
 from services.queue.core.entry import BatchKey, Entry, Failure, LeaseRef, Recovered, RequestMeta, request_id_of
 from services.queue.core.lifecycle import Action, Input, Outcome, State, transition
 from services.queue.core.lines import Line
+from services.queue.core.ordered import Ordered
 from services.queue.core.quotas import Waiting
 
 
@@ -73,6 +74,8 @@ class Book:
         self.changed_batches: set[BatchKey] = set()
         self.waiting = Waiting()
         """What waits of each tenant."""
+        self.deadlines: Ordered[tuple[int, int]] = Ordered()
+        """Those that have not passed, with the requests that wait or run until then, soonest first."""
         self.backlog_stream: int | None = None
         self._lease_ns = lease_ns
         self._out: list[Effect] = []
@@ -97,10 +100,12 @@ class Book:
     def adopt(self, entry: Entry, now_ns: int) -> None:
         """Take over a live request that the store holds."""
         self._know(entry)
+        if entry.state is State.DEAD:
+            self.dead[entry.seq] = None
+            return
+        self._remember_deadline(entry)
         if entry.state is State.READY:
             self._enter_line(entry)
-        elif entry.state is State.DEAD:
-            self.dead[entry.seq] = None
         else:
             self._enter_lease(entry, now_ns)
 
@@ -190,6 +195,7 @@ class Book:
         if entry.meta.idempotency_key:
             name = records.idempotency_key(entry.meta.tenant, entry.meta.idempotency_key)
             self._write(records.IDEMPOTENCY, name, key)
+        self._remember_deadline(entry)
         self._wait(entry)
 
     def _lease(self, entry: Entry, change: Change) -> None:
@@ -243,6 +249,7 @@ class Book:
         entry.completion_seq = self.counters.completion_seq
         self._write(records.DEAD, records.seq_key(entry.completion_seq), records.encode_dead(entry))
         self.dead[entry.seq] = None
+        self._forget_deadline(entry)
 
     def _revive(self, entry: Entry, change: Change) -> None:
         self._erase_result(entry)
@@ -251,6 +258,7 @@ class Book:
         entry.uncounted += entry.attempts
         entry.attempts = 0
         entry.stop_outcome = None
+        self._remember_deadline(entry)
         self._wait(entry)
         self.emit(WentBack(entry.meta.channel, change.event.value))
 
@@ -343,6 +351,15 @@ class Book:
         self._write(records.PAYLOADS, key, None)
         del self.entries[entry.seq]
         del self._by_name[entry.name]
+        self._forget_deadline(entry)
+
+    def _remember_deadline(self, entry: Entry) -> None:
+        if entry.meta.deadline_ns:
+            self.deadlines.add((entry.meta.deadline_ns, entry.seq))
+
+    def _forget_deadline(self, entry: Entry) -> None:
+        if entry.meta.deadline_ns:
+            self.deadlines.discard((entry.meta.deadline_ns, entry.seq))
 
     def _put_result(self, entry: Entry, change: Change) -> None:
         assert change.outcome is not None, "a request ends with an outcome"

@@ -5,19 +5,14 @@ the front. Requests for different models do not compete for the same engines, so
 model asked for has a part of the line, and a window, of its own. Anybody can make up the
 names of models: those that the scheduler does not say somebody serves share a bound, and
 what waits for one that is served never waits for room there.
-
-Heaps are lazy: an element whose request has left is skipped when it
-comes up, and a heap that is mostly such elements is rebuilt.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-HEAP_SLACK = 64
-"""Elements a heap may have beyond twice what it needs before it is rebuilt: keeps rebuilding O(1) per change."""
+from services.queue.core.ordered import Ordered
 
 MOST_WINDOWS = 8
 """Models of one channel, of those nobody is known to serve, that may each have a whole window announced."""
@@ -56,8 +51,7 @@ class Line:
         """Models of which more may be announced if there is room, the longest waiting first."""
         self._moved: OrderedDict[str, None] = OrderedDict()
         """Models of which an announced request has left: the room is theirs before anybody else's."""
-        self._by_age: list[tuple[int, str]] = []
-        """Heap of a request and its model for each part: of the oldest there, or of an older one that has left."""
+        self._by_age: Ordered[int] = Ordered()
         self._length = 0
         self._announced = 0
         self._bounded = 0
@@ -115,9 +109,8 @@ class Line:
         part = self._parts.get(model)
         if part is None:
             part = self._parts[model] = Part(model in self._served)
-        if part.enter(seq, priority):
-            heapq.heappush(self._by_age, (seq, model))
-            self._trim()
+        part.enter(seq, priority)
+        self._by_age.add(seq)
         self._length += 1
         (self._sure if part.served else self._due)[model] = None
 
@@ -125,6 +118,7 @@ class Line:
         """Take request `seq` out; return whether it was announced."""
         part = self._parts[model]
         announced = part.leave(seq)
+        self._by_age.discard(seq)
         self._length -= 1
         if announced:
             self._announced -= 1
@@ -164,16 +158,7 @@ class Line:
 
     def oldest(self) -> int | None:
         """Return the waiting request that was submitted first, or None."""
-        while self._by_age:
-            seq, model = self._by_age[0]
-            part = self._parts.get(model)
-            if part is None:
-                heapq.heappop(self._by_age)
-            elif (oldest := part.oldest()) != seq:
-                heapq.heapreplace(self._by_age, (oldest, model))
-            else:
-                return seq
-        return None
+        return self._by_age.first() if self._by_age else None
 
     def oldest_servable(self) -> int | None:
         """Return the waiting request that was submitted first of those whose model somebody serves, or None.
@@ -184,10 +169,6 @@ class Line:
             return self.oldest()
         parts = [self._parts[model] for model in self._served if model in self._parts]
         return min([part.oldest() for part in parts], default=None)
-
-    def _trim(self) -> None:
-        if len(self._by_age) > 2 * len(self._parts) + HEAP_SLACK:
-            self._by_age = sorted((part.oldest(), model) for model, part in self._parts.items())
 
 
 class Part:
@@ -201,58 +182,46 @@ class Part:
         self.waiting: dict[int, int] = {}
         """Priorities by request."""
         self._announced: set[int] = set()
-        self._unannounced: list[tuple[int, int]] = []
-        self._by_age: list[int] = []
+        self._unannounced: Ordered[tuple[int, int]] = Ordered()
+        self._by_age: Ordered[int] = Ordered()
 
     @property
     def announced(self) -> int:
         """Number of requests that are announced."""
         return len(self._announced)
 
-    def enter(self, seq: int, priority: int) -> bool:
-        """Let request `seq` wait; return whether it is older than all that `oldest` knew of."""
+    def enter(self, seq: int, priority: int) -> None:
+        """Let request `seq` wait."""
         self.waiting[seq] = priority
-        heapq.heappush(self._unannounced, (priority, seq))
-        oldest = not self._by_age or seq < self._by_age[0]
-        heapq.heappush(self._by_age, seq)
-        self._trim()
-        return oldest
+        self._unannounced.add((priority, seq))
+        self._by_age.add(seq)
 
     def leave(self, seq: int) -> bool:
         """Take request `seq` out; return whether it was announced."""
-        del self.waiting[seq]
+        priority = self.waiting.pop(seq)
+        self._by_age.discard(seq)
         announced = seq in self._announced
-        self._announced.discard(seq)
+        if announced:
+            self._announced.discard(seq)
+        else:
+            self._unannounced.discard((priority, seq))
         return announced
 
     def forget_announcements(self) -> None:
         """Have nothing announced. What was is put back: a window of it, however many wait."""
         for seq in self._announced:
-            heapq.heappush(self._unannounced, (self.waiting[seq], seq))
+            self._unannounced.add((self.waiting[seq], seq))
         self._announced.clear()
 
     def announce_one(self, limit: int) -> int | None:
         """Return the first request that is not announced, and mark it, if fewer than `limit` are; else None."""
-        while len(self._announced) < limit and self._unannounced:
-            _, seq = heapq.heappop(self._unannounced)
-            if seq in self.waiting and seq not in self._announced:
-                self._announced.add(seq)
-                return seq
-        return None
+        if len(self._announced) >= limit or not self._unannounced:
+            return None
+        first = self._unannounced.first()
+        self._unannounced.discard(first)
+        self._announced.add(first[1])
+        return first[1]
 
     def oldest(self) -> int:
         """Return the request that was submitted first."""
-        while self._by_age[0] not in self.waiting:
-            heapq.heappop(self._by_age)
-        return self._by_age[0]
-
-    def _trim(self) -> None:
-        most = 2 * len(self.waiting) + HEAP_SLACK
-        if len(self._by_age) > most:
-            self._by_age = sorted(self.waiting)
-        if len(self._unannounced) > most:
-            self._rebuild_unannounced()
-
-    def _rebuild_unannounced(self) -> None:
-        waiting = self.waiting.items()
-        self._unannounced = sorted((priority, seq) for seq, priority in waiting if seq not in self._announced)
+        return self._by_age.first()

@@ -7,7 +7,6 @@ for those in `services.queue.outlet.EARLY`.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -68,13 +67,6 @@ from services.queue.core.workers import Rules, Workers
 ENDED_AT_ONCE: Final = 1000
 """Requests that one step ends, requeues or revives: some tens of milliseconds in which nothing else is done."""
 
-POPPED_AT_ONCE: Final = 20_000
-"""Deadlines that one step looks at, most of them of requests that have ended before: again some tens of
-milliseconds."""
-
-HEAP_SLACK = 64
-"""Deadlines of ended requests the heap may keep beyond the live ones before it is rebuilt."""
-
 
 class Sealed(NamedTuple):
     """What a batch of steps changed, beyond the effects of its steps."""
@@ -109,7 +101,6 @@ class Machine:
         self._erased: set[int] = set()
         """Requests whose results of before this batch are gone, which a delete of the batch still found in the store.
         """
-        self._deadlines: list[tuple[int, int]] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             Submit: self._submit,
             SetQuotas: self._set_quotas,
@@ -135,8 +126,6 @@ class Machine:
             Adopt: self._adopt,
             Tick: self._tick,
         }
-        for entry in self.book.entries.values():
-            self._remember_deadline(entry)
 
     def step(self, message: Message, now_ns: int) -> list[Effect]:
         """Take one message and return what follows from it."""
@@ -165,7 +154,6 @@ class Machine:
     def _adopt(self, message: Adopt, now_ns: int) -> None:
         for entry in message.entries:
             self.book.adopt(entry, now_ns)
-            self._remember_deadline(entry)
 
     # ---- clients ----
 
@@ -205,7 +193,6 @@ class Machine:
         entry = self.book.add(new.meta, new.payload, now_ns)
         if new.meta.idempotency_key:
             self._fresh_keys[new.meta.tenant, new.meta.idempotency_key] = entry.seq
-        self._remember_deadline(entry)
         self.book.emit(Accepted(entry.name, entry.meta))
         self._workers.meet_offer(entry, new.payload, now_ns)
         return entry.name, True
@@ -281,7 +268,6 @@ class Machine:
                 not_dead.append(request_id)
             else:
                 self._erased.add(entry.seq)
-                self._remember_deadline(entry)
         self.book.emit(Requeued(message.ticket, len(names) - len(not_dead), tuple(not_dead), left))
 
     def _inspect(self, message: Inspect, _now_ns: int) -> None:
@@ -366,21 +352,12 @@ class Machine:
         if violations:
             self.book.emit(AuditFailed(violations))
 
-    def _remember_deadline(self, entry: Entry) -> None:
-        if not entry.meta.deadline_ns or entry.state is State.DEAD:
-            return
-        heapq.heappush(self._deadlines, (entry.meta.deadline_ns, entry.seq))
-        if len(self._deadlines) > 2 * len(self.book.entries) + HEAP_SLACK:
-            live = (e for e in self.book.entries.values() if e.meta.deadline_ns and e.state is not State.DEAD)
-            self._deadlines = sorted((e.meta.deadline_ns, e.seq) for e in live)
-
     def _pass_deadlines(self, now_ns: int) -> None:
         """End some of those whose time is over; the next ticks end the rest, and nobody is given them meanwhile."""
-        ended = 0
-        for _ in range(POPPED_AT_ONCE):
-            if ended == ENDED_AT_ONCE or not self._deadlines or self._deadlines[0][0] > now_ns:
+        deadlines = self.book.deadlines
+        for _ in range(ENDED_AT_ONCE):
+            if not deadlines or deadlines.first()[0] > now_ns:
                 break
-            _, seq = heapq.heappop(self._deadlines)
-            entry = self.book.entries.get(seq)
-            if entry is not None and self._stop(entry, Input.DEADLINE, Outcome.EXPIRED, now_ns):
-                ended += 1
+            first = deadlines.first()
+            deadlines.discard(first)
+            self._stop(self.book.entries[first[1]], Input.DEADLINE, Outcome.EXPIRED, now_ns)

@@ -1,4 +1,4 @@
-"""The waiting line: order, window, age, and heaps that do not grow."""
+"""The waiting line: order, window, age, and no step that pays for what has left."""
 
 import sys
 from types import FrameType
@@ -6,7 +6,7 @@ from types import FrameType
 import pytest
 
 from services.queue.core import lines
-from services.queue.core.lines import HEAP_SLACK, MOST_BESIDE, MOST_WINDOWS, Line
+from services.queue.core.lines import MOST_BESIDE, MOST_WINDOWS, Line
 from tests.support.looks import Looked, are_not_counted, looks
 
 
@@ -70,16 +70,24 @@ def test_oldest_is_the_first_submitted_whatever_its_priority() -> None:
     assert line.oldest() == 6
 
 
-def test_heaps_stay_small_while_requests_come_and_go_behind_one_that_stays() -> None:
+@are_not_counted
+def test_no_step_pays_for_all_that_has_left_before() -> None:
+    """As after a cancel of a large batch, of which nothing came up while others waited before it."""
     line = Line()
-    line.enter(1, 0, "m")
-    for seq in range(2, 5000):
-        line.enter(seq, 1, "m")
-        line.leave(seq, "m")
-    part = line._parts["m"]
-    assert len(part._by_age) <= 2 * len(line) + HEAP_SLACK + 2
-    assert len(part._unannounced) <= 2 * len(line) + HEAP_SLACK + 2
-    assert line.oldest() == 1
+    for seq in range(20_000):
+        line.enter(Looked(seq), 0, f"m{seq % 2}")
+    line.set_limit(10)
+    assert sum(1 for _ in line.announce()) == 20
+    for seq in range(100, 15_000):
+        assert looks(line.leave, Looked(seq), f"m{seq % 2}") < 200
+    for seq in range(100):
+        assert looks(line.enter, Looked(20_000 + seq), 0, "m0") < 200
+        assert looks(line.oldest) < 200
+        assert line.oldest() == seq
+        assert looks(line.leave, Looked(seq), f"m{seq % 2}") < 200
+        assert looks(lambda: list(line.announce())) < 200
+        assert line.announced == 20
+    assert line.oldest() == 15_000
 
 
 def test_what_waits_for_one_model_takes_no_room_of_another() -> None:
@@ -298,16 +306,17 @@ def test_the_oldest_that_is_servable_is_told_apart_from_one_whose_model_nobody_s
     assert line.oldest_servable() == 1
 
 
-def test_the_heap_of_models_stays_small_while_they_come_and_go() -> None:
+@are_not_counted
+def test_the_oldest_is_known_however_many_models_are_asked_for() -> None:
     line = Line()
-    line.enter(1, 0, "stays")
-    for seq in range(2, 2000):
-        line.enter(seq, 0, f"made-up-{seq}")
-        line.leave(seq, f"made-up-{seq}")
-        line.enter(seq, 0, "stays")
-        line.leave(seq, "stays")
-    assert len(line._by_age) <= HEAP_SLACK + 3
-    assert line.oldest() == 1
+    for seq in range(3000):
+        line.enter(Looked(seq), 0, f"made-up-{seq}")
+    for seq in range(1, 2500):
+        line.leave(Looked(seq), f"made-up-{seq}")
+    assert looks(line.enter, Looked(3000), 0, "m") < 200
+    assert looks(line.leave, Looked(0), "made-up-0") < 200
+    assert looks(line.oldest) < 200
+    assert line.oldest() == 2500
 
 
 def test_names_that_are_gone_are_not_kept_while_nothing_is_announced() -> None:
@@ -324,7 +333,7 @@ def test_names_that_are_gone_are_not_kept_while_nothing_is_announced() -> None:
 
 
 def test_a_request_that_left_unannounced_and_came_back_is_announced_once() -> None:
-    """As one that met an offer as it came, and was handed back: its first place in the heap is still there."""
+    """As one that met an offer as it came, and was handed back."""
     line = Line()
     line.enter(1, 0, "m")
     line.enter(2, 0, "m")
