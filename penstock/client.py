@@ -18,7 +18,7 @@ from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, c
 from penstock.connection import Connection, Turn
 from penstock.credentials import Credentials, key_from_environment
 from penstock.errors import InvalidRequest, NotFound, PenstockError, from_rpc
-from penstock.fields import RequestFields, build_request
+from penstock.fields import RequestFields, build_request, copied
 from penstock.fleet import names_of
 from penstock.following import Follower, Told
 from penstock.keys import KeysError
@@ -327,10 +327,12 @@ class Client:
     async def delete(self, *request_ids: str, batch: str | None = None) -> int:
         """Delete results that have been read, with their keys; return how many. Raises InvalidRequest for no name.
 
-        Of a batch at least so many: the call is repeated while the queue is away. What ends after it began stays.
+        Of a batch at least so many: it is repeated while the queue is away. What ends after this began stays.
         """
         request = pb.DeleteRequest()
         _choose(request, request_ids, batch)
+        if batch is not None:
+            request.up_to = (await self.stats()).cursor
         return (await self._queue.call(lambda: self._stub.Delete(request))).deleted
 
     async def dead_letters(self, page_size: int = DEAD_PAGE_SIZE) -> AsyncGenerator[DeadLetter, None]:
@@ -347,10 +349,10 @@ class Client:
             request.page_token = page.next_page_token
 
     async def requeue(self, *request_ids: str, all_dead: bool = False) -> Requeued:
-        """Put dead letters back to the front of their lines: the named ones, or all. Raises InvalidRequest."""
+        """Put dead letters back to the front of their lines: the named ones, or all of now. Raises InvalidRequest."""
         request = pb.RequeueDeadRequest()
         if all_dead:
-            request.all = True
+            request.all, request.up_to = True, (await self.stats()).cursor
         else:
             request.request_ids.ids.extend(checked_names("request_ids", request_ids))
         response = await self._queue.call(lambda: self._stub.RequeueDead(request))
@@ -418,20 +420,13 @@ class Client:
             yield self.prepared(request)
 
     def _prepared(self, fields: AnyRequest) -> tuple[request_pb2.Request, trace.Span]:
-        request = _copied(fields) if isinstance(fields, request_pb2.Request) else build_request(fields)
+        request = copied(fields) if isinstance(fields, request_pb2.Request) else build_request(fields)
         if not request.idempotency_key:
             request.idempotency_key = secrets.token_hex(16)
         span: trace.Span = trace.INVALID_SPAN
         if not request.traceparent:
             request.traceparent, request.tracestate, span = self._tracer.context()
         return request, span
-
-
-def _copied(message: request_pb2.Request) -> request_pb2.Request:
-    """Return a message of our own to fill in: with our key in it, the caller's would never be another request again."""
-    copy = request_pb2.Request()
-    copy.CopyFrom(message)
-    return copy
 
 
 def _choose(request: pb.CancelRequest | pb.DeleteRequest, request_ids: tuple[str, ...], batch: str | None) -> None:

@@ -135,6 +135,13 @@ TEXT_KINDS = ("regex", "grammar")
 STRUCTURE_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
+def copied(message: pb.Request) -> pb.Request:
+    """Return a message of our own to fill in: with our key in it, the caller's would never be another request again."""
+    copy = pb.Request()
+    copy.CopyFrom(message)
+    return copy
+
+
 def build_request(fields: RequestFields) -> pb.Request:
     """Return the wire request; raises InvalidRequest naming the field if one is unknown or of the wrong type."""
     if not isinstance(fields, Mapping):

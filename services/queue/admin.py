@@ -20,12 +20,12 @@ from services.queue.core.effects import Cancelled, Deleted, Inspected, QueueView
 from services.queue.core.entry import parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
 from services.queue.core.machine import ENDED_AT_ONCE
-from services.queue.core.messages import Cancel, Delete, EndedRow, Inspect, InspectQueue, RequeueDead
+from services.queue.core.messages import ANY_PLACE, Cancel, Delete, EndedRow, Inspect, InspectQueue, RequeueDead
 from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics, age_ns
 from services.queue.speaker import Speaker
 from services.queue.storage.read_faults import code_of
-from services.queue.storage.reader import LAST, Reader
+from services.queue.storage.reader import Reader
 from services.queue.storage.store import Store, StoreError
 from services.queue.submits.validate import check_name
 from services.rpc.strict import BadInputError
@@ -146,11 +146,12 @@ class Admin:
             seqs = [parse_request_id(self._store_id, request_id) for request_id in dict.fromkeys(ids)]
             known = [seq for seq in seqs if seq >= 0]
             pages = [known[start : start + DELETE_PAGE] for start in range(0, len(known), DELETE_PAGE)]
-            return queue_pb2.DeleteResponse(deleted=sum([await self._delete(context, page) for page in pages]))
+            last = _up_to(request)
+            return queue_pb2.DeleteResponse(deleted=sum([await self._delete(context, page, last) for page in pages]))
         # What ends from here on can have been read by nobody who asked for this. The answer is durable, so that this
         # place of the log goes to nothing else.
         view: QueueView = await self._ask(context, InspectQueue)
-        last = view.completion_seq
+        last = min(view.completion_seq, _up_to(request))
         deleted = 0
         cursor = 0
         batch = (CALLER.get().tenant, request.batch)
@@ -159,7 +160,7 @@ class Admin:
             deleted += await self._delete(context, [row.seq for row in page], last)
         return queue_pb2.DeleteResponse(deleted=deleted)
 
-    async def _delete(self, context: Context, seqs: Sequence[int], last: int = LAST) -> int:
+    async def _delete(self, context: Context, seqs: Sequence[int], last: int) -> int:
         """Delete the results of these requests, but none whose place in the log is after `last`.
 
         A dead letter that was found before it may have been revived, and have ended anew after it.
@@ -203,7 +204,11 @@ class Admin:
             names = (line.channel for line in view.lines if caller.may_use(line.channel))
             channels = [queue_pb2.ChannelStats(channel=name) for name in names]
             return queue_pb2.StatsResponse(
-                store_id=self._store_id, channels=channels, names_only=True, batch_channel=self._batch_channel()
+                store_id=self._store_id,
+                channels=channels,
+                names_only=True,
+                batch_channel=self._batch_channel(),
+                cursor=view.completion_seq,
             )
         response = queue_pb2.StatsResponse(
             dead=view.dead,
@@ -215,6 +220,7 @@ class Admin:
             submits_refused=bool(refusal := self._committer.health.refusal()),
             refusal=refusal,
             batch_channel=self._batch_channel(),
+            cursor=view.completion_seq,
         )
         for line in view.lines:
             tally = self._speaker.tallies[line.channel]
@@ -254,12 +260,13 @@ class Admin:
         if kind == "all" and not request.all:
             raise BadInputError("all: must be true if it is set")
         ids = None if kind == "all" else ids_of(request.request_ids)
+        up_to = _up_to(request)
         response = queue_pb2.RequeueDeadResponse()
         if ids is None:
-            first: Requeued = await self._ask(context, lambda ticket: RequeueDead(ticket, None))
+            first: Requeued = await self._ask(context, lambda ticket: RequeueDead(ticket, None, up_to))
             response.requeued = first.requeued
         for names in self._pages(first.left if ids is None else ids):
-            done: Requeued = await self._ask(context, partial(RequeueDead, request_ids=names))
+            done: Requeued = await self._ask(context, partial(RequeueDead, request_ids=names, up_to=up_to))
             response.requeued += done.requeued
             # Of all there were, what was deleted or revived by somebody else meanwhile was not asked for by name.
             response.not_dead.extend(() if ids is None else done.not_dead)
@@ -276,6 +283,11 @@ class Admin:
             return await self._committer.ask(make)
         except RefusedError as error:
             await context.abort(code_of(error), str(error))
+
+
+def _up_to(request: queue_pb2.DeleteRequest | queue_pb2.RequeueDeadRequest) -> int:
+    """Return the highest cursor that is meant."""
+    return request.up_to if request.HasField("up_to") else ANY_PLACE
 
 
 def _add_cancelled(response: queue_pb2.CancelResponse, done: Cancelled) -> None:

@@ -894,8 +894,13 @@ class DeleteRequest(_message.Message):
 
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    UP_TO_FIELD_NUMBER: _builtins.int
     batch: _builtins.str
     """Every request of this batch that had ended when the call began, which for one that is repeated is anew."""
+    up_to: _builtins.int
+    """Leave results with a higher cursor than this. With `StatsResponse.cursor` of before the first of them, calls that are
+    repeated because an answer was lost delete nothing that ended meanwhile.
+    """
     @_builtins.property
     def request_ids(self) -> Global___RequestIds:
         """By name; requests that have not ended are left alone."""
@@ -905,13 +910,19 @@ class DeleteRequest(_message.Message):
         *,
         request_ids: Global___RequestIds | None = ...,
         batch: _builtins.str = ...,
+        up_to: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "request_ids", b"request_ids", "subject", b"subject"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_up_to", b"_up_to", "batch", b"batch", "request_ids", b"request_ids", "subject", b"subject", "up_to", b"up_to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "request_ids", b"request_ids", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_up_to", b"_up_to", "batch", b"batch", "request_ids", b"request_ids", "subject", b"subject", "up_to", b"up_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__up_to: _TypeAlias = _typing.Literal["up_to"]  # noqa: Y015
+    _WhichOneofArgType__up_to: _TypeAlias = _typing.Literal["_up_to", b"_up_to"]  # noqa: Y015
     _WhichOneofReturnType_subject: _TypeAlias = _typing.Literal["request_ids", "batch"]  # noqa: Y015
     _WhichOneofArgType_subject: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__up_to) -> _WhichOneofReturnType__up_to | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_subject) -> _WhichOneofReturnType_subject | None: ...
 
 Global___DeleteRequest: _TypeAlias = DeleteRequest  # noqa: Y015
@@ -972,6 +983,7 @@ class StatsResponse(_message.Message):
     NAMES_ONLY_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     BATCH_CHANNEL_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
     dead: _builtins.int
     """Live dead letters."""
     results: _builtins.int
@@ -994,6 +1006,8 @@ class StatsResponse(_message.Message):
     """Channel for a batch of the caller's for which nobody has named one: "batch" if there is one and the caller may use
     it, else the queue's default channel, else the first by name that the caller may use. Empty if it may use none.
     """
+    cursor: _builtins.int
+    """Highest cursor of a result so far: what ends from now on has a higher one. A client is told it too."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelStats]:
         """One per configured channel, also if empty."""
@@ -1012,10 +1026,11 @@ class StatsResponse(_message.Message):
         names_only: _builtins.bool = ...,
         refusal: _builtins.str = ...,
         batch_channel: _builtins.str = ...,
+        cursor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_channel", b"batch_channel", "channels", b"channels", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "names_only", b"names_only", "refusal", b"refusal", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_channel", b"batch_channel", "channels", b"channels", "cursor", b"cursor", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "names_only", b"names_only", "refusal", b"refusal", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1177,8 +1192,11 @@ class RequeueDeadRequest(_message.Message):
 
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     ALL_FIELD_NUMBER: _builtins.int
+    UP_TO_FIELD_NUMBER: _builtins.int
     all: _builtins.bool
     """All of them; must be true."""
+    up_to: _builtins.int
+    """Leave those that died after this cursor, as for Delete: what was requeued and has died again is not requeued again."""
     @_builtins.property
     def request_ids(self) -> Global___RequestIds:
         """By name."""
@@ -1188,13 +1206,19 @@ class RequeueDeadRequest(_message.Message):
         *,
         request_ids: Global___RequestIds | None = ...,
         all: _builtins.bool = ...,
+        up_to: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "request_ids", b"request_ids", "subject", b"subject"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_up_to", b"_up_to", "all", b"all", "request_ids", b"request_ids", "subject", b"subject", "up_to", b"up_to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "request_ids", b"request_ids", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_up_to", b"_up_to", "all", b"all", "request_ids", b"request_ids", "subject", b"subject", "up_to", b"up_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__up_to: _TypeAlias = _typing.Literal["up_to"]  # noqa: Y015
+    _WhichOneofArgType__up_to: _TypeAlias = _typing.Literal["_up_to", b"_up_to"]  # noqa: Y015
     _WhichOneofReturnType_subject: _TypeAlias = _typing.Literal["request_ids", "all"]  # noqa: Y015
     _WhichOneofArgType_subject: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__up_to) -> _WhichOneofReturnType__up_to | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_subject) -> _WhichOneofReturnType_subject | None: ...
 
 Global___RequeueDeadRequest: _TypeAlias = RequeueDeadRequest  # noqa: Y015

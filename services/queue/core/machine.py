@@ -258,13 +258,16 @@ class Machine:
         names = message.request_ids
         left: tuple[int, ...] = ()
         if names is None:
-            seqs = tuple(sorted(self.book.dead))
+            entries = self.book.entries
+            seqs = tuple(sorted([seq for seq in self.book.dead if entries[seq].completion_seq <= message.up_to]))
             names = tuple(map(self.book.name_of, seqs[:ENDED_AT_ONCE]))
             left = seqs[ENDED_AT_ONCE:]
         not_dead = []
         for request_id in names:
             entry = self.book.find(request_id)
-            if entry is None or not self.book.apply(entry, Change(Input.REQUEUE, now_ns)):
+            if entry is None or entry.completion_seq > message.up_to:
+                not_dead.append(request_id)  # or has died again since whoever asks looked
+            elif not self.book.apply(entry, Change(Input.REQUEUE, now_ns)):
                 not_dead.append(request_id)
             else:
                 self._erased.add(entry.seq)

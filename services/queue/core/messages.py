@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from services.core.value import Value
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Entry, Failure, LeaseRef, RequestMeta
@@ -12,6 +12,9 @@ from services.queue.core.quotas import Quota
 
 NO_BATCH: BatchKey = (DEFAULT_TENANT, "")
 """Stands where requests are named."""
+
+ANY_PLACE: Final = (1 << 64) - 1
+"""No place in the completion log is after it."""
 
 
 class NewRequest(Value):
@@ -179,6 +182,8 @@ class RequeueDead(NamedTuple):
 
     ticket: int
     request_ids: tuple[str, ...] | None
+    up_to: int = ANY_PLACE
+    """Place in the completion log after which none of them died."""
 
 
 class Inspect(NamedTuple):

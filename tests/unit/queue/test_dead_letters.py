@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import patch
 
+import grpc
 import pytest
 
+from penstock import Client
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.telemetry import Telemetry
@@ -39,6 +43,54 @@ async def test_dead_letters_are_listed_in_pages_and_requeued(peer: Peer) -> None
     assert (done.requeued, list(done.not_dead)) == (1, ["nobody"])
     assert (await peer.stub.RequeueDead(queue_pb2.RequeueDeadRequest(all=True))).requeued == 2
     assert (await work.claim(names[0])).lease.attempt == 3  # none has the number of one before
+
+
+async def test_a_requeue_that_is_said_again_leaves_what_has_died_again_since_the_first(peer: Peer) -> None:
+    names = await peer.submit(text(), text())
+    work = await peer.work()
+
+    async def die(name: str) -> None:
+        for _ in range(2):
+            await work.complete((await work.claim(name)).lease, failure=request_pb2.RequestError(code="oom"))
+
+    await die(names[0])
+    up_to = (await peer.stub.Stats(queue_pb2.StatsRequest())).cursor
+    await die(names[1])
+    all_of_then = queue_pb2.RequeueDeadRequest(all=True, up_to=up_to)
+    assert (await peer.stub.RequeueDead(all_of_then)).requeued == 1
+    await die(names[0])
+    assert (await peer.stub.RequeueDead(all_of_then)).requeued == 0
+    by_name = queue_pb2.RequeueDeadRequest(request_ids=ids(*names), up_to=up_to)
+    assert list((await peer.stub.RequeueDead(by_name)).not_dead) == names
+    assert (await peer.stub.RequeueDead(queue_pb2.RequeueDeadRequest(all=True))).requeued == 2
+
+
+async def test_a_client_whose_answer_was_lost_requeues_nothing_that_has_died_again(peer: Peer) -> None:
+    (name,) = await peer.submit(text())
+    work = await peer.work()
+
+    async def die() -> None:
+        for _ in range(2):
+            await work.complete((await work.claim(name)).lease, failure=request_pb2.RequestError(code="oom"))
+
+    await die()
+    requeue_dead, lost = peer.service._admin.requeue_dead, list[int]()
+
+    async def requeue_and_lose_the_answer(
+        request: queue_pb2.RequeueDeadRequest, context: Any
+    ) -> queue_pb2.RequeueDeadResponse:
+        done = await requeue_dead(request, context)
+        if not lost:
+            lost.append(done.requeued)
+            await die()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
+        return done
+
+    with patch.object(peer.service._admin, "requeue_dead", requeue_and_lose_the_answer):
+        async with Client(f"127.0.0.1:{peer.port}") as client:
+            assert (await client.requeue(all_dead=True)).requeued == 0
+            assert lost == [1]
+            assert (await client.requeue(all_dead=True)).requeued == 1
 
 
 @pytest.mark.skipif(COMPILED, reason="compiled code has its constants built in")

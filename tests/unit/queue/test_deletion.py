@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock, patch
 import grpc
 import pytest
 
+from penstock import Client
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue.admin import delete_item
@@ -138,6 +139,41 @@ async def test_what_ends_while_its_batch_is_deleted_stays(peer: Peer, monkeypatc
     assert [name for name in left if name] == names
     assert await peer.submit(text(batch="b", idempotency_key="m")) == names[2:], "its key is known"
     assert await by_batch(peer, ()) == 3
+
+
+async def test_a_delete_that_is_said_again_leaves_what_ended_since_the_first(peer: Peer) -> None:
+    first = await peer.submit(text(batch="b"), text(batch="b"))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+    up_to = (await peer.stub.Stats(queue_pb2.StatsRequest())).cursor
+    later = await peer.submit(text(batch="b"))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+    for deleted, request in (
+        (2, queue_pb2.DeleteRequest(batch="b", up_to=up_to)),
+        (0, queue_pb2.DeleteRequest(batch="b", up_to=up_to)),
+        (0, queue_pb2.DeleteRequest(request_ids=ids(*first, *later), up_to=up_to)),
+        (0, queue_pb2.DeleteRequest(batch="b", up_to=0)),
+        (1, queue_pb2.DeleteRequest(batch="b", up_to=(1 << 64) - 1)),
+    ):
+        assert (await peer.stub.Delete(request)).deleted == deleted
+
+
+async def test_a_client_whose_answer_was_lost_deletes_nothing_that_ended_meanwhile(peer: Peer) -> None:
+    await peer.submit(text(batch="b"))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+    delete, later = peer.service._admin.delete, list[str]()
+
+    async def delete_and_lose_the_answer(request: queue_pb2.DeleteRequest, context: Any) -> queue_pb2.DeleteResponse:
+        done = await delete(request, context)
+        if not later:
+            later.extend(await peer.submit(text(batch="b")))
+            await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
+        return done
+
+    with patch.object(peer.service._admin, "delete", delete_and_lose_the_answer):
+        async with Client(f"127.0.0.1:{peer.port}") as client:
+            assert await client.delete(batch="b") == 0
+            assert (await client.result(later[0])).request_id == later[0]
 
 
 async def test_a_dead_letter_that_ends_anew_while_its_batch_is_deleted_stays(peer: Peer) -> None:
