@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,8 +25,8 @@ from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics, age_ns
 from services.queue.speaker import Speaker
 from services.queue.storage.read_faults import code_of
-from services.queue.storage.reader import Reader
-from services.queue.storage.store import Store, StoreError
+from services.queue.storage.reader import Heads, Reader
+from services.queue.storage.store import Store, StoreDamagedError, StoreError
 from services.queue.submits.validate import check_name
 from services.rpc.strict import BadInputError
 
@@ -139,37 +139,54 @@ class Admin:
         return [name for name in names if parse_request_id(self._store_id, name) not in ended]
 
     async def delete(self, request: queue_pb2.DeleteRequest, context: Context) -> queue_pb2.DeleteResponse:
-        """Delete results by name, or every result of a batch."""
+        """Delete results by name, or every result of a batch; raises StoreError.
+
+        One that is damaged keeps no other: that there are some is told after all that can be has been deleted.
+        """
         ids = subject_ids(request)
         check_name("batch", request.batch)
-        if ids is not None:
-            seqs = [parse_request_id(self._store_id, request_id) for request_id in dict.fromkeys(ids)]
-            known = [seq for seq in seqs if seq >= 0]
-            pages = [known[start : start + DELETE_PAGE] for start in range(0, len(known), DELETE_PAGE)]
-            last = _up_to(request)
-            return queue_pb2.DeleteResponse(deleted=sum([await self._delete(context, page, last) for page in pages]))
-        # What ends from here on can have been read by nobody who asked for this. The answer is durable, so that this
-        # place of the log goes to nothing else.
-        view: QueueView = await self._ask(context, InspectQueue)
-        last = min(view.completion_seq, _up_to(request))
-        deleted = 0
-        cursor = 0
-        batch = (CALLER.get().tenant, request.batch)
-        while page := await self._reader.log(batch, cursor, DELETE_PAGE, last):
-            cursor = page[-1].completion_seq
-            deleted += await self._delete(context, [row.seq for row in page], last)
+        last = _up_to(request)
+        if ids is None:
+            # What ends from here on can have been read by nobody who asked for this. The answer is durable, so that
+            # this place of the log goes to nothing else.
+            view: QueueView = await self._ask(context, InspectQueue)
+            last = min(last, view.completion_seq)
+        deleted = damaged = 0
+        damage = ""
+        async for page in self._ended(request.batch, last) if ids is None else self._numbers(ids):
+            done, heads = await self._delete(context, page, last)
+            deleted += done
+            damaged += heads.damaged
+            damage = damage or heads.damage
+        if damaged:
+            raise StoreDamagedError(f"{damage}; so stay {damaged} of the results, {deleted} were deleted")
         return queue_pb2.DeleteResponse(deleted=deleted)
 
-    async def _delete(self, context: Context, seqs: Sequence[int], last: int) -> int:
+    async def _ended(self, batch: str, last: int) -> AsyncIterator[list[int]]:
+        """Yield what has ended of a batch, up to this place in the log, as many as one commit deletes."""
+        cursor = 0
+        while page := await self._reader.log((CALLER.get().tenant, batch), cursor, DELETE_PAGE, last):
+            cursor = page[-1].completion_seq
+            yield [row.seq for row in page]
+
+    async def _numbers(self, names: Sequence[str]) -> AsyncIterator[list[int]]:
+        """Yield the numbers of those names that have one, as many as one commit deletes."""
+        seqs = [parse_request_id(self._store_id, name) for name in dict.fromkeys(names)]
+        known = [seq for seq in seqs if seq >= 0]
+        for start in range(0, len(known), DELETE_PAGE):
+            yield known[start : start + DELETE_PAGE]
+
+    async def _delete(self, context: Context, seqs: Sequence[int], last: int) -> tuple[int, Heads]:
         """Delete the results of these requests, but none whose place in the log is after `last`.
 
         A dead letter that was found before it may have been revived, and have ended anew after it.
+        Return how many were deleted, and what was found of them.
         """
         sees = CALLER.get().sees
         heads = await self._reader.heads(seqs)
-        rows = [row for row in heads if sees in {None, row.tenant} and row.completion_seq <= last]
+        rows = [row for row in heads.rows if sees in {None, row.tenant} and row.completion_seq <= last]
         done: Deleted = await self._ask(context, partial(delete_item, rows=rows))
-        return done.deleted
+        return done.deleted, heads
 
     async def sweep(self, ttl_ns: int) -> int:
         """Delete the results older than `ttl_ns`, a page in a commit; return how many were deleted.
@@ -184,10 +201,10 @@ class Admin:
             old, after = await self._reader.older_than(before_ns, DELETE_PAGE, self._swept)
             if not old:
                 return deleted
-            # What is damaged stays, for nobody has named it, and all else would stay with it. And a dead letter may be
-            # younger than it was: requeued, and ended anew, since its age was read.
-            heads = await self._reader.heads(old, past_damage=True)
-            rows = [row for row in heads if row.completed_ns < before_ns]
+            # What is damaged stays. And a dead letter may be younger than it was: requeued, and ended anew, since its
+            # age was read.
+            heads = await self._reader.heads(old)
+            rows = [row for row in heads.rows if row.completed_ns < before_ns]
             done: Deleted = await self._committer.ask(partial(delete_item, rows=rows))
             self._metrics.expired_results.inc(done.deleted)
             deleted += done.deleted

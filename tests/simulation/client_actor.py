@@ -270,5 +270,5 @@ class ClientActor(Process):
 
 def _delete_item_of(queue: QueueActor, seqs: tuple[int, ...], ticket: int) -> Any:
     """Return the item of a delete as the queue's servicer makes it; raises StoreError."""
-    rows, _ = store.durably(queue.store, partial(queue.reader._heads, seqs, False))
+    rows, _, _ = store.durably(queue.store, partial(queue.reader._heads, seqs))
     return delete_item(ticket, rows)

@@ -43,6 +43,16 @@ class LogRow(NamedTuple):
     seq: int
 
 
+class Heads(NamedTuple):
+    """What deleting needs of some results."""
+
+    rows: list[EndedRow]
+    damaged: int
+    """Of those asked for, how many cannot be read, and so not be deleted."""
+    damage: str
+    """What is wrong with one of them."""
+
+
 class Page(NamedTuple):
     """Some results of a batch."""
 
@@ -107,21 +117,27 @@ class Reader:
         results = [(seq, self._result(seq, sees)) for seq in seqs]
         return {seq for seq, found in results if found and found.result().outcome == request_pb2.OUTCOME_CANCELLED}
 
-    async def heads(self, seqs: Sequence[int], past_damage: bool = False) -> list[EndedRow]:
-        """Return what deleting needs of the results there are of these requests; with `past_damage` of none damaged.
+    async def heads(self, seqs: Sequence[int]) -> Heads:
+        """Return what deleting needs of the results there are of these requests, but of those that are damaged.
 
         Their bodies are read with them, and let go of: whoever asks pays for their size, and not who commits meanwhile.
         """
         found: list[EndedRow] = []
-        first = 0
+        first = damaged = 0
+        damage = ""
         while first < len(seqs):
-            heads, count = await self._off_loop(partial(self._heads, seqs[first:], past_damage))
-            found += heads
+            rows, count, fault = await self._off_loop(partial(self._heads, seqs[first:]))
+            found += rows
             first += count
-        return found
+            damaged += bool(fault)
+            damage = fault or damage
+        return Heads(found, damaged, damage)
 
-    def _heads(self, seqs: Sequence[int], past_damage: bool) -> tuple[list[EndedRow], int]:
-        """Return the heads of the first of these results, up to PAGE_BYTES, and of how many requests they are."""
+    def _heads(self, seqs: Sequence[int]) -> tuple[list[EndedRow], int, str]:
+        """Return the heads of the first of these results, up to PAGE_BYTES, and of how many requests they are.
+
+        They end before one that is damaged. If that is the first: of it alone none, and what is wrong with it.
+        """
         found: list[EndedRow] = []
         size_bytes = count = 0
         try:
@@ -132,11 +148,11 @@ class Reader:
                 count += 1
                 if size_bytes >= PAGE_BYTES:
                     break
-        except StoreDamagedError:
-            if not past_damage:
-                raise
-            count = max(count, 1)  # one that was read by itself, as the first of a job is, is the damaged one
-        return found, count
+        except StoreDamagedError as error:
+            if not count:  # read by itself, as the first of a job is
+                self._faults.note(error)
+                return found, 1, str(error)
+        return found, count, ""
 
     async def in_chunks(self, seqs: Sequence[int]) -> AsyncIterator[dict[int, wire.StoredResult]]:
         """Yield the results there are of these requests, in the given order, as many at once as are small together."""

@@ -216,11 +216,10 @@ async def test_damage_between_results_hides_none_of_the_others() -> None:
 
     reader = Reader(store, STORE_ID)
     with patch.object(store, "get_many", get_many):
-        heads = await reader.heads(range(1, 41), past_damage=True)
-        with pytest.raises(StoreDamagedError):
-            await reader.heads(range(1, 41))
+        heads = await reader.heads(range(1, 41))
     reader.close()
-    assert [head.seq for head in heads] == [seq for seq in range(1, 41) if seq_key(seq) not in damaged]
+    assert [head.seq for head in heads.rows] == [seq for seq in range(1, 41) if seq_key(seq) not in damaged]
+    assert heads.damaged == 4
 
 
 async def test_an_expired_result_is_swept(peer: Peer) -> None:
@@ -269,6 +268,22 @@ async def test_a_damaged_result_stays_and_keeps_no_other(peer: Peer, monkeypatch
     assert await peer.service._admin.sweep(0) == 4
     await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=names[0])), grpc.StatusCode.DATA_LOSS, "")
     await refused(peer.stub.Get(queue_pb2.GetRequest(request_id=names[5])), grpc.StatusCode.NOT_FOUND, names[5])
+
+
+@pytest.mark.parametrize("by", [by_name, by_batch])
+async def test_a_delete_goes_on_past_what_is_damaged_and_says_how_much_stays(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, by: Callable[[Peer, Sequence[str]], Awaitable[int]]
+) -> None:
+    monkeypatch.setattr("services.queue.admin.DELETE_PAGE", 2)
+    names = await peer.submit(*(text(batch="b") for _ in range(7)))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(batch="b"))
+    for seq in (1, 4):
+        peer.service._store.write([Write(RESULTS, seq_key(seq), b"\x01")])
+    for deleted in (5, 0):
+        told = f"a result row of 1 bytes; so stay 2 of the results, {deleted} were deleted"
+        await refused(by(peer, names), grpc.StatusCode.DATA_LOSS, told)
+        assert (await peer.stub.Stats(queue_pb2.StatsRequest())).results == 2
+    assert peer.registry.get_sample_value("penstock_queue_store_failures_total") == 4
 
 
 async def test_a_sweep_that_finds_rows_it_cannot_delete_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
