@@ -55,7 +55,8 @@ too: a millisecond or two. To read many requests at once, RocksDB's binding lets
 of them, or a slow disk, keep only the thread of the commits waiting."""
 
 MAX_INBOX = 8192
-"""Messages that wait for the loop before streams are read no further: about a second of work."""
+"""Messages that wait for the loop before streams are read no further: about a second of work. As many may wait for a
+store that is still being loaded."""
 
 T = TypeVar("T")
 
@@ -134,12 +135,19 @@ class Committer:
             self._room.clear()
         self._ready.set()
 
-    async def room(self) -> None:
-        """Wait until the inbox has room; readers of streams call this before each frame."""
+    async def room(self, submits: bool = False) -> None:
+        """Wait until the inbox has room; readers of streams call this before each frame.
+
+        Anything but `submits` waits for the store to be loaded, too, once enough else does.
+        """
         await self._room.wait()
+        if self._loading is not None and self._loading.held >= MAX_INBOX and not submits:
+            await self.loaded.wait()
 
     async def ask(self, make: Callable[[int], Item]) -> Any:
         """Post the item that `make` builds for a ticket, return its durable answer; raises RefusedError."""
+        if self._loading is not None:
+            await self.room()  # of callers who give up meanwhile, and come again, nothing would end
         return await self.promise(make)
 
     def promise(self, make: Callable[[int], Item]) -> asyncio.Future[Any]:

@@ -144,7 +144,7 @@ class QueueServicer:
             async for message in requests:
                 if message.WhichOneof("message") != "batch":
                     raise BadInputError("message: every message after the first must be `batch`")
-                await self._parts.committer.room()
+                await self._parts.committer.room(submits=True)
                 for number, (part, size_bytes) in enumerate(_parts(message.batch.requests)):
                     await window.enter(_places(len(part)))
                     tagged = [(item.tag, item.request) for item in part]

@@ -45,6 +45,11 @@ class Loading:
             (admitted if early else self._held).append(item)
         return admitted
 
+    @property
+    def held(self) -> int:
+        """Number of messages that are kept."""
+        return len(self._held)
+
     def take_held(self) -> list[Item]:
         """Return, in order, what waited."""
         held, self._held = self._held, []

@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 
 from penstock.queue.v1 import queue_pb2
-from services.queue.committer import Committer, RefusedError
+from services.queue.committer import MAX_INBOX, Committer, RefusedError
 from services.queue.core import records
-from services.queue.core.effects import Announce, Effect, Inspected, Write
+from services.queue.core.effects import Announce, BacklogReady, Effect, Inspected, Write
 from services.queue.core.entry import DEFAULT_TENANT, BatchKey
 from services.queue.core.lifecycle import State
 from services.queue.core.machine import Machine
@@ -159,6 +159,29 @@ async def test_everything_else_waits_for_the_last_request_and_keeps_its_order(st
     assert [view is not None and view.state for view in views] == [State.READY] * (WAITING - 1) + [State.LEASED]
     assert (await cancelled).cancelled == 1
     assert (await after).views == (None,)
+
+
+async def test_what_waits_for_the_last_request_is_bounded_and_submits_go_on(start: Start) -> None:
+    for stream in range(MAX_INBOX):
+        start.committer.post(BacklogOpened(stream))
+    await start.submit("fresh")
+    reader = asyncio.create_task(start.committer.room())
+    gone = [asyncio.create_task(start.committer.ask(lambda ticket: Inspect(ticket, ()))) for _ in range(3)]
+    asked = asyncio.create_task(start.committer.ask(lambda ticket: Inspect(ticket, tuple(start.names))))
+    await asyncio.wait_for(start.committer.room(submits=True), 30)
+    await start.submit("fresher")
+    assert not reader.done()
+    for one in gone:
+        one.cancel()
+    await asyncio.wait(gone)
+    assert not asked.done()
+    start.store.gate.set()
+    await reader
+    assert all((await asked).views)
+    opened = [effect for effect in start.ear.effects if isinstance(effect, BacklogReady)]
+    assert len(opened) == MAX_INBOX, "none is lost"
+    told = [effect for effect in start.ear.effects if isinstance(effect, Inspected)]
+    assert len(told) == 1, "nothing is kept of who has gone"
 
 
 async def test_what_is_submitted_meanwhile_is_taken_in_once_and_stands_last(start: Start) -> None:
