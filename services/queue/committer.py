@@ -384,14 +384,15 @@ class Committer:
 
     async def _rebuild(self) -> bool:
         self._end_loading()  # the machine is built of the whole store: now, or once that can be read
-        given = self.machine.book.counters
+        old = self.machine
         try:
             self.machine = await self._off_loop(self._built)
         except (StoreError, StoreUnusableError) as error:
             log.error("the store cannot be read either: %s", error)
             self.health.in_doubt = True
             return False
-        self.machine.book.counters.go_on_from(given)
+        self.machine.book.counters.go_on_from(old.book.counters)
+        old.end()
         self.health.in_doubt = False
         self._outlet.reset(self.machine)
         return True

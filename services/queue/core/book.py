@@ -97,6 +97,10 @@ class Book:
         for entry in sorted(recovered.entries, key=_by_death):
             self.adopt(entry, now_ns)
 
+    def end(self) -> None:
+        """Never be asked to change anything again; see `Machine.end`."""
+        self._actions.clear()
+
     def adopt(self, entry: Entry, now_ns: int) -> None:
         """Take over a live request that the store holds."""
         self._know(entry)

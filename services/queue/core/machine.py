@@ -151,6 +151,14 @@ class Machine:
             return None
         return entry
 
+    def end(self) -> None:
+        """Never be asked again. What is known is let go of with the last who knows this machine, not by the collector.
+
+        That looks at what lives long once in hours, and at what was loaded never.
+        """
+        self._handlers.clear()  # they know the machine that knows them
+        self.book.end()
+
     def _adopt(self, message: Adopt, now_ns: int) -> None:
         for entry in message.entries:
             self.book.adopt(entry, now_ns)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from unittest.mock import patch
 
@@ -17,6 +19,7 @@ from services.queue.committer import (
 from services.queue.core import records
 from services.queue.core.effects import Accepted, Deliver
 from services.queue.core.entry import DEFAULT_TENANT, LeaseRef
+from services.queue.core.machine import Machine
 from services.queue.core.messages import (
     Cancel,
     Claim,
@@ -29,11 +32,13 @@ from services.queue.core.messages import (
     WorkerOpened,
 )
 from services.queue.items import Lookup
+from services.queue.storage.health import HEAL_PAUSE_NS
+from services.queue.storage.recovery import recover
 from services.queue.storage.store import StoreError
 from services.queue.submits.intake import submit_item
 from services.queue.submits.turns import SUBMITS_AT_ONCE, SUBMITS_WRITE_NS
 from tests.support.committing import WATERMARK_BYTES, Rig, committing
-from tests.support.queueing import RULES, meta
+from tests.support.queueing import RULES, STORE_ID, meta
 
 
 @pytest.fixture
@@ -380,3 +385,35 @@ async def test_readers_wait_while_the_inbox_is_full(rig: Rig, monkeypatch: pytes
     assert not waiting.done()
     rig.store.may_write.set()
     await asyncio.gather(waiting, *answers)
+
+
+async def test_a_machine_that_was_replaced_is_let_go_of_without_the_collector() -> None:
+    """It knows all that waits, and the collector looks at what lives long once in hours, at what is frozen never."""
+    made: list[weakref.ref[Machine]] = []
+
+    class Watched(Machine):
+        """A machine of which is known whether it lives; a compiled one does not tell."""
+
+    async with committing() as rig:
+
+        def build() -> Machine:
+            machine = Watched(STORE_ID, RULES, recover(rig.store), 1)
+            made.append(weakref.ref(machine))
+            return machine
+
+        rig.committer._build = build
+        await rig.submit(3)
+        gc.disable()
+        try:
+            for _ in range(3):
+                rig.store.failure = "Input/output error"
+                with pytest.raises(RefusedError, match="Input/output error"):
+                    await rig.submit()
+                rig.store.failure = rig.store._failed = ""
+                rig.clock.pass_ns(HEAL_PAUSE_NS)
+                await rig.settled(Tick())
+                assert not rig.committer.health.broken
+            assert [machine() is rig.committer.machine for machine in made if machine() is not None] == [True]
+        finally:
+            gc.enable()
+        assert len(made) == 6
