@@ -24,7 +24,7 @@ from penstock.exits import EX_NOPERM, EX_UNAVAILABLE
 from penstock.live.rates import Rate, Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading
-from penstock.live.view import channel_names, state_of, unserved_lines, why_refused
+from penstock.live.view import channel_names, stands_by, state_of, unserved_lines, why_refused
 from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.request.v1.request_pb2 import Outcome
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
@@ -139,7 +139,7 @@ def render(now: Reading, rates: Mapping[str, Rate], width: int) -> RenderableTyp
     parts: list[RenderableType] = [Text(problem, style="red") for problem in now.problems]
     parts += [_channels(now, rates, width), _workers(now, width)]
     if now.fleet is not None:
-        parts.append(Text(_ledger_line(now.fleet)))
+        parts.append(Text(_ledger_line(now.fleet, stands_by(now))))
         parts += [Text(line, style="yellow") for line in unserved_lines(now.fleet)]
     if now.counts is not None:
         refused = f"; SUBMITS REFUSED: {why_refused(now.counts)}" if now.counts.submits_refused else ""
@@ -200,8 +200,10 @@ def _held_by(channel: str) -> Callable[[WorkerStatus], str]:
     return lambda worker: str(worker.held_blocks.get(channel, 0))
 
 
-def _ledger_line(fleet: StatusResponse) -> str:
+def _ledger_line(fleet: StatusResponse, stands_by: bool) -> str:
     queue = "connected" if fleet.queue_connected else "NOT connected"
+    if stands_by:
+        queue = "standby (another scheduler is connected to it)"
     return (
         f"policy {fleet.policy}, queue {queue}; {fleet.grants} grants; refunds: {fleet.tokenizer_refund_blocks} blocks"
         f" at {fleet.tokenizer_refunds} tokenizer ACKs, {fleet.completion_refund_blocks} at {fleet.completion_refunds}"

@@ -176,12 +176,20 @@ def _problems(reading: Reading) -> list[str]:
     if reading.queue is not None and reading.queue.submits_refused:
         problems.append(f"submits are refused: {why_refused(reading.queue)}")
     if reading.fleet is not None:
-        if not reading.fleet.queue_connected:
+        if stands_by(reading):
+            problems.append("the scheduler stands by: another one is connected to the queue")
+        elif not reading.fleet.queue_connected:
             problems.append("the scheduler is not connected to the queue")
         if reading.fleet.audit_violations:
             problems.append(f"the scheduler's audit found {reading.fleet.audit_violations} violations")
         problems += unserved_lines(reading.fleet)
     return problems
+
+
+def stands_by(reading: Reading) -> bool:
+    """Whether the scheduler that was asked is not the one that is connected to the queue, as far as that is told."""
+    queue, fleet = reading.counts, reading.fleet
+    return fleet is not None and not fleet.queue_connected and queue is not None and queue.scheduler_connected
 
 
 def why_refused(queue: StatsResponse) -> str:

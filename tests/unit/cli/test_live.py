@@ -194,6 +194,15 @@ def test_what_is_wrong_is_said() -> None:
     ]
 
 
+def test_a_second_scheduler_stands_by() -> None:
+    queue = StatsResponse(scheduler_connected=True)
+    stands_by = ("the scheduler stands by: another one is connected to the queue",)
+    assert view(queue, fleet(connected=False)).problems == stands_by
+    assert view(queue, fleet()).problems == ()
+    for told in (None, StatsResponse(), StatsResponse(scheduler_connected=True, names_only=True)):
+        assert view(told, fleet(connected=False)).problems == ("the scheduler is not connected to the queue",)
+
+
 # ---- the ring of samples ----
 
 

@@ -86,6 +86,17 @@ def test_a_name_gives_the_terminal_no_instructions() -> None:
     assert "w\ufffd[2J\ufffd\ufffd1" in text
 
 
+@pytest.mark.parametrize(
+    ("connected", "another", "said"),
+    [(True, True, "queue connected;"), (False, False, "queue NOT connected;"), (False, True, "queue standby (")],
+)
+def test_a_scheduler_that_stands_by_is_told_from_one_that_lacks_its_queue(
+    connected: bool, another: bool, said: str
+) -> None:
+    queue, fleet = StatsResponse(scheduler_connected=another), StatusResponse(queue_connected=connected)
+    assert said in shown(Reading(1.0, queue, fleet, ()), 200)
+
+
 def names_only() -> Reading:
     """What a client's key gets to see."""
     queue = StatsResponse(store_id="s", names_only=True, channels=[ChannelStats(channel=name) for name in CHANNELS])
