@@ -33,6 +33,9 @@ CLIENT_KEYS = (*CLIENT_ADDRESSES, "tls_ca", "tls_cert", "tls_key")
 MAX_BYTES = 1 << 20
 """A larger file is not a configuration; ours take a few kilobytes."""
 
+NUL_FAULT = "must not have a NUL character, which no name of a file or host can have"
+"""What is said of a text with one: TOML can write it, and to the system it would end the name."""
+
 Path: TypeAlias = tuple[str | int, ...]
 """Where a value stands: names of tables and keys, and places in arrays."""
 
@@ -217,14 +220,21 @@ def unknown(name: str, known: list[str]) -> str:
     return f"unknown; did you mean {near[0]}?" if near else f"unknown; known: {', '.join(sorted(known))}"
 
 
+def _text_fault(value: object) -> str:
+    """Return what is wrong with a value that is to name a file or an address; empty if nothing is."""
+    if not isinstance(value, str):
+        return "must be a string"
+    return NUL_FAULT if "\0" in value else ""
+
+
 def client_faults(file: ConfigFile) -> Iterator[ConfigFileError]:
     """Yield what is wrong with `[client]`, which no service reads."""
     told = file.table("client")
     if told:
         yield from file.refuse_unknown(("client",), list(CLIENT_KEYS))
     for key in [key for key in CLIENT_KEYS if key in told]:
-        if not isinstance(told[key], str):
-            yield file.error(("client", key), "must be a string")
+        if fault := _text_fault(told[key]):
+            yield file.error(("client", key), fault)
         elif key in CLIENT_ADDRESSES:
             try:
                 check_address(told[key])
@@ -247,7 +257,7 @@ def client_table(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     if not any(key.startswith("tls_") for key in found):
         shared = file.table("common")
         for key in [key for key in CLIENT_KEYS if key.startswith("tls_") and key in shared]:
-            if not isinstance(shared[key], str):
-                raise file.error(("common", key), "must be a string")
+            if fault := _text_fault(shared[key]):
+                raise file.error(("common", key), fault)
             found = found | {key: shared[key]}
     return found

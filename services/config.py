@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.address import check_address, check_listening
-from penstock.config_file import CONFIG_VARIABLE
+from penstock.config_file import CONFIG_VARIABLE, NUL_FAULT
 from penstock.credentials import Credentials
 from penstock.tls import Access, TlsFiles
 from services.config_source import Environment, TomlFile
@@ -203,6 +203,13 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         return no_switch(cls, value, info)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_nul_in_a_text(cls, value: object) -> object:
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError(NUL_FAULT)
+        return value
 
     @model_validator(mode="after")
     def _ports_are_guarded(self) -> Self:

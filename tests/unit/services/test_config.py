@@ -267,3 +267,12 @@ def test_a_number_is_bounded_by_what_it_is_sent_or_shown_in(flag: str, most: int
     QueueMetrics(CollectorRegistry()).disk_free_min.set(settings.disk_free_min_bytes)
     with pytest.raises(SettingsRefusedError, match=f"{flag}: Input should be less than or equal to {most}"):
         read_settings(QueueSettings, [flag, str(most + 1)])
+
+
+@pytest.mark.parametrize("name", ["data_dir", "backup_dir", "keys", "tls_ca", "default_channel"])
+def test_a_text_with_a_nul_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    """Only a file can have one: the system ends arguments and variables there."""
+    file = tmp_path / "penstock.toml"
+    file.write_text(f'[queue]\n{name} = "a\\u0000b"\n')
+    with pytest.raises(SettingsRefusedError, match=rf"penstock\.toml:2: queue\.{name}: must not have a NUL character"):
+        read_settings(QueueSettings, ["--config", str(file)])

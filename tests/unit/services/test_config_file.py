@@ -383,6 +383,10 @@ def test_commands_take_addresses_and_tls_from_the_file(file: Path) -> None:
     file.write_text('[common]\ntls_ca = "ca.pem"\n[client]\ntls_ca = "mine.pem"\n')
     assert TlsFiles.from_environment(environment).ca == "mine.pem"
     assert client_table({}) == {}
+    for table in ("common", "client"):
+        file.write_text(f'[{table}]\ntls_ca = "a\\u0000b"\n')
+        with pytest.raises(ConfigFileError, match=rf"penstock\.toml:2: {table}\.tls_ca: must not have a NUL character"):
+            client_table(environment)
     file.write_text("[client]\nqueue = 7410\n")
     with pytest.raises(CommandError, match=r"penstock\.toml:2: client\.queue: must be a string"):
         defaults_of_commands(["get"], environment)
