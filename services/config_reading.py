@@ -48,13 +48,16 @@ def load_settings(kind: type[S], program: str, arguments: list[str] | None = Non
 
 
 def load_recorded(kind: type[S], program: str, arguments: list[str]) -> Loaded[S]:
-    """Read settings as `load_settings` does, and where they come from."""
+    """Read settings as `load_settings` does, and where they come from. Prints a note on each variable passed over."""
     try:
-        return read_settings(kind, arguments)
+        loaded = read_settings(kind, arguments)
     except SettingsRefusedError as error:
         for line in error.lines:
             print(f"{program}: {line}", file=sys.stderr)
-    raise SystemExit(EX_CONFIG)
+        raise SystemExit(EX_CONFIG) from None
+    for line in loaded.record.passed_over:
+        print(f"{program}: {line}", file=sys.stderr)
+    return loaded
 
 
 def read_settings(kind: type[S], arguments: list[str]) -> Loaded[S]:

@@ -24,8 +24,13 @@ DEFAULT, FLAG = "default", "flag"
 LINKED = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 """Ends of the variables that Kubernetes makes in every container for a Service, of the name `penstock-queue` say."""
 
-COMPOSED = frozenset({"PENSTOCK_WORKER_FLAGS", "PENSTOCK_WORKER_ID", "PENSTOCK_GATEWAY_CLIENT_AUTH"})
-"""Variables of `deploy/compose*.yaml`, set where `docker compose` runs; services may be started there too."""
+COMPOSED = {
+    "PENSTOCK_WORKER_FLAGS": "flags on the command line",
+    "PENSTOCK_WORKER_ID": "PENSTOCK_WORKER_WORKER_ID",
+    "PENSTOCK_GATEWAY_CLIENT_AUTH": "PENSTOCK_TLS_CLIENT_AUTH",
+}
+"""Variables of `deploy/compose*.yaml`, set where `docker compose` runs, and what does the same to a service that is
+started there too: it passes them over, and says so."""
 
 
 @dataclass
@@ -41,6 +46,8 @@ class Record:
     unknown: list[str] = field(default_factory=list)
     """What is to be said of names that are no setting, and of channels without a name of their own; the others are read
     all the same."""
+    passed_over: list[str] = field(default_factory=list)
+    """What is to be said of variables that are Compose's."""
     channels: dict[str, Path] = field(default_factory=dict)
     """Path in the file of each channel, by the name under which its settings are judged."""
     misnamed: bool = False
@@ -130,10 +137,20 @@ class Environment(EnvSettingsSource):
         record = _record.get()
         if record is not None:
             record.unknown += unknown
+            record.passed_over += self._passed_over()
             record.flags |= set(self.current_state)
         elif unknown:
             raise SettingsError("\n".join(unknown))
         return {key: value for key, value in super().__call__().items() if key not in self.current_state}
+
+    def _passed_over(self) -> list[str]:
+        """Return what is to be said of Compose's variables that begin as this service's do and say something."""
+        prefix = str(self.settings_cls.model_config.get("env_prefix", "")).upper()
+        return [
+            f"note: {name} is for Compose alone; here it is {instead}"
+            for name, instead in COMPOSED.items()
+            if prefix and name.startswith(prefix) and self.env_vars.get(name.lower())
+        ]
 
     def _unknown(self) -> list[str]:
         """Return what is wrong with variables that begin as this service's do and are no setting of it."""

@@ -276,3 +276,14 @@ def test_a_text_with_a_nul_is_refused_by_its_name(name: str, tmp_path: Path) -> 
     file.write_text(f'[queue]\n{name} = "a\\u0000b"\n')
     with pytest.raises(SettingsRefusedError, match=rf"penstock\.toml:2: queue\.{name}: must not have a NUL character"):
         read_settings(QueueSettings, ["--config", str(file)])
+
+
+def test_a_variable_of_composes_is_passed_over_with_a_note(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_WORKER_ID", "w1")
+    monkeypatch.setenv("PENSTOCK_WORKER_FLAGS", "")
+    assert load_settings(WorkerSettings, "worker", []).worker_id != "w1"
+    load_settings(QueueSettings, "queue", [])
+    said = capsys.readouterr().err
+    assert said == "worker: note: PENSTOCK_WORKER_ID is for Compose alone; here it is PENSTOCK_WORKER_WORKER_ID\n"
