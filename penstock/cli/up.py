@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Set
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from penstock.client import Client
 from penstock.credentials import key_from_environment
 from penstock.errors import PenstockError, Unavailable
 from penstock.exits import EX_USAGE
+from penstock.live.view import why_refused
 from penstock.openai.bodies import CHAT_URL
 from penstock.server_flags import wrong_here
 from penstock.telling import tell
@@ -129,7 +131,8 @@ async def _serve(plan: StackPlan) -> None:
             say(f"try         {example(url, await _served_model(stack))}")
         if keyless():
             say("note: there are keys, and the services have none: they are refused (PENSTOCK_KEY, of role service)")
-        say("ready; Ctrl-C stops everything")
+        refusal = await _refusal(stack)
+        say(f"ready{refusal and f', but submits are refused: {refusal}'}; Ctrl-C stops everything")
         await stack.supervisor.failed()
 
 
@@ -145,6 +148,15 @@ async def _served_model(stack: Stack) -> str:
         tell(f"note: the scheduler is up, and cannot be asked from here: {error}", sys.stderr)
     except PenstockError:
         pass
+    return ""
+
+
+async def _refusal(stack: Stack) -> str:
+    """Return why the queue takes no submits now; empty if it takes them, or does not tell this command."""
+    with suppress(PenstockError):
+        async with Client(stack.queue, retry_for_s=QUICK_RETRY_S) as client:
+            told = await client.stats()
+            return why_refused(told) if told.submits_refused else ""
     return ""
 
 

@@ -16,6 +16,8 @@ from penstock.cli.config import take_config
 from penstock.cli.errors import CommandError
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.supervisor import Supervisor
+from penstock.queue.v1.queue_pb2 import StatsResponse
+from tests.support.fake_queue import FakeQueue, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
 from tests.support.pipes import pipe_with
 
@@ -120,6 +122,30 @@ async def test_a_fleet_whose_scheduler_asks_for_a_key_is_ready_all_the_same(
     said = capsys.readouterr().out
     assert "curl http://127.0.0.1:7415/v1/chat/completions" in said
     assert "ready;" in said
+
+
+@pytest.mark.parametrize("refusal", ["", "the disk is nearly full"])
+async def test_a_fleet_that_takes_no_submits_is_not_just_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal: str
+) -> None:
+    class Fine(Supervisor):
+        async def failed(self) -> None:
+            """Return at once: the test has seen enough."""
+
+    class Full(FakeQueue):
+        async def Stats(self, request: Any, context: Any) -> StatsResponse:
+            return StatsResponse(submits_refused=bool(refusal), refusal=refusal)
+
+    async with serving(Full()) as address:
+
+        @asynccontextmanager
+        async def running(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
+            yield Stack(address, "127.0.0.1:1", (), "", Fine(tmp_path, say))
+
+        monkeypatch.setattr(up, "running_stack", running)
+        await up._serve(StackPlan(tmp_path, 1, "", (), 7410))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"ready{', but submits are refused: ' if refusal else ''}{refusal}; Ctrl-C stops everything"
 
 
 async def test_a_scheduler_that_was_started_and_cannot_be_asked_is_told_of(
