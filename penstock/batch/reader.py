@@ -37,6 +37,9 @@ COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"\xfd7zXZ\
 BLANK_LINES = re.compile(rb"[ \t\n\r\v\f]*\n")
 """As many as there are, of what `bytes.strip` takes away."""
 
+AGAIN = "the same command without --fresh"
+"""What goes on with a run, whichever way that was begun: the option would discard its answers."""
+
 LINE_FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -122,7 +125,7 @@ class InputFile:
             raise InputReadError(f"cannot read {self._path}: {error.strerror}") from None
         if zlib.crc32(data) != self._checksums[at]:
             raise InputReadError(
-                f"line {line} of {self._path} has changed since the run began; as it was, the same command goes on"
+                f"line {line} of {self._path} has changed since the run began; as it was, {AGAIN} goes on"
             )
         return parse_line(data, line)
 

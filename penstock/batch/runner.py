@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 
 from penstock.batch.answers import answer, error_line
 from penstock.batch.journal import Journal
-from penstock.batch.reader import Ask, InputFile, LineError, asks
+from penstock.batch.reader import AGAIN, Ask, InputFile, LineError, asks
 from penstock.batch.summary import Tally
 from penstock.client import Client
 from penstock.errors import InvalidRequest, NotFound, ServiceError, refusal_of
@@ -292,7 +292,7 @@ class BatchRun:
                 missing = len(self._source) - self._journal.answered
                 raise NotFound(
                     f"the queue has no result any more of {missing} of {len(self._source)} lines: it was deleted, by "
-                    "somebody or for its age, before it was read; the same command runs these lines again"
+                    f"somebody or for its age, before it was read; {AGAIN} runs these lines again"
                 )
             said = over
 
@@ -313,7 +313,7 @@ class BatchRun:
         if header is not None and store_id != header.store_id:
             raise ServiceError(
                 f"the queue has begun anew with another store ({store_id}, not {header.store_id}), which has none of "
-                "the lines; the same command submits to it what has no answer"
+                f"the lines; {AGAIN} submits to it what has no answer"
             )
 
     def _answered(self, cursor: int, result: pb.Result) -> None:

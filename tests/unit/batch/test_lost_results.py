@@ -40,7 +40,7 @@ async def test_results_that_are_gone_end_the_run_and_the_next_one_runs_their_lin
             await asyncio.sleep(0)
     bench.queue.requests.clear()
     bench.queue.by_key.clear()
-    with pytest.raises(penstock.NotFound, match=r"no result any more of 20 of 30 lines.* the same command runs"):
+    with pytest.raises(penstock.NotFound, match=r"no result any more of 20 of 30 lines.* without --fresh runs"):
         async with asyncio.timeout(20):
             await run
     assert not bench.output.exists()

@@ -251,7 +251,7 @@ async def test_a_queue_that_comes_back_with_another_store_ends_the_run(tmp_path:
     bench.queue.by_key.clear()
     bench.queue.paused = False
     await bench.queue.finish_all()
-    with pytest.raises(penstock.ServiceError, match=r"another store .* the same command"):
+    with pytest.raises(penstock.ServiceError, match=r"another store .* the same command without --fresh"):
         await first
     bench.queue.requests.clear()
     bench.queue.results.clear()
