@@ -49,8 +49,11 @@ class Observer(Protocol):
     def waits(self, why: str) -> None:
         """The queue takes no more lines now; called again and again while that lasts."""
 
-    def run_again(self, under_way: int) -> None:
-        """Every line has an answer, some are errors, and `under_way` requests that run such lines again have none."""
+    def run_again(self, under_way: int, batch: str) -> None:
+        """Every line has an answer, some are errors, and `under_way` requests of such lines have not ended.
+
+        `batch` is the one of which they are; empty if it is the one that the plain command goes on with.
+        """
 
 
 LookAgain: TypeAlias = Callable[[Collection[str]], Awaitable[Collection[str] | None]]
@@ -121,10 +124,18 @@ class BatchRun:
         if self._plan.retry_failed or not self._done or self._journal.errors:
             under_way = await self._catch_up()
         self.tally.failed_earlier = self._journal.errors
-        if self._done:
-            if under_way and self._journal.errors:
-                self._observer.run_again(under_way)
-            return
+        if not self._done:
+            await self._ask()
+            if self._journal.errors:
+                under_way = await self._ended(self._watched, self._answered)
+            self.tally.failed_earlier = min(self.tally.failed_earlier, self._journal.errors)  # some are none any more
+        if under_way and self._journal.errors:
+            header = self._journal.header
+            is_plain = header is None or header.batch == header.key
+            self._observer.run_again(under_way, "" if is_plain else self._plan.batch)
+
+    async def _ask(self) -> None:
+        """Submit and watch until every line has an answer."""
         submitting = asyncio.create_task(self._submit())
         watching = asyncio.create_task(self._watch())
         looking = asyncio.create_task(self._look_for_the_rest(submitting))
@@ -150,16 +161,21 @@ class BatchRun:
         With `retry_failed` then take those back that are errors. All results are read for that, also those that the
         journal has: what fails is told by its request, and a line that nobody could send has none.
         """
-        under_way, cursor = 0, 0 if self._plan.retry_failed else self._journal.cursor
-        async with aclosing(self._client.wire_ended(self._plan.batch, cursor)) as events:
-            async for event in events:
-                if event.HasField("result"):
-                    self._had(event.result.cursor, event.result.result)
-                else:
-                    under_way = event.progress.waiting + event.progress.running
+        under_way = await self._ended(0 if self._plan.retry_failed else self._journal.cursor, self._had)
         if self._plan.retry_failed:
             self._journal.take_errors_back()
         self.tally.answered_earlier = self._journal.answered
+        return under_way
+
+    async def _ended(self, cursor: int, note: Callable[[int, pb.Result], None]) -> int:
+        """Have the results noted that the queue has now after `cursor`; return how many requests have not ended."""
+        under_way = 0
+        async with aclosing(self._client.wire_ended(self._plan.batch, cursor)) as events:
+            async for event in events:
+                if event.HasField("result"):
+                    note(event.result.cursor, event.result.result)
+                else:
+                    under_way = event.progress.waiting + event.progress.running
         return under_way
 
     def _had(self, cursor: int, result: pb.Result) -> None:
@@ -317,22 +333,24 @@ class BatchRun:
             )
 
     def _answered(self, cursor: int, result: pb.Result) -> None:
+        """Note a result of now. A line may have one in the place of an error: it, or its request, was run again."""
         line = self._line_of(result)
-        if line is None or self._journal.is_answered(line):
+        if line is None:
             return
         try:
             ask = self._source.ask(line)
         except LineError as error:
             # An earlier version of this command took the line and submitted it.
-            self._wrong(error)
+            if not self._journal.is_answered(line):
+                self._wrong(error)
             return
-        if 0 < result.timings.completed_unix_ns < self._started_ns:
-            self.tally.answered_earlier += 1
-            self.tally.failed_earlier += result.outcome != pb.OUTCOME_COMPLETED
-        else:
+        if not 0 < result.timings.completed_unix_ns < self._started_ns:
             self.tally.add(result)
             if result.timings.delivered_unix_ns and result.timings.submitted_unix_ns >= self._started_ns:
                 self.tally.granted_here += 1
+        elif not self._journal.is_answered(line):
+            self.tally.answered_earlier += 1
+            self.tally.failed_earlier += result.outcome != pb.OUTCOME_COMPLETED
         self._note(line, cursor, answer(ask.custom_id, line, ask.body, result))
 
     def _refused(self, line: int, ack: Submitted) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.request.v1 import request_pb2
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import completed
@@ -125,3 +127,53 @@ async def test_a_line_that_could_not_even_be_sent_again_is_known_by_the_request_
     await bench.run(retry_failed=True)
     assert (len(bench.queue.requests), codes(bench)) == (4, [None, None])
     assert bench.queue.requests[-1].idempotency_key.endswith(":2:r-1")
+
+
+@pytest.mark.parametrize("begun_earlier", [False, True])
+async def test_an_answer_that_comes_late_in_the_place_of_an_error_is_taken_by_a_run_of_other_lines(
+    tmp_path: Path, begun_earlier: bool
+) -> None:
+    """Of a dead letter that somebody requeued, say, or of a retry that was interrupted."""
+    bench = Bench(tmp_path, [completion("a", "x"), completion("b", "y")])
+    bench.queue.answer = refusing("x")
+    bench.queue.paused = True
+    run = asyncio.create_task(bench.run())
+    async with bench.queue.changed:
+        await bench.queue.changed.wait_for(lambda: len(bench.queue.requests) == 2)
+    late, other = bench.queue.requests
+    await bench.queue.finish(late)
+    async with asyncio.timeout(20):
+        while bench.observer.answered < 1:
+            await asyncio.sleep(0)
+    if begun_earlier:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        watches = len(bench.queue.watches)
+        run = asyncio.create_task(bench.run())
+        async with asyncio.timeout(20):
+            while len(bench.queue.watches) < watches + 2:  # what there is by now, and what comes
+                await asyncio.sleep(0)
+    bench.queue.answer = completed
+    await bench.queue.finish(late)
+    await bench.queue.finish(other)
+    tally = await run
+    assert (codes(bench), tally.failed_earlier) == ([None, None], 0)
+    assert bench.observer.told_under_way == []
+
+
+async def test_a_run_that_ends_with_errors_tells_how_many_requests_may_still_answer_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [completion("a", "x"), completion("b", "y")])
+    bench.queue.answer = refusing("x")
+    bench.queue.paused = True
+    run = asyncio.create_task(bench.run())
+    async with bench.queue.changed:
+        await bench.queue.changed.wait_for(lambda: len(bench.queue.requests) == 2)
+    late, other = bench.queue.requests
+    await bench.queue.finish(late)
+    again = request_pb2.Request()
+    again.CopyFrom(late)
+    again.request_id = "again"
+    bench.queue.requests.append(again)
+    await bench.queue.finish(other)
+    await run
+    assert (codes(bench), bench.observer.told_under_way) == (["context_length_exceeded", None], [1])

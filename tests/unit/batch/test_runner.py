@@ -40,7 +40,8 @@ class Count:
     def waits(self, why: str) -> None:
         raise AssertionError(why)
 
-    def run_again(self, under_way: int) -> None:
+    def run_again(self, under_way: int, batch: str) -> None:
+        assert not batch
         self.told_under_way.append(under_way)
 
 

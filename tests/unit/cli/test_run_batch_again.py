@@ -66,7 +66,7 @@ async def test_the_plain_command_says_that_answers_of_an_interrupted_retry_will_
     retry.kill()
     await retry.wait()
     plain = await shell.run(*command)
-    assert (plain.status, "1 requests that run lines with an error again have not ended" in plain.err) == (0, True)
+    assert (plain.status, "1 requests of lines with an error have not ended" in plain.err) == (0, True)
 
 
 @pytest.mark.parametrize(
