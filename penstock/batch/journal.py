@@ -99,6 +99,8 @@ class Journal:
         """In another store than the header's: what is noted in place of its cursors, for a run in that one again."""
         self.answered = 0
         self.removed = False
+        self.discards = ""
+        """The batch whose journal `start` discards, unread, for a fresh run; empty if it is none's."""
         self._source = source
         self._offsets = array("q", [NOT_ANSWERED]) * len(source)
         self._errors = bytearray(len(source))
@@ -106,8 +108,10 @@ class Journal:
         self._file = _locked(path)
         self._end = 0
         try:
-            self._check()
-            if not fresh:
+            batch = self._check()
+            if fresh:
+                self.discards = batch
+            else:
                 self._load()
             if output is not None:
                 # One that somebody else has made says itself who may read it.
@@ -215,11 +219,16 @@ class Journal:
         except OSError as error:
             raise JournalWriteError(f"cannot write {self.path}: {error.strerror}") from None
 
-    def _check(self) -> None:
-        """Raise JournalError if the file is one that no version of this module has written."""
+    def _check(self) -> str:
+        """Return the batch whose journal the file is, empty if that cannot be told.
+
+        Raises JournalError if it is a file that no version of this module has written.
+        """
         self._file.seek(0)
-        if not _may_begin_a_journal(self._file.readline(HEADER_LIMIT_BYTES)):
+        batch = _batch_in(self._file.readline(HEADER_LIMIT_BYTES))
+        if batch is None:
             raise JournalError(f"{self.path} is not a journal; move it away or name another output file")
+        return batch
 
     def _load(self) -> None:
         self._file.seek(0)
@@ -298,13 +307,13 @@ def _locked(path: Path) -> BinaryIO:
         file.close()
 
 
-def _may_begin_a_journal(data: bytes) -> bool:
-    """Whether a journal's first line can be `data`: a header, or what is there of a torn one."""
+def _batch_in(data: bytes) -> str | None:
+    """Return the batch that a journal's first line names, empty for what is there of a torn one; None if it is none."""
     try:
         record = json.loads(data)
     except (ValueError, RecursionError):
-        return not data.endswith(b"\n") and data[: len(BEGINNING)] == BEGINNING[: len(data)]
-    return isinstance(record, dict) and record.keys() >= IN_EVERY_VERSION
+        return "" if not data.endswith(b"\n") and data[: len(BEGINNING)] == BEGINNING[: len(data)] else None
+    return str(record["batch"]) if isinstance(record, dict) and record.keys() >= IN_EVERY_VERSION else None
 
 
 def _whole(data: bytes) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from penstock.address import DEFAULT_QUEUE_ADDRESS
+from penstock.batch.journal import MAX_CURSOR
 from penstock.batch.summary import EngineTotals, totals_of
 from penstock.cli.calls import HOW_TO_START
 from penstock.cli.errors import CommandError
@@ -59,6 +61,26 @@ async def find_queue(peers: Peers, say: Say) -> pb.StatsResponse:
 async def _stats(peers: Peers, retry_for_s: float) -> pb.StatsResponse:
     async with Client(peers.queue, peers.scheduler, retry_for_s=retry_for_s) as client:
         return await client.stats()
+
+
+async def tell_what_is_left(client: Client, batch: str, peers: Peers, say: Say) -> None:
+    """Say of an earlier batch of the output that a fresh run leaves it in the queue, if some of it still waits or runs.
+
+    It is not cancelled: its answers are somebody's who watches it, or the plain command's once the fresh run has ended.
+    """
+    under_way = 0
+    with suppress(PenstockError):  # of a name that a journal of another version has
+        async with aclosing(client.wire_ended(batch, MAX_CURSOR)) as events:
+            async for event in events:
+                under_way = event.progress.waiting + event.progress.running
+    if under_way:
+        say(f"--fresh leaves the batch {batch} in the queue, of which {under_way} requests still wait or run")
+        say(f"  to drop    {cancel_command(batch, peers.queue)}")
+
+
+def cancel_command(batch: str, queue: str) -> str:
+    """Return the command that cancels what waits and runs of a batch at the queue at HOST:PORT."""
+    return f"penstock cancel --batch {batch}" + (f" --queue {queue}" if queue != DEFAULT_QUEUE_ADDRESS else "")
 
 
 @dataclass(frozen=True, slots=True)

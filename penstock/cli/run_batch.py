@@ -33,10 +33,12 @@ from penstock.cli.batch_fleet import (
     Late,
     Peers,
     Say,
+    cancel_command,
     find_queue,
     fleet_totals,
     look_again,
     served_models,
+    tell_what_is_left,
     totals_at_the_end,
 )
 from penstock.cli.batch_paths import refuse_lost_files, target_of
@@ -194,6 +196,8 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         found = await find_queue(peers, progress.say)
         header = _header(options, source, journal, found.store_id)
         is_new = journal.header is None
+        for batch in {journal.discards, header.key} - {"", header.batch} if options.fresh else ():
+            await tell_what_is_left(client, batch, peers, progress.say)
         journal.start(header)
         model = "" if options.stack else options.model
         late = resources.enter_context(Late(progress.say, WHY_AFTER_S))
@@ -298,10 +302,8 @@ def _interrupted(options: Options, source: InputFile, journal: Journal) -> str:
             f"interrupted; all {len(source)} lines are answered, {options.target} is not written\n"
             f"  to write   {_again(options)}"
         )
-    cancel = f"penstock cancel --batch {journal.header.batch}"
+    cancel = cancel_command(journal.header.batch, DEFAULT_QUEUE_ADDRESS if options.stack else options.queue)
     if options.stack is None:
-        if options.queue != DEFAULT_QUEUE_ADDRESS:
-            cancel += f" --queue {options.queue}"
         fate = "what is submitted stays in the queue and goes on running while workers run"
     else:
         data_dir = options.stack.data_dir

@@ -157,3 +157,28 @@ async def test_a_fresh_run_that_left_nothing_is_not_to_be_gone_on_with(shell: Sh
     command = ["run-batch", "-i", str(source), "-o", str(tmp_path / "out"), *NO_SCHEDULER, "--fresh"]
     refused = await shell.run(*command, "--channel", "nowhere")
     assert (refused.status, "to go on" in refused.err) == (2, False)
+
+
+@pytest.mark.parametrize("flags", [(), ("--fresh",)])
+async def test_a_fresh_run_names_the_batch_that_it_leaves_in_the_queue_while_that_runs(
+    shell: Shell, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    shell.queue.paused = True
+    command = ["run-batch", "-i", str(lines_in(tmp_path / "in", 3)), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock", *command, *flags, "--queue", shell.address, stderr=asyncio.subprocess.DEVNULL
+    )
+    async with shell.queue.changed:
+        await shell.queue.changed.wait_for(lambda: len(shell.queue.requests) == 3)
+    process.kill()
+    await process.wait()
+    shell.queue.paused = False
+    left = shell.queue.requests[0].batch
+    fresh = await shell.run(*command, "--fresh")
+    assert (fresh.status, len(shell.queue.requests), shell.queue.cancelled_batches) == (0, 6, [])
+    assert fresh.err.splitlines()[:2] == [
+        f"--fresh leaves the batch {left} in the queue, of which 3 requests still wait or run",
+        f"  to drop    penstock cancel --batch {left} --queue {shell.address}",
+    ]
+    await shell.queue.finish_all()
+    assert "leaves" not in (await shell.run(*command, "--fresh")).err
