@@ -77,6 +77,11 @@ class Plan:
     """How long no result comes before the queue is asked whether there will be any."""
 
 
+def not_served(model: str, served: Collection[str]) -> str:
+    """Return what is said of a model that nobody serves where the fleet answers to `served`."""
+    return f"the model {model!r} is not served here (served: {', '.join(sorted(served))})"
+
+
 def batch_name(output: Path, source: InputFile, model: str, salt: str = "") -> str:
     """Return the batch's name: the same for the same output, by whichever path, input content, model and salt."""
     return _name(os.path.join(os.path.realpath(output.parent), output.name), source, model, salt)
@@ -105,6 +110,8 @@ class BatchRun:
         self._served = plan.served_models
         self._observer = observer
         self._submitted_lines = array("q")
+        self._lines_of: dict[str, array[int]] = {}
+        """Those of them that name a model, by it."""
         self._started_ns = time.time_ns()
         self._finished = asyncio.Event()
         self._watched = 0
@@ -152,6 +159,15 @@ class BatchRun:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def unserved(self, served: Collection[str]) -> dict[str, int]:
+        """Return the models not among `served` that lines without an answer wait for, with the first line of each."""
+        found = {}
+        for model in self._lines_of.keys() - served:
+            line = next((line for line in self._lines_of[model] if not self._journal.is_answered(line)), None)
+            if line is not None:
+                found[model] = line
+        return found
 
     async def _catch_up(self) -> int:
         """Note the results that the queue has by now: of a line that was run again the last one counts.
@@ -258,14 +274,15 @@ class BatchRun:
             self._wrong(error)
             return None
         self._submitted_lines.append(item.line)
+        if request.model:
+            self._lines_of.setdefault(request.model, array("q")).append(item.line)
         return request
 
     def _request(self, ask: Ask) -> pb.Request:
         """Return the request of a good line. Raises LineError if it cannot be asked after all."""
         model = self._model_of(ask)
         if not self._serves(model):
-            names = ", ".join(sorted(self._served or ()))
-            message = f"the model {model!r} is not served here (served: {names})"
+            message = not_served(model, self._served or ())
             raise LineError(ask.line, "model_not_found", message, "body.model", ask.custom_id)
         try:
             request = to_request(ask.body)

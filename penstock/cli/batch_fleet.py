@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, aclosing, suppress
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS
 from penstock.batch.journal import MAX_CURSOR
+from penstock.batch.runner import not_served
 from penstock.batch.summary import EngineTotals, totals_of
 from penstock.cli.calls import HOW_TO_START
 from penstock.cli.errors import CommandError
+from penstock.cli.requests import WHY_AFTER_S
 from penstock.client import Client
 from penstock.connection import MOST_PAUSE_S, Patience
 from penstock.errors import NobodyAnswers, PenstockError, Unavailable
@@ -29,8 +32,17 @@ SUMMARY_TRIES_S = 2.0
 ACKS_COME_S = 1.0
 """How long the last completion ACKs are waited for, which come to the scheduler beside the results."""
 
+LOOK_EVERY_S = 5.0
+"""Between two looks at who serves what, while lines wait: workers come and go within seconds."""
+
+SAY_AGAIN_S = 600.0
+"""After which it is said again that lines wait in vain: often enough for who looks into a log now and then."""
+
 Say: TypeAlias = Callable[[str], None]
 """Prints a line beside the progress bar."""
+
+Unserved: TypeAlias = Callable[[Collection[str]], Mapping[str, int]]
+"""Returns the models, of those that are not named, that lines wait for, and the first line of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,50 @@ async def look_again(peers: Peers, first: Served, say: Say, models: Collection[s
                 if look.names and not look.young_for_s:
                     return look.names
                 return first.names if first.is_final else None
+
+
+@asynccontextmanager
+async def telling_what_waits(
+    peers: Peers, unserved: Unserved, again: str, say: Say, every_s: float = LOOK_EVERY_S
+) -> AsyncIterator[None]:
+    """Say meanwhile that lines wait in vain: no worker is connected, or none that serves their model.
+
+    No line is refused for it: its request is in the queue, and a worker may come that takes it. `again` is what the
+    user does to have such lines refused.
+    """
+    telling = asyncio.create_task(_tell_what_waits(peers, unserved, again, say, every_s))
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+async def _tell_what_waits(peers: Peers, unserved: Unserved, again: str, say: Say, every_s: float) -> None:
+    said_s: dict[str, float] = {}
+    await asyncio.sleep(min(WHY_AFTER_S, every_s))
+    async with Client(peers.queue, peers.scheduler, retry_for_s=0) as client:
+        while True:
+            look = await _look(client)
+            now_s = time.monotonic()
+            # Of a scheduler that does not answer, or that workers may still come back to, nothing is known.
+            for text in () if look.why or look.young_for_s else _in_vain(look.names, unserved, again):
+                if text not in said_s or now_s - said_s[text] >= SAY_AGAIN_S:
+                    said_s[text] = now_s
+                    say(text)
+            await asyncio.sleep(every_s)
+
+
+def _in_vain(served: Collection[str], unserved: Unserved, again: str) -> Iterator[str]:
+    """Yield what is to be said of lines that wait where the fleet answers to `served`."""
+    if not served:
+        yield "waiting: no worker is connected"
+        return
+    for model, line in sorted(unserved(served).items()):
+        yield (
+            f"waiting: {not_served(model, served)}, and line {line} asks for it; if no worker is to come that serves "
+            f"it, interrupt this and {again}: such lines are then answered with that error"
+        )
 
 
 class _Look(NamedTuple):

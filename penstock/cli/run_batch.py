@@ -39,6 +39,7 @@ from penstock.cli.batch_fleet import (
     look_again,
     served_models,
     tell_what_is_left,
+    telling_what_waits,
     totals_at_the_end,
 )
 from penstock.cli.batch_paths import refuse_lost_files, target_of
@@ -47,7 +48,6 @@ from penstock.cli.config import ConfigOption, take_config
 from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
 from penstock.cli.progress import Progress
-from penstock.cli.requests import telling_why
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
 from penstock.client import Client
@@ -202,8 +202,6 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         model = "" if options.stack else options.model
         late = resources.enter_context(Late(progress.say, WHY_AFTER_S))
         served = await served_models(peers, stack is not None, late.set)
-        if served.names is None:
-            await resources.enter_async_context(telling_why(peers.queue, peers.scheduler, "", progress.say))
         channel = options.channel or found.batch_channel or BATCH_CHANNEL  # an older queue says nothing
         again = partial(look_again, peers, served, progress.say)
         plan = Plan(header.batch, channel, model, served.names, options.retry_failed, again)
@@ -211,7 +209,8 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)
         try:
-            await _unless_services_fail(run.run(), stack)
+            async with telling_what_waits(peers, run.unserved, _again(options), progress.say):
+                await _unless_services_fail(run.run(), stack)
         except (InvalidRequest, PermissionDenied):
             if is_new and not run.has_submitted and not journal.answered:
                 journal.forget()  # so that it stands in the way of no other run

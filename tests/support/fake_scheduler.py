@@ -17,8 +17,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, *statuses: pb.StatusResponse) -> None:
         self.statuses = list(statuses) or [pb.StatusResponse(policy="fifo-of-the-test")]
+        self.asked = 0
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
+        self.asked += 1
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
     async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Any) -> pb.DrainWorkerResponse:

@@ -73,7 +73,7 @@ class Bench:
             journal.start(Header(name, name, self.queue.store_id, self.source.sha256))
             async with serving(self.queue) as address, penstock.Client(address, retry_for_s=20) as client:
                 plan = Plan(name, channel, "", served, retry_failed, look_again, look_every_s)
-                run = BatchRun(client, self.source, journal, plan, self.observer)
+                run = self.batch = BatchRun(client, self.source, journal, plan, self.observer)
                 await run.run()
             write_output(journal, self.source, self.output)
             return run.tally
@@ -168,6 +168,26 @@ async def test_a_line_that_an_earlier_run_had_answered_meanwhile_is_not_judged_a
         return set()
 
     assert (await bench.run(served=set(), look_again=look_again)).bad_lines == 1
+
+
+async def test_which_models_lines_wait_for_is_known_while_they_have_no_answer(tmp_path: Path) -> None:
+    lines = [completion(name, name, model=model) for name, model in zip("abcd", ("x", "y", "x", None), strict=True)]
+    bench = Bench(tmp_path, lines)
+    bench.queue.paused = True
+    run = asyncio.create_task(bench.run())
+    async with bench.queue.changed:
+        await bench.queue.changed.wait_for(lambda: len(bench.queue.requests) == 4)
+    assert bench.batch.unserved(()) == {"x": 1, "y": 2}
+    assert bench.batch.unserved({"x"}) == {"y": 2}
+    for request in bench.queue.requests[:2]:
+        await bench.queue.finish(request)
+    async with asyncio.timeout(20):
+        while bench.observer.answered < 2:
+            await asyncio.sleep(0)
+    assert bench.batch.unserved(()) == {"x": 3}
+    await bench.queue.finish_all()
+    await run
+    assert bench.batch.unserved(()) == {}
 
 
 async def test_a_file_of_wrong_lines_ends(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import grpc
 import pytest
 
 from penstock.cli import batch_fleet
-from penstock.cli.batch_fleet import Peers, Served, look_again, served_models
+from penstock.cli.batch_fleet import Peers, Served, look_again, served_models, telling_what_waits
 from penstock.connection import Patience
 from penstock.fleet import BACK_WITHIN_S
 from penstock.scheduler.v1 import scheduler_pb2
@@ -137,3 +138,66 @@ async def test_a_model_that_nobody_serves_is_found_with_a_clients_key_too(shell:
         ran = await shell.run("run-batch", "-i", str(source), "-o", str(target), "--scheduler", address)
     answers = [json.loads(line) for line in target.read_text().splitlines()]
     assert [(answer["error"] or {}).get("code") for answer in answers] == ["model_not_found", None], ran.err
+
+
+def named(*lines: tuple[int, str]) -> Any:
+    """Return who says that these lines wait, each for a model."""
+    return lambda served: {model: line for line, model in lines if model not in served}
+
+
+async def said_of(scheduler: FakeScheduler, looks: int, waiting: Any) -> list[str]:
+    """Return what is said in so many looks at a scheduler."""
+    said: list[str] = []
+    async with serving_scheduler(scheduler) as address:
+        peers = Peers("127.0.0.1:1", address, 0.0)
+        async with telling_what_waits(peers, waiting, "run it again", said.append, every_s=0.001), asyncio.timeout(20):
+            while scheduler.asked < looks:
+                await asyncio.sleep(0)
+    return said
+
+
+async def test_once_a_worker_is_there_it_is_said_which_lines_wait_for_none() -> None:
+    waiting = named((3, "a"), (7, "odd"))
+    assert await said_of(FakeScheduler(young("a", up_s=60)), 3, waiting) == [
+        "waiting: the model 'odd' is not served here (served: a), and line 7 asks for it; if no worker is to come that "
+        "serves it, interrupt this and run it again: such lines are then answered with that error"
+    ], "once, as long as nothing changes"
+    both = await said_of(FakeScheduler(young("b", up_s=60), young("a", "b", up_s=60)), 4, waiting)
+    assert [text.split(",")[0] for text in both] == [
+        "waiting: the model 'a' is not served here (served: b)",
+        "waiting: the model 'odd' is not served here (served: b)",
+        "waiting: the model 'odd' is not served here (served: a",
+    ]
+    assert await said_of(FakeScheduler(young("a", up_s=60)), 3, named()) == []
+
+
+async def test_nothing_is_said_of_a_fleet_that_may_not_be_whole() -> None:
+    assert await said_of(FakeScheduler(young("a"), young()), 3, named((7, "odd"))) == []
+
+
+async def test_a_run_begun_without_workers_tells_which_lines_they_do_not_serve_and_refuses_them_when_run_again(
+    shell: Shell, tmp_path: Path
+) -> None:
+    shell.queue.paused = True
+    (tmp_path / "in").write_text("".join(json.dumps(completion(name, name, model=name)) + "\n" for name in "ab"))
+    scheduler = FakeScheduler(scheduler_pb2.StatusResponse())
+    async with serving_scheduler(scheduler) as address:
+        command = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--scheduler", address]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", *command, "--queue", shell.address, stderr=asyncio.subprocess.PIPE
+        )
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            begun, none = await process.stderr.readline(), await process.stderr.readline()
+            scheduler.statuses[:] = [young("b", up_s=60)]
+            said = (await process.stderr.readline()).decode()
+        assert (begun[:7], none) == (b"2 lines", b"waiting: no worker is connected\n")
+        assert said.startswith("waiting: the model 'a' is not served here (served: b), and line 1 asks for it")
+        assert "interrupt this and run the same command again" in said
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+        await shell.queue.finish(shell.queue.requests[1])
+        again = await shell.run(*command)
+    answers = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [(answer["error"] or {}).get("code") for answer in answers] == ["model_not_found", None], again.err
+    assert "1 requests of lines with an error have not ended; the output has the errors" in again.err
