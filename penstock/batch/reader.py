@@ -34,6 +34,8 @@ MARK = b"\xef\xbb\xbf"
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"\xfd7zXZ\x00": "xz"}
 """How a file begins that holds no lines yet, each of which would have an answer that says that it is no UTF-8."""
 
+MOST_BEGINNING = max(map(len, COMPRESSED))
+
 BLANK_LINES = re.compile(rb"[ \t\n\r\v\f]*\n")
 """As many as there are, of what `bytes.strip` takes away."""
 
@@ -84,9 +86,8 @@ class InputFile:
         try:
             if not self._file.seekable():
                 raise OSError(errno.ESPIPE, "it can be read only once; write what it has to a file first")
-            for begins, name in COMPRESSED.items():
-                if self._file.peek(len(begins)).startswith(begins):
-                    raise OSError(errno.EINVAL, f"it is compressed ({name}); give the command what is in it")
+            if how := compression(self._file.peek(MOST_BEGINNING)):
+                raise OSError(errno.EINVAL, f"it is compressed ({how}); unpack it and give the command what is in it")
             self._index(digest)
         except BaseException:
             self._file.close()
@@ -155,6 +156,11 @@ class InputFile:
             self._starts.append(start)
             self._lengths.append(length)
             self._checksums.append(checksum)
+
+
+def compression(beginning: bytes) -> str:
+    """Return how a file is compressed that begins so; empty if it is not."""
+    return next((name for begins, name in COMPRESSED.items() if beginning.startswith(begins)), "")
 
 
 def pieces(part: bytes, begun: bool) -> Iterator[tuple[int, int, bytes, bool]]:

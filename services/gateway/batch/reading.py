@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 from contextlib import aclosing
 
-from penstock.batch.reader import Ask, CustomIds
+from penstock.batch.reader import Ask, CustomIds, compression
 from penstock.batch.reader import LineError as WrongLine
 from penstock.errors import NotFound
 from penstock.request.v1 import request_pb2 as pb
@@ -42,6 +42,9 @@ async def count_lines(shelf: Shelf, batch: Batch, models: Collection[str], turn:
                     await asyncio.sleep(0)
                 if total > MAX_LINES:
                     raise RefusedError(LineError("too_many_lines", f"a batch has at most {MAX_LINES} lines"))
+                if raw.number == 1 and (how := compression(raw.data or b"")):
+                    text = f"the input file is compressed ({how}); unpack it and upload what is in it"
+                    raise RefusedError(LineError("compressed_file", text, "input_file_id"))
                 try:
                     ask, _ = await understood(raw, batch, models)
                     seen.check(ask.custom_id, raw.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
@@ -171,3 +172,13 @@ async def test_the_queue_is_asked_for_no_blank_line(rig: Rig) -> None:
     lines = Output(NoAnswer(), rig.shelf).lines(batch, False, input_order=True)  # type: ignore[arg-type]
     assert [line async for line in lines] == []
     assert asked == [f"{batch.batch_id}:{number}" for number in NUMBERS]
+
+
+async def test_a_compressed_input_is_refused_as_such_and_not_line_by_line() -> None:
+    shelf: Any = OneFile(gzip.compress(b"\n".join(str(number).encode() for number in range(4000))))
+    with pytest.raises(RefusedError) as refused:
+        async with Turns().to_read(Reader("", 0, lambda: None)) as turn:
+            await count_lines(shelf, BATCH, (), turn)
+    (error,) = refused.value.errors
+    assert (error.code, error.param) == ("compressed_file", "input_file_id")
+    assert "(gzip); unpack it" in error.message
