@@ -49,12 +49,6 @@ class Observer(Protocol):
     def waits(self, why: str) -> None:
         """The queue takes no more lines now; called again and again while that lasts."""
 
-    def run_again(self, under_way: int, batch: str) -> None:
-        """Every line has an answer, some are errors, and `under_way` requests of such lines have not ended.
-
-        `batch` is the one of which they are; empty if it is the one that the plain command goes on with.
-        """
-
 
 LookAgain: TypeAlias = Callable[[Collection[str]], Awaitable[Collection[str] | None]]
 """Returns the models that the fleet answers to, None if not known, when it is asked for some that it did not."""
@@ -119,6 +113,8 @@ class BatchRun:
         self._failed: dict[int, str] = {}
         """By line, the last request that the queue had of it when the run began, where that one failed."""
         self.tally = Tally(answered_earlier=journal.answered)
+        self.late = 0
+        """Once every line has its answer, how many requests have not ended whose lines have errors."""
         self.has_submitted = False
         """Whether the queue has taken a line, so that its answer is to be waited for."""
 
@@ -136,10 +132,7 @@ class BatchRun:
             if self._journal.errors:
                 under_way = await self._ended(self._watched, self._answered)
             self.tally.failed_earlier = min(self.tally.failed_earlier, self._journal.errors)  # some are none any more
-        if under_way and self._journal.errors:
-            header = self._journal.header
-            is_plain = header is None or header.batch == header.key
-            self._observer.run_again(under_way, "" if is_plain else self._plan.batch)
+        self.late = under_way if self._journal.errors else 0
 
     async def _ask(self) -> None:
         """Submit and watch until every line has an answer."""

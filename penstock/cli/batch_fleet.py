@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS
-from penstock.batch.journal import MAX_CURSOR
+from penstock.batch.journal import MAX_CURSOR, Header
 from penstock.batch.runner import not_served
 from penstock.batch.summary import EngineTotals, totals_of
 from penstock.cli.calls import HOW_TO_START
@@ -87,12 +87,21 @@ async def tell_what_is_left(client: Client, batch: str, peers: Peers, say: Say) 
                 under_way = event.progress.waiting + event.progress.running
     if under_way:
         say(f"--fresh leaves the batch {batch} in the queue, of which {under_way} requests still wait or run")
-        say(f"  to drop    {cancel_command(batch, peers.queue)}")
+        say(f"  to drop    {command_of('cancel', batch, peers.queue)}")
 
 
-def cancel_command(batch: str, queue: str) -> str:
-    """Return the command that cancels what waits and runs of a batch at the queue at HOST:PORT."""
-    return f"penstock cancel --batch {batch}" + (f" --queue {queue}" if queue != DEFAULT_QUEUE_ADDRESS else "")
+def tell_what_is_late(count: int, header: Header, queue: str, say: Say) -> None:
+    """Say that so many requests may have answers which the output does not have."""
+    # A fresh run that has ended is not what the same command goes on with.
+    later = "run the same command again" if header.batch == header.key else command_of("watch", header.batch, queue)
+    say(f"{count} requests of lines with an error have not ended; the output has the errors")
+    say(f"  to have their answers later   {later}")
+    say(f"  to drop them                  {command_of('cancel', header.batch, queue)}")
+
+
+def command_of(name: str, batch: str, queue: str) -> str:
+    """Return the command of this name for a batch at the queue at HOST:PORT."""
+    return f"penstock {name} --batch {batch}" + (f" --queue {queue}" if queue != DEFAULT_QUEUE_ADDRESS else "")
 
 
 @dataclass(frozen=True, slots=True)

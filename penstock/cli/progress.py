@@ -102,14 +102,6 @@ class Progress:
             self._waited = True
             self.say(f"the queue takes no more lines now ({why}); waiting for room")
 
-    def run_again(self, under_way: int, batch: str) -> None:
-        """Say that answers will come which the output does not have."""
-        teller = f"`penstock watch --batch {batch}`" if batch else "the same command"
-        self.say(
-            f"{under_way} requests of lines with an error have not ended; the output has the errors, "
-            f"and {teller} has their answers later"
-        )
-
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one; nobody has to read it."""
         if self._bar is not None:

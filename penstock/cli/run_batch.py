@@ -33,11 +33,12 @@ from penstock.cli.batch_fleet import (
     Late,
     Peers,
     Say,
-    cancel_command,
+    command_of,
     find_queue,
     fleet_totals,
     look_again,
     served_models,
+    tell_what_is_late,
     tell_what_is_left,
     telling_what_waits,
     totals_at_the_end,
@@ -73,6 +74,11 @@ class Options:
     wait_s: float
     summary_json: Path | None
     stack: StackPlan | None
+
+    @property
+    def queue_later(self) -> str:
+        """Where the queue is once this command has ended: with --up, where `penstock up` has it by itself."""
+        return DEFAULT_QUEUE_ADDRESS if self.stack else self.queue
 
 
 def run_batch(
@@ -216,6 +222,8 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
                 journal.forget()  # so that it stands in the way of no other run
             raise
         elapsed_s = time.monotonic() - started
+        if run.late:
+            tell_what_is_late(run.late, header, options.queue_later, progress.say)
         await _write(journal, source, options.target)
         progress.close()
         after = before and await totals_at_the_end(peers, before, run.tally.granted_here)
@@ -301,7 +309,7 @@ def _interrupted(options: Options, source: InputFile, journal: Journal) -> str:
             f"interrupted; all {len(source)} lines are answered, {options.target} is not written\n"
             f"  to write   {_again(options)}"
         )
-    cancel = cancel_command(journal.header.batch, DEFAULT_QUEUE_ADDRESS if options.stack else options.queue)
+    cancel = command_of("cancel", journal.header.batch, options.queue_later)
     if options.stack is None:
         fate = "what is submitted stays in the queue and goes on running while workers run"
     else:

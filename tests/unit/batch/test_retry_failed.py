@@ -96,11 +96,11 @@ async def test_after_an_interrupted_retry_the_plain_command_has_the_error_or_the
     await interrupted(bench, submitted=3, answered=2)
     await bench.run()
     assert codes(bench) == ["context_length_exceeded", None]
-    assert bench.observer.told_under_way == [1], "who reads the error knows that an answer will come"
+    assert bench.batch.late == 1, "who reads the error knows that an answer will come"
     await bench.queue.finish_all()
     await bench.run()
     assert (len(bench.queue.requests), codes(bench)) == (3, [None, None])
-    assert bench.observer.told_under_way == [1]
+    assert bench.batch.late == 0
 
 
 async def test_the_plain_command_has_what_an_interrupted_retry_left_behind_at_once(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ async def test_an_answer_that_comes_late_in_the_place_of_an_error_is_taken_by_a_
     await bench.queue.finish(other)
     tally = await run
     assert (codes(bench), tally.failed_earlier) == ([None, None], 0)
-    assert bench.observer.told_under_way == []
+    assert bench.batch.late == 0
 
 
 async def test_a_run_that_ends_with_errors_tells_how_many_requests_may_still_answer_them(tmp_path: Path) -> None:
@@ -176,4 +176,4 @@ async def test_a_run_that_ends_with_errors_tells_how_many_requests_may_still_ans
     bench.queue.requests.append(again)
     await bench.queue.finish(other)
     await run
-    assert (codes(bench), bench.observer.told_under_way) == (["context_length_exceeded", None], [1])
+    assert (codes(bench), bench.batch.late) == (["context_length_exceeded", None], 1)

@@ -30,7 +30,6 @@ class Count:
         self.answered = 0
         self.enough = enough
         self.reached = asyncio.Event()
-        self.told_under_way: list[int] = []
 
     def progressed(self, answered: int, tally: Tally) -> None:
         self.answered = answered
@@ -39,10 +38,6 @@ class Count:
 
     def waits(self, why: str) -> None:
         raise AssertionError(why)
-
-    def run_again(self, under_way: int, batch: str) -> None:
-        assert not batch
-        self.told_under_way.append(under_way)
 
 
 class Bench:
