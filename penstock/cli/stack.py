@@ -17,7 +17,7 @@ from penstock.cli.config import told_to
 from penstock.cli.errors import CommandError
 from penstock.cli.supervisor import BEHIND_ENGINES, Supervisor
 from penstock.cli.tiny import write_tiny_model
-from penstock.exits import EX_UNAVAILABLE
+from penstock.exits import EX_UNAVAILABLE, EX_USAGE
 from penstock.tiny_model import Shape, is_model
 
 TINY_NAME = "tiny"
@@ -53,6 +53,8 @@ GATEWAY_OFFSET = 5
 SCHEDULER_OFFSET = 10
 WORKER_OFFSET = 20
 """Ports above the queue's; workers count up from theirs."""
+
+MOST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,9 @@ class Stack:
 @asynccontextmanager
 async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIterator[Stack]:
     """Start everything, yield once it is ready, stop everything. Raises CommandError if a service does not start."""
-    for problem in taken_ports(plan):
+    for problem in unfit_ports(plan):
         # The last services to be started would find it out only once the engine is loaded.
-        raise CommandError(f"{problem}\n{way_out(plan)}", EX_UNAVAILABLE)
+        raise problem
     names = SERVICES if plan.gateway else SERVICES[:-1]
     if plain := [name for name in names if told_to(name, "tls_ca") and not told_to(name, "tls_cert")]:
         say(f"note: tls_ca without tls_cert: {', '.join(plain)} will serve in plain text, and ask the others in TLS")
@@ -155,8 +157,8 @@ def _stopping(supervisor: Supervisor) -> str:
     return f"stopping: finishing what runs, at most {supervisor.longest_stop_s:.0f} s; Ctrl-C again ends it now"
 
 
-def taken_ports(plan: StackPlan) -> Iterator[str]:
-    """Yield what is the matter with each port that the plan names, and somebody has."""
+def unfit_ports(plan: StackPlan) -> Iterator[CommandError]:
+    """Yield what is the matter with each port that the plan names and nobody can listen on."""
     workers = range(1, plan.workers + 1)
     metrics = ["queue", "scheduler", *(f"worker-{number}" for number in workers)]
     named = [("queue", _listen(plan.base_port, 0)), ("scheduler", _listen(plan.base_port, SCHEDULER_OFFSET))]
@@ -168,20 +170,22 @@ def taken_ports(plan: StackPlan) -> Iterator[str]:
     owners: dict[str, str] = {}
     for name, address in named:
         port = int(address.rpartition(":")[2])
-        problem = f"{owners[address]} does" if port and address in owners else _unfit(port)
-        if problem:
-            yield f"{name} cannot listen on {address}: {problem}"
+        cannot = f"{name} cannot listen on {address}"
+        if not 0 <= port <= MOST_PORT:
+            yield CommandError(f"{cannot}: there is no such port", EX_USAGE)
+        elif port and address in owners:
+            yield CommandError(f"{cannot}: {owners[address]} does", EX_USAGE)
+        elif taken := _taken(port):
+            yield CommandError(f"{cannot}: {taken}\n{way_out(plan)}", EX_UNAVAILABLE)
         owners.setdefault(address, name)
 
 
-def _unfit(port: int) -> str:
-    """Return why nothing can listen on a port of the loopback; empty if something can."""
+def _taken(port: int) -> str:
+    """Return why nothing can listen on a port of the loopback now; empty if something can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as those who listen do
         try:
             probe.bind(("127.0.0.1", port))
-        except OverflowError:
-            return "there is no such port"
         except OSError as error:
             in_use = error.errno == errno.EADDRINUSE
             return "the port is in use by another process" if in_use else str(error.strerror)

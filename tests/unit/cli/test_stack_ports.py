@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.errors import CommandError
-from penstock.cli.stack import StackPlan, running_stack, taken_ports, way_out
+from penstock.cli.stack import StackPlan, running_stack, unfit_ports, way_out
 
 
 def free_ports() -> int:
@@ -16,7 +16,7 @@ def free_ports() -> int:
     while True:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             base = int(listening.getsockname()[1])
-        if base + 100 < 65536 and not list(taken_ports(StackPlan(Path(), 3, "", (), base, base + 40, gateway=True))):
+        if base + 100 < 65536 and not list(unfit_ports(StackPlan(Path(), 3, "", (), base, base + 40, gateway=True))):
             return base
 
 
@@ -41,13 +41,21 @@ async def test_a_port_that_is_taken_is_found_before_anything_starts(
     )
 
 
+def told(plan: StackPlan) -> list[tuple[str, int]]:
+    """Return what is said of its ports, and the exit statuses."""
+    return [(str(problem), problem.status) for problem in unfit_ports(plan)]
+
+
 def test_ports_that_are_none_or_one_twice_are_named() -> None:
-    assert list(taken_ports(StackPlan(Path(), 1, "", (), 65530))) == [
-        "scheduler cannot listen on 127.0.0.1:65540: there is no such port",
-        "worker-1 cannot listen on 127.0.0.1:65550: there is no such port",
+    assert told(StackPlan(Path(), 1, "", (), 65530)) == [
+        ("scheduler cannot listen on 127.0.0.1:65540: there is no such port", 2),
+        ("worker-1 cannot listen on 127.0.0.1:65550: there is no such port", 2),
     ]
+    assert told(StackPlan(Path(), 1, "", (), -1))[0] == (
+        "queue cannot listen on 127.0.0.1:-1: there is no such port", 2,
+    )  # fmt: skip
     base = free_ports()
-    assert list(taken_ports(StackPlan(Path(), 1, "", (), base, base + 18))) == [
-        f"worker-1's metrics cannot listen on 127.0.0.1:{base + 20}: worker-1 does"
+    assert told(StackPlan(Path(), 1, "", (), base, base + 18)) == [
+        (f"worker-1's metrics cannot listen on 127.0.0.1:{base + 20}: worker-1 does", 2)
     ]
-    assert not list(taken_ports(StackPlan(Path(), 9, "", (), 0, gateway=True)))
+    assert not list(unfit_ports(StackPlan(Path(), 9, "", (), 0, gateway=True)))
