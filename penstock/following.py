@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 
@@ -20,6 +20,7 @@ from penstock.connection import CLOSED, Connection, Patience, cancelled_by_someb
 from penstock.credentials import acting_for
 from penstock.errors import NotFound, Unavailable, anew
 from penstock.queue.v1 import queue_pb2 as pb
+from penstock.request.v1 import request_pb2
 from penstock.watching import TokenPositions
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ behind; one that is gets the rest of the tokens with the results, and of many re
 DELTA_BYTES = 512
 """What a waiting delta takes besides its text and tokens."""
 
+TAKEN_BYTES = 64 * 1024
+"""Of those taken at once, and one more: to tell deltas with log probabilities takes five milliseconds then, in which
+nobody else has the event loop."""
+
 MAX_NAMES = 10_000
 """Requests named in one frame: a frame stays well below gRPC's limit."""
 
@@ -43,13 +48,22 @@ MAX_FOLLOWED = 50_000
 
 
 class Told(list[pb.WatchEvent]):
-    """What has come for one reader, as much as was there at once. Nobody changes a result: its readers share it."""
+    """What has come for one reader, as much as is taken at once. Nobody changes an event: its readers share it."""
 
     def __init__(self, events: Iterable[pb.WatchEvent] = (), sizes_bytes: dict[str, int] | None = None) -> None:
         """Have these events, with results of these sizes."""
         super().__init__(events)
         self.sizes_bytes = {} if sizes_bytes is None else sizes_bytes
         """What the results among them take encoded, by request: to find it out takes as long as to encode them."""
+
+
+class _Untaken(NamedTuple):
+    """An event that its reader has not taken."""
+
+    event: pb.WatchEvent
+    held_bytes: int
+    size_bytes: int
+    """As it came."""
 
 
 class Inbox:
@@ -63,11 +77,9 @@ class Inbox:
         self.open = dict.fromkeys(request_ids)
         """Requests whose result has not come."""
         self.tokens = tokens
-        self._events: deque[pb.WatchEvent] = deque()
+        self._events: deque[_Untaken] = deque()
         self._seen = TokenPositions()
         self._delta_bytes = self._result_bytes = 0
-        self._sizes_bytes: dict[str, int] = {}
-        """Of the results among the events."""
         self._cut_off: set[str] = set()
         """Requests of which a delta was left out, and so is all that follows it."""
         self._put_off: deque[tuple[str, int]] = deque()
@@ -81,28 +93,40 @@ class Inbox:
         A delta is left out then, with what would join with a gap after it, and a result is put off if others are to
         come.
         """
+        held_bytes = size_bytes
         if event.WhichOneof("event") == "tokens":
-            delta = event.tokens
-            if not self.tokens or (self._cut_off and delta.request_id in self._cut_off):
+            if shared and self._seen.has_part_of(event.tokens):
+                event = _own(event)  # as what has been seen is cut off
+            if not self._has_come(event.tokens, size_bytes):
                 return
-            if self._delta_bytes + size_bytes > MAX_INBOX_BYTES:
-                self._cut_off.add(delta.request_id)
-                return
-            if not self._seen.advance(delta):
-                return
-            self._delta_bytes += size_bytes
         else:
-            name, held_bytes = event.result.result.request_id, size_bytes
-            if size_bytes >= self._large_bytes and not self._waited_for:
+            if size_bytes >= self._large_bytes and not self._takes_next:
                 event, shared = _outline(event), True
                 held_bytes = event.ByteSize()
-            if not self._has_ended(name, size_bytes, held_bytes):
+            if not self._has_ended(event.result.result.request_id, size_bytes, held_bytes):
                 return
         if self._events and not shared:
             # It may wait for long, and as it came off the wire it would hold on to its frame, with everybody's events.
             event = _own(event)
-        self._events.append(event)
+        self._events.append(_Untaken(event, held_bytes, size_bytes))
         self._news.set()
+
+    @property
+    def _takes_next(self) -> bool:
+        """Whether the reader is about to take all there is, and what comes next."""
+        return self._waited_for and self._delta_bytes + self._result_bytes < TAKEN_BYTES
+
+    def _has_come(self, delta: request_pb2.TokenDelta, size_bytes: int) -> bool:
+        """Note a delta; return False if it is left out."""
+        if not self.tokens or (self._cut_off and delta.request_id in self._cut_off):
+            return False
+        if self._delta_bytes + size_bytes > MAX_INBOX_BYTES:
+            self._cut_off.add(delta.request_id)
+            return False
+        if not self._seen.advance(delta):
+            return False
+        self._delta_bytes += size_bytes
+        return True
 
     def _has_ended(self, request_id: str, size_bytes: int, held_bytes: int) -> bool:
         """Note the end of a request, of whose result `held_bytes` are kept; return False if it is put off."""
@@ -110,7 +134,6 @@ class Inbox:
             self._put_off.append((request_id, size_bytes))
             return False
         self._result_bytes += held_bytes
-        self._sizes_bytes[request_id] = size_bytes
         self.open.pop(request_id, None)
         self._cut_off.discard(request_id)
         self._seen.forget(request_id)
@@ -140,7 +163,9 @@ class Inbox:
         self._news.set()
 
     async def take(self) -> Told:
-        """Wait for news; return what has come. Raises what `fail` was given."""
+        """Wait for news; return what has come, of much a part. Raises what `fail` was given."""
+        if self._events:
+            await asyncio.sleep(0)  # others wait for as long as it takes to tell a part
         while not self._events:
             if self._failure is not None:
                 raise anew(self._failure)
@@ -150,10 +175,20 @@ class Inbox:
                 await self._news.wait()
             finally:
                 self._waited_for = False
-        told = Told(self._events, self._sizes_bytes)
-        self._events.clear()
-        self._sizes_bytes = {}
-        self._delta_bytes = self._result_bytes = 0
+        return self._part()
+
+    def _part(self) -> Told:
+        told = Told()
+        taken_bytes = 0
+        while self._events and taken_bytes < TAKEN_BYTES:
+            event, held_bytes, size_bytes = self._events.popleft()
+            told.append(event)
+            taken_bytes += held_bytes
+            if event.WhichOneof("event") == "tokens":
+                self._delta_bytes -= held_bytes
+            else:
+                self._result_bytes -= held_bytes
+                told.sizes_bytes[event.result.result.request_id] = size_bytes
         return told
 
 
@@ -365,19 +400,13 @@ class _Stream:
             call.cancel()
 
     def _hand_out(self, event: pb.WatchEvent) -> None:
-        if event.WhichOneof("event") == "result":
-            self._hand_out_result(event, self._inboxes.pop(event.result.result.request_id, []))
-            return
-        inboxes = self._inboxes.get(event.tokens.request_id, [])
-        size_bytes = event.ByteSize() + DELTA_BYTES
-        for inbox in inboxes[1:]:
-            inbox.put(_own(event), size_bytes)  # a reader cuts off what it has seen
-        for inbox in inboxes[:1]:
-            inbox.put(event, size_bytes)
-
-    def _hand_out_result(self, event: pb.WatchEvent, inboxes: Sequence[Inbox]) -> None:
-        """Give a result to all who read it: the same to each, as a large one takes long to copy."""
+        """Give an event to all who read it: the same to each, as a large one takes long to copy."""
         size_bytes = event.ByteSize()
+        if event.WhichOneof("event") == "result":
+            inboxes = self._inboxes.pop(event.result.result.request_id, [])
+        else:
+            inboxes = self._inboxes.get(event.tokens.request_id, [])
+            size_bytes += DELTA_BYTES
         if shared := len(inboxes) > 1:
             event = _own(event)
         for inbox in inboxes:

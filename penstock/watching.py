@@ -176,6 +176,11 @@ class TokenPositions:
         position.characters += len(delta.text)
         return bool(delta.token_ids or delta.text)
 
+    def has_part_of(self, delta: request_pb2.TokenDelta) -> bool:
+        """Whether some of `delta` has been seen, which `advance` cuts off or all of which it leaves out."""
+        position = self._seen.get(delta.request_id, {}).get(delta.index)
+        return position is not None and delta.attempt == position.attempt and delta.offset < position.tokens
+
     def forget(self, request_id: str) -> None:
         """Drop what is known of a request that has ended."""
         self._seen.pop(request_id, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 
 import pytest
 
@@ -13,7 +12,6 @@ from penstock import following
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 from tests.support.fake_queue import FakeQueue, cancelled, serving
-from tests.support.resident import resident_bytes
 from tests.support.waiting import wait_for_async
 
 
@@ -140,6 +138,34 @@ async def test_readers_of_one_request_share_its_result(client: penstock.Client, 
     assert all(mine is first for one in told for mine, first in zip(one, told[0], strict=True))
 
 
+async def test_readers_of_one_request_share_its_deltas_and_each_has_what_it_has_not_seen(
+    client: penstock.Client, queue: FakeQueue
+) -> None:
+    name = await client.submit(prompt="p")
+    queue.answer = cancelled
+    queue.tokens = [delta(name, 0, "ab")]
+    early = client.wire_events(name, tokens=True)
+    assert [event.tokens.text for event in await anext(early)] == ["ab"]
+    queue.tokens = [delta(name, 0, "abc"), delta(name, 3, "d")]
+
+    async def read(told: AsyncIterator[following.Told]) -> list[pb.WatchEvent]:
+        return [event async for events in told for event in events if event.HasField("tokens")]
+
+    late = [client.wire_events(name, tokens=True) for _ in range(2)]
+    reading = [asyncio.create_task(read(one)) for one in (early, *late)]
+
+    async def twice() -> bool:
+        return queue.follows[-1].count(name) >= 2
+
+    await wait_for_async(twice, "it to be followed from its start again")
+    await queue.finish_all()
+    first, *others = await asyncio.gather(*reading)
+    assert [event.tokens.text for event in first] == ["c", "d"]
+    assert [event.tokens.text for event in others[0]] == ["abc", "d"]
+    assert all(mine is other for mine, other in zip(*others, strict=True))
+    assert first[1] is others[0][1]
+
+
 async def test_an_unknown_request_is_told_to_its_reader_only(client: penstock.Client, queue: FakeQueue) -> None:
     name = await client.submit(prompt="p")
     known = asyncio.create_task(client.result(name))
@@ -246,18 +272,6 @@ async def test_a_queue_that_stays_away_is_told_to_all() -> None:
         assert answers[0] is not answers[1], "one that both raise would have the frames of both"
 
 
-async def test_a_reader_too_far_behind_gets_no_more_deltas_and_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
-    inbox = following.Inbox(["r"], True)
-    put = partial(inbox.put, size_bytes=600)
-    put(pb.WatchEvent(tokens=delta("r", 0, "ab")))
-    put(pb.WatchEvent(tokens=delta("r", 2, "cd")))
-    assert [event.tokens.text for event in await inbox.take()] == ["ab"]
-    put(pb.WatchEvent(tokens=delta("r", 4, "ef")))
-    put(pb.WatchEvent(result=pb.WatchResult(cursor=1)))
-    assert [event.WhichOneof("event") for event in await inbox.take()] == ["result"]
-
-
 async def test_several_of_one_reader_come_over_the_stream_of_all(client: penstock.Client, queue: FakeQueue) -> None:
     names = [await client.submit(prompt=f"p {i}") for i in range(3)]
     queue.answer = cancelled
@@ -323,39 +337,6 @@ async def told_after(
         yield events
 
 
-async def test_of_several_no_more_results_are_held_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
-    inbox = following.Inbox(["a", "b", "c", "d"], False)
-    for name in "abcd":
-        result = request_pb2.Result(request_id=name)
-        inbox.put(pb.WatchEvent(result=pb.WatchResult(result=result)), size_bytes=600)
-    assert [event.result.result.request_id for event in inbox._events] == ["a", "b"]
-    await inbox.take()
-    assert inbox.take_put_off() == ["c"], "two are more than would be taken"
-    assert inbox.take_put_off() == ["d"]
-    assert inbox.take_put_off() == []
-
-
-async def test_large_results_of_some_do_not_silence_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
-    inbox = following.Inbox(["a", "b"], True)
-    inbox.put(pb.WatchEvent(result=pb.WatchResult(result=request_pb2.Result(request_id="a"))), size_bytes=5000)
-    inbox.put(pb.WatchEvent(tokens=delta("b", 0, "x")), 600)
-    inbox.put(pb.WatchEvent(tokens=delta("b", 1, "y")), 600)
-    assert [event.WhichOneof("event") for event in await inbox.take()] == ["result", "tokens"]
-
-
-def test_what_waits_does_not_hold_on_to_the_frames_it_came_in() -> None:
-    others = pb.WatchEvent(tokens=delta("other", 0, "x" * 2**20))
-    inbox = following.Inbox(["r"], True)
-    before_bytes = resident_bytes()
-    for number in range(50):
-        frame = pb.FollowResponse(events=[others, pb.WatchEvent(tokens=delta("r", number, "a"))])
-        inbox.put(pb.FollowResponse.FromString(frame.SerializeToString()).events[1], 512)
-    assert len(inbox._events) == 50
-    assert resident_bytes() - before_bytes < 100 * 2**20, "those of fifty frames are twice as much"
-
-
 def test_who_is_followed_anew_is_not_left_in_a_later_frame() -> None:
     names = [f"r-{number}" for number in range(following.MAX_NAMES + 1)]
     outgoing = following._Outgoing([])
@@ -363,36 +344,3 @@ def test_who_is_followed_anew_is_not_left_in_a_later_frame() -> None:
     outgoing.begin(names[-1])
     assert outgoing.take() == ([names[-1]], names[:-1])
     assert outgoing.take() == ([], [])
-
-
-async def test_of_a_large_result_that_nobody_waits_for_only_the_outline_is_held() -> None:
-    inbox = following.Inbox(["a", "b", "c"], True, large_bytes=1000)
-    for name, size in (("a", 999), ("b", 1000)):
-        inbox.put(ended_with(name, size), size)
-    told = await inbox.take()
-    first, second = (event.result.result for event in told)
-    assert (len(first.choices), len(second.choices)) == (1, 0)
-    assert (second.request_id, second.outcome, second.model) == ("b", request_pb2.OUTCOME_COMPLETED, "tiny")
-    assert told.sizes_bytes == {"a": 999, "b": 1000}
-    waiting = asyncio.ensure_future(inbox.take())
-    await asyncio.sleep(0)
-    inbox.put(ended_with("c", 5000), 5000)
-    (event,) = await waiting
-    assert len(event.result.result.choices) == 1, "who waits takes it at once"
-    assert inbox.over
-
-
-async def test_what_failed_is_told_in_outline_with_its_reason() -> None:
-    inbox = following.Inbox(["a"], False, large_bytes=10)
-    event = ended_with("a", 5000)
-    event.result.result.error.code = "broken"
-    inbox.put(event, 5000)
-    (told,) = await inbox.take()
-    assert (told.result.result.error.code, told.result.cursor) == ("broken", 7)
-
-
-def ended_with(name: str, size: int) -> pb.WatchEvent:
-    choices = [request_pb2.Choice(text="x" * size)]
-    outcome = request_pb2.OUTCOME_COMPLETED
-    result = request_pb2.Result(request_id=name, outcome=outcome, model="tiny", choices=choices)
-    return pb.WatchEvent(result=pb.WatchResult(result=result, cursor=7))
