@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from json.encoder import encode_basestring
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.openai.answers import CHAT_PREFIX, COMPLETION_PREFIX, ending, usage_of
+from penstock.openai.jsontext import Rows, json_parts
+from penstock.openai.logprobs import Rows as AsRows
 from penstock.openai.logprobs import completion_logprobs, message_logprobs, shown_length
 from penstock.openai.message import DivergedError, Message
 from penstock.openai.shape import Shape
@@ -27,6 +29,9 @@ MARK = "\0"
 
 Entries: TypeAlias = list[pb.TokenLogprob]
 Line: TypeAlias = dict[str, Any]
+
+Parted: TypeAlias = Iterable[str]
+"""A chunk in parts, of which one made at once would keep the interpreter from all other threads for long."""
 
 
 class _Again:
@@ -57,6 +62,13 @@ class _Again:
         self._entries += len(said.logprobs)
         reached = self._seen >= len(self._tokens) and self._characters >= len(self._text)
         return self._beyond if reached else None
+
+
+class _Rest(NamedTuple):
+    """What is left to be told of a choice that has ended. Nothing is copied: it may be some MiB."""
+
+    text: str
+    logprobs: Sequence[pb.TokenLogprob]
 
 
 class _Choice:
@@ -128,12 +140,12 @@ class _Choice:
         self.again = None
         return self._tell(rest)
 
-    def last(self, choice: pb.Choice) -> pb.TokenDelta:
+    def last(self, choice: pb.Choice) -> _Rest:
         """Return what is left to be told of the whole choice; raises DivergedError."""
-        rest = _Again(self.tokens, "".join(self.text)).beyond(choice)
-        if rest is None:
+        tokens, text = len(self.tokens), "".join(self.text)
+        if choice.token_ids[:tokens] != self.tokens or not choice.text.startswith(text):
             raise DivergedError
-        return rest
+        return _Rest(choice.text[len(text) :], choice.logprobs[tokens:])
 
     def _told_nothing(self) -> bool:
         """Return whether what came has shown nothing yet, as of a message whose reasoning is hidden."""
@@ -195,7 +207,7 @@ class Chunks:
             return self.opening()
         if parts is None and self._shape.logprobs is None:
             return [*self.opening(), self._plain(choice, delta.index, fresh.text)]
-        return [*self.opening(), self._chunk(choice, delta.index, fresh, None, parts)]
+        return [*self.opening(), self._chunk(choice, delta.index, fresh, parts)]
 
     def untold(self, result: pb.Result) -> float:
         """Return what share of a result is still to be told, by the number of its tokens."""
@@ -203,23 +215,27 @@ class Chunks:
         told = sum(len(choice.tokens) for choice in self._choices.values())
         return 1 - told / tokens if tokens else 1.0
 
-    def ending(self, _request_id: str) -> Callable[[pb.Result], list[str]]:
+    def ending(self, _request_id: str) -> Callable[[pb.Result], Iterator[Parted]]:
         """Return what tells a result, which does so as often as it is asked to, but for the opening."""
-        return self.of_result
+        return self.last_lines
 
     def of_result(self, result: pb.Result) -> list[str]:
         """Return the last chunks of a completed request; raises DivergedError."""
-        lines = self.opening()
+        return ["".join(line) for line in self.last_lines(result)]
+
+    def last_lines(self, result: pb.Result) -> Iterator[Parted]:
+        """Yield them in parts, each of which takes some milliseconds at most to make."""
+        for line in self.opening():
+            yield (line,)
         for whole in result.choices:
             if whole.index < self._n:
                 choice = self._choices[whole.index]
                 if self._tools or whole.HasField("message"):
                     choice.become_message()
                 parts = choice.last_parts(whole) if choice.is_message else None
-                lines.append(self._chunk(choice, whole.index, choice.last(whole), whole, parts))
+                yield self._last(choice, whole, parts)
         if self._usage:
-            lines.append(self.usage_line(usage_of(result.usage)))
-        return lines
+            yield (self.usage_line(usage_of(result.usage)),)
 
     def usage_line(self, counts: Line) -> str:
         """Return the chunk that has the token counts."""
@@ -241,29 +257,37 @@ class Chunks:
     def _plain(self, choice: _Choice, index: int, text: str) -> str:
         """Return the chunk of a text and nothing else, as `_chunk` writes it: nearly all of a stream is such."""
         if index not in self._around:
-            before, _, after = self._chunk(choice, index, pb.TokenDelta(text=MARK), None, None).rpartition(_json(MARK))
+            before, _, after = self._chunk(choice, index, pb.TokenDelta(text=MARK), None).rpartition(_json(MARK))
             self._around[index] = before, after
         before, after = self._around[index]
         return f"{before}{encode_basestring(text)}{after}"
 
-    def _chunk(
-        self, choice: _Choice, index: int, delta: pb.TokenDelta, whole: pb.Choice | None, parts: Line | None
-    ) -> str:
-        ends: dict[str, Any] = {"finish_reason": None} if whole is None else ending(whole)
-        line: dict[str, Any]
+    def _chunk(self, choice: _Choice, index: int, delta: pb.TokenDelta, parts: Line | None) -> str:
+        line = self._line(choice, index, delta, parts, {"finish_reason": None}, list)
+        if self._shape.logprobs is not None and not self._shape.chat:
+            choice.position += shown_length(delta.logprobs, self._shape)
+        return f"{self._head}{_json(line)}]}}"
+
+    def _last(self, choice: _Choice, whole: pb.Choice, parts: Line | None) -> Parted:
+        yield self._head
+        yield from json_parts(self._line(choice, whole.index, choice.last(whole), parts, ending(whole), Rows))
+        yield "]}"
+
+    def _line(
+        self, choice: _Choice, index: int, said: pb.TokenDelta | _Rest, parts: Line | None, ends: Line, rows: AsRows
+    ) -> Line:
+        line: Line
         index += self._first
         if self._shape.chat:
-            logprobs = message_logprobs(delta.logprobs, self._shape, parts is not None)
-            said = {"content": delta.text} if parts is None else parts
-            line = {"index": index, "delta": said, "logprobs": logprobs, **ends, "token_ids": None}
+            logprobs = message_logprobs(said.logprobs, self._shape, parts is not None, rows)
+            delta = {"content": said.text} if parts is None else parts
+            line = {"index": index, "delta": delta, "logprobs": logprobs, **ends, "token_ids": None}
         else:
-            logprobs = completion_logprobs(delta.logprobs, self._shape, start=choice.position)
-            if logprobs is not None and whole is None:
-                choice.position += shown_length(delta.logprobs, self._shape)
-            line = {"index": index, "text": delta.text, "logprobs": logprobs, **ends}
+            logprobs = completion_logprobs(said.logprobs, self._shape, start=choice.position)
+            line = {"index": index, "text": said.text, "logprobs": logprobs, **ends}
             line.setdefault("stop_reason", None)
             line |= {"prompt_token_ids": None, "token_ids": None}
-        return f"{self._head}{_json(line)}]}}"
+        return line
 
 
 def _head(shape: Shape, request_id: str, created_s: int, model: str) -> str:

@@ -18,6 +18,7 @@ from penstock.client import Client
 from penstock.errors import NotFound, PenstockError, ServiceError, Unavailable
 from penstock.following import Told
 from penstock.openai.chunks import Chunks
+from penstock.openai.jsontext import json_bytes
 from penstock.openai.message import DivergedError
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
@@ -33,7 +34,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import Page, Pages
 from services.gateway.problem import NO_RETRY, Problem, of_error, of_result
 from services.gateway.recent import Recent
-from services.gateway.reply import LARGE_BYTES, Reply, json_of, text_of
+from services.gateway.reply import LARGE_BYTES, Reply, events_of, json_of
 from services.gateway.served import FRESH_S, Served, View
 from services.gateway.vigil import Vigil
 from services.logs import about
@@ -188,7 +189,7 @@ class _Exchange:
         page = self._page(self.request_id, gathered.size_bytes)
         pieces = pieces_of(
             page,
-            lambda found: json_of(body_of_all(self.request_id, wanted.shape, results_of(found))),
+            lambda found: json_bytes(body_of_all(self.request_id, wanted.shape, results_of(found))),
             gathered.size_bytes,
         )
         async with aclosing(pieces):
@@ -235,7 +236,7 @@ class _Exchange:
         ending = chunks.ending(name)
         pieces = pieces_of(
             self._page(name, size_bytes),
-            lambda found: text_of(line for result in results_of(found) for line in ending(result)).encode(),
+            lambda found: events_of(line for result in results_of(found) for line in ending(result)),
             size_bytes,
         )
         async with aclosing(pieces):

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.openai.answers import COMPLETION_PREFIX, Line, body_of, usage_of, whole_usage
-from penstock.openai.chunks import Chunks
+from penstock.openai.chunks import Chunks, Parted
+from penstock.openai.jsontext import Rows
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.jsontext import Rows
 from services.gateway.limits import MAX_ANSWERS_BYTES
 from services.gateway.problem import NO_RETRY, Problem
 from services.gateway.reply import LARGE_BYTES
@@ -182,18 +182,19 @@ class JoinedChunks:
 
     def of_result(self, result: pb.Result) -> list[str]:
         """Return the last chunks of a completed request, and after the last one's the counts; raises DivergedError."""
-        return self.ending(result.request_id)(result)
+        return ["".join(line) for line in self.ending(result.request_id)(result)]
 
-    def ending(self, request_id: str) -> Callable[[pb.Result], list[str]]:
+    def ending(self, request_id: str) -> Callable[[pb.Result], Iterator[Parted]]:
         """Return what does that of one request, of which nothing is told any more, as often as it is asked to."""
         chunks = self._chunks.pop(request_id)
         last = self._usage and not self._chunks
 
-        def of_result(result: pb.Result) -> list[str]:
-            lines = chunks.of_result(result)
+        def last_lines(result: pb.Result) -> Iterator[Parted]:
+            yield from chunks.last_lines(result)
             usage = pb.Usage()
             usage.CopyFrom(result.usage)  # as it is it would hold on to the result
             self._usages[request_id] = usage
-            return [*lines, chunks.usage_line(usage_of(*self._usages.values()))] if last else lines
+            if last:
+                yield (chunks.usage_line(usage_of(*self._usages.values())),)
 
-        return of_result
+        return last_lines

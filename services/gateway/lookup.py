@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -91,7 +91,9 @@ class Lookup:
         return await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key), turn)
 
 
-async def pieces_of(page: Page[Each], make: Callable[[Each], bytes], size_bytes: int) -> AsyncGenerator[bytes, None]:
+async def pieces_of(
+    page: Page[Each], make: Callable[[Each], Iterable[bytes]], size_bytes: int
+) -> AsyncGenerator[bytes, None]:
     """Yield what `make` makes of what `page` has, of this size, piece by piece."""
     with page:
         await page.turn()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -136,7 +136,7 @@ class Page(Place, Generic[T]):
         self._pop()
         return True
 
-    async def pieces(self, make: Callable[[T], bytes], size_bytes: int = 0) -> AsyncGenerator[bytes, None]:
+    async def pieces(self, make: Callable[[T], Iterable[bytes]], size_bytes: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield what `make` makes of the present one, whose size it is that says how long that takes, piece by piece.
 
         Raises LostError if it was let go meanwhile and is another when it is read again.
@@ -168,11 +168,11 @@ class Page(Place, Generic[T]):
         self.give()
         self._last = False
 
-    async def _write(self, make: Callable[[T], bytes], size_bytes: int) -> None:
+    async def _write(self, make: Callable[[T], Iterable[bytes]], size_bytes: int) -> None:
         one = self.one
         self._line = await self._pages.writing.of(lambda: make(one), size_bytes)
 
-    async def _write_again(self, make: Callable[[T], bytes], size_bytes: int) -> None:
+    async def _write_again(self, make: Callable[[T], Iterable[bytes]], size_bytes: int) -> None:
         self._next = self._at
         if await self.turn():
             await self._write(make, size_bytes)
@@ -224,6 +224,6 @@ async def content_of(shelf: Shelf, pages: Pages, tenant: str, file_id: str) -> A
 
     with Page(pages, tenant, read, PART_BYTES) as page:
         while await page.turn():
-            async with aclosing(page.pieces(bytes)) as pieces:
+            async with aclosing(page.pieces(lambda piece: (piece,))) as pieces:
                 async for piece in pieces:
                     yield piece

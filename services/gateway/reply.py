@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any
 
 from starlette.types import Send
 
 from penstock.openai.chunks import DONE
-from services.gateway.jsontext import json_bytes
+from penstock.openai.jsontext import json_bytes
 from services.gateway.problem import Problem
 
 EVENT_HEADERS = {
@@ -25,8 +27,6 @@ LARGE_BYTES = 256 * 1024
 """Of results, from which on their JSON is made beside the event loop, as a MiB with log probabilities takes 0.2 s, and
 only when there is room for as long as a client takes to read it."""
 
-T = TypeVar("T")
-
 
 class Writing:
     """Makes JSON of results: of large ones beside the event loop, and one at a time.
@@ -38,22 +38,49 @@ class Writing:
         """Nothing is being made."""
         self._one = asyncio.Lock()
 
-    async def of(self, make: Callable[[], T], size_bytes: int) -> T:
-        """Return what `make` makes of results of this size."""
+    async def of(self, make: Callable[[], Iterable[bytes]], size_bytes: int) -> bytes:
+        """Return what `make` makes, part by part, of results of this size."""
         if size_bytes < LARGE_BYTES:
-            return make()
+            return b"".join(make())
         async with self._one:
-            return await asyncio.to_thread(make)
+            return await _beside(make)
+
+
+async def _beside(make: Callable[[], Iterable[bytes]]) -> bytes:
+    """Make it in a thread, which has ended when this does: at its next part if nobody waits for it any more."""
+    wanted = True
+
+    def made() -> bytes:
+        return b"".join(takewhile(lambda _part: wanted, make()))
+
+    making = asyncio.ensure_future(asyncio.to_thread(made))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        wanted = False
+        while not making.done():
+            with suppress(asyncio.CancelledError):  # it is raised below
+                await asyncio.wait([making])
+        raise
 
 
 def json_of(body: Any) -> bytes:
     """Return it as JSON."""
-    return json_bytes(body)
+    return b"".join(json_bytes(body))
 
 
 def text_of(lines: Iterable[str]) -> str:
     """Return chunks of a stream as they are sent."""
     return "".join([f"data: {line}\n\n" for line in lines])
+
+
+def events_of(lines: Iterable[Iterable[str]]) -> Iterator[bytes]:
+    """Yield parts of chunks of a stream, which come in parts, as they are sent."""
+    for line in lines:
+        yield b"data: "
+        for part in line:
+            yield part.encode()
+        yield b"\n\n"
 
 
 class Reply:

@@ -12,6 +12,7 @@ from penstock.client import Client
 from penstock.errors import PenstockError
 from penstock.live.timeline import status_of
 from penstock.openai.answers import failure_of
+from penstock.openai.jsontext import json_bytes
 from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
@@ -52,7 +53,7 @@ class Requests:
                 return Response(json_of(described(name, found.each)), media_type="application/json")
             # It is read again when there is room to hold it, for however long its client takes.
             page = self._lookup.page(name, who.tenant, found.size_bytes)
-            pieces = pieces_of(page, lambda found: json_of(described(name, found)), found.size_bytes)
+            pieces = pieces_of(page, lambda found: json_bytes(described(name, found)), found.size_bytes)
             return Download(pieces, {"content-type": "application/json"}, self._vigil, lambda: page.line_bytes)
         except PenstockError as error:
             raise of_error(error) from None

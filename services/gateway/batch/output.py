@@ -6,16 +6,16 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any
 
 from penstock.batch.reader import LineError, custom_id_of
 from penstock.client import Client
 from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2
-from penstock.openai.answers import body_of, error_object, failure_of
+from penstock.openai.answers import Line, body_of, error_object, failure_of
+from penstock.openai.jsontext import Rows, json_bytes
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch.lines import (
@@ -34,7 +34,6 @@ from services.gateway.batch.looks import EXPECTED_BYTES, log_of, looked_up
 from services.gateway.batch.records import KEPT_S
 from services.gateway.batch.turns import Reader, Turn, Turns
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
-from services.gateway.jsontext import Rows, json_bytes
 from services.gateway.pace import give_way
 from services.gateway.pages import Page, Pages
 from services.gateway.reply import Writing
@@ -79,40 +78,40 @@ def line_number(batch: Batch, result: pb.Result) -> int:
     return line if isinstance(line, int) and result.idempotency_key == key_of(batch.batch_id, line) else 0
 
 
-def line_of(result: pb.Result) -> bytes:
-    """Return a result as a line of its file."""
+def line_of(result: pb.Result) -> Iterator[bytes]:
+    """Return the parts of a result as a line of its file."""
     reference = Reference.from_text(result.client_reference)
-    error = None
-    response = None
+    error = response = None
     if is_output(result):
-        response = _response(result, 200, body_of(reference.shape, result, Rows))
+        response = _response(result.request_id, 200, body_of(reference.shape, result, Rows))
     elif result.outcome in UNDONE:
         error = dict(zip(("code", "message"), UNDONE[result.outcome], strict=True))
     else:
         status, inner = failure_of(result, reference.shape)
-        response = _response(result, status, {"error": inner})
+        response = _response(result.request_id, status, {"error": inner})
     return _line(result.request_id, reference.custom_id, response, error)
 
 
 def refusal_line(batch: Batch, refusal: Refusal) -> bytes:
     """Return the line of the error file for a line that the queue refused; there is no request to name."""
     inner = error_object(400, refusal.message, refusal.param or "", refusal.code)
-    response = {"status_code": 400, "request_id": None, "body": {"error": inner}}
-    return _line(f"{batch.batch_id}-{refusal.line}", refusal.custom_id, response, None)
+    response = _response(None, 400, {"error": inner})
+    return b"".join(_line(f"{batch.batch_id}-{refusal.line}", refusal.custom_id, response, None))
 
 
-def _response(result: pb.Result, status: int, body: dict[str, Any]) -> dict[str, Any]:
-    return {"status_code": status, "request_id": result.request_id, "body": body}
+def _response(name: str | None, status: int, body: Line) -> Line:
+    return {"status_code": status, "request_id": name, "body": body}
 
 
-def _line(name: str, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+def _line(name: str, custom_id: str, response: Line | None, error: dict[str, str] | None) -> Iterator[bytes]:
     line = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
-    return json_bytes(line, "backslashreplace") + b"\n"
+    yield from json_bytes(line, "backslashreplace")
+    yield b"\n"
 
 
 async def size_of(result: pb.Result, writing: Writing) -> int:
     """Return how many bytes the line of a result has."""
-    return await writing.of(lambda: len(line_of(result)), result.ByteSize())
+    return len(await writing.of(lambda: line_of(result), result.ByteSize()))
 
 
 def counted(counts: Counts, result: pb.Result, size_bytes: int) -> Counts:
@@ -356,7 +355,7 @@ class Output:
             left -= len(names)
             for number, custom_id in names:
                 name = f"{batch.batch_id}-{number}"
-                yield _line(name, custom_id, None, {"code": code, "message": message})
+                yield b"".join(_line(name, custom_id, None, {"code": code, "message": message}))
 
     async def _named(
         self, batch: Batch, line: int, offset: int, left_out: set[int], most: int, turn: Turn

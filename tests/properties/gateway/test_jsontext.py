@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway import jsontext
-from services.gateway.jsontext import Rows, json_bytes
+from penstock.openai import jsontext
+from penstock.openai.jsontext import Rows, json_bytes
 
 TEXT = st.text() | st.sampled_from(["\ud83d", "a\udc00b", "é\x00\u2028"])
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
@@ -56,15 +56,15 @@ def test_the_parts_are_the_whole(value: Any, most: int, errors: str) -> None:
             expected = whole.encode("utf-8", errors)
         except UnicodeEncodeError:
             with pytest.raises(UnicodeEncodeError):
-                json_bytes(value, errors)
+                b"".join(json_bytes(value, errors))
             return
-        assert json_bytes(value, errors) == expected
+        assert b"".join(json_bytes(value, errors)) == expected
     assert max(parted) <= most
     with patch.object(jsontext, "PART_ENTRIES", most):
-        assert json_bytes(lazy(value), errors) == expected
+        assert b"".join(json_bytes(lazy(value), errors)) == expected
 
 
 def test_what_is_small_is_made_at_once() -> None:
     with patch.object(jsontext, "encode", wraps=jsontext.encode) as encode:
-        json_bytes([{"token": str(number), "bytes": [1, 2, 3]} for number in range(300)])
+        list(json_bytes([{"token": str(number), "bytes": [1, 2, 3]} for number in range(300)]))
     assert encode.call_count == 1

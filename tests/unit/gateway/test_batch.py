@@ -207,13 +207,14 @@ OUTCOMES = [
 def test_an_end_is_a_line_of_one_of_the_files(outcome: Any, status: int | None, code: str | None) -> None:
     text = Reference(3, "mine", Shape()).to_text()
     result = pb.Result(outcome=outcome, request_id="r-1", client_reference=text, choices=[pb.Choice(text="ü\ud7ff")])
-    line = json.loads(line_of(result))
+    written = b"".join(line_of(result))
+    line = json.loads(written)
     assert (line["custom_id"], line["id"]) == ("mine", "batch_req_r-1")
     assert (line["response"] and line["response"]["status_code"]) == status
     assert (line["error"] and line["error"]["code"]) == code
-    counts = counted(Counts(2), result, len(line_of(result)))
+    counts = counted(Counts(2), result, len(written))
     assert (counts.completed, counts.failed) == ((1, 0) if status == 200 else (0, 1))
-    assert counts.output_bytes + counts.error_bytes == len(line_of(result))
+    assert counts.output_bytes + counts.error_bytes == len(written)
     assert counts.expired == (code == "batch_expired")
 
 

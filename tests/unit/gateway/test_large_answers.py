@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from penstock.connection import Turn
+from penstock.openai.jsontext import json_bytes
 from penstock.queue.v1.queue_pb2 import GetRequest, GetResponse, IdentifyResponse
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import Cancelled
@@ -24,7 +25,7 @@ from services.gateway.limits import MAX_ANSWERS_BYTES, MAX_LOOKING
 from services.gateway.lookup import Lookup, pieces_of
 from services.gateway.pages import PLACE_BYTES, Pages
 from services.gateway.problem import Problem
-from services.gateway.reply import LARGE_BYTES, json_of
+from services.gateway.reply import LARGE_BYTES
 from services.gateway.requests import Requests, described
 from services.gateway.vigil import Vigil
 from tests.support.asgi import Visit, get
@@ -63,7 +64,7 @@ async def test_an_answer_is_whole_however_large_it_is(size_bytes: int) -> None:
 async def test_a_client_that_takes_nothing_of_a_large_answer_keeps_no_room_that_others_wait_for() -> None:
     looks = Lookup(client_of(LARGE_BYTES), Pages(1, 0.0))
     pages = [looks.page("r-1", "acme", LARGE_BYTES) for _ in range(2)]
-    slow, quick = (pieces_of(page, lambda found: json_of(described("r-1", found)), LARGE_BYTES) for page in pages)
+    slow, quick = (pieces_of(page, lambda found: json_bytes(described("r-1", found)), LARGE_BYTES) for page in pages)
     async with asyncio.timeout(10):
         first = await anext(slow)
         whole = b"".join([piece async for piece in quick])

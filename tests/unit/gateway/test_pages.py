@@ -55,7 +55,7 @@ async def told(
         if held is not None:
             held.append(page)
         while await page.turn():
-            async for piece in page.pieces(bytes, 2 * len(page.one)):  # the large ones beside the loop
+            async for piece in page.pieces(lambda line: (line,), 2 * len(page.one)):  # the large ones beside the loop
                 yield piece
 
 

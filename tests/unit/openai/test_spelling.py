@@ -65,7 +65,7 @@ def test_batch_and_gateway_name_the_field_that_the_body_has(given: dict[str, Any
     ended.client_reference = Shape.of(body).to_reference()
     assert of_result(ended).body == line["response"]["body"]
     ended.client_reference = Reference(7, "mine", Shape.of(body)).to_text()
-    assert f'"body":{{"error":{{"message":"{text}"'.encode() in line_of(ended)
+    assert f'"body":{{"error":{{"message":"{text}"'.encode() in b"".join(line_of(ended))
     refusal = refused(error, pb.Request(client_reference=ended.client_reference))  # type: ignore[arg-type]
     assert (refusal.param, refusal.message) == (spelt or None, text)
 

@@ -33,15 +33,16 @@ class Rows:
 CONTAINERS = (dict, list, tuple, Rows)
 
 
-def json_bytes(value: Any, errors: str = "strict") -> bytes:
-    """Return a value as JSON in UTF-8, of which `errors` says what becomes of lone surrogates, as `str.encode` has it.
+def json_bytes(value: Any, errors: str = "strict") -> Iterator[bytes]:
+    """Yield the parts of a value as JSON in UTF-8; `errors` says what becomes of lone surrogates, as for `str.encode`.
 
-    However it is parted, it is to the byte what the encoder makes of the whole. Raises what that does.
+    Raises what that does.
     """
-    return b"".join([part.encode("utf-8", errors) for part in _parts(value)])
+    return (part.encode("utf-8", errors) for part in json_parts(value))
 
 
-def _parts(value: Any) -> Iterator[str]:
+def json_parts(value: Any) -> Iterator[str]:
+    """Yield the parts of a value as JSON: however it is parted, it is what the encoder makes of the whole."""
     if _entries(value) <= PART_ENTRIES:
         yield encode(value)
     elif isinstance(value, dict):
@@ -60,7 +61,7 @@ def _object(fields: dict[Any, Any]) -> Iterator[str]:
         else:
             ((key, value),) = run
             yield encode({key: None})[1 : -len("null}")]
-            yield from _parts(value)
+            yield from json_parts(value)
     yield "}"
 
 
@@ -73,7 +74,7 @@ def _array(values: Iterable[Any]) -> Iterator[str]:
         if len(run) > 1:
             yield encode(run)[1:-1]
         else:
-            yield from _parts(run[0])
+            yield from json_parts(run[0])
     yield "]"
 
 
