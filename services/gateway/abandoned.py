@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import re
+import secrets
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.client import Client
 from penstock.credentials import Acting, acting, acting_as
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.queue.v1 import queue_pb2
 from services.gateway.group import Group
 from services.gateway.limits import MAX_ABANDONED
 from services.gateway.metrics import GatewayMetrics
@@ -25,25 +29,40 @@ log = logging.getLogger(__name__)
 AGAIN_S = 1.0
 """Between two tries, each of which has the client's patience."""
 
+DRAWN = re.compile(r"gateway-[0-9a-f]{32}")
+
+
+def drawn_key() -> str:
+    """Return an idempotency key for a request without one: it names the request also where its id has been lost."""
+    return f"gateway-{secrets.token_hex(16)}"
+
 
 class Abandoned:
     """Cancels them, all that one key may cancel at once."""
 
-    def __init__(self, client: Client, metrics: GatewayMetrics, most: int = MAX_ABANDONED) -> None:
-        """Cancel through `client`; of more than `most` that wait for it the oldest go on."""
+    def __init__(
+        self, client: Client, metrics: GatewayMetrics, most: int = MAX_ABANDONED, keeps_oldest: bool = False
+    ) -> None:
+        """Cancel through `client`. Of more than `most` some go on: the oldest, or with `keeps_oldest` the newest."""
         self._client = client
         self._metrics = metrics
         self._most = most
+        self._pushed_out = -1 if keeps_oldest else 0
         self._left: dict[str, Acting] = {}
         """By name, the oldest first: whose they are."""
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
     def add(self, name: str) -> None:
-        """Have a request, or those of a group, cancelled in the name of who is acted for now."""
-        if len(self._left) >= self._most:
-            self._let_go([next(iter(self._left))], f"the last {self._most} without one wait for the queue")
+        """Have a request, or those of a group, cancelled in the name of who is acted for now.
+
+        It is named by its id, or by a drawn key. Of too many one goes on, of who has the most.
+        """
         self._left[name] = acting()
+        if len(self._left) > self._most:
+            ((most, _),) = Counter(self._left.values()).most_common(1)
+            names = [one for one, whose in self._left.items() if whose == most]
+            self._let_go([names[self._pushed_out]], f"{self._most} without one wait for the queue")
         if self._task is None or self._task.done():
             # In a context of its own: the caller's has its key, which is to go with the last name that needs it.
             self._task = asyncio.create_task(self._cancel_all(), name="abandoned", context=contextvars.Context())
@@ -79,15 +98,21 @@ class Abandoned:
                     self._left.pop(name, None)
 
     def _next(self) -> tuple[list[str], Acting]:
-        """Return the oldest, with all others of who may cancel it, and who that is; a group is cancelled by itself."""
+        """Return the oldest, with all others of who may cancel it, and who that is; what is no id comes by itself."""
         first, whose = next(iter(self._left.items()))
-        if Group.named(first) is not None:
+        if not _is_id(first):
             return [first], whose
-        return [name for name, others in self._left.items() if others == whose and Group.named(name) is None], whose
+        return [name for name, others in self._left.items() if others == whose and _is_id(name)], whose
 
     async def _cancelled(self, names: Sequence[str]) -> int:
         """Cancel them and return how many had not ended by themselves."""
         group = Group.named(names[0])
+        if DRAWN.fullmatch(names[0]):
+            key = queue_pb2.IdempotencyKey(key=names[0])
+            try:
+                names = [(await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))).request_id]
+            except NotFound:
+                return 0  # it never came to the queue
         if group is None:
             done = await self._client.cancel(*names)
             return len(names) - len(done.not_cancelled)
@@ -102,4 +127,10 @@ class Abandoned:
     def _let_go(self, names: Sequence[str], reason: object) -> None:
         for name in names:
             if self._left.pop(name, None) is not None:
+                self._metrics.uncancelled.inc()
                 log.warning("%s goes on without its client: %s", name, reason, extra=about(name))
+
+
+def _is_id(name: str) -> bool:
+    """Return whether it is the id of one request."""
+    return Group.named(name) is None and not DRAWN.fullmatch(name)

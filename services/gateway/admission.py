@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.client import Client
-from penstock.errors import InvalidRequest, NotFound, PenstockError, refusal_of
+from penstock.errors import InvalidRequest, NotFound, PenstockError, ServiceError, Unavailable, refusal_of
 from penstock.limits import MAX_REQUEST_BYTES
 from penstock.openai.bodies import BodyError, ChatBody, CompletionBody, parse_body
 from penstock.openai.convert import to_request
@@ -17,11 +17,11 @@ from penstock.openai.shape import Shape
 from penstock.openai.spelling import as_spelt
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.abandoned import Abandoned
+from services.gateway.abandoned import Abandoned, drawn_key
 from services.gateway.extras import Extras
 from services.gateway.group import Group
 from services.gateway.intake import Held
-from services.gateway.limits import MAX_TOGETHER_BYTES, SUBMIT_WINDOW_BYTES
+from services.gateway.limits import MAX_ABANDONED, MAX_TOGETHER_BYTES, SUBMIT_WINDOW_BYTES
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problem import Problem, given_as
 
@@ -114,10 +114,12 @@ def _check_sizes(sizes_bytes: Sequence[int]) -> None:
 class Admission:
     """Submits; what a client left behind is cancelled in the background."""
 
-    def __init__(self, client: Client, metrics: GatewayMetrics) -> None:
-        """Talk to the queue through `client`."""
+    def __init__(self, client: Client, metrics: GatewayMetrics, most: int = MAX_ABANDONED) -> None:
+        """Talk to the queue through `client`; of more than `most` that it is to cancel some go on."""
         self._client = client
-        self._abandoned = Abandoned(client, metrics)
+        self._abandoned = Abandoned(client, metrics, most)
+        # The longer the queue is away, the less of what cannot be submitted may have come to it.
+        self._unanswered = Abandoned(client, metrics, most, keeps_oldest=True)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def submit(self, asked: Asked, held: Held) -> Submitted:
@@ -153,8 +155,7 @@ class Admission:
     async def _submit(self, asked: Asked) -> Submitted:
         prompts = asked.body.prompts
         if len(prompts) <= 1:
-            request_id = await self._client.submit_request(asked.request)
-            return Submitted(request_id, (request_id,))
+            return await self._submit_one(asked.request)
         group = Group.of(asked.request.idempotency_key, len(prompts))
         _check_sizes(list(group.sizes_bytes(asked.request, prompts)))  # before the first of them is sent
         requests = group.requests(asked.request, prompts)
@@ -168,9 +169,20 @@ class Admission:
         except PenstockError:
             if not asked.request.idempotency_key:
                 # What of it is durable answers nobody, who was told no name for it; a key brings the next try to it.
-                self.abandon(group.name)
+                self._unanswered.add(group.name)
             raise
         return Submitted(group.name, tuple(ids.values()))
+
+    async def _submit_one(self, request: pb.Request) -> Submitted:
+        drawn = "" if request.idempotency_key else drawn_key()
+        request.idempotency_key = request.idempotency_key or drawn
+        try:
+            request_id = await self._client.submit_request(request)
+        except (Unavailable, ServiceError):
+            if drawn:
+                self._unanswered.add(drawn)  # it may be durable, and answers nobody, who was told no name for it
+            raise
+        return Submitted(request_id, (request_id,))
 
     def abandon(self, request_id: str) -> None:
         """Cancel a request whose client has gone."""
@@ -181,9 +193,10 @@ class Admission:
         try:
             async with asyncio.timeout(within_s):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-                await self._abandoned.settle()
+                await asyncio.gather(self._abandoned.settle(), self._unanswered.settle())
         except TimeoutError:
             self._abandoned.give_up()
+            self._unanswered.give_up()
 
     async def _undo(self, submitting: asyncio.Task[Submitted], keep: bool) -> None:
         try:

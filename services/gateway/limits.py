@@ -83,8 +83,9 @@ MAX_CLOSING_S = 24 * 3600.0
 bound, which TLS transports do not know."""
 
 MAX_ABANDONED = 4096
-"""Requests that are to be cancelled, as their clients have gone, once the queue answers: of more the oldest go on. It
-takes some hundred bytes for each; one call cancels up to 10,000."""
+"""Requests that are to be cancelled, as their clients have gone, once the queue answers: of more the oldest go on, of
+the key that has the most. And as many that had no answer to their submit, of which the newest go on. It takes some
+hundred bytes for each; one call cancels up to 10,000."""
 
 KEEP_ALIVE_S = 15.0
 """A stream that has nothing to say for this long sends a comment: below the idle limits of common proxies (60 s), and

@@ -30,6 +30,10 @@ class GatewayMetrics:
         )  # fmt: skip
         self.hangups = Counter(f"{PREFIX}hangups", "Clients that went away before their answer.", registry=registry)
         self.cancels = Counter(f"{PREFIX}cancels", "Requests cancelled because of that.", registry=registry)
+        self.uncancelled = Counter(
+            f"{PREFIX}uncancelled", "Requests that go on without their clients, as cancelling them failed.",
+            registry=registry,
+        )  # fmt: skip
         self.diverged = Counter(
             f"{PREFIX}diverged_streams", "Streams ended because a later attempt said something else.", registry=registry
         )

@@ -357,7 +357,7 @@ async def test_metrics_are_told_and_documented(fleet: Fleet) -> None:
     names = {name for name in names if not name.endswith("_created")}
     assert f'penstock_gateway_requests_total{{endpoint="{COMPLETIONS_URL}",status="200"}}' in text
     listed = (ROOT / "docs/observability.md").read_text()
-    assert len(names) == 12
+    assert len(names) == 13
     assert not {name for name in names if f"`{name}`" not in listed}
 
 

@@ -14,10 +14,13 @@ from prometheus_client import CollectorRegistry
 from penstock.client import Client
 from penstock.credentials import AUTHORIZATION, pass_on
 from penstock.errors import Unavailable
+from penstock.openai.bodies import COMPLETIONS_URL
 from penstock.request.v1 import request_pb2 as pb
-from services.gateway.abandoned import Abandoned
-from services.gateway.admission import Admission
+from services.gateway.abandoned import Abandoned, drawn_key
+from services.gateway.admission import Admission, understand
+from services.gateway.extras import Extras
 from services.gateway.group import Group
+from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from tests.support.fake_queue import FakeQueue, serving
 from tests.unit.gateway.test_generation import PATIENCE_S, until
@@ -72,18 +75,21 @@ async def test_who_leaves_while_the_queue_is_away_is_cancelled_when_it_is_back()
     queue, metrics = Told(), GatewayMetrics(CollectorRegistry())
     async with away() as client:
         admission = Admission(client, metrics)
-        group = Group.of("", 3)
-        for name in (*IDS[:4], "gone", group.name):
+        group, keys = Group.of("", 3), [drawn_key(), drawn_key()]
+        for name in (*IDS[:2], "gone", keys[0], IDS[2], keys[1], IDS[3], group.name):
             admission.abandon(name)
         await until(lambda: client.failed >= 2)
         queue.requests.append(pb.Request(request_id="r-9", batch=group.batch))
+        queue.requests.append(pb.Request(request_id="r-10"))
+        queue.by_key[keys[1]] = "r-10"
         async with serving(queue, client._queue.address):
-            await until(lambda: cancels(metrics) == 5)
-            assert queue.calls == [("", [*IDS[:4], "gone"]), ("", [group.batch])], "many by one call"
+            await until(lambda: cancels(metrics) == 6)
+            told = [[*IDS[:2], "gone", *IDS[2:4]], ["r-10"], [group.batch]]
+            assert queue.calls == [("", names) for names in told], "many by one call"
             admission.abandon(IDS[4])
             await admission.settle(PATIENCE_S)
-    assert queue.calls[2:] == [("", [IDS[4]])]
-    assert cancels(metrics) == 6
+    assert queue.calls[3:] == [("", [IDS[4]])]
+    assert cancels(metrics) == 7
 
 
 async def test_each_is_cancelled_by_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,6 +122,89 @@ async def test_of_too_many_the_oldest_go_on(caplog: pytest.LogCaptureFixture) ->
     assert queue.calls == [("", IDS[2:])]
     told = [record.getMessage().partition(":")[0] for record in caplog.records]
     assert told == [f"{name} goes on without its client" for name in IDS[:2]]
+
+
+async def test_who_has_many_pushes_out_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
+    queue, metrics = Told(), GatewayMetrics(CollectorRegistry())
+    async with away() as client:
+        abandoned = Abandoned(client, metrics, most=4)
+        for whose, name in (("one", IDS[0]), ("many", IDS[1]), ("many", IDS[2]), ("many", IDS[3]), ("one", IDS[4])):
+            pass_on(f"Bearer {whose}")
+            abandoned.add(name)
+        async with serving(queue, client._queue.address):
+            await abandoned.settle()
+    assert queue.calls == [("Bearer one", [IDS[0], IDS[4]]), ("Bearer many", IDS[2:4])]
+    told = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert told == [f"{IDS[1]} goes on without its client"]
+    assert metrics.registry.get_sample_value("penstock_gateway_uncancelled_total") == 1
+
+
+async def test_what_cannot_be_submitted_pushes_out_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the queue is away that may be very much, of which the first alone may have come to it."""
+    keys = [f"gateway-{number:032x}" for number in range(3)]
+    monkeypatch.setattr("services.gateway.admission.drawn_key", iter(keys).__next__)
+    queue, metrics = Told(), GatewayMetrics(CollectorRegistry())
+    queue.by_key[keys[0]] = IDS[4]
+    async with away() as client:
+        admission = Admission(client, metrics, most=2)
+        for name in IDS[:2]:
+            admission.abandon(name)
+        for _ in keys:
+            asked = understand(COMPLETIONS_URL, {"model": "m", "prompt": "p"}, Extras(), 0)
+            with Intake(1.0).holding() as held, pytest.raises(Unavailable):
+                await admission.submit(asked, held.pass_on())
+        async with serving(queue, client._queue.address):
+            await until(lambda: cancels(metrics) == 3)
+            await admission.settle(PATIENCE_S)
+    assert sorted(queue.calls) == [("", IDS[:2]), ("", IDS[4:])]
+    told = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert told == [f"{keys[2]} goes on without its client"]
+
+
+class Deaf(Told):
+    """Stores what is submitted, and is gone before it says so."""
+
+    stores = True
+
+    async def Submit(self, request_iterator: Any, context: Any) -> Any:
+        async for frame in request_iterator:
+            for tagged in frame.batch.requests:
+                if self.stores:
+                    await self._accept(tagged.request, tagged.tag)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+        yield
+
+    async def SubmitUnary(self, request: Any, context: Any) -> Any:
+        if self.stores:
+            await self._accept(request.requests[0], 0)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+
+
+@pytest.mark.parametrize("stores", [True, False])
+@pytest.mark.parametrize("key", ["", "mine"])
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_what_may_be_durable_and_has_no_name_is_cancelled(stores: bool, key: str, leaves: bool) -> None:
+    queue, metrics = Deaf(), GatewayMetrics(CollectorRegistry())
+    queue.stores, queue.paused = stores, True
+    async with serving(queue) as address, Client(address, retry_for_s=0.1) as client:
+        admission = Admission(client, metrics)
+        for number in range(2):
+            extras = Extras(idempotency_key=key and f"{key} {number}", keep=bool(key))
+            asked = understand(COMPLETIONS_URL, {"model": "m", "prompt": "p"}, extras, 0)
+            with Intake(1.0).holding() as held:
+                submitting = asyncio.create_task(admission.submit(asked, held.pass_on()))
+                await asyncio.sleep(0)
+                if leaves:
+                    submitting.cancel()
+                with pytest.raises(asyncio.CancelledError if leaves else Unavailable):
+                    await submitting
+        await admission.settle(PATIENCE_S)
+    assert len(queue.by_key) == (2 if stores else 0)
+    assert sorted(queue.calls) == ([("", ["r-5"]), ("", ["r-6"])] if stores and not key else [])
+    assert cancels(metrics) == len(queue.calls)
+    assert metrics.registry.get_sample_value("penstock_gateway_uncancelled_total") == 0
 
 
 async def test_a_gateway_that_stops_waits_no_longer_for_it_than_its_patience(caplog: pytest.LogCaptureFixture) -> None:
