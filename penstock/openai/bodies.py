@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from penstock.openai.limits import MAX_ENTRIES, MAX_PROMPTS, MAX_STOP_STRINGS, MAX_TOKEN_ID
 from penstock.openai.parts import wrong_part
-from penstock.openai.strict import Entries, Items, Strict
+from penstock.openai.strict import Entries, Items, Strict, complaint
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
@@ -442,9 +442,5 @@ def _body_error(error: ValidationError) -> BodyError:
     if problem["input"] is True and problem.get("ctx") == {"expected": "False"}:
         return BodyError(f"{path}: not supported", path, "unsupported_parameter")
     param = path if path.startswith("messages.") else place[0] if place else ""
-    text = problem["msg"].removeprefix("Value error, ")
-    shown = repr(problem.get("input"))
-    got = f" (got {shown if len(shown) <= 80 else shown[:77] + '...'})" if problem["type"] != "value_error" else ""
-    if not param:
-        return BodyError(text, text.split()[0])
-    return BodyError(f"{param}: {text}{got}", param)
+    text = complaint(problem)
+    return BodyError(f"{param}: {text}", param) if param else BodyError(text, text.split()[0])

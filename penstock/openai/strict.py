@@ -10,9 +10,18 @@ from itertools import islice
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic_core import ErrorDetails
 
 PIECE = 100
 """Entries of a mapping that are checked together: of as many it is noted what is wrong."""
+
+KINDS = {
+    "prompt": "must be a text, a list of texts, a list of token ids, or a list of such lists",
+    "stop": "must be a text or a list of texts, none of which is empty",
+    "tool_choice": 'must be "none", "auto", "required", or {"type": "function", "function": {"name": …}}',
+    "vllm_xargs": "must be an object of texts, numbers and lists of these",
+}
+"""Fields whose values may be of several kinds: of one that is of none pydantic tells what the first of them wants."""
 
 T = TypeVar("T")
 
@@ -47,3 +56,12 @@ class Strict(BaseModel):
         known = {field.alias or name for name, field in cls.model_fields.items()}
         unknown = next(name for name in given if name not in known)
         return {name: value for name, value in given.items() if name in known or name == unknown}
+
+
+def complaint(problem: ErrorDetails) -> str:
+    """Return what is wrong with the value of a field, and what it is where that is not said."""
+    if problem["type"] == "value_error":
+        return problem["msg"].removeprefix("Value error, ")
+    shown = repr(problem.get("input"))
+    text = KINDS.get(str(problem["loc"][0]), problem["msg"]) if problem["loc"] else problem["msg"]
+    return f"{text} (got {shown if len(shown) <= 80 else shown[:77] + '...'})"
