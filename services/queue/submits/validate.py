@@ -231,10 +231,10 @@ def _check_range(field: str, value: float, least: float, most: float, open_ended
     # What is not a number is on no side of anything.
     if (least < value if open_ended else least <= value) and value <= most and value != math.inf:
         return
-    bounds = [f"above {least:g}" if open_ended else f"at least {least:g}"]
+    bounds = [f"above {least:.15g}" if open_ended else f"at least {least:.15g}"]
     if math.isfinite(most):
-        bounds.append(f"at most {most:g}")
-    text = f"{value:g} is out of range: must be {' and '.join(bounds)}"
+        bounds.append(f"at most {most:.15g}")
+    text = f"{value:.15g} is out of range: must be {' and '.join(bounds)}"
     raise InvalidRequestError(f"sampling.{field}", text)
 
 

@@ -67,8 +67,9 @@ def size(sizes: Sizes, prompt_tokens: int, max_tokens: int, completions: int) ->
         return Ending(
             EndingKind.REJECTED,
             "context_length_exceeded",
-            f"the prompt has {prompt_tokens} tokens, the model's window is {sizes.max_model_len} tokens "
-            "and at least one must be left for the output",
+            # As vLLM begins: clients know it by these words.
+            f"This model's maximum context length is {sizes.max_model_len} tokens. However, the prompt has "
+            f"{prompt_tokens} tokens, which leaves none for the output.",
             "prompt",
         )
     most = output_tokens(room, max_tokens, sizes.default_max_tokens, sizes.ceiling_max_tokens)

@@ -74,7 +74,8 @@ class ByteRenderer:
         if len(ids) > self._max_model_len:
             raise RequestRefusedError(
                 "context_length_exceeded",
-                f"the prompt has {len(ids)} tokens, the model's window is {self._max_model_len} tokens",
+                f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt has "
+                f"{len(ids)} tokens.",
                 "prompt",
             )
         if not ids:

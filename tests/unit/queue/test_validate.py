@@ -218,6 +218,11 @@ def test_a_refusal_is_short_however_long_what_it_quotes() -> None:
         check(many, {"batch"})
 
 
+def test_a_number_is_quoted_as_it_was_given() -> None:
+    with pytest.raises(InvalidRequestError, match=r"1000001 is out of range: must be at least 1 and at most \d{5}$"):
+        check(request(sampling=request_pb2.SamplingParams(n=1_000_001)), {"batch"})
+
+
 def test_unknown_fields_are_refused_with_their_numbers_at_every_depth() -> None:
     varint_field_900 = b"\xa0\x38\x01"
     outer = request_pb2.Request.FromString(request().SerializeToString() + varint_field_900)

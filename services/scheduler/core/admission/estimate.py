@@ -95,8 +95,9 @@ def rejection(request: Announced, shapes: Sequence[EngineShape]) -> RejectReques
         return RejectRequest(
             request.request_id,
             "context_length_exceeded",
-            f"the prompt has {request.prompt_tokens} tokens; the model's window has {window_tokens},"
-            " of which at least one is for output",
+            # As vLLM begins: clients know it by these words.
+            f"This model's maximum context length is {window_tokens} tokens. However, the prompt has "
+            f"{request.prompt_tokens} tokens, which leaves none for the output.",
             "prompt",
         )
     largest = max(shapes, key=lambda shape: shape.capacity_blocks)
