@@ -217,7 +217,7 @@ class Service:
             await asyncio.gather(*beside, stopping, return_exceptions=True)
             self._reader.close()
             with suppress(StoreError):
-                self._lives.end(self._clock.now_ns(), self.committer.machine.book.counters.fencing_token)
+                self._lives.note(self._clock.now_ns())
             self._store.close()
         for task in beside:
             if not task.cancelled() and (error := task.exception()) is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +95,30 @@ async def test_a_second_worker_of_one_name_takes_nothing_from_the_first_and_foll
     attempts = [result.attempts for result in results.values()]
     assert set(attempts[: REQUESTS // 2]) == {1}
     assert set(attempts) <= {1, 2}
+
+
+async def test_power_cuts_cost_no_attempt(make_fleet: Callable[..., Fleet]) -> None:
+    """All processes die in one instant, more often than there are attempts, with the same requests running."""
+    fleet = make_fleet(queue_flags=["--max-attempts", "2"])
+    worker = fleet.add_worker("w1", [*SIMULATED_FLAGS, "--profile", "h100-llama-8b"])
+    async with public.Client(fleet.queue.address, retry_for_s=60) as client:
+        names = [await client.submit(prompt=f"long {i}", max_tokens=1500, ignore_eos=True) for i in range(3)]
+
+        async def all_run() -> bool:
+            return all([(await client.get(name)).state is public.RequestState.LEASED for name in names])
+
+        for life in range(3):
+            await wait_for_async(all_run, "all of them to run")
+            for service in fleet.services.values():
+                os.kill(service.pid, signal.SIGKILL)
+            for service in fleet.services.values():
+                service.kill()
+            if life == 2:
+                worker.command = [*worker.command, "--profile", "instant"]  # let them finish
+            for service in fleet.services.values():
+                service.start()
+        results = [await client.result(name) for name in names]
+    assert [(result.outcome, result.attempts) for result in results] == [(public.Outcome.COMPLETED, 1)] * 3
 
 
 async def test_sigterm_drains_and_exits_0(make_fleet: Callable[..., Fleet]) -> None:

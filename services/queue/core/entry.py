@@ -112,7 +112,7 @@ class Entry:
         self.attempts = 0
         """Those that count towards the most there may be, the present one included."""
         self.uncounted = 0
-        """Those that do not: handed back by a worker, or made before a dead letter was requeued."""
+        """Those that do not: handed back, lost with the queue, or made before a dead letter was requeued."""
         self.last_error = ""
         self.fencing_token = 0
         self.worker_id = ""
@@ -146,22 +146,12 @@ class Counters:
         self.fencing_token = max(self.fencing_token, given.fencing_token)
 
 
-class Stop(NamedTuple):
-    """The latest stop of the queue in order: until workers came back, nobody could hand them their runs back."""
-
-    fencing_token: int = 0
-    """The latest that had been given by then; 0 if the queue has never been stopped in order."""
-    back: tuple[tuple[str, str], ...] = ()
-    """Name and instance id of the workers that have come back since with leases of before."""
-
-
 @dataclass(slots=True)
 class Recovered:
     """What a store holds of live requests, read at start-up."""
 
     counters: Counters = field(default_factory=Counters)
     entries: list[Entry] = field(default_factory=list)
-    stop: Stop = field(default_factory=Stop)
 
 
 def request_id_of(store_id: str, seq: int) -> str:

@@ -52,7 +52,7 @@ class Input(Enum):
     EXHAUST = "exhaust"
     """Any of the three above in the last attempt."""
     GIVE_BACK = "give_back"
-    """The worker hands the request back unharmed."""
+    """The worker hands the request back unharmed, or was lost while nobody could hear of it."""
     CANCEL = "cancel"
     DEADLINE = "deadline"
     REJECT = "reject"

@@ -91,7 +91,7 @@ class Machine:
         """Take over what the store holds; `quotas` are in force until others are set."""
         self.book = Book(store_id, rules.channels, rules.lease_ns, recovered, now_ns)
         self.audit = Audit(self.book)
-        self._workers = Workers(self.book, rules, recovered.stop)
+        self._workers = Workers(self.book, rules)
         self._quotas = quotas
         self._scheduler_id = ""
         """The instance whose Backlog stream was opened last."""

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from services.core.value import fields
 from services.queue.core.ages import Ages, Gap
-from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Counters, Entry, RequestMeta, Stop
+from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 
 SCHEMA_VERSION: Final = 3
@@ -53,6 +53,7 @@ STORE_ID_KEY: Final = b"store_id"
 COUNTERS_KEY: Final = b"counters"
 CLOCK_KEY: Final = b"clock"
 STOPPED_KEY: Final = b"stopped"
+"""Of earlier versions, which noted stops in order; nothing reads it."""
 
 _ROW_VERSION: Final = 1
 _UNCOUNTED_ROW_VERSION: Final = 2
@@ -302,22 +303,6 @@ def decode_clock(row: bytes) -> tuple[int, Ages]:
     if len(known) < 8 or len(gaps) % _PAIR.size:
         raise ValueError(f"the row of the clock has {len(row)} bytes")
     return seq_of(known), Ages(tuple([Gap(*pair) for pair in _PAIR.iter_unpack(gaps)]))
-
-
-def encode_stopped(stop: Stop) -> bytes:
-    """Return the row in `meta` of a stop in order."""
-    return seq_key(stop.fencing_token) + (json.dumps(stop.back).encode() if stop.back else b"")
-
-
-def decode_stopped(row: bytes) -> Stop:
-    """Read the row of the latest stop in order; raises ValueError if it is not one."""
-    if len(row) < 8:
-        raise ValueError(f"the row of the last stop has {len(row)} bytes")
-    try:
-        back = tuple([(str(worker_id), str(instance_id)) for worker_id, instance_id in json.loads(row[8:] or b"[]")])
-    except TypeError:
-        raise ValueError("the row of the last stop does not say which workers are back") from None
-    return Stop(seq_of(row[:8]), back)
 
 
 def encode_result(head: ResultHead, body: bytes) -> bytes:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from services.queue.core import records
 from services.queue.core.book import Book, Change, stop_failure
 from services.queue.core.effects import (
     Deliver,
@@ -21,9 +19,8 @@ from services.queue.core.effects import (
     StopRun,
     TokensWatched,
     WorkOpened,
-    Write,
 )
-from services.queue.core.entry import BatchKey, Entry, Failure, Stop, parse_request_id
+from services.queue.core.entry import BatchKey, Entry, Failure, parse_request_id
 from services.queue.core.lifecycle import Input, Outcome, State
 from services.queue.core.messages import (
     Claim,
@@ -39,9 +36,9 @@ from services.queue.core.messages import (
 from services.queue.core.offers import Offers
 
 MOST_UNCOUNTED: Final = 32
-"""Attempts of a request after which one counts that is handed back, or whose delivery is lost with its stream: what
-ends each worker, or breaks each stream, must not go on for ever, and a bad link or a drain does not meet the same
-request so often."""
+"""Attempts of a request after which one counts that is handed back, or lost with its stream or with the queue: what
+ends each worker, breaks each stream or takes down each host must not go on for ever, and a bad link, a drain or a power
+cut does not meet the same request so often."""
 
 HANDED_BACK: Final = Failure("handed_back", f"handed back by its worker; {MOST_UNCOUNTED} attempts had not counted yet")
 
@@ -73,16 +70,12 @@ class Worker:
 class Workers:
     """The workers the queue knows: those with a Work stream, and those that may return in time."""
 
-    def __init__(self, book: Book, rules: Rules, stop: Stop) -> None:
-        """Know no worker yet; recovered leases wait for theirs, or expire.
-
-        Leases up to its token are of before `stop`, during which no worker could hand them back.
-        """
+    def __init__(self, book: Book, rules: Rules) -> None:
+        """Know no worker yet; recovered leases wait for theirs, or expire."""
         self._book = book
         self._rules = rules
-        self._stop = stop
-        self._back = dict.fromkeys(stop.back)
         self._workers: dict[str, Worker] = {}
+        """Those seen in this life of the queue; all that each holds it has been leased in it, or has come back with."""
         self._by_stream: dict[int, Worker] = {}
         self._offers = Offers()
         self._watched_seqs: defaultdict[int, set[int]] = defaultdict(set)
@@ -96,7 +89,9 @@ class Workers:
         """Take a worker in: adopt the leases it still holds, requeue those it does not.
 
         Not while another instance of its name is connected: two that took each other's leases would use
-        up the attempts of every request.
+        up the attempts of every request. What an instance that has been seen was running when the next one came
+        counts; what the same process does not hold it has not run, for the delivery, or its giving it back, was
+        lost with the stream.
         """
         known = self._workers.get(message.worker_id)
         if known is not None and known.stream is not None:
@@ -111,8 +106,11 @@ class Workers:
         self._by_stream[message.stream] = worker
         self._book.emit(WorkOpened(message.stream))
         adopted = self._adopt(worker, message, now_ns)
+        counts = known is not None and known.instance_id != message.instance_id
+        miss = self._lose if counts else self._return
+        failure = Failure(Input.WORKER_LOST.value, "the worker restarted without the request")
         for seq in sorted(self._book.holdings.get(message.worker_id, set()) - adopted):
-            self._miss(self._book.entries[seq], message.instance_id, now_ns)
+            miss(self._book.entries[seq], Input.WORKER_LOST, failure, now_ns)
 
     def _adopt(self, worker: Worker, message: WorkerOpened, now_ns: int) -> set[int]:
         """Keep the leases the worker still holds, and tell it of those that are lost."""
@@ -127,38 +125,7 @@ class Workers:
             self._book.renew(entry.seq, now_ns)
             self.tell_stop(entry)
             self._tell_watched(entry, self._is_watched(entry))
-        self._note_back((worker.worker_id, worker.instance_id), adopted)
         return adopted
-
-    def _note_back(self, who: tuple[str, str], seqs: Iterable[int]) -> None:
-        """Have the store know that a worker has been seen since the stop with what it has leased from before."""
-        before = any(self._book.entries[seq].fencing_token <= self._stop.fencing_token for seq in seqs)
-        if before and who not in self._back:
-            self._back[who] = None
-            row = records.encode_stopped(Stop(self._stop.fencing_token, tuple(self._back)))
-            self._book.emit(Write(records.META, records.STOPPED_KEY, row))
-
-    def _miss(self, entry: Entry, instance_id: str, now_ns: int) -> None:
-        """Requeue what a worker that returned does not hold.
-
-        Where it is the same process it has not run it: the delivery, or its giving it back, was lost with the stream.
-        """
-        if entry.instance_id == instance_id and entry.uncounted < MOST_UNCOUNTED:
-            self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
-        else:
-            self._miss_worker(entry, Input.WORKER_LOST, "the worker restarted without the request", now_ns)
-
-    def _miss_worker(self, entry: Entry, event: Input, text: str, now_ns: int) -> None:
-        """Requeue what ran on a worker of which nothing more was heard.
-
-        One that was to stop while the queue was stopped, as where a whole fleet is, had nobody to hand it back to.
-        """
-        is_back = (entry.worker_id, entry.instance_id) in self._back
-        had_nobody = entry.fencing_token <= self._stop.fencing_token and not is_back
-        if had_nobody and entry.uncounted < MOST_UNCOUNTED:
-            self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
-        else:
-            self._lose(entry, event, text, now_ns)
 
     def worker_closed(self, message: WorkerClosed, now_ns: int) -> None:
         """Give a worker whose stream ended some time to return."""
@@ -258,10 +225,15 @@ class Workers:
             self._book.apply(entry, change)
         self._book.emit(Recorded(message.stream, message.lease, entry is not None))
 
-    def _lose(self, entry: Entry, event: Input, failure: Failure | str, now_ns: int) -> None:
+    def _return(self, entry: Entry, event: Input, failure: Failure, now_ns: int) -> None:
+        """End an attempt that does not count, unless too many have not."""
+        if entry.uncounted < MOST_UNCOUNTED:
+            self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
+        else:
+            self._lose(entry, event, failure, now_ns)
+
+    def _lose(self, entry: Entry, event: Input, failure: Failure, now_ns: int) -> None:
         """End an attempt without a result: another attempt, or the end if this was the last."""
-        if isinstance(failure, str):
-            failure = Failure(event.value, failure)
         if entry.attempts >= self._rules.max_attempts:
             event = Input.EXHAUST
         self._book.apply(entry, Change(event, now_ns, failure=failure))
@@ -276,15 +248,11 @@ class Workers:
                 self._book.renew(entry.seq, now_ns)
 
     def give_back(self, message: GiveBack, now_ns: int) -> None:
-        """Let handed-back requests wait again; the attempt does not count, unless too many have not."""
+        """Let handed-back requests wait again."""
         for lease in message.leases:
             entry = self._book.leased(lease)
-            if entry is None:
-                continue
-            if entry.uncounted < MOST_UNCOUNTED:
-                self._book.apply(entry, Change(Input.GIVE_BACK, now_ns))
-            else:
-                self._lose(entry, Input.FAIL, HANDED_BACK, now_ns)
+            if entry is not None:
+                self._return(entry, Input.FAIL, HANDED_BACK, now_ns)
 
     def tick(self, now_ns: int, most: int) -> None:
         """Requeue what ran out of lease, and the leases of workers that did not return; `most` at once.
@@ -297,21 +265,28 @@ class Workers:
                 break
             self._expire_lease(self._book.entries[seq], now_ns)
             most -= 1
+        failure = Failure(Input.WORKER_LOST.value, "the worker was lost")
         for worker in [w for w in self._workers.values() if w.stream is None and w.return_by_ns <= now_ns]:
             seqs = sorted(self._book.holdings.get(worker.worker_id, ()))
             for seq in seqs[:most]:
-                self._miss_worker(self._book.entries[seq], Input.WORKER_LOST, "the worker was lost", now_ns)
+                self._lose(self._book.entries[seq], Input.WORKER_LOST, failure, now_ns)
             if len(seqs) > most:
                 break
             most -= len(seqs)
             del self._workers[worker.worker_id]
 
     def _expire_lease(self, entry: Entry, now_ns: int) -> None:
+        """Requeue what has not been renewed.
+
+        Of a worker not seen since the queue started nobody can tell what ended it: a host that loses its power takes
+        along all that run there, whatever they ran, and one that was to stop had nobody to hand its runs back to.
+        """
         lease = self._book.lease_of(entry)
         worker = self._workers.get(entry.worker_id)
         if worker is not None and worker.stream is not None:
             self._book.emit(StopRun(worker.stream, lease, StopReason.LEASE_LOST))
-        self._miss_worker(entry, Input.LEASE_EXPIRED, "the lease expired", now_ns)
+        miss = self._return if worker is None else self._lose
+        miss(entry, Input.LEASE_EXPIRED, Failure(Input.LEASE_EXPIRED.value, "the lease expired"), now_ns)
 
     def tell_stop(self, entry: Entry) -> None:
         """Tell the worker of a stopping request, if it is connected."""

@@ -8,7 +8,6 @@ from typing import Final
 from services.queue.core import records
 from services.queue.core.ages import COUNTED_GAP_NS, NO_GAPS
 from services.queue.core.effects import Write
-from services.queue.core.entry import Stop
 from services.queue.storage.read_faults import decoded
 from services.queue.storage.store import Store, StoreDamagedError, write_reopening
 
@@ -47,14 +46,6 @@ class Lives:
         """Have the store know the clock; blocks on the disk, raises StoreError."""
         self._noted_ns = now_ns  # also if it fails: the next try is the next note
         self._store.write([self._clock(now_ns)])
-
-    def end(self, now_ns: int, fencing_token: int) -> None:
-        """Have the store know that this life ends in order, having given tokens up to `fencing_token`.
-
-        Blocks on the disk, raises StoreError.
-        """
-        stopped = Write(records.META, records.STOPPED_KEY, records.encode_stopped(Stop(fencing_token)))
-        self._store.write([self._clock(now_ns), stopped])
 
     def _clock(self, now_ns: int) -> Write:
         return Write(records.META, records.CLOCK_KEY, records.encode_clock(now_ns, self.ages))

@@ -27,7 +27,7 @@ class Loading:
     def __init__(self, recovery: Recovery) -> None:
         """Read the first requests; raises StoreUnusableError if the store is damaged."""
         self._pages: Iterator[list[Entry]] = recovery.pages()
-        self.first = Recovered(recovery.counters, stop=recovery.stop)
+        self.first = Recovered(recovery.counters)
         self._held: list[Item] = []
         while len(self.first.entries) < FIRST_REQUESTS and (page := next(self._pages, None)) is not None:
             self.first.entries += page

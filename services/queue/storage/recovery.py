@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.core.entry import Counters, Entry, Recovered, Stop
+from services.queue.core.entry import Counters, Entry, Recovered
 from services.queue.core.lifecycle import State
 from services.queue.storage.store import Row, Store, StoreUnusableError, write_reopening
 
@@ -39,8 +39,6 @@ class Recovery:
             self.counters = Counters() if row is None else records.decode_counters(row)
             # Not by its counters: a store of an older version has none before its first request is written.
             self._is_new = store.get(records.META, records.STORE_ID_KEY) is None
-            row = store.get(records.META, records.STOPPED_KEY)
-            self.stop = Stop() if row is None else records.decode_stopped(row)
         self._last_seq = self.counters.seq
 
     def pass_numbers_over(self) -> None:
@@ -113,7 +111,7 @@ def recover(store: Store) -> Recovered:
     """Return every live request of `store`; raises StoreUnusableError if its rows contradict each other."""
     recovery = Recovery(store)
     entries = [entry for page in recovery.pages() for entry in page]
-    return Recovered(recovery.counters, entries, recovery.stop)
+    return Recovered(recovery.counters, entries)
 
 
 def _lease(key: bytes, row: bytes) -> Entry:

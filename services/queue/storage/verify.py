@@ -104,8 +104,6 @@ class Verifier:
                 self._counters = counters
         if r.CLOCK_KEY in rows and _read(r.decode_clock, rows[r.CLOCK_KEY]) is None:
             yield Violation(r.META, r.CLOCK_KEY, "the clock cannot be read")
-        if r.STOPPED_KEY in rows and _read(r.decode_stopped, rows[r.STOPPED_KEY]) is None:
-            yield Violation(r.META, r.STOPPED_KEY, "the last stop cannot be read")
         for key in rows.keys() - KNOWN_META:
             yield Violation(r.META, key, "not a row this program writes")
 

@@ -1,4 +1,4 @@
-"""Attempts that run while the queue is stopped in order: nobody can hand them back meanwhile."""
+"""Attempts that ran when the queue went down, however it did: nobody can tell what ended those that do not return."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from penstock.queue.v1 import queue_pb2
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.core.entry import LeaseRef, Stop
+from services.queue.core.entry import LeaseRef
 from services.queue.core.messages import WorkerClosed, WorkerOpened
 from services.queue.core.workers import MOST_UNCOUNTED
 from services.queue.storage.verify import Verifier
@@ -17,13 +17,6 @@ from services.telemetry import Telemetry
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import GRACE_NS, LEASE_NS, Queue, meta, working
 from tests.support.serving import serving, text
-
-
-def stopped(queue: Queue) -> None:
-    """Stop the queue in order, as its service does, and start it again."""
-    token = queue.machine.book.counters.fencing_token
-    queue.store.write([Write(records.META, records.STOPPED_KEY, records.encode_stopped(Stop(token)))])
-    queue.restart()
 
 
 def comes_anew(queue: Queue) -> None:
@@ -35,6 +28,11 @@ def stays_away(queue: Queue) -> None:
 
 
 def comes_without_and_leaves(queue: Queue) -> None:
+    queue.step(WorkerOpened(2, "w", "life-1", ()), WorkerClosed(2))
+    queue.tick(max(GRACE_NS, LEASE_NS))
+
+
+def another_comes(queue: Queue) -> None:
     queue.step(WorkerOpened(2, "x", "life-1", ()), WorkerClosed(2))
     queue.tick(max(GRACE_NS, LEASE_NS))
 
@@ -53,94 +51,88 @@ def attempts(queue: Queue, name: str) -> int:
     return entry.attempts
 
 
-@pytest.mark.parametrize("lose", [comes_anew, stays_away, comes_without_and_leaves])
-def test_a_worker_that_is_lost_with_a_stop_of_the_queue_costs_no_attempt(lose: Callable[[Queue], None]) -> None:
+@pytest.mark.parametrize("lose", [comes_anew, stays_away, comes_without_and_leaves, another_comes])
+def test_a_worker_that_does_not_return_to_the_next_life_of_the_queue_costs_no_attempt(
+    lose: Callable[[Queue], None],
+) -> None:
     queue, name, _ = running()
-    stopped(queue)
+    queue.restart()
     lose(queue)
     assert attempts(queue, name) == 0
 
 
-@pytest.mark.parametrize("lose", [comes_anew, stays_away])
-def test_one_that_is_lost_with_a_crash_of_the_queue_does(lose: Callable[[Queue], None]) -> None:
-    queue, name, _ = running()
+def leaves(queue: Queue) -> None:
+    queue.step(WorkerClosed(2))
+    queue.tick(GRACE_NS)
+
+
+def hangs(queue: Queue) -> None:
+    queue.tick(LEASE_NS)
+
+
+def is_started_anew(queue: Queue) -> None:
+    queue.step(WorkerClosed(2), WorkerOpened(3, "w", "life-2", ()))
+
+
+@pytest.mark.parametrize("lose", [leaves, hangs, is_started_anew])
+def test_one_that_returned_with_it_and_is_lost_then_does(lose: Callable[[Queue], None]) -> None:
+    queue, name, lease = running()
     queue.restart()
-    lose(queue)
-    assert attempts(queue, name) == 1
-
-
-def test_one_that_came_back_after_the_stop_does() -> None:
-    queue, name, lease = running()
-    stopped(queue)
-    queue.step(WorkerOpened(2, "w", "life-1", (lease,)), WorkerClosed(2))
-    queue.tick(max(GRACE_NS, LEASE_NS))
-    assert attempts(queue, name) == 1
-
-
-@pytest.mark.parametrize("lose", [comes_anew, stays_away])
-def test_it_does_too_where_the_queue_crashed_or_could_not_write_meanwhile(lose: Callable[[Queue], None]) -> None:
-    queue, name, lease = running()
-    stopped(queue)
     queue.step(WorkerOpened(2, "w", "life-1", (lease,)))
-    queue.restart()
     lose(queue)
     assert attempts(queue, name) == 1
 
 
-def test_one_that_came_back_costs_no_other_an_attempt() -> None:
+def test_the_return_of_one_says_nothing_of_another() -> None:
     queue, name, lease = running()
     (other,) = queue.submit(meta())
     queue.step(WorkerOpened(3, "y", "life-1", ()))
     assert queue.claim(3, other)
-    stopped(queue)
-    queue.step(WorkerOpened(2, "w", "life-1", (lease,)))
     queue.restart()
-    stays_away(queue)
+    queue.step(WorkerOpened(2, "w", "life-1", (lease,)), WorkerClosed(2))
+    queue.tick(max(GRACE_NS, LEASE_NS))
     assert (attempts(queue, name), attempts(queue, other)) == (1, 0)
 
 
-def test_the_next_stop_is_one_in_which_nobody_has_come_back() -> None:
+def test_nor_does_its_return_to_the_life_before() -> None:
     queue, name, lease = running()
-    stopped(queue)
+    queue.restart()
     queue.step(WorkerOpened(2, "w", "life-1", (lease,)))
-    stopped(queue)
+    queue.restart()
     stays_away(queue)
     assert attempts(queue, name) == 0
 
 
-@pytest.mark.parametrize("stop", [Stop(), Stop(7), Stop((1 << 64) - 1, (("w", "life-1"), ("é", "")))])
-def test_a_stop_is_read_as_it_was_written(stop: Stop) -> None:
-    assert records.decode_stopped(records.encode_stopped(stop)) == stop
-
-
-@pytest.mark.parametrize("row", [b"", bytes(7), bytes(9), bytes(8) + b"[", bytes(8) + b"7", bytes(8) + b"[1]"])
-def test_what_is_no_row_of_a_stop_is_told(row: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - json's own among them
-        records.decode_stopped(row)
-
-
 def test_the_next_attempt_counts() -> None:
     queue, name, _ = running()
-    stopped(queue)
+    queue.restart()
     comes_anew(queue)
     assert queue.claim(2, name)
-    queue.step(WorkerClosed(2))
-    queue.tick(max(GRACE_NS, LEASE_NS))
+    leaves(queue)
     assert attempts(queue, name) == 1
 
 
-def test_stops_do_not_go_on_for_ever() -> None:
+def test_what_takes_the_queue_along_each_time_does_not_go_round_for_ever() -> None:
     queue, name, _ = running()
     for number in range(MOST_UNCOUNTED):
-        stopped(queue)
+        queue.restart()
         queue.step(WorkerOpened(1, "w", f"life-{number + 2}", ()))
         assert queue.claim(1, name)
-    stopped(queue)
+    queue.restart()
     comes_anew(queue)
     assert attempts(queue, name) == 1
 
 
-async def test_a_service_that_ends_in_order_says_so_to_the_next() -> None:
+def test_a_store_that_notes_a_stop_as_earlier_versions_did_is_sound() -> None:
+    queue, name, _ = running()
+    queue.store.write([Write(records.META, records.STOPPED_KEY, records.seq_key(7))])
+    queue.restart()
+    comes_anew(queue)
+    assert attempts(queue, name) == 0
+    assert [found.text for found in Verifier(queue.store, decode_payloads=False).violations()] == []
+
+
+async def test_a_fleet_that_is_stopped_at_once_loses_no_attempt() -> None:
     store = MemoryStore()
     for life in range(3):
         async with serving(Telemetry(None), store) as peer:
